@@ -1,0 +1,1 @@
+"""taskq plugins: each loads only when it is used."""

@@ -1,0 +1,1 @@
+"""Asyncio-native background jobs on a local log: no broker, no server, no daemon."""

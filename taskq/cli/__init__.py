@@ -1,0 +1,1 @@
+"""The taskq command line."""

@@ -1,0 +1,1 @@
+"""The pure core: records in, decisions out. No disk, no clock, no threads."""

@@ -1,0 +1,215 @@
+"""Every error that taskq raises, in one tree.
+
+::
+
+    TaskqError
+    ├── UsageError              the caller's arguments, options or ids are wrong (also a ValueError)
+    │   ├── InvalidCall         arguments do not fit the task's signature
+    │   ├── PayloadTooLarge     a payload, result or transaction is over its limit
+    │   ├── UnknownTask         a name that this app has not registered
+    │   └── WrongLog            a job id of another task log
+    ├── LogError                the directory cannot be used as asked
+    │   ├── LogLocked           another process holds the writer lock for too long
+    │   ├── LogFailed           an fsync failed: writes are refused until the log is opened again
+    │   ├── OutcomeUnknown      the fsync under this very answer failed: it may or may not be kept
+    │   ├── AppendFailed        the disk refused the write (full, quota): nothing of it is visible
+    │   ├── FormatError         an unknown version, type or feature: a newer taskq wrote it
+    │   ├── LogDamaged          bytes that were once durable no longer read back
+    │   └── LogClosed           used after close()
+    ├── StaleDelivery           this claim is over: the job was taken back or settled
+    ├── JobNotFound             no such job in this log
+    ├── JobNotYetEnqueued       a PendingJob has no id before its transaction
+    └── JobError                what result() raises instead of a value
+        ├── JobFailed           dead: used up its attempts or was rejected
+        ├── JobCancelled
+        ├── JobExpired
+        ├── ResultGone          the job succeeded but keeps no result
+        └── ResultTimeout       not settled in time (also a TimeoutError)
+"""
+
+from __future__ import annotations
+
+
+class TaskqError(Exception):
+    """The root: catch this for anything that taskq itself raises."""
+
+
+class UsageError(TaskqError, ValueError):
+    """An argument, option or id is wrong; the message names it and what would be right."""
+
+
+class InvalidCall(UsageError):
+    """Arguments that do not fit a task's signature; nothing was written.
+
+    Attributes:
+        task: name of the task.
+    """
+
+    def __init__(self, task: str, problem: str) -> None:
+        super().__init__(f"{task}: {problem}")
+        self.task = task
+
+
+class PayloadTooLarge(UsageError):
+    """A payload, result, header or transaction is over its limit.
+
+    Attributes:
+        size: bytes that were given.
+        limit: bytes that are allowed.
+    """
+
+    def __init__(self, what: str, size: int, limit: int, remedy: str = "") -> None:
+        hint = remedy or "store the data in a file and pass its path"
+        super().__init__(f"{what} has {size} bytes, the limit is {limit}: {hint}")
+        self.size = size
+        self.limit = limit
+
+
+class UnknownTask(UsageError):
+    """A task name that is not registered here."""
+
+
+class WrongLog(UsageError):
+    """A job id that names another task log."""
+
+
+class LogError(TaskqError):
+    """The task log's directory cannot be used as asked."""
+
+
+class LogLocked(LogError):
+    """The writer lock was not free in time.
+
+    Attributes:
+        path: the data directory.
+        holder_pid: process id of the holder, 0 if unknown.
+        waited_seconds: how long this process waited.
+    """
+
+    def __init__(self, path: str, holder_pid: int, holder_state: str, waited_seconds: float) -> None:
+        holder = f"process {holder_pid} ({holder_state})" if holder_pid else "another process"
+        super().__init__(
+            f"{path}: the writer lock is held by {holder}; gave up after {waited_seconds:.0f} s. "
+            f"Continue or stop that process, then try again"
+        )
+        self.path = path
+        self.holder_pid = holder_pid
+        self.waited_seconds = waited_seconds
+
+
+class LogFailed(LogError):
+    """An fsync failed earlier, so no process may write until the log is opened again."""
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(
+            f"{path}: writes are refused because {detail}. Check the disk, close every process "
+            f"that uses this directory and open it again: taskq then saves what is still readable"
+        )
+        self.path = path
+
+
+class OutcomeUnknown(LogError):
+    """The fsync that should have made this answer durable failed: kept or lost, nobody knows yet.
+
+    The next open of the directory settles it: of the failed batch all or nothing is kept.
+    """
+
+    def __init__(self, path: str, error: OSError) -> None:
+        super().__init__(
+            f"{path}: fsync failed ({error.strerror or error}), so the outcome of this call is "
+            f"unknown. Check the disk, then open the log again and look the job up"
+        )
+        self.path = path
+
+
+class AppendFailed(LogError):
+    """The disk refused an append; nothing of the batch is visible and the log goes on.
+
+    Attributes:
+        errno: the operating system's code, for example ``errno.ENOSPC``.
+    """
+
+    def __init__(self, path: str, error: OSError) -> None:
+        super().__init__(
+            f"{path}: could not write ({error.strerror or error}); nothing was enqueued. "
+            f"Free some space or raise the quota, then try again"
+        )
+        self.path = path
+        self.errno = error.errno
+
+
+class FormatError(LogError):
+    """Bytes of a version, type or feature that this taskq does not know."""
+
+
+class LogDamaged(LogError):
+    """Bytes that were durable no longer read back; the message says where."""
+
+
+class LogClosed(LogError):
+    """The log was closed; open it again to go on."""
+
+
+class StaleDelivery(TaskqError):
+    """The claim behind this delivery is over: the job was taken back, settled or cancelled."""
+
+
+class JobNotFound(TaskqError):
+    """No job of that id in this log."""
+
+
+class JobNotYetEnqueued(TaskqError):
+    """A PendingJob has no id until the transaction that it belongs to is on disk."""
+
+
+class JobError(TaskqError):
+    """What ``result()`` raises when there is no value.
+
+    Attributes:
+        job_id: the job's id.
+    """
+
+    def __init__(self, job_id: str, message: str) -> None:
+        super().__init__(f"job {job_id} {message}")
+        self.job_id = job_id
+
+
+class JobFailed(JobError):
+    """The job is dead.
+
+    Attributes:
+        reason: first line ``Type: message``, then the last lines of the traceback.
+    """
+
+    def __init__(self, job_id: str, reason: str) -> None:
+        super().__init__(job_id, f"failed: {reason}")
+        self.reason = reason
+
+
+class JobCancelled(JobError):
+    """The job was cancelled before it ran."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id, "was cancelled")
+
+
+class JobExpired(JobError):
+    """The job's ``expires`` passed before it ran."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id, "expired before a worker could run it")
+
+
+class ResultGone(JobError):
+    """The job succeeded, but its result is not kept."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id, "succeeded, but its result was not kept (store_result=False)")
+
+
+class ResultTimeout(JobError, TimeoutError):
+    """The job was not settled in time; it goes on, ask again."""
+
+    def __init__(self, job_id: str, seconds: float, state: str) -> None:
+        super().__init__(job_id, f"is still {state} after {seconds:g} s: wait longer, or see taskq show")
+        self.seconds = seconds

@@ -1,0 +1,194 @@
+"""The words of the project as types: states, limits, and what a caller hands to the log."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Final
+
+SECOND_NS: Final = 1_000_000_000
+
+#: Longest queue name, task name and dedup key, in UTF-8 bytes.
+NAME_BYTES_MAX: Final = 255
+KEY_BYTES_MAX: Final = 1_024
+#: All headers of a job together, in encoded bytes.
+HEADERS_BYTES_MAX: Final = 32 * 1_024
+#: Largest payload or result kept inline.
+PAYLOAD_BYTES_MAX: Final = 1024 * 1024
+#: Largest transaction: it must fit one frame.
+TRANSACTION_BYTES_MAX: Final = 8 * 1024 * 1024
+#: Longest reason kept with a retry or a dead letter; longer ones lose their middle.
+REASON_BYTES_MAX: Final = 8 * 1024
+PRIORITY_MAX: Final = 9
+PRIORITY_DEFAULT: Final = 5
+#: Attempts are counted in 16 bits; 0 as a maximum means no limit.
+ATTEMPTS_MAX: Final = 65_535
+ATTEMPTS_DEFAULT: Final = 5
+#: A log forgets nothing by time, so moments are bounded to keep their sums in 63 bits.
+TIME_NS_MAX: Final = 2**62
+
+
+class State(enum.IntEnum):
+    """Where a job is in its life."""
+
+    #: not (or no longer) a job of this log
+    ABSENT = 0
+    #: waits for its time: delay, eta or backoff
+    SCHEDULED = 1
+    #: may be claimed now
+    READY = 2
+    #: claimed by a living owner
+    RUNNING = 3
+    #: settled well; its result is kept unless the task said otherwise
+    SUCCEEDED = 4
+    #: used up its attempts or was rejected; kept with its reason
+    DEAD = 5
+    #: withdrawn before it ran
+    CANCELLED = 6
+    #: its ``expires`` passed before it ran
+    EXPIRED = 7
+
+
+LIVE_STATES: Final = frozenset({State.SCHEDULED, State.READY, State.RUNNING})
+
+
+class Durability(enum.StrEnum):
+    """What an awaited answer survives."""
+
+    #: a power loss
+    FSYNC = "fsync"
+    #: a process crash now, a power loss after at most ``interval_seconds``
+    INTERVAL = "interval"
+    #: a process crash
+    OS = "os"
+
+
+@dataclass(slots=True, kw_only=True)
+class Extras:
+    """The rarer options of one enqueue; an enqueue without any passes None instead.
+
+    ``due_ns`` is a delay from the frame's time unless ``due_is_wall``, then a moment of wall time.
+    ``expires_ns`` likewise with ``expires_is_wall``. ``window_ns`` of 0: the key holds until the
+    job is settled.
+    """
+
+    due_ns: int = 0
+    due_is_wall: bool = False
+    expires_ns: int = 0
+    expires_is_wall: bool = False
+    key: bytes | None = None
+    window_ns: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView:
+    """One delivery of a job, as the log tells it. Times are nanoseconds of wall time."""
+
+    number: int
+    owner: int
+    started_ns: int
+    #: 0 while it runs
+    ended_ns: int = 0
+    #: "succeeded", "retried", "died", "released" or "" while it runs
+    outcome: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """Everything the log says of one job. Times are nanoseconds of wall time, 0 for never."""
+
+    lsn: int
+    job_id: str
+    queue: str
+    #: "" for a job that was put as bytes
+    task: str
+    priority: int
+    state: State
+    #: attempts counted so far
+    attempt: int
+    #: 0: no limit
+    attempts_max: int
+    enqueued_ns: int
+    due_ns: int = 0
+    expires_ns: int = 0
+    settled_ns: int = 0
+    key: bytes | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    payload: bytes = b""
+    #: None unless the job succeeded and keeps a result
+    result: bytes | None = None
+    #: why it is dead, or why its last attempt failed
+    reason: str = ""
+    attempts: tuple[AttemptView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """Counts of one queue, now."""
+
+    queue: str
+    scheduled: int = 0
+    ready: int = 0
+    running: int = 0
+    succeeded: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    expired: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStats:
+    """Counts of a whole log."""
+
+    queues: tuple[QueueStats, ...]
+    segments: int
+    #: bytes in all segments
+    size: int
+    #: the lsn that the next record gets
+    next_lsn: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerView:
+    """One process that has the log open, or had it when it died."""
+
+    owner: int
+    pid: int
+    host: str
+    name: str
+    started_ns: int
+    alive: bool
+    #: jobs it holds now
+    running: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """Bytes that were once durable and no longer read back.
+
+    ``first_lsn`` up to, not including, ``next_lsn`` are concerned; ``salvaged`` of those records were
+    read all the same, each by its own CRC.
+    """
+
+    segment: str
+    offset: int
+    size: int
+    first_lsn: int
+    next_lsn: int
+    salvaged: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """What a full read of a log found."""
+
+    segments: int
+    frames: int
+    records: int
+    damage: tuple[Damage, ...]
+    #: bytes after the last whole frame: a write that was cut short; the next writer sets them aside
+    torn_bytes: int = 0
+    #: ids of jobs whose records are among the damaged ones, as far as they can be told
+    jobs: tuple[str, ...] = ()

@@ -1,0 +1,62 @@
+"""The one table of legal transitions. Nothing else in the project decides a job's next state.
+
+The README's diagram is generated from this table, and ``apply`` looks its answers up in ``NEXT``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from taskq.core.model import State
+from taskq.core.records import Kind
+
+#: (state before, what happened) -> states it may be in after. ENQUEUED, RETRIED and RELEASED lead to
+#: SCHEDULED when they carry a due time that is still to come, else to READY.
+TRANSITIONS: Final[dict[tuple[State, Kind], tuple[State, ...]]] = {
+    (State.ABSENT, Kind.ENQUEUED): (State.READY, State.SCHEDULED),
+    (State.READY, Kind.CLAIMED): (State.RUNNING,),
+    (State.RUNNING, Kind.SUCCEEDED): (State.SUCCEEDED,),
+    (State.RUNNING, Kind.RETRIED): (State.READY, State.SCHEDULED),
+    (State.RUNNING, Kind.RELEASED): (State.READY, State.SCHEDULED),
+    (State.RUNNING, Kind.DIED): (State.DEAD,),
+    (State.READY, Kind.CANCELLED): (State.CANCELLED,),
+    (State.SCHEDULED, Kind.CANCELLED): (State.CANCELLED,),
+    (State.READY, Kind.EXPIRED): (State.EXPIRED,),
+    (State.SCHEDULED, Kind.EXPIRED): (State.EXPIRED,),
+}
+
+#: The one change that no record marks: it follows from (state, now).
+BY_TIME: Final[dict[State, State]] = {State.SCHEDULED: State.READY}
+
+
+def legal(state: State, kind: Kind) -> bool:
+    """Whether ``decide`` may write ``kind`` for a job in ``state``."""
+    return (state, kind) in TRANSITIONS
+
+
+def after(state: State, kind: Kind, *, waits: bool = False) -> State:
+    """The state after ``kind``; ``waits`` tells that the record carries a due time.
+
+    A fold meets records whose forerunner was damaged, so an illegal pair is no error here: what the
+    record says happened, happened.
+    """
+    for pair in ((state, kind), *((other, kind) for other in State)):
+        states = TRANSITIONS.get(pair)
+        if states is not None:
+            return states[-1] if waits else states[0]
+    return state
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram, for the README."""
+    lines = ["stateDiagram-v2"]
+    for (before, kind), states in TRANSITIONS.items():
+        origin = "[*]" if before is State.ABSENT else before.name.lower()
+        lines += [f"    {origin} --> {state.name.lower()}: {kind.name.lower()}" for state in states]
+    lines += [
+        f"    {before.name.lower()} --> {state.name.lower()}: its time has come"
+        for before, state in BY_TIME.items()
+    ]
+    ends = [s for s in State if s is not State.ABSENT and all(b is not s for b, _ in TRANSITIONS)]
+    lines += [f"    {state.name.lower()} --> [*]" for state in ends]
+    return "\n".join(lines)

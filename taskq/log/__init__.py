@@ -1,0 +1,1 @@
+"""The log: the only part of taskq that touches the disk."""

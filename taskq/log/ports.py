@@ -1,0 +1,134 @@
+"""What the log asks of the world: a disk, a clock and its peers. Tests hand in simulated ones.
+
+Every path is absolute. Errors are ``OSError`` as the operating system gives them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Disk(Protocol):
+    """Files, as narrow as the log needs them."""
+
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
+        """A descriptor that no child inherits; ``create`` makes a missing file."""
+        ...
+
+    def close(self, descriptor: int) -> None:
+        """Give the descriptor back."""
+        ...
+
+    def size(self, descriptor: int) -> int:
+        """Bytes in the file."""
+        ...
+
+    def read(self, descriptor: int, count: int, offset: int) -> bytes:
+        """At most ``count`` bytes from ``offset``; fewer at the end of the file."""
+        ...
+
+    def write(self, descriptor: int, data: bytes, offset: int) -> int:
+        """Write at ``offset``; returns the bytes written, which may be fewer than given."""
+        ...
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """Cut the file to ``size`` bytes."""
+        ...
+
+    def sync(self, descriptor: int) -> None:
+        """Return once the file's data survives a power loss (fdatasync; F_FULLFSYNC on macOS)."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """Return once the directory's entries survive a power loss."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Replace ``target`` in one step."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; a missing one is no error."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its parents; an existing one is no error."""
+        ...
+
+    def names(self, path: str) -> list[str]:
+        """Sorted names in a directory; empty when there is none."""
+        ...
+
+    def free_bytes(self, path: str) -> int:
+        """Bytes that this process may still write there."""
+        ...
+
+    def try_lock(self, descriptor: int) -> bool:
+        """Take the exclusive lock of the open file, without waiting."""
+        ...
+
+    def lock(self, descriptor: int) -> None:
+        """Take it, waiting in line."""
+        ...
+
+    def unlock(self, descriptor: int) -> None:
+        """Give it back."""
+        ...
+
+    def boot_id(self) -> int:
+        """A 64-bit number of this boot of this machine."""
+        ...
+
+
+class Clock(Protocol):
+    """The two times a log needs."""
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970, as people set them: it may step."""
+        ...
+
+    def steady_ns(self) -> int:
+        """Nanoseconds of a clock that never steps and counts suspended time, where there is one."""
+        ...
+
+
+class Peers(Protocol):
+    """The processes that share a directory: who lives, who sleeps, and how to wake them."""
+
+    @property
+    def owner(self) -> int:
+        """This process's owner number, never 0 and never used again."""
+        ...
+
+    def alive(self, owner: int) -> bool:
+        """Whether that owner's process still has the log open."""
+        ...
+
+    def forget(self, owner: int) -> None:
+        """Remove a dead owner's files, once none of its claims is left."""
+        ...
+
+    def wake(self, interest: int) -> None:
+        """Wake the other owners that sleep with any of these interest bits."""
+        ...
+
+    def sleep(self, interest: int, timeout_seconds: float | None) -> None:
+        """Block until poked, woken by a peer, or out of time."""
+        ...
+
+    def announce(self, interest: int) -> None:
+        """Tell the peers what this owner is about to sleep for; 0 when it is awake again."""
+        ...
+
+    def poke(self) -> None:
+        """Wake this owner's own ``sleep``, from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Leave: the owner is dead from here on. Legal twice."""
+        ...
+
+
+#: Interest bits: a job may have become ready; a job was settled.
+INTEREST_READY = 1
+INTEREST_OUTCOME = 2

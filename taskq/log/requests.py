@@ -1,0 +1,214 @@
+"""What callers hand to the storage thread, and what they get back.
+
+A request is a tuple ``(op, port, future, operand)``: tuples, since building one object more for each
+job costs as much as encoding it.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import UsageError
+from taskq.core.model import (
+    ATTEMPTS_DEFAULT,
+    ATTEMPTS_MAX,
+    NAME_BYTES_MAX,
+    PRIORITY_DEFAULT,
+    PRIORITY_MAX,
+    Extras,
+    State,
+)
+from taskq.core.records import Cause, Flag, Kind
+from taskq.log import codec
+
+if TYPE_CHECKING:
+    from taskq.core.lanes import Lane
+
+
+class Op(enum.IntEnum):
+    """The operations of the mailbox."""
+
+    #: operand (spec, body, extras) -> lsn, or Duplicate
+    ENQUEUE = 0
+    #: operand [(spec, body, extras), …] -> [lsn or Duplicate, …]; one transaction
+    ENQUEUE_MANY = 1
+    #: operand ClaimRequest -> [Delivery, …]
+    CLAIM = 2
+    #: operand [Settlement, …] -> [None or TaskqError, …]
+    SETTLE = 3
+    #: operand lsn -> bool
+    CANCEL = 4
+    #: operand lsn -> Outcome, once the job is settled
+    OUTCOME = 5
+    #: operand function(committer) -> its result; the state it reads is caught up
+    CALL = 6
+
+
+class EnqueueSpec:
+    """The options of an enqueue that a task fixes at decoration, encoded once.
+
+    Attributes:
+        queue: 1 to 255 UTF-8 bytes, no control characters.
+        task: name of the task, "" for bytes that no task owns.
+        priority: 0 to 9.
+        attempts: how often the job may be claimed before it is dead; 0 for no limit.
+        flags: of ``Flag``.
+    """
+
+    __slots__ = ("attempts", "flags", "lane_key", "priority", "queue", "route", "tail", "task")
+
+    def __init__(
+        self,
+        queue: str = "default",
+        task: str = "",
+        priority: int = PRIORITY_DEFAULT,
+        attempts: int = ATTEMPTS_DEFAULT,
+        flags: Flag = Flag(0),
+    ) -> None:
+        if not 0 <= priority <= PRIORITY_MAX:
+            raise UsageError(f"priority is {priority}, it must be 0 (last) to {PRIORITY_MAX} (first)")
+        if not 0 <= attempts <= ATTEMPTS_MAX:
+            raise UsageError(f"attempts is {attempts}, it must be 0 (no limit) to {ATTEMPTS_MAX}")
+        queue_bytes = check_name("queue name", queue)
+        task_bytes = check_name("task name", task) if task else b""
+        self.queue = queue
+        self.task = task
+        self.priority = priority
+        self.attempts = attempts
+        # A single attempt must not run twice, so its claim has to be on disk before it runs.
+        self.flags = flags | Flag.CHECKED | (Flag.DURABLE_CLAIM if attempts == 1 else Flag(0))
+        self.route = queue_bytes + task_bytes
+        self.lane_key = bytes((priority, len(queue_bytes))) + self.route
+        #: everything of the record between its length and its body, when it has no options
+        self.tail = codec.enqueue_tail(
+            priority, int(self.flags), attempts, len(queue_bytes), len(task_bytes), self.route, b""
+        )
+
+
+def check_name(what: str, name: str) -> bytes:
+    """The name in UTF-8, or a UsageError that says what is wrong with it."""
+    encoded = name.encode("utf-8", "surrogatepass")
+    if not 1 <= len(encoded) <= NAME_BYTES_MAX:
+        raise UsageError(
+            f"{what} {name[:40]!r} has {len(encoded)} bytes, it must have 1 to {NAME_BYTES_MAX}"
+        )
+    if not name.isprintable():
+        raise UsageError(f"{what} {name!r} holds characters that do not print: remove them")
+    return encoded
+
+
+class Duplicate(NamedTuple):
+    """The answer to an enqueue whose key was taken."""
+
+    #: lsn of the job that holds the key
+    lsn: int
+
+
+@dataclass(slots=True)
+class ClaimRequest:
+    """What a claimer wants. Lives as long as the claim waits.
+
+    Attributes:
+        count: at most so many deliveries.
+        queues: names, or None for all.
+        tasks: names of the tasks it knows, or None for any job, also those put as bytes.
+        wait_until_ns: steady time to give up at with an empty list; None to wait for ever.
+    """
+
+    count: int
+    queues: frozenset[str] | None = None
+    tasks: frozenset[str] | None = None
+    wait_until_ns: int | None = None
+
+
+_ENQUEUED_HEAD: Final = struct.Struct("<IBBHIHBB")
+
+
+class Delivery:
+    """One claim of a job: what a worker runs, and the token that its settlement must show.
+
+    ``record`` is the job's whole enqueue record; its parts are decoded when asked for.
+    """
+
+    __slots__ = ("attempt", "epoch", "job", "lane", "record", "tag", "token")
+
+    def __init__(
+        self, tag: str, job: int, token: int, epoch: int, attempt: int, lane: Lane, record: bytes
+    ) -> None:
+        self.tag = tag
+        self.job = job
+        self.token = token
+        self.epoch = epoch
+        self.attempt = attempt
+        self.lane = lane
+        self.record = record
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+        return f"{self.tag}-{self.job}"
+
+    @property
+    def queue(self) -> str:
+        """Name of the job's queue."""
+        return self.lane.queue
+
+    @property
+    def task(self) -> str:
+        """Name of the job's task, "" for one put as bytes."""
+        return self.lane.task
+
+    @property
+    def priority(self) -> int:
+        """0 to 9."""
+        return self.lane.priority
+
+    @property
+    def attempts_max(self) -> int:
+        """How often the job may be claimed; 0 for no limit."""
+        attempts: int = _ENQUEUED_HEAD.unpack_from(self.record)[5]
+        return attempts
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes that were enqueued."""
+        return codec.enqueue_body(self.record)
+
+    @property
+    def extras(self) -> Extras:
+        """Key, headers, due time and expiry as they stand in the record."""
+        return codec.enqueue_extras(self.record)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The job's headers."""
+        return self.extras.headers
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.job_id} {self.task or self.queue} attempt {self.attempt}>"
+
+
+class Settlement(NamedTuple):
+    """How a delivery ended.
+
+    ``kind`` is SUCCEEDED, RETRIED, DIED or RELEASED. ``body`` is the result or the reason.
+    ``delay_ns`` is counted from the settling frame. ``children`` are enqueued in the same frame, or
+    not at all.
+    """
+
+    kind: Kind
+    delivery: Delivery
+    body: bytes | None = None
+    delay_ns: int = 0
+    cause: Cause = Cause.CALLER
+    children: tuple[tuple[EnqueueSpec, bytes, Extras | None], ...] = ()
+
+
+class Outcome(NamedTuple):
+    """A settled job: its state, and its result (SUCCEEDED, None if not kept) or reason (DEAD)."""
+
+    state: State
+    body: bytes | None

@@ -1,0 +1,1 @@
+"""Workers: they claim, run and settle jobs."""
