@@ -1,1 +1,1 @@
-"""The taskq command line."""
+"""The taskq command line: thin commands over the reader and the API."""

@@ -1,0 +1,8 @@
+"""``python -m taskq``: the same as the ``taskq`` command."""
+
+from __future__ import annotations
+
+from taskq.cli.main import main
+
+if __name__ == "__main__":
+    main(prog_name="taskq")

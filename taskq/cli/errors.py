@@ -1,0 +1,86 @@
+"""How errors look on a terminal: one or two lines that say what to do next, never a traceback.
+
+Exit codes: 0 done, 1 a failure that the message explains, 2 wrong usage, 130 interrupted by Ctrl-C,
+141 the reader of our output went away (what a program killed by SIGPIPE gives).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import click
+from click.exceptions import Exit
+
+from taskq.core.errors import TaskqError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+EXIT_PIPE_CLOSED: Final = 141
+
+
+class Failure(click.ClickException):
+    """Ends the command with one message on stderr and exit code 1."""
+
+    exit_code = EXIT_FAILED
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the message, after the program's name."""
+        click.echo(f"taskq: {self.message}", file=file, err=file is None)
+
+
+class WrongUsage(Failure):
+    """The same for a command line that cannot be meant so: exit code 2."""
+
+    exit_code = EXIT_USAGE
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Turn whatever a command raises into a short message and an exit code; bugs pass through."""
+    try:
+        yield
+        sys.stdout.flush()
+    except Failure:
+        raise
+    except click.UsageError as error:
+        if not error.message or type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        raise _short(error) from None
+    except UsageError as error:
+        raise WrongUsage(str(error)) from error
+    except TaskqError as error:
+        raise Failure(str(error)) from error
+    except BrokenPipeError:
+        _silence_stdout()
+        raise Exit(EXIT_PIPE_CLOSED) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        name = os.fsdecode(error.filename)
+        raise Failure(f"{name}: {error.strerror}. Check the path and its permissions") from error
+    except (KeyboardInterrupt, click.Abort):
+        raise Exit(EXIT_INTERRUPTED) from None
+
+
+def _short(error: click.UsageError) -> WrongUsage:
+    """Click's three lines of usage as two: what is wrong, and where the help is."""
+    path = error.ctx.command_path if error.ctx else "taskq"
+    return WrongUsage(f"{error.format_message().rstrip('.')}\nSee {path} --help")
+
+
+def _silence_stdout() -> None:
+    """Let the interpreter's own flush at exit write to nowhere, instead of failing once more."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

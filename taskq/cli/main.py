@@ -1,0 +1,134 @@
+"""The ``taskq`` command: a group whose commands are imported only when one of them runs."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskq.cli.errors import Failure, WrongUsage, readable_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from importlib.metadata import EntryPoint
+
+DISTRIBUTION: Final = "taskq-local"
+
+#: name -> (module, one line of help). The line stands here so that help needs no import.
+BUILT_IN: Final[dict[str, tuple[str, str]]] = {
+    "demo": ("taskq.cli.demo", "Sync a real directory through crashes, and check every byte."),
+    "put": ("taskq.cli.write", "Enqueue bytes, or a call of a task by its name."),
+    "ls": ("taskq.cli.read", "List the newest jobs."),
+    "show": ("taskq.cli.read", "Show everything about one job."),
+    "stats": ("taskq.cli.read", "Count the jobs of each queue by state."),
+    "workers": ("taskq.cli.read", "List the processes that have the task log open."),
+    "verify": ("taskq.cli.read", "Read the whole log and report damage."),
+}
+
+#: Help of commands that other packages of this distribution bring, for the same reason.
+BROUGHT_IN: Final = {"worker": "Run the jobs of an app: taskq worker module:app"}
+
+
+class Commands(click.Group):
+    """Built-in commands, then those of the entry-point group ``taskq.commands``."""
+
+    @cached_property
+    def brought_in(self) -> Mapping[str, EntryPoint]:
+        """Entry points by command name; reading them imports nothing of theirs."""
+        from importlib.metadata import entry_points  # noqa: PLC0415 - 20 ms that ls does not need
+
+        return {point.name: point for point in reversed(list(entry_points(group="taskq.commands")))}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command's name, the built-in ones first."""
+        del ctx
+        return [*BUILT_IN, *sorted(set(self.brought_in) - set(BUILT_IN))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command; a broken one fails with the package to blame."""
+        if cmd_name in BUILT_IN:
+            module = importlib.import_module(BUILT_IN[cmd_name][0])
+            command: click.Command = getattr(module, cmd_name)
+            return command
+        point = self.brought_in.get(cmd_name)
+        if point is None:
+            return None
+        try:
+            return _load(point)
+        except Failure:
+            if ctx.resilient_parsing:  # completion leaves a broken command out
+                return None
+            raise
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with a hint at the nearest name for a mistyped one."""
+        known = self.list_commands(ctx)
+        name = args[0]
+        if not name.startswith("-") and name not in known and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"see {ctx.command_path} --help"
+            raise WrongUsage(f"there is no command {name!r}: {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        rows = [(name, self._line(name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def _line(self, name: str) -> str:
+        if name in BUILT_IN:
+            return BUILT_IN[name][1]
+        if name in BROUGHT_IN:
+            return BROUGHT_IN[name]
+        return f"(from {_package(self.brought_in[name])})"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options of ``taskq`` itself."""
+        with readable_errors():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, and turn its errors into messages and exit codes."""
+        with readable_errors():
+            return super().invoke(ctx)
+
+
+def _load(point: EntryPoint) -> click.Command:
+    try:
+        command = point.load()
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise Failure(
+            f"the command {point.name!r} of {_package(point)} does not load ({detail}). "
+            f"Reinstall or upgrade that package"
+        ) from error
+    if not isinstance(command, click.Command):
+        raise Failure(
+            f"the command {point.name!r} of {_package(point)} is no click command "
+            f"({point.value}). Report it to that package"
+        )
+    return command
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+
+
+@click.command(
+    cls=Commands,
+    name="taskq",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name=DISTRIBUTION, prog_name="taskq", message="%(prog)s %(version)s")
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Background jobs on a local log: no broker, no server, the queue is a directory."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())

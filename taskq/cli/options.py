@@ -1,0 +1,55 @@
+"""Options that many commands share, and the directory that they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.log.reader import LogReader
+
+F = TypeVar("F", bound="Callable[..., object]")
+
+
+def data_dir_option(command: F) -> F:
+    """``-d/--data-dir``: None when neither the option nor the variable names a directory."""
+    return click.option(
+        "-d",
+        "--data-dir",
+        envvar="TASKQ_DATA_DIR",
+        show_envvar=True,
+        type=click.Path(path_type=Path),
+        help="The task log's directory.",
+    )(command)
+
+
+def json_option(command: F) -> F:
+    """``--json``: one JSON document instead of text for people."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+
+
+def resolve(data_dir: Path | None) -> Path:
+    """The directory that was named, or the one of the settings (.env, pyproject, default)."""
+    if data_dir is not None:
+        return data_dir
+    from taskq.settings import Settings  # noqa: PLC0415 - loads pydantic, and -d makes it needless
+
+    return Path(Settings().data_dir)
+
+
+def open_reader(data_dir: Path | None) -> LogReader:
+    """A reader of the directory: it takes no lock and writes nothing."""
+    from taskq.cli.errors import Failure  # noqa: PLC0415
+    from taskq.log.reader import LogReader  # noqa: PLC0415 - help must not import the log
+
+    path = resolve(data_dir)
+    if not (path / "taskq.json").is_file():
+        raise Failure(
+            f"{path}: is not a task log; give its directory with -d, "
+            f"or start one with taskq demo / taskq put"
+        )
+    return LogReader.open(str(path))

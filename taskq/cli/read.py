@@ -1,0 +1,307 @@
+"""Commands that only read: they take no lock, write nothing, and work beside live workers."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from taskq.cli import render
+from taskq.cli.errors import EXIT_FAILED, Failure
+from taskq.cli.options import data_dir_option, json_option, open_reader
+from taskq.core.model import QueueStats, State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq.core.model import Damage, JobView
+    from taskq.log.reader import LogReader
+
+_STATES: Final = {state.name.lower(): state for state in State if state is not State.ABSENT}
+_LIMIT_DEFAULT: Final = 20
+_REASON_COLUMNS: Final = 100
+
+
+@click.command()
+@data_dir_option
+@json_option
+@click.option(
+    "-s", "--state", "states", multiple=True, type=click.Choice(list(_STATES)), help="Only these."
+)
+@click.option("-Q", "--queue", help="Only this queue.")
+@click.option("-t", "--task", help="Only this task.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(min=1),
+    default=_LIMIT_DEFAULT,
+    show_default=True,
+    help="At most so many.",
+)
+def ls(
+    data_dir: Path | None,
+    as_json: bool,
+    states: tuple[str, ...],
+    queue: str | None,
+    task: str | None,
+    limit: int,
+) -> None:
+    """List the newest jobs, the newest first."""
+    reader = open_reader(data_dir)
+    wanted = {_STATES[name] for name in states} or None
+    jobs = reader.jobs(wanted, queue, task, limit)
+    if as_json:
+        render.print_json([render.job_json(job) for job in jobs])
+        return
+    if not jobs:
+        filtered = wanted or queue or task
+        click.echo("No job matches." if filtered else "No jobs yet.")
+        return
+    now_ns = time.time_ns()
+    render.print_table(
+        ("ID", "STATE", "QUEUE", "TASK", ">PRIO", ">ATTEMPT", ">ENQUEUED", "NOTE"),
+        [
+            (
+                job.job_id,
+                job.state.name.lower(),
+                job.queue,
+                job.task or "-",
+                str(job.priority),
+                _attempts(job),
+                render.when(job.enqueued_ns, now_ns),
+                _note(job, now_ns),
+            )
+            for job in jobs
+        ],
+    )
+
+
+def _attempts(job: JobView) -> str:
+    return f"{job.attempt}/{job.attempts_max}" if job.attempts_max else str(job.attempt)
+
+
+def _note(job: JobView, now_ns: int) -> str:
+    """What is worth knowing of a job in its state, in one line."""
+    due = f"due {render.when(job.due_ns, now_ns)}" if job.state is State.SCHEDULED else ""
+    reason = job.reason.partition("\n")[0][:_REASON_COLUMNS]
+    return ": ".join(part for part in (due, reason) if part)
+
+
+@click.command()
+@click.argument("job_id")
+@data_dir_option
+@json_option
+def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
+    """Show everything about one job: its attempts, reason, payload and result."""
+    reader = open_reader(data_dir)
+    job = reader.job(reader.parse_id(job_id))
+    if job is None:
+        newest = reader.jobs(None, None, None, 1)
+        known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"
+        raise Failure(f"there is no job {job_id} in this log ({known}). taskq ls lists them")
+    if as_json:
+        render.print_json(
+            {
+                **render.job_json(job),
+                "payload": render.body_json(job.payload),
+                "result": render.body_json(job.result),
+                "attempts": [render.attempt_json(attempt) for attempt in job.attempts],
+            }
+        )
+        return
+    _print_job(job)
+
+
+def _print_job(job: JobView) -> None:
+    now_ns = time.time_ns()
+
+    def at(moment_ns: int) -> str:
+        text = render.moment(moment_ns)
+        return f"{render.when(moment_ns, now_ns)} ({text})" if text else ""
+
+    render.print_facts(
+        [
+            ("id", job.job_id),
+            ("state", job.state.name.lower()),
+            ("task", job.task),
+            ("queue", job.queue),
+            ("priority", str(job.priority)),
+            ("attempt", _attempts(job)),
+            ("enqueued", at(job.enqueued_ns)),
+            ("due", at(job.due_ns)),
+            ("expires", at(job.expires_ns)),
+            ("settled", at(job.settled_ns)),
+            ("key", "" if job.key is None else job.key.decode(errors="backslashreplace")),
+            *((f"header {name}", value) for name, value in job.headers.items()),
+        ]
+    )
+    if job.attempts:
+        click.echo("\nattempts")
+        render.print_table(
+            (">#", "OUTCOME", ">STARTED", ">TOOK", ">OWNER", "REASON"),
+            [
+                (
+                    str(attempt.number),
+                    attempt.outcome or "running",
+                    render.when(attempt.started_ns, now_ns),
+                    render.precise((attempt.ended_ns or now_ns) - attempt.started_ns),
+                    str(attempt.owner),
+                    attempt.reason.partition("\n")[0],
+                )
+                for attempt in job.attempts
+            ],
+        )
+    for name, body in (("reason", job.reason.encode()), ("payload", job.payload)):
+        if body:
+            click.echo(f"\n{name}\n{render.body_text(body)}")
+    if job.result is not None:
+        click.echo(f"\nresult\n{render.body_text(job.result)}")
+
+
+@click.command()
+@data_dir_option
+@json_option
+def stats(data_dir: Path | None, as_json: bool) -> None:
+    """Count the jobs of each queue by state."""
+    reader = open_reader(data_dir)
+    counts = reader.stats()
+    if as_json:
+        render.print_json(
+            {
+                "log_id": str(reader.log_id),
+                "created_at": reader.created_at.isoformat(),
+                "segments": counts.segments,
+                "size_bytes": counts.size,
+                "next_lsn": counts.next_lsn,
+                "queues": [
+                    {"queue": queue.queue, **{name: getattr(queue, name) for name in _STATES}}
+                    for queue in counts.queues
+                ],
+            }
+        )
+        return
+    rows = [_count_row(queue, queue.queue) for queue in counts.queues]
+    if len(counts.queues) > 1:
+        totals = {name: sum(getattr(q, name) for q in counts.queues) for name in _STATES}
+        rows.append(_count_row(QueueStats(queue="", **totals), "(all)"))
+    if rows:
+        render.print_table(("QUEUE", *(f">{name.upper()}" for name in _STATES)), rows)
+        click.echo()
+    click.echo(
+        f"{_plural(counts.segments, 'segment')}, {render.size(counts.size)}, "
+        f"next position {counts.next_lsn}, log {reader.log_id}"
+    )
+
+
+def _count_row(queue: QueueStats, title: str) -> tuple[str, ...]:
+    return (title, *(str(getattr(queue, name)) for name in _STATES))
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+@click.command()
+@data_dir_option
+@json_option
+def workers(data_dir: Path | None, as_json: bool) -> None:
+    """List the processes that have the task log open, workers and producers alike."""
+    owners = open_reader(data_dir).owners()
+    if as_json:
+        render.print_json(
+            [
+                {
+                    "owner": owner.owner,
+                    "pid": owner.pid,
+                    "host": owner.host,
+                    "name": owner.name or None,
+                    "alive": owner.alive,
+                    "started_at": render.moment(owner.started_ns),
+                    "running": owner.running,
+                }
+                for owner in owners
+            ]
+        )
+        return
+    if not owners:
+        click.echo("No process has this task log open. Start one: taskq worker module:app")
+        return
+    now_ns = time.time_ns()
+    render.print_table(
+        (">OWNER", "NAME", ">PID", "HOST", "STATE", ">STARTED", ">RUNNING"),
+        [
+            (
+                str(owner.owner),
+                owner.name or "-",
+                str(owner.pid),
+                owner.host,
+                "alive" if owner.alive else "gone",
+                render.when(owner.started_ns, now_ns),
+                str(owner.running),
+            )
+            for owner in owners
+        ],
+    )
+
+
+@click.command()
+@data_dir_option
+@json_option
+@click.pass_context
+def verify(context: click.Context, data_dir: Path | None, as_json: bool) -> None:
+    """Read the whole log and report damage; exit code 1 when there is some."""
+    report = _verify(open_reader(data_dir), as_json=as_json)
+    if report:
+        context.exit(EXIT_FAILED)
+
+
+def _verify(reader: LogReader, *, as_json: bool) -> bool:
+    """Print the report, and tell whether there is damage."""
+    report = reader.verify()
+    if as_json:
+        render.print_json(
+            {
+                "ok": not report.damage,
+                "segments": report.segments,
+                "frames": report.frames,
+                "records": report.records,
+                "torn_bytes": report.torn_bytes,
+                "damage": [_damage_json(damage) for damage in report.damage],
+                "jobs": list(report.jobs),
+            }
+        )
+        return bool(report.damage)
+    read = (
+        f"{_plural(report.segments, 'segment')}, {_plural(report.frames, 'frame')}, "
+        f"{_plural(report.records, 'record')}"
+    )
+    click.echo(f"{read}: {'DAMAGED' if report.damage else 'no damage'}")
+    if report.torn_bytes:
+        click.echo(
+            f"{_plural(report.torn_bytes, 'byte')} after the last whole frame: a write under way, "
+            f"or one cut short by a crash; the next process that writes sets them aside"
+        )
+    if report.damage:
+        render.print_table(
+            ("SEGMENT", ">OFFSET", ">BYTES", ">FIRST LSN", ">NEXT LSN", ">SALVAGED"),
+            [
+                (d.segment, *map(str, (d.offset, d.size, d.first_lsn, d.next_lsn, d.salvaged)))
+                for d in report.damage
+            ],
+        )
+        for job in report.jobs:
+            click.echo(f"job {job}")
+        click.echo("Copy the directory before anything else; whole frames are still served.")
+    return bool(report.damage)
+
+
+def _damage_json(damage: Damage) -> dict[str, str | int]:
+    return {
+        "segment": damage.segment,
+        "offset": damage.offset,
+        "size_bytes": damage.size,
+        "first_lsn": damage.first_lsn,
+        "next_lsn": damage.next_lsn,
+        "salvaged": damage.salvaged,
+    }

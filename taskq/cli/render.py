@@ -1,0 +1,192 @@
+"""Views as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskq.core.model import SECOND_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from taskq.core.model import AttemptView, JobView
+
+#: Seconds in each unit, longest first.
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+#: A piped table is as wide as its widest row: nobody wants ids cut off in a file.
+_PIPED_WIDTH: Final = 100_000
+_STATE_STYLES: Final = {
+    "scheduled": "yellow",
+    "ready": "cyan",
+    "running": "blue",
+    "succeeded": "green",
+    "dead": "red",
+    "expired": "magenta",
+    "cancelled": "dim",
+}
+
+
+def duration(nanoseconds: int) -> str:
+    """A length of time in its largest unit that fits: ``3m``, ``2d``, ``0s``."""
+    seconds = abs(nanoseconds) // SECOND_NS
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return "0s"
+
+
+def when(moment_ns: int, now_ns: int) -> str:
+    """A moment as people say it: ``3m ago``, ``in 2h``; empty for never."""
+    if not moment_ns:
+        return ""
+    text = duration(moment_ns - now_ns)
+    return f"in {text}" if moment_ns > now_ns else f"{text} ago"
+
+
+def moment(moment_ns: int) -> str | None:
+    """A moment in ISO 8601, UTC, to the microsecond; None for never."""
+    if not moment_ns:
+        return None
+    seconds, rest = divmod(moment_ns, SECOND_NS)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000).isoformat()
+
+
+def printable(text: str) -> str:
+    """The text with its control characters escaped: a payload must not drive the terminal."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def body_text(body: bytes) -> str:
+    """A payload for people: JSON with indents, else text, else the bytes as Python writes them."""
+    try:
+        return printable(json.dumps(json.loads(body), indent=2, ensure_ascii=False))
+    except ValueError:
+        pass
+    try:
+        return printable(body.decode())
+    except UnicodeDecodeError:
+        return repr(body)
+
+
+def body_json(body: bytes | None) -> dict[str, Any] | None:
+    """A payload for programs: ``encoding`` says whether ``data`` is JSON, text or base64."""
+    if body is None:
+        return None
+    try:
+        return {"encoding": "json", "data": json.loads(body)}
+    except ValueError:
+        pass
+    try:
+        return {"encoding": "text", "data": body.decode()}
+    except UnicodeDecodeError:
+        return {"encoding": "base64", "data": base64.b64encode(body).decode()}
+
+
+def job_json(job: JobView) -> dict[str, Any]:
+    """One job's facts without its bodies and attempts: an entry of ``ls --json``."""
+    return {
+        "id": job.job_id,
+        "state": job.state.name.lower(),
+        "queue": job.queue,
+        "task": job.task or None,
+        "priority": job.priority,
+        "attempt": job.attempt,
+        "attempts_max": job.attempts_max or None,
+        "enqueued_at": moment(job.enqueued_ns),
+        "due_at": moment(job.due_ns),
+        "expires_at": moment(job.expires_ns),
+        "settled_at": moment(job.settled_ns),
+        "key": None if job.key is None else job.key.decode(errors="backslashreplace"),
+        "headers": job.headers,
+        "reason": job.reason or None,
+    }
+
+
+def attempt_json(attempt: AttemptView) -> dict[str, Any]:
+    """One delivery of a job, for programs."""
+    return {
+        "number": attempt.number,
+        "owner": attempt.owner,
+        "started_at": moment(attempt.started_ns),
+        "ended_at": moment(attempt.ended_ns),
+        "outcome": attempt.outcome or None,
+        "reason": attempt.reason or None,
+    }
+
+
+def print_json(document: object) -> None:
+    """Print one document; not ASCII is escaped, so that any terminal and pipe takes it."""
+    click.echo(json.dumps(document, indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under their headings: coloured on a terminal, plain and never cut in a pipe.
+
+    A heading that starts with ``>`` is of a column of numbers, flush right. Only the last column
+    may be cut to the terminal's width; ids never are.
+    """
+    # Imported here because rich takes longer to import than most commands take to run.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    piped = not sys.stdout.isatty()
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for number, name in enumerate(columns, 1):
+        last = number == len(columns) > 1
+        table.add_column(
+            name.removeprefix(">"),
+            justify="right" if name.startswith(">") else "left",
+            no_wrap=True,
+            overflow="ellipsis" if last else "fold",
+            min_width=None if last else len(name),
+        )
+    for row in rows:
+        cells = [printable(cell).replace("\n", " ") for cell in row]
+        table.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in cells))
+    if not piped:
+        Console().print(table)
+        return
+    text = io.StringIO()
+    Console(file=text, width=_PIPED_WIDTH, color_system=None).print(table)
+    for line in text.getvalue().splitlines():
+        click.echo(line.rstrip())
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Print ``name  value`` lines, leaving out those without a value."""
+    known = [(name, value) for name, value in facts if value]
+    width = max((len(name) for name, _ in known), default=0)
+    for name, value in known:
+        click.echo(f"{name:<{width}}  {printable(value)}")
+
+
+def precise(nanoseconds: int) -> str:
+    """How long something took, with the digits that matter: ``12ms``, ``3.4s``, ``5m``."""
+    milliseconds = max(nanoseconds, 0) / 1e6
+    if milliseconds < 10:  # noqa: PLR2004
+        return f"{milliseconds:.1f}ms"
+    if milliseconds < 1_000:  # noqa: PLR2004
+        return f"{milliseconds:.0f}ms"
+    if milliseconds < 60_000:  # noqa: PLR2004
+        return f"{milliseconds / 1e3:.1f}s"
+    return duration(nanoseconds)
+
+
+def size(count: int) -> str:
+    """A count of bytes in binary units: ``512 B``, ``3.4 MiB``."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1_024:  # noqa: PLR2004
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1_024
+    return f"{amount:.1f} TiB"
