@@ -1,1 +1,121 @@
 """Asyncio-native background jobs on a local log: no broker, no server, no daemon."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taskq import retry
+    from taskq.app import TaskQ, task
+    from taskq.call import Call
+    from taskq.context import JobContext, current_job
+    from taskq.core.errors import (
+        AppendFailed,
+        FormatError,
+        InvalidCall,
+        JobCancelled,
+        JobError,
+        JobExpired,
+        JobFailed,
+        JobNotFound,
+        JobNotYetEnqueued,
+        LogClosed,
+        LogDamaged,
+        LogError,
+        LogFailed,
+        LogLocked,
+        OutcomeUnknown,
+        PayloadTooLarge,
+        ResultGone,
+        ResultTimeout,
+        StaleDelivery,
+        TaskqError,
+        UnknownTask,
+        UsageError,
+        WrongLog,
+    )
+    from taskq.core.model import Durability, JobView, State
+    from taskq.core.signals import Discard, Retry, Snooze
+    from taskq.handle import JobHandle, PendingJob
+    from taskq.tasklog import Put, TaskLog
+    from taskq.tasks import Task
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AppendFailed",
+    "Call",
+    "Discard",
+    "Durability",
+    "FormatError",
+    "InvalidCall",
+    "JobCancelled",
+    "JobContext",
+    "JobError",
+    "JobExpired",
+    "JobFailed",
+    "JobHandle",
+    "JobNotFound",
+    "JobNotYetEnqueued",
+    "JobView",
+    "LogClosed",
+    "LogDamaged",
+    "LogError",
+    "LogFailed",
+    "LogLocked",
+    "OutcomeUnknown",
+    "PayloadTooLarge",
+    "PendingJob",
+    "Put",
+    "ResultGone",
+    "ResultTimeout",
+    "Retry",
+    "Snooze",
+    "StaleDelivery",
+    "State",
+    "Task",
+    "TaskLog",
+    "TaskQ",
+    "TaskqError",
+    "UnknownTask",
+    "UsageError",
+    "WrongLog",
+    "current_job",
+    "retry",
+    "task",
+]
+
+_HOMES = {
+    "Call": "taskq.call",
+    "Discard": "taskq.core.signals",
+    "Durability": "taskq.core.model",
+    "JobContext": "taskq.context",
+    "JobHandle": "taskq.handle",
+    "JobView": "taskq.core.model",
+    "PendingJob": "taskq.handle",
+    "Put": "taskq.tasklog",
+    "Retry": "taskq.core.signals",
+    "Snooze": "taskq.core.signals",
+    "State": "taskq.core.model",
+    "Task": "taskq.tasks",
+    "TaskLog": "taskq.tasklog",
+    "TaskQ": "taskq.app",
+    "current_job": "taskq.context",
+    "task": "taskq.app",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: ``import taskq`` alone costs milliseconds."""
+    if name not in __all__:
+        raise AttributeError(f"module 'taskq' has no attribute {name!r}")
+    if name == "retry":
+        return importlib.import_module("taskq.retry")
+    value = getattr(importlib.import_module(_HOMES.get(name, "taskq.core.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,314 @@
+"""TaskQ: the tasks of an application, and the directory that their jobs are in."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
+
+from taskq.call import Call, Options, make_call
+from taskq.connection import Connection, split_job_id
+from taskq.core.errors import UsageError
+from taskq.core.records import Flag
+from taskq.decorate import TaskChoices, TaskDecorator, make_task
+from taskq.handle import JobHandle, make_handle
+from taskq.serialization import encode_loose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from taskq.core.durations import Duration
+    from taskq.core.model import Durability
+    from taskq.log.store import Store
+    from taskq.settings import Settings
+    from taskq.tasks import AsyncTask, SyncTask, Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskQ:
+    """An application's tasks and the directory of their jobs. Opens at first use.
+
+    What is not given comes from the settings: ``TASKQ_…`` in the environment, ``.env``,
+    ``taskq.toml``, ``[tool.taskq]`` in ``pyproject.toml``, in this order.
+
+    Args:
+        data_dir: the directory; made when it is missing.
+        durability: what an awaited enqueue survives: "fsync", "interval" or "os".
+        interval: with "interval", the longest time until the next fsync.
+        segment_bytes: size at which the log begins its next file.
+        lock_wait: longest wait for another process's writer lock.
+        exclusive: keep other processes out.
+        name: shown by ``taskq workers``.
+        settings: used instead of the environment and the files.
+
+    Raises:
+        UsageError: a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | None = None,
+        *,
+        durability: Durability | str | None = None,
+        interval: Duration | None = None,
+        segment_bytes: int | None = None,
+        lock_wait: Duration | None = None,
+        exclusive: bool | None = None,
+        name: str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        # pydantic-settings takes 0.1 s to import, which `import taskq` must not pay.
+        from taskq.settings import load_settings  # noqa: PLC0415
+
+        self.settings = load_settings(
+            settings,
+            data_dir=data_dir,
+            durability=durability,
+            interval=interval,
+            segment_bytes=segment_bytes,
+            lock_wait=lock_wait,
+            exclusive=exclusive,
+            name=name,
+        )
+        self._connection = Connection(os.fspath(self.settings.data_dir), self.settings.log_config())
+        self._tasks: dict[str, Task[..., Any]] = {}
+
+    @property
+    def name(self) -> str:
+        """What ``taskq workers`` shows."""
+        return self.settings.name
+
+    @property
+    def data_dir(self) -> Path:
+        """The directory, as an absolute path. May be set until the app is opened.
+
+        Raises:
+            UsageError: set while the app is open.
+        """
+        return Path(self._connection.path)
+
+    @data_dir.setter
+    def data_dir(self, path: str | os.PathLike[str]) -> None:
+        self._connection.move(os.fspath(path))
+
+    # The overloads overlap on purpose: the first that fits is the closer one.
+    @overload
+    def task(  # type: ignore[overload-overlap]
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+
+    @overload
+    def task(self, fn: Callable[P, R], /) -> SyncTask[P, R]: ...
+
+    @overload
+    def task(self, /, **choices: Unpack[TaskChoices]) -> TaskDecorator: ...
+
+    def task(self, fn: Callable[..., Any] | None = None, /, **choices: Unpack[TaskChoices]) -> Any:
+        """Make a task of a function: ``@app.task`` or ``@app.task(queue="mail", ...)``.
+
+        Raises:
+            UsageError: the function or an option is wrong, or the name is taken.
+        """
+        if fn is None:
+            return functools.partial(self._add_task, choices=choices)
+        return self._add_task(fn, choices)
+
+    async def enqueue(self, call: Call[R]) -> JobHandle[R]:
+        """Put one call into the log; it is as durable as the app says when this returns.
+
+        Raises:
+            LogError: the log could not be opened or written.
+        """
+        port = await self._connection.port()
+        answer = await port.enqueue(call.spec, call.body, call.extras)
+        return make_handle(self, call.task, self._connection.tag, answer)
+
+    def enqueue_sync(self, call: Call[R]) -> JobHandle[R]:
+        """Do as ``enqueue``, blocking this thread: for code without an event loop."""
+        answer = self._connection.send_sync(call.spec, call.body, call.extras)
+        return make_handle(self, call.task, self._connection.tag, answer)
+
+    async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
+        """Put all calls into the log, or none: they are one transaction.
+
+        Raises:
+            PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
+            LogError: the log could not be opened or written.
+        """
+        given = _checked(calls)
+        answers = await self._connection.send_many([(c.spec, c.body, c.extras) for c in given])
+        return [
+            make_handle(self, call.task, self._connection.tag, answer)
+            for call, answer in zip(given, answers, strict=True)
+        ]
+
+    def enqueue_many_sync(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
+        """Do as ``enqueue_many``, blocking this thread."""
+        given = _checked(calls)
+        answers = self._connection.send_many_sync([(c.spec, c.body, c.extras) for c in given])
+        return [
+            make_handle(self, call.task, self._connection.tag, answer)
+            for call, answer in zip(given, answers, strict=True)
+        ]
+
+    def call_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
+        """A call of a task that this process may not know; then a worker checks its arguments.
+
+        Choose queue, priority and so on with the call's ``options``.
+
+        Raises:
+            InvalidCall: the arguments do not fit a task that is known here, or JSON.
+        """
+        known = self._tasks.get(task)
+        if known is not None:
+            return known.call(*args, **kwargs)
+        return make_call(task, None, encode_loose(task, args, kwargs), Flag(0), Options())
+
+    async def enqueue_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+        """Enqueue a task that this process may not know, with its task's or default options.
+
+        Raises:
+            InvalidCall: as ``call_by_name``.
+            LogError: the log could not be opened or written.
+        """
+        return await self.enqueue(self.call_by_name(task, *args, **kwargs))
+
+    def enqueue_by_name_sync(self, task: str, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+        """Do as ``enqueue_by_name``, blocking this thread."""
+        return self.enqueue_sync(self.call_by_name(task, *args, **kwargs))
+
+    def job(self, job_id: str) -> JobHandle[Any]:
+        """The handle of a job enqueued earlier, or elsewhere.
+
+        Raises:
+            UsageError: the text is no job id.
+            WrongLog: the id is of another log; told at first use if the app is not open yet.
+        """
+        tag, lsn = split_job_id(job_id)
+        self._connection.check_tag(tag, lsn)
+        return JobHandle(self, None, tag, lsn)
+
+    def store(self) -> Store:
+        """The open log of this app; opens it, which may block on the disk."""
+        return self._connection.store()
+
+    async def open(self) -> Self:
+        """Open the directory now instead of at first use; also again after ``close``.
+
+        Raises:
+            LogError: the directory cannot be used.
+        """
+        self._connection.reopen()
+        await self._connection.opened()
+        return self
+
+    async def close(self) -> None:
+        """Finish what was asked for and close the directory. Legal twice, and before any use."""
+        await self._connection.aclose()
+
+    def close_sync(self) -> None:
+        """Do as ``close``, blocking this thread."""
+        self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    def worker(
+        self, concurrency: int = 8, queues: Sequence[str] | None = None, **options: Any
+    ) -> AbstractAsyncContextManager[Any]:
+        """A worker inside this process: ``async with app.worker(concurrency=8): ...``.
+
+        Args:
+            concurrency: jobs that run at the same time.
+            queues: which queues it reads; None for all.
+            options: further ones of ``taskq_workers.Worker``.
+
+        Raises:
+            UsageError: the worker package is not installed, or an option is wrong.
+        """
+        try:
+            # By name, since imports point from the workers to here.
+            workers = importlib.import_module("taskq_workers")
+            kind = workers.Worker
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"app.worker() needs the package taskq_workers ({error}): "
+                f"install the whole distribution, taskq-local"
+            ) from error
+        worker = kind(self, concurrency=concurrency, queues=queues, **options)
+        return cast("AbstractAsyncContextManager[Any]", worker)
+
+    def __repr__(self) -> str:
+        return f"<TaskQ {self._connection.path} {len(self._tasks)} task names>"
+
+    def _add_task(self, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
+        task = make_task(self, fn, choices)
+        names = (task.name, *task.aliases)
+        for name in names:
+            taken = self._tasks.get(name)
+            if taken is not None and not _same_source(taken.fn, fn):
+                raise UsageError(
+                    f"the task name {name!r} is taken by {taken.fn.__module__}."
+                    f"{taken.fn.__qualname__}: give one of the two another with name="
+                )
+        self._tasks.update(dict.fromkeys(names, task))
+        return task
+
+
+def _checked(calls: Iterable[Call[R]]) -> list[Call[R]]:
+    given = list(calls)
+    for call in given:
+        if not isinstance(call, Call):
+            raise UsageError(f"enqueue_many() takes calls such as task.call(...), got {call!r:.60}")
+    return given
+
+
+def _same_source(known: Callable[..., Any], fn: Callable[..., Any]) -> bool:
+    """Whether both come from the same line: a module that was reloaded defines its tasks again."""
+    ours, theirs = getattr(known, "__code__", None), getattr(fn, "__code__", None)
+    if ours is None or theirs is None:
+        return known is fn
+    return (ours.co_filename, ours.co_firstlineno, ours.co_qualname) == (
+        theirs.co_filename,
+        theirs.co_firstlineno,
+        theirs.co_qualname,
+    )
+
+
+@functools.cache
+def default_app() -> TaskQ:
+    """The app of tasks that name none, configured by the settings alone."""
+    return TaskQ()
+
+
+@overload
+def task(  # type: ignore[overload-overlap]
+    fn: Callable[P, Coroutine[Any, Any, R]], /
+) -> AsyncTask[P, R]: ...
+
+
+@overload
+def task(fn: Callable[P, R], /) -> SyncTask[P, R]: ...
+
+
+@overload
+def task(**choices: Unpack[TaskChoices]) -> TaskDecorator: ...
+
+
+def task(fn: Callable[..., Any] | None = None, /, **choices: Unpack[TaskChoices]) -> Any:
+    """Make a task of a function, on the default app: ``@task`` or ``@task(queue="mail", ...)``.
+
+    Raises:
+        UsageError: the function or an option is wrong, or the name is taken.
+    """
+    if fn is None:
+        return default_app().task(**choices)
+    return default_app().task(fn)

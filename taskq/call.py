@@ -1,0 +1,256 @@
+"""What one enqueue asks for: its options, checked once, and the frozen Call that carries them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack
+
+from taskq.core.durations import Duration, moment_ns, nanoseconds
+from taskq.core.errors import PayloadTooLarge, UsageError
+from taskq.core.model import (
+    ATTEMPTS_DEFAULT,
+    HEADERS_BYTES_MAX,
+    KEY_BYTES_MAX,
+    PRIORITY_DEFAULT,
+    Extras,
+)
+from taskq.log.requests import EnqueueSpec
+
+if TYPE_CHECKING:
+    from taskq.core.records import Flag
+    from taskq.tasks import Task
+
+R_co = TypeVar("R_co", covariant=True)
+
+#: A dedup key, or what makes one from a call's arguments.
+Key: TypeAlias = str | bytes | Callable[..., str | bytes]
+
+_HEADER_LENGTHS_BYTES: Final = 4
+_SPECS_KEPT: Final = 1_024
+
+
+class OptionChanges(TypedDict, total=False):
+    """What ``.options(...)`` takes; each stands for this call instead of the task's own."""
+
+    #: name of the queue
+    queue: str
+    #: 0 to 9, higher first
+    priority: int
+    #: how often the job may run; 0 for no limit
+    attempts: int
+    #: not before so long from now
+    delay: Duration
+    #: not before this moment (a datetime with a time zone)
+    eta: datetime | None
+    #: give up unless it ran by then: a duration from now, or a datetime with a time zone
+    expires: Duration | datetime | None
+    #: one job at a time may hold this key in its queue
+    key: Key | None
+    #: how long the key is held; None: until the job is settled
+    window: Duration | None
+    #: small strings that travel with the job, added to the task's own
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of an enqueue, checked and in the log's units. Make one with ``changed``."""
+
+    queue: str = "default"
+    priority: int = PRIORITY_DEFAULT
+    attempts: int = ATTEMPTS_DEFAULT
+    due_ns: int = 0
+    due_is_wall: bool = False
+    expires_ns: int = 0
+    expires_is_wall: bool = False
+    key: Key | None = None
+    window_ns: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def changed(self, changes: OptionChanges) -> Options:
+        """The options with these changes.
+
+        Raises:
+            UsageError: an option is unknown, wrong, or contradicts another.
+        """
+        unknown = changes.keys() - OptionChanges.__annotations__.keys()
+        if unknown:
+            known = ", ".join(OptionChanges.__annotations__)
+            raise UsageError(f"there is no option {min(unknown)!r}: the options are {known}")
+        values: dict[str, Any] = {
+            name: changes[name]
+            for name in ("queue", "priority", "attempts", "key")
+            if name in changes
+        }
+        if "delay" in changes and changes.get("eta") is not None:
+            raise UsageError("delay and eta are both given: a job has one due time")
+        if "delay" in changes:
+            values |= {"due_ns": nanoseconds(changes["delay"], "delay"), "due_is_wall": False}
+        if "eta" in changes:
+            eta = changes["eta"]
+            values |= {
+                "due_ns": 0 if eta is None else moment_ns(eta, "eta"),
+                "due_is_wall": eta is not None,
+            }
+        if "expires" in changes:
+            values |= _expiry(changes["expires"])
+        if "window" in changes:
+            window = changes["window"]
+            values["window_ns"] = 0 if window is None else _positive(window, "window")
+        elif "key" in changes and changes["key"] is None:
+            values["window_ns"] = 0
+        if "headers" in changes:
+            values["headers"] = checked_headers({**self.headers, **changes["headers"]})
+        options = replace(self, **values)
+        if options.window_ns and options.key is None:
+            raise UsageError("window is given without a key: add key=, or leave window out")
+        return options
+
+    def spec(self, task: str, flags: Flag) -> EnqueueSpec:
+        """The part of an enqueue that the log wants encoded once.
+
+        Raises:
+            UsageError: queue, priority or attempts is out of its range.
+        """
+        return spec_of(self.queue, task, self.priority, self.attempts, flags)
+
+    def fixed_extras(self, task: str) -> Extras | None:
+        """The rarer part of options whose key, if any, is text or bytes.
+
+        Raises:
+            UsageError: the key is none of the two, or too long.
+        """
+        return self.extras(None if self.key is None else key_bytes(task, self.key))
+
+    def extras(self, key: bytes | None) -> Extras | None:
+        """The rarer part with this key; None when there is nothing of it."""
+        if key is None and not (self.due_ns or self.expires_ns or self.headers):
+            return None
+        return Extras(
+            due_ns=self.due_ns,
+            due_is_wall=self.due_is_wall,
+            expires_ns=self.expires_ns,
+            expires_is_wall=self.expires_is_wall,
+            key=key,
+            window_ns=self.window_ns,
+            headers=dict(self.headers),
+        )
+
+
+@functools.lru_cache(_SPECS_KEPT)
+def spec_of(queue: str, task: str, priority: int, attempts: int, flags: Flag) -> EnqueueSpec:
+    """A spec, from a small cache: making one costs more than encoding a job."""
+    return EnqueueSpec(queue, task, priority, attempts, flags)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[R_co]):
+    """One call of a task, checked and encoded, not enqueued yet. Enqueue it as often as you like.
+
+    Attributes:
+        name: name of the task.
+        task: the task, None when this process does not know it.
+        body: the encoded arguments.
+        flags: what the task fixed for its jobs.
+        chosen: queue, priority and the other options.
+        spec: the part of them that the log wants encoded once.
+        extras: the rest of them, None when there is none.
+    """
+
+    name: str
+    task: Task[..., R_co] | None
+    body: bytes
+    flags: Flag
+    chosen: Options
+    spec: EnqueueSpec
+    extras: Extras | None
+
+    def options(self, **changes: Unpack[OptionChanges]) -> Call[R_co]:
+        """A new call with these options changed; a key is kept unless another is given.
+
+        Raises:
+            UsageError: an option is wrong, or a key is a function: its arguments are encoded.
+        """
+        key = changes.get("key")
+        if callable(key):
+            raise UsageError(f"{self.name}: a Call takes its key as text or bytes, not a function")
+        held = None if self.extras is None else self.extras.key
+        chosen = replace(self.chosen, key=held).changed(changes)
+        return replace(
+            self,
+            chosen=chosen,
+            spec=chosen.spec(self.name, self.flags),
+            extras=chosen.fixed_extras(self.name),
+        )
+
+
+def make_call(
+    name: str, task: Task[..., Any] | None, body: bytes, flags: Flag, chosen: Options
+) -> Call[Any]:
+    """A call whose key, if any, is text or bytes.
+
+    Raises:
+        UsageError: an option is out of its range.
+    """
+    return Call(
+        name=name,
+        task=task,
+        body=body,
+        flags=flags,
+        chosen=chosen,
+        spec=chosen.spec(name, flags),
+        extras=chosen.fixed_extras(name),
+    )
+
+
+def key_bytes(task: str, key: object) -> bytes:
+    """A dedup key as the log takes it.
+
+    Raises:
+        UsageError: it is no text or bytes, or is not 1 to KEY_BYTES_MAX bytes long.
+    """
+    encoded = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
+    if not isinstance(encoded, bytes):
+        raise UsageError(f"{task}: the key is {key!r:.60}, it must be text or bytes")
+    if not 1 <= len(encoded) <= KEY_BYTES_MAX:
+        raise UsageError(
+            f"{task}: the key has {len(encoded)} bytes, it must have 1 to {KEY_BYTES_MAX}: "
+            f"use a hash of it"
+        )
+    return encoded
+
+
+def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers, with text for names and values.
+
+    Raises:
+        UsageError: a name or value is no text.
+        PayloadTooLarge: together they are over HEADERS_BYTES_MAX.
+    """
+    size = 0
+    pairs: Iterable[tuple[object, object]] = headers.items()
+    for name, value in pairs:
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(f"header {name!r} is {value!r:.60}: names and values must be text")
+        size += len(name.encode()) + len(value.encode()) + _HEADER_LENGTHS_BYTES
+    if size > HEADERS_BYTES_MAX:
+        raise PayloadTooLarge("the headers", size, HEADERS_BYTES_MAX, "put data in the arguments")
+    return dict(headers)
+
+
+def _expiry(expires: Duration | datetime | None) -> dict[str, Any]:
+    if expires is None:
+        return {"expires_ns": 0, "expires_is_wall": False}
+    if isinstance(expires, datetime):
+        return {"expires_ns": moment_ns(expires, "expires"), "expires_is_wall": True}
+    return {"expires_ns": _positive(expires, "expires"), "expires_is_wall": False}
+
+
+def _positive(value: Duration, what: str) -> int:
+    span = nanoseconds(value, what)
+    if span == 0:
+        raise UsageError(f"{what} is {value!r}: it must be longer than nothing")
+    return span

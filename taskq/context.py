@@ -1,0 +1,117 @@
+"""What a running task can ask about its own job."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+from taskq.core.errors import PayloadTooLarge, UsageError
+from taskq.core.model import TRANSACTION_BYTES_MAX
+from taskq.handle import PendingJob, make_handle
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from taskq.app import TaskQ
+    from taskq.call import Call
+    from taskq.core.model import Extras
+    from taskq.log.requests import Delivery, Duplicate, EnqueueSpec
+
+    #: A job that waits for its parent's success.
+    Child: TypeAlias = tuple[PendingJob[Any], EnqueueSpec, bytes, Extras | None]
+
+R = TypeVar("R")
+
+_current: Final[ContextVar[JobContext]] = ContextVar("taskq_current_job")
+
+
+class JobContext:
+    """The job that this code runs for. Made by workers, once for each attempt."""
+
+    __slots__ = ("_children", "_children_size", "app", "delivery")
+
+    def __init__(self, delivery: Delivery, app: TaskQ) -> None:
+        self.delivery = delivery
+        self.app = app
+        self._children: list[Child] | None = None
+        self._children_size = 0
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.delivery.job_id
+
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt; 1 is the first."""
+        return self.delivery.attempt
+
+    @property
+    def attempts_max(self) -> int:
+        """How often the job may run; 0 for no limit."""
+        return self.delivery.attempts_max
+
+    @property
+    def task(self) -> str:
+        """Name that the job was enqueued under."""
+        return self.delivery.task
+
+    @property
+    def queue(self) -> str:
+        """Name of the job's queue."""
+        return self.delivery.queue
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The job's headers."""
+        return self.delivery.headers
+
+    @property
+    def children(self) -> list[Child]:
+        """Jobs to enqueue together with this one's success."""
+        return [] if self._children is None else self._children
+
+    def enqueue(self, call: Call[R]) -> PendingJob[R]:
+        """Enqueue a call together with this job's success: both are on disk, or neither.
+
+        When this attempt fails, the call is forgotten; the next attempt makes its own.
+
+        Raises:
+            PayloadTooLarge: this job's calls are over TRANSACTION_BYTES_MAX together.
+        """
+        self._children_size += len(call.body)
+        if self._children_size > TRANSACTION_BYTES_MAX:
+            raise PayloadTooLarge(
+                f"the jobs enqueued by {self.task} {self.id}",
+                self._children_size,
+                TRANSACTION_BYTES_MAX,
+                "enqueue some of them outside the job's own transaction",
+            )
+        pending: PendingJob[R] = PendingJob(call)
+        if self._children is None:
+            self._children = []
+        self._children.append((pending, call.spec, call.body, call.extras))
+        return pending
+
+    def resolve(self, answers: list[int | Duplicate]) -> None:
+        """Give the pending jobs their ids, in the order they were asked for."""
+        for (pending, *_), answer in zip(self.children, answers, strict=True):
+            task = pending.call.task
+            pending._handle = make_handle(self.app, task, self.delivery.tag, answer)
+
+    def __repr__(self) -> str:
+        return f"<JobContext {self.task} {self.id} attempt {self.attempt}>"
+
+
+def current_job() -> JobContext:
+    """The job that this code runs for.
+
+    Raises:
+        UsageError: called outside a running task.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise UsageError(
+            "current_job() is for code that runs inside a task: no job runs here"
+        ) from None

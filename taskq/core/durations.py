@@ -1,0 +1,93 @@
+"""Spans and moments of time as people write them, turned into whole nanoseconds."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Final, TypeAlias
+
+from taskq.core.errors import UsageError
+from taskq.core.model import SECOND_NS, TIME_NS_MAX
+
+#: Seconds, a timedelta, or text such as "30s", "5m", "2h", "1d", "250ms".
+Duration: TypeAlias = float | timedelta | str
+
+_UNITS_NS: Final = {
+    "ms": SECOND_NS // 1_000,
+    "s": SECOND_NS,
+    "m": 60 * SECOND_NS,
+    "h": 3_600 * SECOND_NS,
+    "d": 86_400 * SECOND_NS,
+}
+_TEXT: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_FORMS: Final = 'give seconds, a timedelta, or text such as "250ms", "30s", "5m", "2h", "1d"'
+
+
+def nanoseconds(value: Duration, what: str = "duration") -> int:
+    """The span in nanoseconds, 0 or more.
+
+    Args:
+        value: seconds, a timedelta or text with a unit.
+        what: how an error names the value.
+
+    Raises:
+        UsageError: not a span, negative, or longer than 146 years.
+    """
+    if isinstance(value, str):
+        exact = _text_ns(value, what)
+    elif isinstance(value, timedelta):
+        exact = value // _MICROSECOND * 1_000
+    elif isinstance(value, int) and not isinstance(value, bool):
+        exact = value * SECOND_NS
+    elif isinstance(value, float) and abs(value) <= TIME_NS_MAX:
+        exact = round(value * SECOND_NS)
+    else:
+        raise UsageError(f"{what} is {_shown(value)}: {_FORMS}")
+    if exact < 0:
+        raise UsageError(f"{what} is {_shown(value)}: it must not be negative")
+    if exact > TIME_NS_MAX:
+        raise UsageError(f"{what} is {_shown(value)}: it must be at most 146 years")
+    return exact
+
+
+def seconds(value: Duration, what: str = "duration") -> float:
+    """The span in seconds, 0 or more.
+
+    Raises:
+        UsageError: as ``nanoseconds``.
+    """
+    return nanoseconds(value, what) / SECOND_NS
+
+
+def moment_ns(value: datetime, what: str = "moment") -> int:
+    """Nanoseconds of wall time since 1970.
+
+    Raises:
+        UsageError: no datetime, one without a time zone, or one outside 1970 to 2116.
+    """
+    if not isinstance(value, datetime):
+        raise UsageError(f"{what} is {_shown(value)}: give a datetime with a time zone")
+    if value.utcoffset() is None:
+        raise UsageError(
+            f"{what} is {value.isoformat()} without a time zone: "
+            f"add one, for example value.replace(tzinfo=datetime.UTC)"
+        )
+    moment = (value - _EPOCH) // _MICROSECOND * 1_000
+    if not 0 <= moment <= TIME_NS_MAX:
+        raise UsageError(f"{what} is {value.isoformat()}: it must lie between 1970 and 2116")
+    return moment
+
+
+def _text_ns(text: str, what: str) -> int:
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{what} is {_shown(text)}: {_FORMS}")
+    # Decimal keeps "0.1s" exact, which a float of nanoseconds would not.
+    return int(Decimal(match[1]) * _UNITS_NS[match[2]])
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.60}"

@@ -1,0 +1,118 @@
+"""What ``@task(...)`` takes, and how a function becomes a task."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
+
+from taskq.call import OptionChanges, Options
+from taskq.core.durations import Duration, seconds
+from taskq.core.errors import UsageError
+from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
+from taskq.tasks import AsyncTask, RunsIn, SyncTask, Task, check_function, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from taskq.app import TaskQ
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskChoices(TypedDict, total=False):
+    """The keywords of ``@task(...)``; all may be left out."""
+
+    #: what jobs call the task; ``module.function`` unless given
+    name: str
+    #: earlier names, still run
+    aliases: tuple[str, ...] | list[str]
+    #: name of the queue its jobs go to
+    queue: str
+    #: 0 to 9, higher first
+    priority: int
+    #: a policy, or just the number of attempts
+    retry: RetryPolicy | int
+    #: how long one attempt may take
+    timeout: Duration | None
+    #: makes a dedup key from the task's arguments
+    key: Callable[..., str | bytes] | None
+    #: how long a key is held; None: until the job is settled
+    window: Duration | None
+    #: give up unless the job ran so long after it was enqueued
+    expires: Duration | None
+    #: not before so long after it was enqueued
+    delay: Duration
+    #: small strings that travel with every job
+    headers: Mapping[str, str]
+    #: False keeps no result
+    store_result: bool
+    #: where a sync function runs
+    runs_in: RunsIn | None
+    #: run only once the claim is on disk, so that a power loss cannot make it run twice
+    durable_claim: bool
+
+
+class TaskDecorator(Protocol):
+    """``@app.task(...)`` with its keywords given, waiting for the function."""
+
+    # The overloads overlap on purpose: the first that fits is the closer one.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> SyncTask[P, R]: ...
+
+
+def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
+    """The function as a task, not registered yet.
+
+    Raises:
+        UsageError: the function or a choice is wrong.
+    """
+    check_function(fn)
+    _check_choices(fn, choices)
+    policy = policy_of(choices["retry"]) if "retry" in choices else DEFAULT
+    timeout = choices.get("timeout")
+    changes = {k: v for k, v in choices.items() if k in OptionChanges.__annotations__}
+    kind = AsyncTask if inspect.iscoroutinefunction(fn) else SyncTask
+    return kind(
+        app,
+        fn,
+        choices.get("name") or name_of(fn),
+        Options(attempts=policy.attempts).changed(cast("OptionChanges", changes)),
+        retry=policy,
+        timeout=None if timeout is None else seconds(timeout, "timeout"),
+        aliases=tuple(choices.get("aliases", ())),
+        store_result=choices.get("store_result", True),
+        durable_claim=choices.get("durable_claim", False),
+    )
+
+
+def _check_choices(fn: Callable[..., Any], choices: TaskChoices) -> None:
+    unknown = choices.keys() - TaskChoices.__annotations__.keys()
+    if unknown:
+        known = ", ".join(TaskChoices.__annotations__)
+        raise UsageError(f"@task has no option {min(unknown)!r}: its options are {known}")
+    key = choices.get("key")
+    aliases: object = choices.get("aliases", ())
+    if key is not None and not callable(key):
+        raise UsageError(
+            f"key is {key!r:.60}: give a function of the task's arguments, "
+            f"or a fixed key with .options(key=...)"
+        )
+    if isinstance(aliases, str):
+        raise UsageError(f"aliases is {aliases!r}: give a list of names")
+    runs_in = choices.get("runs_in")
+    if runs_in == "process":
+        raise UsageError(
+            'runs_in="process" is not available yet: leave it out to run the function in a thread'
+        )
+    if runs_in not in {None, "thread"}:
+        raise UsageError(f'runs_in is {runs_in!r}, it must be "thread" or left out')
+    if runs_in and inspect.iscoroutinefunction(fn):
+        raise UsageError(
+            f"runs_in={runs_in!r} is for sync functions: {fn.__qualname__} runs in the event loop"
+        )

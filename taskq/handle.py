@@ -1,0 +1,250 @@
+"""A caller's hold on a job: its id, its state, its result."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from taskq.core.durations import Duration, seconds
+from taskq.core.errors import (
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    JobNotYetEnqueued,
+    ResultGone,
+    ResultTimeout,
+    UsageError,
+)
+from taskq.core.model import LIVE_STATES, JobView, State
+from taskq.serialization import decode_loose
+
+if TYPE_CHECKING:
+    from taskq.app import TaskQ
+    from taskq.call import Call
+    from taskq.log.requests import Duplicate, Outcome
+    from taskq.log.store import LoopPort, ThreadPort
+    from taskq.tasks import Task
+
+R = TypeVar("R")
+
+
+class JobHandle(Generic[R]):
+    """A hold on one job, from any process that opens its directory.
+
+    Attributes:
+        lsn: the job's position in the log.
+        duplicate: the key was taken: this is the job that holds it, enqueued earlier.
+    """
+
+    __slots__ = ("_app", "_tag", "_task", "duplicate", "lsn")
+
+    def __init__(
+        self, app: TaskQ, task: Task[..., R] | None, tag: str, lsn: int, duplicate: bool = False
+    ) -> None:
+        self._app = app
+        self._task = task
+        self._tag = tag
+        self.lsn = lsn
+        self.duplicate = duplicate
+
+    @property
+    def id(self) -> str:
+        """The job's id, unique for ever; ``app.job(id)`` makes a handle of it again."""
+        return f"{self._tag}-{self.lsn}"
+
+    async def result(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
+        """Wait until the job is settled, by whichever process, and return what the task returned.
+
+        Args:
+            timeout: how long to wait; None for ever. The job goes on when it passes.
+
+        Raises:
+            JobFailed: the job is dead.
+            JobCancelled: it was cancelled.
+            JobExpired: its ``expires`` passed before it ran.
+            ResultGone: it succeeded, but its task keeps no results.
+            ResultTimeout: it is not settled yet.
+            JobNotFound: the log has no such job.
+        """
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        future = (await self._port()).outcome(self.lsn)
+        try:
+            await asyncio.wait((future,), timeout=limit)
+            if not future.done():
+                self._check_timeout(limit, await self.view())
+            outcome = await future
+        finally:
+            future.cancel()
+        view = await self.view() if self._needs_view(outcome) else None
+        return self._value(outcome, view)
+
+    def result_sync(self, timeout: Duration | None = None) -> R:
+        """Do as ``result``, blocking this thread.
+
+        Raises:
+            UsageError: called in an event loop's thread, which it would stop.
+            JobError: as ``result``.
+        """
+        if _in_event_loop():
+            raise UsageError("result_sync() would stop this event loop: use await job.result()")
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        future = self._thread_port().outcome(self.lsn)
+        try:
+            concurrent.futures.wait((future,), timeout=limit)
+            if not future.done():
+                self._check_timeout(limit, self.view_sync())
+            outcome = future.result()
+        finally:
+            future.cancel()
+        return self._value(outcome, self.view_sync() if self._needs_view(outcome) else None)
+
+    async def view(self) -> JobView:
+        """Everything the log says of the job.
+
+        Raises:
+            JobNotFound: the log has no such job.
+        """
+        port = await self._port()
+        return self._found(await port.view(self.lsn))
+
+    def view_sync(self) -> JobView:
+        """Do as ``view``, blocking this thread."""
+        return self._found(self._thread_port().view(self.lsn).result())
+
+    async def status(self) -> State:
+        """Where the job is in its life, now."""
+        return (await self.view()).state
+
+    def status_sync(self) -> State:
+        """Do as ``status``, blocking this thread."""
+        return self.view_sync().state
+
+    async def cancel(self) -> bool:
+        """Withdraw the job; False when it is running or settled already.
+
+        Raises:
+            JobNotFound: the log has no such job.
+        """
+        port = await self._port()
+        return await port.cancel(self.lsn)
+
+    def cancel_sync(self) -> bool:
+        """Do as ``cancel``, blocking this thread."""
+        return self._thread_port().cancel(self.lsn).result()
+
+    async def _port(self) -> LoopPort:
+        port = await self._app._connection.port()
+        self._app._connection.check_tag(self._tag, self.lsn)
+        return port
+
+    def _thread_port(self) -> ThreadPort:
+        store = self._app._connection.store()
+        self._app._connection.check_tag(self._tag, self.lsn)
+        return store.thread_port
+
+    def _found(self, view: JobView | None) -> JobView:
+        if view is None:
+            raise JobNotFound(f"there is no job {self.id} in {self._app.data_dir}")
+        return view
+
+    def _needs_view(self, outcome: Outcome) -> bool:
+        # A handle made from an id learns its task, and with it the result's type, from the log.
+        return self._task is None and outcome.state is State.SUCCEEDED
+
+    def _value(self, outcome: Outcome, view: JobView | None) -> R:
+        state, body = outcome
+        if state is State.DEAD:
+            raise JobFailed(self.id, (body or b"").decode("utf-8", "replace"))
+        if state is State.CANCELLED:
+            raise JobCancelled(self.id)
+        if state is State.EXPIRED:
+            raise JobExpired(self.id)
+        task: Task[..., Any] | None = self._task
+        if task is None and view is not None:
+            task = self._app._tasks.get(view.task)
+        if body is None:
+            if task is not None and not task.store_result:
+                raise ResultGone(self.id)
+            return cast("R", None)
+        return cast("R", decode_loose(body) if task is None else task.decode_result(body))
+
+    def _check_timeout(self, limit: float | None, view: JobView) -> None:
+        # A job that was settled meanwhile has its outcome on the way.
+        if view.state in LIVE_STATES:
+            raise ResultTimeout(self.id, limit or 0.0, view.state.name.lower())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, JobHandle):
+            return NotImplemented
+        return self.lsn == other.lsn and self._tag == other._tag
+
+    def __hash__(self) -> int:
+        return hash((self._tag, self.lsn))
+
+    def __repr__(self) -> str:
+        name = "job" if self._task is None else self._task.name
+        return f"<JobHandle {name} {self.id}{' duplicate' if self.duplicate else ''}>"
+
+
+class PendingJob(Generic[R]):
+    """A job that joins the success of the task that asked for it, and has no id before that."""
+
+    __slots__ = ("_handle", "call")
+
+    def __init__(self, call: Call[R]) -> None:
+        self.call = call
+        self._handle: JobHandle[R] | None = None
+
+    @property
+    def handle(self) -> JobHandle[R]:
+        """The hold on the job.
+
+        Raises:
+            JobNotYetEnqueued: the task that asked for it has not succeeded yet.
+        """
+        if self._handle is None:
+            raise JobNotYetEnqueued(
+                f"the {self.call.name} job has no id yet: it is enqueued together with the success "
+                f"of the task that asked for it"
+            )
+        return self._handle
+
+    @property
+    def id(self) -> str:
+        """The job's id.
+
+        Raises:
+            JobNotYetEnqueued: as ``handle``.
+        """
+        return self.handle.id
+
+    @property
+    def duplicate(self) -> bool:
+        """Whether the key was taken.
+
+        Raises:
+            JobNotYetEnqueued: as ``handle``.
+        """
+        return self.handle.duplicate
+
+    def __repr__(self) -> str:
+        return f"<PendingJob {self.call.name} {self._handle.id if self._handle else 'no id yet'}>"
+
+
+def make_handle(
+    app: TaskQ, task: Task[..., R] | None, tag: str, answer: int | Duplicate
+) -> JobHandle[R]:
+    """The handle of an enqueue's answer."""
+    if isinstance(answer, int):
+        return JobHandle(app, task, tag, answer)
+    return JobHandle(app, task, tag, answer.lsn, duplicate=True)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,173 @@
+"""Results as JSON, and what arguments and results share.
+
+Built at a task's first use, since pydantic is slow to import and annotations may name what is
+defined later. Bytes are base64 and infinite floats are strings, at every depth but inside pydantic
+models, which bring a configuration of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from taskq.core.errors import InvalidCall, PayloadTooLarge, UsageError
+from taskq.core.model import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX
+from taskq.signature import REST, Signature
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic_core import SchemaSerializer, SchemaValidator
+
+
+def compiled(annotation: Any) -> tuple[SchemaValidator, SchemaSerializer]:
+    """A validator and a serializer of one type.
+
+    Raises:
+        TypeError: pydantic knows no way to read or write the type.
+    """
+    from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
+    from pydantic.errors import PydanticUserError  # noqa: PLC0415
+    from pydantic_core import SchemaError, SchemaSerializer, SchemaValidator  # noqa: PLC0415
+    from pydantic_core.core_schema import CoreConfig  # noqa: PLC0415
+
+    # Given at the root as well: the one of a typed dict does not reach its floats.
+    config = CoreConfig(
+        ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings"
+    )
+    try:
+        schema = TypeAdapter(annotation).core_schema
+        return SchemaValidator(schema, config), SchemaSerializer(schema, config)
+    except (PydanticUserError, SchemaError) as error:
+        raise TypeError(_cause(error)) from error
+
+
+def unusable(task: str, hints: Mapping[str, Any], error: TypeError) -> UsageError:
+    """Says which of the annotations cannot be written as JSON."""
+    for name, hint in hints.items():
+        try:
+            compiled(hint)
+        except TypeError:
+            return UsageError(
+                f"{task}: the annotation {inspect.formatannotation(hint)} of {name!r} has no form "
+                f"in JSON: use a built-in type, a dataclass or a pydantic model"
+            )
+    return UsageError(f"{task}: the annotations cannot be used: {error}")
+
+
+class ResultCodec:
+    """Turns what one function returns into bytes, and back.
+
+    A None is written as no bytes at all.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self._task = signature.task
+        annotation = signature.resolve("the result", signature.signature.return_annotation)
+        self._text = inspect.formatannotation(annotation)
+        try:
+            self._validator, self._serializer = compiled(annotation)
+        except TypeError as error:
+            raise unusable(self._task, {"the result": annotation}, error) from error
+        self._takes_none = self._validator.isinstance_python(None)
+
+    def encode(self, value: object) -> bytes | None:
+        """The result as JSON, None for a None.
+
+        Raises:
+            UsageError: the value does not fit the return annotation, or JSON.
+            PayloadTooLarge: it is over PAYLOAD_BYTES_MAX.
+        """
+        if value is None:
+            if self._takes_none:
+                return None
+            raise UsageError(
+                f"{self._task}: returned None, but is annotated to return {self._text}"
+            )
+        try:
+            body = self._serializer.to_json(value, warnings="error")
+        except ValueError:
+            body = self._encode_coerced(value)
+        if len(body) > PAYLOAD_BYTES_MAX:
+            raise PayloadTooLarge(f"{self._task}: the result", len(body), PAYLOAD_BYTES_MAX)
+        return body
+
+    def decode(self, body: bytes) -> Any:
+        """The result as the return annotation has it.
+
+        Raises:
+            UsageError: it was written by code that returned another type.
+        """
+        try:
+            return self._validator.validate_json(body)
+        except ValueError as error:
+            raise UsageError(
+                f"{self._task}: the stored result {shown(body)} does not fit the return "
+                f"annotation {self._text} ({_cause(error)}): was it changed since?"
+            ) from None
+
+    def _encode_coerced(self, value: object) -> bytes:
+        """Encode what can become the annotated type, such as a tuple for a list."""
+        try:
+            return self._serializer.to_json(self._validator.validate_python(value))
+        except ValueError as error:
+            raise UsageError(
+                f"{self._task}: returned {shown(value)}, but is annotated to return {self._text} "
+                f"({_cause(error)})"
+            ) from None
+
+
+def encode_loose(task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """The payload of a call whose signature is not known here.
+
+    Raises:
+        InvalidCall: a value has no form in JSON.
+        PayloadTooLarge: the payload is over PAYLOAD_BYTES_MAX.
+    """
+    from pydantic_core import to_json  # noqa: PLC0415
+
+    values = {REST: args, **kwargs} if args else kwargs
+    try:
+        body = to_json(values, bytes_mode="base64", inf_nan_mode="strings")
+    except ValueError as error:
+        raise InvalidCall(task, f"the arguments cannot be written as JSON: {error}") from None
+    if len(body) > PAYLOAD_BYTES_MAX:
+        raise PayloadTooLarge(f"{task}: the payload", len(body), PAYLOAD_BYTES_MAX)
+    return body
+
+
+def decode_loose(body: bytes) -> Any:
+    """A result whose annotation is not known here, as plain JSON values."""
+    from pydantic_core import from_json  # noqa: PLC0415
+
+    return from_json(body)
+
+
+def encode_reason(reason: str) -> bytes:
+    """A reason in UTF-8, without its middle when it is longer than REASON_BYTES_MAX."""
+    encoded = reason.encode("utf-8", "replace")
+    if len(encoded) <= REASON_BYTES_MAX:
+        return encoded
+    gap = b"\n...\n"
+    half = (REASON_BYTES_MAX - len(gap)) // 2
+    head = encoded[:half].decode("utf-8", "ignore").encode()
+    return head + gap + encoded[-half:].decode("utf-8", "ignore").encode()
+
+
+def shown(value: object) -> str:
+    """A value and its type, short, for an error."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a caller's repr must not hide what is wrong with the call
+        text = "a value"
+    return f"{text:.60} ({type(value).__name__})"
+
+
+def _cause(error: Exception) -> str:
+    """What pydantic says, without its links and its many lines."""
+    details = getattr(error, "errors", None)
+    if details is None:
+        return str(error).split("\n", 1)[0]
+    first = details(include_url=False, include_context=False, include_input=False)[0]
+    place = "".join(f"[{part!r}]" for part in first["loc"])
+    return f"at {place}: {first['msg']}" if place else str(first["msg"])

@@ -1,0 +1,125 @@
+"""What an app is configured with: ``TASKQ_…``, ``.env``, ``taskq.toml`` and ``pyproject.toml``.
+
+Imported when an app is made, not with the package: pydantic-settings takes 0.1 s.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ByteSize, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    PyprojectTomlConfigSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from taskq.core.durations import Duration, seconds
+from taskq.core.errors import UsageError
+from taskq.core.model import Durability
+from taskq.log.config import LogConfig
+
+
+def _seconds(value: Duration) -> float:
+    # The environment holds text alone, where a bare number means seconds as it does elsewhere.
+    try:
+        return seconds(float(value) if isinstance(value, str) else value)
+    except ValueError:
+        return seconds(value)
+
+
+class Settings(BaseSettings):
+    """Settings of a TaskQ; the first place that has one wins, in the order of the module's title.
+
+    Every file is looked for in the working directory. Durations are seconds or text such as "5m".
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="TASKQ_",
+        env_file=".env",
+        toml_file="taskq.toml",
+        pyproject_toml_table_header=("tool", "taskq"),
+        frozen=True,
+        extra="forbid",
+    )
+
+    #: the directory of the log
+    data_dir: Path = Path("taskq-data")
+    #: what an awaited enqueue survives
+    durability: Durability = Durability.FSYNC
+    #: seconds, with "interval": the longest time until the next fsync
+    interval: Annotated[float, BeforeValidator(_seconds)] = 0.05
+    #: size at which the log begins its next file; "64MiB" is understood
+    segment_bytes: ByteSize = ByteSize(64 * 2**20)
+    #: seconds to wait for another process's writer lock
+    lock_wait: Annotated[float, BeforeValidator(_seconds)] = 30.0
+    #: keep other processes out
+    exclusive: bool = False
+    #: shown by ``taskq workers``
+    name: str = ""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - its caller names it
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The places, first wins."""
+        return (
+            init_settings,
+            env_settings,
+            dotenv_settings,
+            TomlConfigSettingsSource(settings_cls),
+            PyprojectTomlConfigSettingsSource(settings_cls),
+        )
+
+    def log_config(self) -> LogConfig:
+        """The log's share of the settings.
+
+        Raises:
+            UsageError: a limit is out of its range.
+        """
+        return LogConfig(
+            durability=self.durability,
+            interval_seconds=self.interval,
+            segment_bytes=int(self.segment_bytes),
+            lock_wait_seconds=self.lock_wait,
+            exclusive=self.exclusive,
+            name=self.name,
+        )
+
+
+def load_settings(base: Settings | None, **given: Any) -> Settings:
+    """The settings, with what is given and not None in place of theirs.
+
+    Raises:
+        UsageError: a setting is wrong; the message names it and its variable.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if base is not None:
+        if not chosen:
+            return base
+        chosen = {**base.model_dump(), **chosen}
+    try:
+        return Settings(**chosen)
+    except ValidationError as error:
+        raise UsageError(_explained(error)) from None
+
+
+def _explained(error: ValidationError) -> str:
+    problems = []
+    for detail in error.errors(include_url=False, include_context=False):
+        name = ".".join(str(part) for part in detail["loc"])
+        if detail["type"] == "extra_forbidden":
+            known = ", ".join(Settings.model_fields)
+            problems.append(f"there is no setting {name!r}, the settings are {known}")
+        else:
+            where = f"{name} (TASKQ_{name.upper()})"
+            problems.append(f"{where} is {detail['input']!r:.60}: {detail['msg']}")
+    return "settings: " + "; ".join(problems)

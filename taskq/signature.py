@@ -1,0 +1,195 @@
+"""How a function takes its arguments: from a call to values by parameter name, and back.
+
+Payloads name every argument, so that a task may reorder or add parameters while jobs wait. Two keys
+that no parameter can have stand for the rest: ``"*"`` for the list of further positional arguments,
+``"**"`` for the further keyword arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+import typing
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import InvalidCall, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REST: Final = "*"
+KEYWORDS: Final = "**"
+
+_Kind: Final = inspect.Parameter
+
+
+class Signature:
+    """A function's parameters, resolved once.
+
+    Attributes:
+        task: name of the task, for errors.
+        names: parameters that take a positional argument, in order.
+        plain: every argument can be passed by its name, and there is no ``*args`` or ``**kwargs``.
+        defaults: by name, of the parameters that have one.
+    """
+
+    def __init__(self, task: str, function: Callable[..., Any]) -> None:
+        self.task = task
+        self.signature = inspect.signature(function)
+        self._function = function
+        parameters = self.signature.parameters.values()
+        only = [p.name for p in parameters if p.kind is _Kind.POSITIONAL_ONLY]
+        by_keyword = [p.name for p in parameters if p.kind is _Kind.POSITIONAL_OR_KEYWORD]
+        self.names = (*only, *by_keyword)
+        self.rest = self._variadic(_Kind.VAR_POSITIONAL)
+        self.keywords = self._variadic(_Kind.VAR_KEYWORD)
+        self.plain = not only and not self.rest and not self.keywords
+        self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._positional_only = tuple(only)
+        self._by_keyword = frozenset(
+            (*by_keyword, *(p.name for p in parameters if p.kind is _Kind.KEYWORD_ONLY))
+        )
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The call's values by name; types and missing ones are not looked at.
+
+        Raises:
+            InvalidCall: an argument has no parameter, or a parameter two arguments.
+        """
+        values: dict[str, Any] = dict(zip(self.names, args, strict=False))
+        further = list(args[len(self.names) :])
+        if further:
+            if not self.rest:
+                raise self._too_many(len(args))
+            values[REST] = further
+        keywords: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if name in self._by_keyword:
+                if name in values:
+                    raise InvalidCall(self.task, f"parameter {name!r} is given twice")
+                values[name] = value
+            elif self.keywords:
+                keywords[name] = value
+            else:
+                raise InvalidCall(self.task, self.unknown(name))
+        if keywords:
+            values[KEYWORDS] = keywords
+        return values
+
+    def split(self, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments to call the function with, from values by name; takes ``values`` apart.
+
+        Raises:
+            InvalidCall: a value is positional, and one before it is missing.
+        """
+        further = values.pop(REST, ())
+        keywords = values.pop(KEYWORDS, None)
+        positional = self.names if further else self._positional_only
+        args: list[Any] = []
+        for name in positional:
+            if name not in values:
+                break
+            args.append(values.pop(name))
+        if len(args) < len(positional) and (further or any(name in values for name in positional)):
+            raise InvalidCall(self.task, f"parameter {positional[len(args)]!r} is missing")
+        if keywords:
+            values.update(keywords)
+        return (*args, *further), values
+
+    def settled(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """A payload whose sender did not know the function, with its values put under their names.
+
+        Raises:
+            InvalidCall: a parameter has two values, or there are too many positional ones.
+        """
+        further, keywords = raw.get(REST, []), raw.get(KEYWORDS, {})
+        if not isinstance(further, list) or not isinstance(keywords, dict):
+            raise InvalidCall(self.task, f"{REST!r} must hold a list and {KEYWORDS!r} an object")
+        known = {*self._by_keyword, *self._positional_only}
+        values = {name: value for name, value in raw.items() if name in known}
+        others = {n: v for n, v in raw.items() if n not in known and n not in {REST, KEYWORDS}}
+        # With a value for each of them, the list holds what comes after the named parameters.
+        if any(name not in values for name in self.names):
+            for name, value in zip(self.names, further, strict=False):
+                if name in values:
+                    raise InvalidCall(self.task, f"parameter {name!r} is given twice")
+                values[name] = value
+            further = further[len(self.names) :]
+        if further:
+            if not self.rest:
+                raise self._too_many(len(self.names) + len(further))
+            values[REST] = further
+        if keywords or others:
+            if not self.keywords:
+                raise InvalidCall(self.task, self.unknown(next(iter({**keywords, **others}))))
+            values[KEYWORDS] = {**keywords, **others}
+        return values
+
+    def hints(self) -> dict[str, Any]:
+        """The resolved annotation of each parameter, ``Any`` where there is none.
+
+        Raises:
+            UsageError: an annotation names what does not exist.
+        """
+        return {
+            parameter.name: self.resolve(f"parameter {parameter.name!r}", parameter.annotation)
+            for parameter in self.signature.parameters.values()
+        }
+
+    def resolve(self, what: str, annotation: Any) -> Any:
+        """The annotation with its names looked up where the function was written.
+
+        Raises:
+            UsageError: a name is not found.
+        """
+        if annotation is inspect.Parameter.empty:
+            return Any
+        function = inspect.unwrap(self._function)
+        # A closure's cells hold the types that an enclosing function defined and this one uses.
+        names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+        cells = getattr(function, "__closure__", None) or ()
+        scope = {n: c.cell_contents for n, c in zip(names, cells, strict=False) if _filled(c)}
+        holder = types.SimpleNamespace(__annotations__={"it": annotation})
+        try:
+            return typing.get_type_hints(
+                holder, getattr(function, "__globals__", {}), scope, include_extras=True
+            )["it"]
+        except NameError as error:
+            raise UsageError(
+                f"{self.task}: the annotation {annotation!r} of {what} cannot be resolved "
+                f"({error}). Define or import the type at module level, not in a function or "
+                f"under TYPE_CHECKING"
+            ) from error
+        except (TypeError, SyntaxError) as error:
+            raise UsageError(
+                f"{self.task}: the annotation {annotation!r} of {what} is no type ({error})"
+            ) from error
+
+    def unknown(self, name: str) -> str:
+        """Says that no parameter takes this keyword, and which one may have been meant."""
+        if name in self._positional_only:
+            return f"parameter {name!r} is positional only: {self.signature}"
+        close = difflib.get_close_matches(name, self._by_keyword, 1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        return f"there is no parameter {name!r}{hint}: {self.signature}"
+
+    def _variadic(self, kind: Any) -> str:
+        for parameter in self.signature.parameters.values():
+            if parameter.kind is kind:
+                return parameter.name
+        return ""
+
+    def _too_many(self, count: int) -> InvalidCall:
+        return InvalidCall(
+            self.task,
+            f"takes {len(self.names)} positional arguments, {count} were given: {self.signature}",
+        )
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - an empty cell raises
+    except ValueError:
+        return False
+    return True

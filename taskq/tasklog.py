@@ -1,0 +1,337 @@
+"""TaskLog: the layer below tasks, with payloads as bytes and settling by hand."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from taskq.call import Options, spec_of
+from taskq.connection import Connection, split_job_id
+from taskq.core.durations import Duration, nanoseconds
+from taskq.core.errors import JobNotFound, PayloadTooLarge, UsageError
+from taskq.core.model import (
+    ATTEMPTS_DEFAULT,
+    PAYLOAD_BYTES_MAX,
+    PRIORITY_DEFAULT,
+    SECOND_NS,
+    Durability,
+    JobView,
+    LogStats,
+)
+from taskq.core.records import Cause, Flag, Kind
+from taskq.core.retry import DEFAULT
+from taskq.log.config import LogConfig
+from taskq.log.requests import ClaimRequest, Delivery, Settlement
+from taskq.serialization import encode_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Mapping
+    from datetime import datetime
+
+    from taskq.call import OptionChanges
+    from taskq.connection import Item
+    from taskq.log.store import LoopPort
+
+_CLAIM_MAX: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put:
+    """One job of ``put_many``; the words are those of ``TaskLog.put``."""
+
+    payload: bytes
+    queue: str = "default"
+    priority: int = PRIORITY_DEFAULT
+    delay: Duration = 0
+    expires: Duration | datetime | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    key: str | bytes | None = None
+    window: Duration | None = None
+    attempts: int = ATTEMPTS_DEFAULT
+
+
+class TaskLog:
+    """A directory of jobs, as bytes. ``async with TaskLog.open(path) as log``, or ``await`` it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        durability: Durability | str = Durability.FSYNC,
+        interval: Duration = 0.05,
+        segment_bytes: int | None = None,
+        lock_wait: Duration = 30,
+        exclusive: bool = False,
+        name: str = "",
+    ) -> TaskLog:
+        """The log of a directory, which is made when it is missing; enter it or await it.
+
+        Args:
+            path: the directory.
+            durability: what an awaited answer survives: "fsync", "interval" or "os".
+            interval: with "interval", the longest time until the next fsync.
+            segment_bytes: size at which the log begins its next file.
+            lock_wait: longest wait for another process's writer lock.
+            exclusive: keep other processes out.
+            name: shown by ``taskq workers``.
+
+        Raises:
+            UsageError: an option is wrong.
+        """
+        try:
+            chosen = Durability(durability)
+        except ValueError:
+            known = ", ".join(Durability)
+            raise UsageError(f"durability is {durability!r}, it must be one of {known}") from None
+        plain = LogConfig()
+        config = LogConfig(
+            durability=chosen,
+            interval_seconds=nanoseconds(interval, "interval") / SECOND_NS,
+            segment_bytes=plain.segment_bytes if segment_bytes is None else segment_bytes,
+            lock_wait_seconds=nanoseconds(lock_wait, "lock_wait") / SECOND_NS,
+            exclusive=exclusive,
+            name=name,
+        )
+        return cls(Connection(os.fspath(path), config))
+
+    @property
+    def path(self) -> Path:
+        """The directory, as an absolute path."""
+        return Path(self._connection.path)
+
+    async def put(
+        self,
+        payload: bytes,
+        *,
+        queue: str = "default",
+        priority: int = PRIORITY_DEFAULT,
+        delay: Duration = 0,
+        expires: Duration | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        key: str | bytes | None = None,
+        window: Duration | None = None,
+        attempts: int = ATTEMPTS_DEFAULT,
+    ) -> str:
+        """Put one job into the log; it is as durable as the log says when this returns.
+
+        Args:
+            payload: at most PAYLOAD_BYTES_MAX bytes.
+            queue: name of the queue.
+            priority: 0 to 9, higher first.
+            delay: not before so long from now.
+            expires: give up unless it ran by then: a duration, or a datetime with a time zone.
+            headers: small strings that travel with the job.
+            key: one job at a time may hold it in the queue.
+            window: how long the key is held; None: until the job is settled.
+            attempts: how often the job may be claimed; 0 for no limit.
+
+        Returns:
+            The job's id; of the job that holds the key, if it was taken.
+
+        Raises:
+            UsageError: an argument is wrong; nothing was written.
+            LogError: the log could not be opened or written.
+        """
+        item = _item(
+            Put(
+                payload=payload,
+                queue=queue,
+                priority=priority,
+                delay=delay,
+                expires=expires,
+                headers=headers or {},
+                key=key,
+                window=window,
+                attempts=attempts,
+            )
+        )
+        port = await self._connection.port()
+        return self._id_of(await port.enqueue(*item))
+
+    async def put_many(self, jobs: Iterable[Put]) -> list[str]:
+        """Put all jobs into the log, or none: they are one transaction. Returns their ids in order.
+
+        Raises:
+            UsageError: one of them is wrong, or together they are too large; nothing was written.
+            LogError: the log could not be opened or written.
+        """
+        answers = await self._connection.send_many([_item(job) for job in jobs])
+        return [self._id_of(answer) for answer in answers]
+
+    async def claim(
+        self,
+        count: int = 1,
+        *,
+        queues: Iterable[str] | None = None,
+        wait: Duration | None = 0,
+    ) -> list[Delivery]:
+        """Take up to ``count`` jobs, highest priority first; each counts an attempt.
+
+        Args:
+            count: at most so many.
+            queues: names of the queues to take from; None for all.
+            wait: how long to wait while there is no job at all; None for ever.
+
+        Returns:
+            Deliveries to ack, nack or release; fewer than ``count`` when no more are ready.
+        """
+        if not 1 <= count <= _CLAIM_MAX:
+            raise UsageError(f"count is {count}, it must be 1 to {_CLAIM_MAX}")
+        if isinstance(queues, str):
+            raise UsageError(f"queues is {queues!r}: give a list of names")
+        port = await self._connection.port()
+        until = None
+        if wait is not None:
+            until = self._connection.store().steady_ns() + nanoseconds(wait, "wait")
+        names = None if queues is None else frozenset(queues)
+        return await port.claim(ClaimRequest(count, queues=names, wait_until_ns=until))
+
+    async def ack(self, delivery: Delivery, result: bytes | None = None) -> None:
+        """End a delivery well.
+
+        Raises:
+            StaleDelivery: the job was taken back or settled meanwhile.
+            PayloadTooLarge: the result is over PAYLOAD_BYTES_MAX.
+        """
+        if result is not None:
+            _check_payload("the result", result)
+        await self._settle(Settlement(Kind.SUCCEEDED, delivery, result))
+
+    async def nack(
+        self, delivery: Delivery, reason: str = "", delay: Duration | None = None
+    ) -> None:
+        """End a delivery badly: the job is due again later, or dead after its last attempt.
+
+        Args:
+            delivery: what ``claim`` returned.
+            reason: kept with the job.
+            delay: until it is due again; None for the default backoff (exponential, full jitter).
+
+        Raises:
+            StaleDelivery: the job was taken back or settled meanwhile.
+        """
+        body = encode_reason(reason)
+        if 0 < delivery.attempts_max <= delivery.attempt:
+            dead = Settlement(Kind.DIED, delivery, body, cause=Cause.EXHAUSTED)
+            await self._settle(dead)
+            return
+        if delay is None:
+            draw = random.random()  # noqa: S311 - spreads retries, guards no secret
+            delay_ns = round(DEFAULT.delay_seconds(delivery.attempt, draw) * SECOND_NS)
+        else:
+            delay_ns = nanoseconds(delay, "delay")
+        await self._settle(Settlement(Kind.RETRIED, delivery, body, delay_ns=delay_ns))
+
+    async def release(self, delivery: Delivery, delay: Duration = 0) -> None:
+        """Give a delivery back without burning its attempt; it is due again after ``delay``.
+
+        Raises:
+            StaleDelivery: the job was taken back or settled meanwhile.
+        """
+        delay_ns = nanoseconds(delay, "delay")
+        await self._settle(Settlement(Kind.RELEASED, delivery, delay_ns=delay_ns))
+
+    async def cancel(self, job_id: str) -> bool:
+        """Withdraw a job; False when it is running or settled already.
+
+        Raises:
+            JobNotFound: the log has no such job.
+            WrongLog: the id is of another log.
+        """
+        port, lsn = await self._located(job_id)
+        return await port.cancel(lsn)
+
+    async def get(self, job_id: str) -> JobView:
+        """Everything the log says of a job.
+
+        Raises:
+            JobNotFound: the log has no such job.
+            WrongLog: the id is of another log.
+        """
+        port, lsn = await self._located(job_id)
+        view = await port.view(lsn)
+        if view is None:
+            raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
+        return view
+
+    async def stats(self) -> LogStats:
+        """Counts of the log and of each of its queues."""
+        port = await self._connection.port()
+        return await port.stats()
+
+    async def peek(self, count: int = 10, *, queue: str | None = None) -> list[JobView]:
+        """The next ready jobs in the order of their claims, without claiming them."""
+        port = await self._connection.port()
+        return await port.peek(count, queue)
+
+    async def close(self) -> None:
+        """Finish what was asked for and close the directory. Legal twice."""
+        await self._connection.aclose()
+
+    async def __aenter__(self) -> Self:
+        return await self._opened()
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Open the directory now."""
+        return self._opened().__await__()
+
+    def __repr__(self) -> str:
+        return f"<TaskLog {self._connection.path}>"
+
+    async def _opened(self) -> Self:
+        self._connection.reopen()
+        await self._connection.opened()
+        return self
+
+    async def _settle(self, settlement: Settlement) -> None:
+        port = await self._connection.port()
+        (error,) = await port.settle([settlement])
+        if error is not None:
+            raise error
+
+    async def _located(self, job_id: str) -> tuple[LoopPort, int]:
+        tag, lsn = split_job_id(job_id)
+        port = await self._connection.port()
+        self._connection.check_tag(tag, lsn)
+        return port, lsn
+
+    def _id_of(self, answer: Any) -> str:
+        lsn = answer if isinstance(answer, int) else answer.lsn
+        return f"{self._connection.tag}-{lsn}"
+
+
+_PLAIN: Final = Options()
+
+
+def _item(job: Put) -> Item:
+    if not isinstance(job, Put):
+        raise UsageError(f"put_many() takes Put(payload=...) values, got {job!r:.60}")
+    _check_payload("the payload", job.payload)
+    spec = spec_of(job.queue, "", job.priority, job.attempts, Flag(0))
+    if not (job.delay or job.headers) and job.expires is None and job.key is None is job.window:
+        return spec, job.payload, None
+    changes: OptionChanges = {
+        "delay": job.delay,
+        "expires": job.expires,
+        "key": job.key,
+        "window": job.window,
+        "headers": job.headers,
+    }
+    return spec, job.payload, _PLAIN.changed(changes).fixed_extras("put")
+
+
+def _check_payload(what: str, payload: object) -> None:
+    if not isinstance(payload, bytes):
+        raise UsageError(f"{what} is {payload!r:.60}, it must be bytes")
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise PayloadTooLarge(what, len(payload), PAYLOAD_BYTES_MAX)

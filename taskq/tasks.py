@@ -1,0 +1,330 @@
+"""Decorated functions: call them, or enqueue them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
+
+from taskq.arguments import ArgumentCodec
+from taskq.call import Call, OptionChanges, Options, key_bytes
+from taskq.core.errors import UsageError
+from taskq.core.records import Flag
+from taskq.handle import JobHandle, make_handle
+from taskq.log.requests import check_name
+from taskq.serialization import ResultCodec
+from taskq.signature import Signature
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+
+    from taskq.app import TaskQ
+    from taskq.connection import Item
+    from taskq.core.model import Extras
+    from taskq.core.retry import RetryPolicy
+    from taskq.log.requests import Duplicate
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RunsIn = Literal["thread", "process"]
+
+
+class Enqueuer(Generic[P, R]):
+    """A task together with options: what ``enqueue`` and its sisters start from.
+
+    Attributes:
+        spec: the part of the options that the log wants encoded once.
+    """
+
+    def __init__(self, task: Task[P, R], chosen: Options, flags: Flag) -> None:
+        self._task = task
+        self._connection = task.app._connection
+        self._chosen = chosen
+        self._flags = flags
+        self._keyed = chosen.key is not None
+        self._extras = chosen.extras(None)
+        self.spec = chosen.spec(task.name, flags)
+
+    def options(self, **changes: Unpack[OptionChanges]) -> TaskOptions[P, R]:
+        """The same task with other options, for one call or many.
+
+        Raises:
+            UsageError: an option is unknown, wrong, or contradicts another.
+        """
+        return TaskOptions(self._task, self._chosen.changed(changes), self._flags)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """A checked and encoded call, to enqueue later or with others.
+
+        Raises:
+            InvalidCall: the arguments do not fit the task's signature.
+        """
+        body, extras = self._encoded(args, kwargs)
+        return Call(
+            name=self._task.name,
+            task=self._task,
+            body=body,
+            flags=self._flags,
+            chosen=self._chosen,
+            spec=self.spec,
+            extras=extras,
+        )
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Put one job into the log; it is as durable as the app says when this returns.
+
+        A caller that is cancelled withdraws the job if it was not yet written, else it stands.
+
+        Raises:
+            InvalidCall: the arguments do not fit; nothing was written.
+            LogError: the log could not be opened or written.
+        """
+        task = self._task
+        if self._keyed:
+            body, extras = self._encoded(args, kwargs)
+        else:
+            body, extras = task.encode(args, kwargs), self._extras
+        store = self._connection.current
+        if store is None or not store.usable:
+            store = await self._connection.opened()
+        port = store.port()
+        if port.full:
+            await port.room()
+        answer = await port.enqueue(self.spec, body, extras)
+        if type(answer) is int:
+            return JobHandle(task.app, task, store.tag, answer)
+        return make_handle(task.app, task, store.tag, answer)
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Do as ``enqueue``, blocking this thread: for code without an event loop."""
+        body, extras = self._encoded(args, kwargs)
+        answer = self._connection.send_sync(self.spec, body, extras)
+        return make_handle(self._task.app, self._task, self._connection.tag, answer)
+
+    async def enqueue_many(self, calls: Iterable[tuple[Any, ...]]) -> list[JobHandle[R]]:
+        """Put one job for each tuple of arguments into the log: all of them or none.
+
+        Raises:
+            InvalidCall: one of them does not fit; nothing was written.
+            PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
+        """
+        return self._handles(await self._connection.send_many(self._items(calls)))
+
+    def enqueue_many_sync(self, calls: Iterable[tuple[Any, ...]]) -> list[JobHandle[R]]:
+        """Do as ``enqueue_many``, blocking this thread."""
+        return self._handles(self._connection.send_many_sync(self._items(calls)))
+
+    def _handles(self, answers: list[int | Duplicate]) -> list[JobHandle[R]]:
+        task = self._task
+        tag = self._connection.tag
+        return [make_handle(task.app, task, tag, answer) for answer in answers]
+
+    def _items(self, calls: Iterable[tuple[Any, ...]]) -> list[Item]:
+        items: list[Item] = []
+        for args in calls:
+            if not isinstance(args, tuple):
+                raise UsageError(
+                    f"{self._task.name}: enqueue_many() takes a tuple of arguments for each job, "
+                    f"got {args!r:.60}: write ({args!r:.20},) for a single argument"
+                )
+            body, extras = self._encoded(args, {})
+            items.append((self.spec, body, extras))
+        return items
+
+    def _encoded(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bytes, Extras | None]:
+        key = self._chosen.key
+        if key is None:
+            return self._task.encode(args, kwargs), self._extras
+        codec = self._task.arguments
+        values = codec.validated(args, kwargs)
+        body = codec.dump(values)
+        if callable(key):
+            key = self._task._key_of(key, values)
+        return body, self._chosen.extras(key_bytes(self._task.name, key))
+
+
+class TaskOptions(Enqueuer[P, R]):
+    """A task with options of its own for some calls: what ``task.options(...)`` returns."""
+
+    def __repr__(self) -> str:
+        return f"<TaskOptions of {self._task.name}>"
+
+
+class Task(Enqueuer[P, R]):
+    """A function that can be enqueued. Made by ``@app.task`` or ``@task``.
+
+    Attributes:
+        app: the TaskQ it belongs to.
+        name: what jobs call it, ``module.function`` unless given.
+        aliases: earlier names of it, still run.
+        fn: the function itself.
+        is_async: whether it is a coroutine function.
+        retry: the policy after a failed attempt.
+        timeout: seconds that one attempt may take; None for no limit.
+        runs_in: "thread" for a sync function, "" for an async one.
+        store_result: whether its results are kept.
+        encode: (args, kwargs) -> payload; raises InvalidCall.
+        decode: payload -> (args, kwargs), checked against the annotations; raises InvalidCall.
+    """
+
+    def __init__(
+        self,
+        app: TaskQ,
+        fn: Callable[P, Any],
+        name: str,
+        chosen: Options,
+        *,
+        retry: RetryPolicy,
+        timeout: float | None = None,
+        aliases: tuple[str, ...] = (),
+        store_result: bool = True,
+        durable_claim: bool = False,
+    ) -> None:
+        flags = Flag(0) if store_result else Flag.DROP_RESULT
+        if durable_claim:
+            flags |= Flag.DURABLE_CLAIM
+        self.app = app
+        self.name = name
+        for spelled in (name, *aliases):
+            check_name("task name", spelled)
+        super().__init__(self, chosen, flags)
+        self.fn = fn
+        self.aliases = aliases
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.runs_in = "" if self.is_async else "thread"
+        self.retry = retry
+        self.timeout = timeout
+        self.store_result = store_result
+        # Built at the first call: annotations may name what the module defines further down.
+        self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes] = self._first_encode
+        self.decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]] = self._first_decode
+        functools.update_wrapper(self, fn)
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue that its jobs go to."""
+        return self._chosen.queue
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """How the function takes its arguments."""
+        return Signature(self.name, self.fn)
+
+    @functools.cached_property
+    def arguments(self) -> ArgumentCodec:
+        """The road between calls and payloads.
+
+        Raises:
+            UsageError: an annotation has no form in JSON, or names what does not exist.
+        """
+        codec = ArgumentCodec(self.signature)
+        self.encode, self.decode = codec.encode, codec.decode
+        return codec
+
+    @functools.cached_property
+    def _result(self) -> ResultCodec:
+        return ResultCodec(self.signature)
+
+    def encode_result(self, value: object) -> bytes | None:
+        """What is kept of a returned value; None for a None and for store_result=False.
+
+        Raises:
+            UsageError: the value does not fit the return annotation, or JSON.
+            PayloadTooLarge: it is over PAYLOAD_BYTES_MAX.
+        """
+        return self._result.encode(value) if self.store_result else None
+
+    def decode_result(self, body: bytes) -> R:
+        """The returned value, as the return annotation has it.
+
+        Raises:
+            UsageError: it was written by code that returned another type.
+        """
+        result: R = self._result.decode(body)
+        return result
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Run the function, here and now."""
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    def _first_encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        return self.arguments.encode(args, kwargs)
+
+    def _first_decode(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.arguments.decode(payload)
+
+    def _key_of(self, key: Callable[..., str | bytes], values: dict[str, Any]) -> str | bytes:
+        args, kwargs = self.signature.split({**self.signature.defaults, **values})
+        try:
+            return key(*args, **kwargs)
+        except Exception as error:
+            raise UsageError(
+                f"{self.name}: key= failed for this call: {type(error).__name__}: {error}. "
+                f"It is called with the task's own arguments, defaults filled in"
+            ) from error
+
+
+class SyncTask(Task[P, R]):
+    """A task of a plain function, which runs in a thread."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function, here and now."""
+        value: R = self.fn(*args, **kwargs)
+        return value
+
+
+class AsyncTask(Task[P, R]):
+    """A task of a coroutine function, which runs in the worker's event loop."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Run the function, here and now: await what this returns."""
+        coroutine: Coroutine[Any, Any, R] = self.fn(*args, **kwargs)
+        return coroutine
+
+
+def check_function(fn: object) -> None:
+    """Refuse what cannot be a task.
+
+    Raises:
+        UsageError: no function, or a generator.
+    """
+    if isinstance(fn, type) or not callable(fn):
+        raise UsageError(f"a task must be a function, got {fn!r:.60}")
+    if isinstance(fn, Task):
+        raise UsageError(f"{fn.name} is a task already: decorate the function once")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise UsageError(f"{fn!r:.60}: a task returns one value, it cannot be a generator")
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """``module.function``, with the module's importable name even for the main script.
+
+    Raises:
+        UsageError: the function has no name of its own.
+    """
+    qualified = getattr(fn, "__qualname__", "")
+    if not qualified or "<lambda>" in qualified:
+        raise UsageError(f"{fn!r:.60} has no name to be found by: give the task name=")
+    module = fn.__module__ or ""
+    if module == "__main__":
+        module = main_module_name()
+    return f"{module}.{qualified.replace('<locals>.', '')}"
+
+
+def main_module_name() -> str:
+    """The name by which another process imports what runs here as ``__main__``."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        name: str = spec.name
+        return name.removesuffix(".__main__")
+    file = getattr(main, "__file__", None)
+    return Path(file).stem if file else "__main__"
