@@ -43,8 +43,10 @@ class Op(enum.IntEnum):
     CANCEL = 4
     #: operand lsn -> Outcome, once the job is settled
     OUTCOME = 5
-    #: operand function(committer) -> its result; the state it reads is caught up
-    CALL = 6
+    #: operand (function(committer), needs the agenda) -> its result; reads only, without the lock
+    LOOK = 6
+    #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
+    SETTLE_SOON = 7
 
 
 class EnqueueSpec:
@@ -81,7 +83,8 @@ class EnqueueSpec:
         # A single attempt must not run twice, so its claim has to be on disk before it runs.
         self.flags = flags | Flag.CHECKED | (Flag.DURABLE_CLAIM if attempts == 1 else Flag(0))
         self.route = queue_bytes + task_bytes
-        self.lane_key = bytes((priority, len(queue_bytes))) + self.route
+        #: what a lane is known by beside its priority; see ``Agenda.lane``
+        self.lane_key = bytes((len(queue_bytes), len(task_bytes))) + self.route
         #: everything of the record between its length and its body, when it has no options
         self.tail = codec.enqueue_tail(
             priority, int(self.flags), attempts, len(queue_bytes), len(task_bytes), self.route, b""

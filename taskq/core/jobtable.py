@@ -1,0 +1,141 @@
+"""The unsettled jobs, by id, in flat arrays: 24 bytes a job and no object for any.
+
+Ids only grow, so a new job goes to the end and a lookup is two bisections. A lookup starts where the
+last one ended: claims and settles walk the table in order, and then it costs one comparison.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHUNK: Final = 4_096
+#: ``meta`` of a job: its state in the low bits, then flags, then the attempts counted so far.
+STATE_MASK: Final = 0b111
+META_EXPIRES: Final = 1 << 3
+META_KEYED: Final = 1 << 4
+META_DURABLE_CLAIM: Final = 1 << 5
+META_DUE: Final = 1 << 6
+ATTEMPT_SHIFT: Final = 8
+ATTEMPT_UNIT: Final = 1 << ATTEMPT_SHIFT
+ATTEMPT_MASK: Final = 0xFFFF << ATTEMPT_SHIFT
+
+
+class Chunk:
+    """Columns of up to 4 096 jobs; a job whose meta is 0 is settled and only waits for tidying."""
+
+    __slots__ = ("ids", "lanes", "live", "locations", "metas", "used")
+
+    def __init__(self, capacity: int) -> None:
+        self.ids = array("Q", bytes(8 * capacity))
+        self.locations = array("Q", bytes(8 * capacity))
+        self.lanes = array("I", bytes(4 * capacity))
+        self.metas = array("I", bytes(4 * capacity))
+        self.used = 0
+        self.live = 0
+
+
+class JobTable:
+    """Columns (id, location, lane, meta) of every unsettled job, sorted by id.
+
+    After ``find`` returned a chunk, ``index`` is the job's place in its columns.
+    """
+
+    __slots__ = ("_chunks", "_firsts", "_hint", "_last", "index", "live")
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._chunks: list[Chunk] = []
+        self._last = self._hint = Chunk(0)
+        self.index = 0
+        self.live = 0
+
+    def add(self, job: int, location: int, lane: int, meta: int) -> None:
+        """Append a job whose id is higher than any before."""
+        chunk = self._last
+        used = chunk.used
+        if used == len(chunk.ids):
+            chunk = self._last = Chunk(CHUNK)
+            self._firsts.append(job)
+            self._chunks.append(chunk)
+            used = 0
+        chunk.ids[used] = job
+        chunk.locations[used] = location
+        chunk.lanes[used] = lane
+        chunk.metas[used] = meta
+        chunk.used = used + 1
+        chunk.live += 1
+        self.live += 1
+
+    def find(self, job: int) -> Chunk | None:
+        """The chunk that holds an unsettled job, or None; sets ``index``."""
+        chunk = self._hint
+        index = self.index + 1
+        if index < chunk.used and chunk.ids[index] == job:
+            self.index = index
+            return chunk if chunk.metas[index] else None
+        number = bisect_right(self._firsts, job) - 1
+        if number < 0:
+            return None
+        chunk = self._chunks[number]
+        index = bisect_left(chunk.ids, job, 0, chunk.used)
+        if index == chunk.used or chunk.ids[index] != job:
+            return None
+        self._hint = chunk
+        self.index = index
+        return chunk if chunk.metas[index] else None
+
+    def remove(self, chunk: Chunk, index: int) -> None:
+        """Take a job out that ``find`` has just found."""
+        chunk.metas[index] = 0
+        chunk.live -= 1
+        self.live -= 1
+        # One straggler must not keep a whole chunk: rewrite it once three quarters are gone.
+        if chunk.live * 4 < chunk.used and chunk is not self._last and chunk.used > CHUNK // 16:
+            self._tidy(chunk)
+        elif not chunk.live and chunk is not self._last:
+            self._drop(self._chunks.index(chunk))
+
+    def __iter__(self) -> Iterator[tuple[Chunk, int]]:
+        """(chunk, index) of every unsettled job, by id."""
+        for chunk in self._chunks:
+            metas = chunk.metas
+            for index in range(chunk.used):
+                if metas[index]:
+                    yield chunk, index
+
+    def _tidy(self, chunk: Chunk) -> None:
+        number = bisect_right(self._firsts, chunk.ids[0]) - 1
+        if not chunk.live:
+            self._drop(number)
+            return
+        parts = [chunk]
+        if number and self._chunks[number - 1].live + chunk.live <= CHUNK // 4:
+            number -= 1
+            parts.insert(0, self._chunks[number])
+        merged = Chunk(sum(part.live for part in parts))
+        for part in parts:
+            _copy_live(part, merged)
+        self._chunks[number : number + len(parts)] = [merged]
+        self._firsts[number : number + len(parts)] = [merged.ids[0]]
+        self._hint = Chunk(0)
+
+    def _drop(self, number: int) -> None:
+        del self._chunks[number], self._firsts[number]
+        self._hint = Chunk(0)
+
+
+def _copy_live(source: Chunk, target: Chunk) -> None:
+    for index in range(source.used):
+        if source.metas[index]:
+            at = target.used
+            target.ids[at] = source.ids[index]
+            target.locations[at] = source.locations[index]
+            target.lanes[at] = source.lanes[index]
+            target.metas[at] = source.metas[index]
+            target.used = at + 1
+            target.live += 1

@@ -1,0 +1,46 @@
+"""One frame in the making."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskq.log import codec
+
+if TYPE_CHECKING:
+    from taskq.log.journal import Journal
+
+
+class Batch:
+    """The records of the next frame, and where each will stand.
+
+    Attributes:
+        lsn: of the next record.
+        size: bytes so far.
+        where: location of the frame's first body byte; ``where + size`` is the next record's.
+        interest: which sleepers must be woken for it.
+        must_sync: the answers need these records on disk.
+    """
+
+    __slots__ = ("epoch", "first_lsn", "interest", "lsn", "parts", "size", "time_ns", "where")
+
+    def __init__(self, journal: Journal, time_ns: int) -> None:
+        self.parts: list[bytes] = []
+        self.lsn = self.first_lsn = journal.next_lsn
+        self.epoch = journal.epoch
+        self.time_ns = time_ns
+        self.size = 0
+        self.where = journal.ordinal_base() + journal.offset + codec.FRAME_HEADER_SIZE
+        self.interest = 0
+
+    def add(self, record: bytes) -> int:
+        """Append a record; returns its lsn."""
+        lsn = self.lsn
+        self.parts.append(record)
+        self.size += len(record)
+        self.lsn = lsn + 1
+        return lsn
+
+    @property
+    def count(self) -> int:
+        """Records so far."""
+        return self.lsn - self.first_lsn

@@ -1,0 +1,467 @@
+"""The format of the log: this docstring is its specification, and tests pin its bytes.
+
+All numbers are little-endian. Constants never change, they only grow.
+
+**Segment** (file ``log/<first lsn, 20 digits>.log``): a header of 64 bytes, then frames.
+
+====== ===== ==========================================================
+offset bytes segment header
+====== ===== ==========================================================
+0      8     magic ``taskqlog``
+8      2     version: 1
+10     2     size of this header: 64
+12     4     flags, 0
+16     8     first lsn: no record of the segment has a lower one
+24     8     epoch of its first frame
+32     16    log id (UUID)
+48     8     created, nanoseconds of wall time
+56     4     CRC-32 of bytes 0 to 55
+60     4     0
+====== ===== ==========================================================
+
+**Frame**: one group commit, one append, the unit of atomicity. It starts at a multiple of 8.
+
+====== ===== ==========================================================
+offset bytes frame header
+====== ===== ==========================================================
+0      4     magic 0xF3_51_4B_54 (``TKQ`` and 0xF3)
+4      4     size of the body, without header and padding; at most 9 MiB
+8      4     number of records, at least 1
+12     2     flags, 0
+14     2     0
+16     8     lsn of the first record; the others follow one by one
+24     8     epoch
+32     8     time, nanoseconds of wall time: of every record in the frame
+40     8     synced through: every record below this lsn was on disk when
+             the frame was written
+48     4     CRC-32 of the body
+52     4     CRC-32 of bytes 0 to 51
+====== ===== ==========================================================
+
+The body follows, then zeros up to a multiple of 8. Both CRCs start from a seed: the CRC-32 of (log id,
+first lsn of the segment u64, offset of the frame u64). So a frame that is copied into a payload, or
+read at the wrong place, is never taken for one.
+
+**Record**: ``length u32`` (whole record), ``type u8``, one byte of its type, ``options length u16``,
+``flags u32``, then the fixed fields of its type, its options, its body, and with flag 1 a CRC-32 over
+all before it, seeded with the low 32 bits of its lsn (used only to salvage a damaged frame).
+
+=========  ====  ==================================================================
+type       size  fixed fields
+=========  ====  ==================================================================
+ENQUEUED   16    byte: priority; attempts allowed u16, length of queue u8, length
+                 of task u8; then queue and task in UTF-8 (before the options);
+                 body: payload
+CLAIMED    32    byte: 0; attempt u32, job u64, owner u64
+SUCCEEDED  32    byte: 0; attempt u32, job u64, token u64; body: result
+DIED       32    byte: cause; attempt u32, job u64, token u64; body: reason
+CANCELLED  32    byte: cause; attempt u32, job u64, 0 u64
+EXPIRED    32    byte: cause; attempt u32, job u64, 0 u64
+RETRIED    40    byte: cause; attempt u32, job u64, token u64, due i64 (relative,
+                 wall time when written); body: reason
+RELEASED   40    as RETRIED
+CLOCK      24    byte: 0; 0 u32, step i64 in nanoseconds
+OWNER      24    byte: 0; 0 u32, owner u64; body: JSON
+=========  ====  ==================================================================
+
+A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the count
+after the record. An option is ``tag u8, length u16, value``; an unknown tag is passed over.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
+from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, Extras
+from taskq.core.records import Cause, Flag, Kind, Option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    from typing_extensions import Buffer
+
+FORMAT_VERSION: Final = 1
+SEGMENT_MAGIC: Final = b"taskqlog"
+SEGMENT_HEADER: Final = struct.Struct("<8sHHIQQ16sqII")
+FRAME_MAGIC: Final = 0xF3514B54
+FRAME_MAGIC_BYTES: Final = FRAME_MAGIC.to_bytes(4, "little")
+FRAME_HEADER: Final = struct.Struct("<IIIHHQQqQII")
+FRAME_HEADER_SIZE: Final = FRAME_HEADER.size
+FRAME_BODY_MAX: Final = 9 * 1024 * 1024
+LSN_MAX: Final = 2**63
+
+ENQUEUED: Final = struct.Struct("<IBBHIHBB")
+ENQUEUED_TAIL: Final = struct.Struct("<BBHIHBB")
+JOB: Final = struct.Struct("<IBBHIIQQ")
+BACK: Final = struct.Struct("<IBBHIIQQq")
+CLOCK: Final = struct.Struct("<IBBHIIq")
+OWNER: Final = struct.Struct("<IBBHIIQ")
+LENGTH: Final = struct.Struct("<I")
+#: What every record starts with: length, type, byte, size of the options, flags.
+PREFIX: Final = struct.Struct("<IBBHI")
+_OPTION: Final = struct.Struct("<BH")
+_I64: Final = struct.Struct("<q")
+_U64: Final = struct.Struct("<Q")
+_CRC_SIZE: Final = 4
+#: Fixed sizes by type: a record that is shorter is damaged.
+FIXED_SIZES: Final[dict[int, int]] = {
+    Kind.ENQUEUED: ENQUEUED.size,
+    Kind.CLAIMED: JOB.size,
+    Kind.SUCCEEDED: JOB.size,
+    Kind.DIED: JOB.size,
+    Kind.CANCELLED: JOB.size,
+    Kind.EXPIRED: JOB.size,
+    Kind.RETRIED: BACK.size,
+    Kind.RELEASED: BACK.size,
+    Kind.CLOCK: CLOCK.size,
+    Kind.OWNER: OWNER.size,
+}
+
+pack_length = LENGTH.pack
+crc32 = zlib.crc32
+
+
+class SegmentHeader(NamedTuple):
+    """What the first 64 bytes of a segment say."""
+
+    first_lsn: int
+    epoch: int
+    log_id: bytes
+    created_ns: int
+
+
+class FrameHeader(NamedTuple):
+    """What the header of a frame says; ``size`` is that of the whole frame with its padding."""
+
+    body_size: int
+    count: int
+    first_lsn: int
+    epoch: int
+    time_ns: int
+    synced_through: int
+    body_crc: int
+
+    @property
+    def size(self) -> int:
+        """Bytes from this frame's start to the next one's."""
+        return frame_size(self.body_size)
+
+    @property
+    def next_lsn(self) -> int:
+        """The lsn after the frame's last record."""
+        return self.first_lsn + self.count
+
+
+def frame_size(body_size: int) -> int:
+    """Bytes of a frame on disk: header, body, zeros up to a multiple of 8."""
+    return (FRAME_HEADER_SIZE + body_size + 7) & ~7
+
+
+def encode_segment_header(header: SegmentHeader) -> bytes:
+    """The 64 bytes that open a segment."""
+    fields = (SEGMENT_MAGIC, FORMAT_VERSION, SEGMENT_HEADER.size, 0, *header)
+    plain = SEGMENT_HEADER.pack(*fields, 0, 0)
+    return SEGMENT_HEADER.pack(*fields, crc32(plain[:56]), 0)
+
+
+def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
+    """None when the bytes are no whole header.
+
+    Raises:
+        FormatError: the version is unknown.
+    """
+    if len(data) < SEGMENT_HEADER.size or data[:8] != SEGMENT_MAGIC:
+        return None
+    _, version, _, _, first_lsn, epoch, log_id, created_ns, crc, _ = SEGMENT_HEADER.unpack_from(data)
+    if version != FORMAT_VERSION:
+        raise FormatError(f"{path}: segment format {version} is unknown: a newer taskq wrote it")
+    if crc != crc32(data[:56]):
+        return None
+    return SegmentHeader(first_lsn, epoch, log_id, created_ns)
+
+
+def segment_seed(log_id: UUID, first_lsn: int) -> int:
+    """The part of a frame's CRC seed that a segment fixes."""
+    return crc32(_U64.pack(first_lsn), crc32(log_id.bytes))
+
+
+def encode_frame(
+    body: bytes,
+    count: int,
+    first_lsn: int,
+    epoch: int,
+    time_ns: int,
+    synced_through: int,
+    seed: int,
+    offset: int,
+) -> bytes:
+    """One whole frame, padded, as it is appended at ``offset`` of the segment with that seed."""
+    seed = crc32(_U64.pack(offset), seed)
+    size = len(body)
+    head = FRAME_HEADER.pack(
+        FRAME_MAGIC, size, count, 0, 0, first_lsn, epoch, time_ns, synced_through, crc32(body, seed), 0
+    )
+    crc = LENGTH.pack(crc32(head[:52], seed))
+    return b"".join((head[:52], crc, body, bytes(-size & 7)))
+
+
+def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameHeader | None:
+    """The header at ``data[at:]``, which stands at ``offset`` of its segment; None if it is none."""
+    view = memoryview(data)[at : at + FRAME_HEADER_SIZE]
+    if len(view) < FRAME_HEADER_SIZE:
+        return None
+    magic, size, count, _, _, first, epoch, time_ns, synced, body_crc, crc = FRAME_HEADER.unpack(view)
+    if magic != FRAME_MAGIC or size > FRAME_BODY_MAX or not count or first >= LSN_MAX:
+        return None
+    if crc != crc32(view[:52], crc32(_U64.pack(offset), seed)):
+        return None
+    return FrameHeader(size, count, first, epoch, time_ns, synced, body_crc)
+
+
+def body_is_whole(body: Buffer, header: FrameHeader, seed: int, offset: int) -> bool:
+    """Whether the body is what was written."""
+    view = memoryview(body)
+    if view.nbytes != header.body_size:
+        return False
+    return crc32(view, crc32(_U64.pack(offset), seed)) == header.body_crc
+
+
+# -- records --------------------------------------------------------------------------------------
+
+
+def enqueue_tail(
+    priority: int,
+    flags: int,
+    attempts: int,
+    queue_size: int,
+    task_size: int,
+    route: bytes,
+    options: bytes,
+) -> bytes:
+    """An ENQUEUED record from behind its length up to its body."""
+    fixed = ENQUEUED_TAIL.pack(
+        Kind.ENQUEUED, priority, len(options), flags, attempts, queue_size, task_size
+    )
+    return fixed + route + options
+
+
+def encode_checked(tail: bytes, body: bytes, lsn: int) -> bytes:
+    """A record that ends in its own CRC, from what stands between its length and its body."""
+    record = pack_length(len(tail) + len(body) + 8) + tail + body
+    return record + pack_length(crc32(record, lsn & 0xFFFFFFFF))
+
+
+def encode_job(
+    kind: Kind,
+    cause: int,
+    attempt: int,
+    job: int,
+    token: int,
+    body: bytes | None = None,
+    lsn: int = 0,
+    options: bytes = b"",
+) -> bytes:
+    """A CLAIMED, SUCCEEDED, DIED, CANCELLED or EXPIRED record."""
+    if body is None:
+        size = JOB.size + len(options)
+        return JOB.pack(size, kind, cause, len(options), 0, attempt, job, token) + options
+    fixed = JOB.pack(0, kind, cause, len(options), Flag.CHECKED, attempt, job, token)
+    return encode_checked(fixed[4:] + options, body, lsn)
+
+
+def encode_back(
+    kind: Kind, cause: int, attempt: int, job: int, token: int, due_ns: int, body: bytes, lsn: int
+) -> bytes:
+    """A RETRIED or RELEASED record."""
+    fixed = BACK.pack(0, kind, cause, 0, Flag.CHECKED, attempt, job, token, due_ns)
+    return encode_checked(fixed[4:], body, lsn)
+
+
+def encode_clock(step_ns: int) -> bytes:
+    """A CLOCK record."""
+    return CLOCK.pack(CLOCK.size, Kind.CLOCK, 0, 0, 0, 0, step_ns)
+
+
+def encode_owner(owner: int, description: bytes, lsn: int) -> bytes:
+    """An OWNER record."""
+    fixed = OWNER.pack(0, Kind.OWNER, 0, 0, Flag.CHECKED, 0, owner)
+    return encode_checked(fixed[4:], description, lsn)
+
+
+def encode_key_hash(hashed: int) -> bytes:
+    """The option that frees a key when its job ends."""
+    return _OPTION.pack(Option.KEY_HASH, 8) + _U64.pack(hashed)
+
+
+def encode_extras(extras: Extras, now_ns: int) -> bytes:
+    """The options of an ENQUEUED record, with delays counted from ``now_ns``.
+
+    Raises:
+        UsageError: a key or header is empty, too long or not text.
+    """
+    parts: list[bytes] = []
+    if extras.due_ns:
+        if extras.due_is_wall:
+            parts.append(_option(Option.DUE_WALL, _I64.pack(extras.due_ns)))
+        else:
+            parts.append(_option(Option.DUE, _I64.pack(now_ns + extras.due_ns)))
+    if extras.expires_ns:
+        moment = extras.expires_ns + (0 if extras.expires_is_wall else now_ns)
+        parts.append(_option(Option.EXPIRES, _I64.pack(moment)))
+    if extras.key is not None:
+        if not 0 < len(extras.key) <= KEY_BYTES_MAX:
+            raise UsageError(
+                f"a dedup key has {len(extras.key)} bytes, it must have 1 to {KEY_BYTES_MAX}"
+            )
+        parts.append(_option(Option.KEY, extras.key))
+        if extras.window_ns:
+            parts.append(_option(Option.WINDOW, _I64.pack(extras.window_ns)))
+    if extras.headers:
+        parts.append(_option(Option.HEADERS, _encode_headers(extras.headers)))
+    return b"".join(parts)
+
+
+def _option(tag: Option, value: bytes) -> bytes:
+    return _OPTION.pack(tag, len(value)) + value
+
+
+def _encode_headers(headers: dict[str, str]) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    for pair in headers.items():
+        for text in pair:
+            data = text.encode()
+            size += 2 + len(data)
+            if size > HEADERS_BYTES_MAX:
+                raise PayloadTooLarge("the headers", size, HEADERS_BYTES_MAX)
+            parts.append(len(data).to_bytes(2, "little") + data)
+    return b"".join(parts)
+
+
+def _decode_headers(data: bytes) -> dict[str, str]:
+    texts: list[str] = []
+    at = 0
+    while at + 2 <= len(data):
+        size = int.from_bytes(data[at : at + 2], "little")
+        texts.append(data[at + 2 : at + 2 + size].decode("utf-8", "replace"))
+        at += 2 + size
+    return dict(zip(texts[::2], texts[1::2], strict=False))
+
+
+def options(data: Buffer, at: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """(tag, value) of each option in ``data[at:at + size]``."""
+    view = memoryview(data)[at : at + size]
+    place = 0
+    while place + _OPTION.size <= len(view):
+        tag, length = _OPTION.unpack_from(view, place)
+        place += _OPTION.size
+        yield tag, bytes(view[place : place + length])
+        place += length
+
+
+def decode_extras(data: Buffer, at: int, size: int) -> Extras:
+    """The options of an ENQUEUED record; its moments are all wall time."""
+    extras = Extras()
+    for tag, value in options(data, at, size):
+        if tag == Option.DUE:
+            extras.due_ns = _I64.unpack(value)[0]
+        elif tag == Option.DUE_WALL:
+            extras.due_ns, extras.due_is_wall = _I64.unpack(value)[0], True
+        elif tag == Option.EXPIRES:
+            extras.expires_ns, extras.expires_is_wall = _I64.unpack(value)[0], True
+        elif tag == Option.KEY:
+            extras.key = value
+        elif tag == Option.WINDOW:
+            extras.window_ns = _I64.unpack(value)[0]
+        elif tag == Option.HEADERS:
+            extras.headers = _decode_headers(value)
+    return extras
+
+
+def decode_key_hash(data: Buffer, at: int, size: int) -> int:
+    """The key hash among a record's options, 0 if there is none."""
+    for tag, value in options(data, at, size):
+        if tag == Option.KEY_HASH:
+            hashed: int = _U64.unpack(value)[0]
+            return hashed
+    return 0
+
+
+def enqueue_body(record: bytes) -> bytes:
+    """The payload of an ENQUEUED record."""
+    length, _, _, options_size, flags, _, queue_size, task_size = ENQUEUED.unpack_from(record)
+    end = length - _CRC_SIZE if flags & Flag.CHECKED else length
+    return record[ENQUEUED.size + queue_size + task_size + options_size : end]
+
+
+def enqueue_extras(record: bytes) -> Extras:
+    """Key, headers and moments of an ENQUEUED record."""
+    _, _, _, size, _, _, queue_size, task_size = ENQUEUED.unpack_from(record)
+    return decode_extras(record, ENQUEUED.size + queue_size + task_size, size)
+
+
+class LogRecord(NamedTuple):
+    """A record as people and tools read it; the live log never builds one."""
+
+    kind: int
+    lsn: int
+    epoch: int
+    time_ns: int
+    flags: int
+    #: lsn of the job that it concerns, 0 for none
+    job: int = 0
+    #: lsn of the claim; of CLAIMED and OWNER the owner
+    token: int = 0
+    attempt: int = 0
+    cause: Cause = Cause.CALLER
+    due_ns: int = 0
+    queue: bytes = b""
+    task: bytes = b""
+    priority: int = 0
+    attempts_max: int = 0
+    extras: Extras | None = None
+    key_hash: int = 0
+    #: payload, result, reason or description; None when there is none
+    body: bytes | None = None
+    step_ns: int = 0
+
+
+def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
+    """One record from exactly its bytes.
+
+    Raises:
+        FormatError: the type is unknown and may not be skipped.
+        struct.error: the record is too short for its type.
+    """
+    length, kind, byte, options_size, flags = PREFIX.unpack_from(data)
+    fixed = FIXED_SIZES.get(kind)
+    if fixed is None:
+        if kind >= 128:  # noqa: PLR2004 - the format's bound of skippable types
+            return LogRecord(kind, lsn, epoch, time_ns, flags)
+        raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
+    end = length - _CRC_SIZE if flags & Flag.CHECKED else length
+    if kind == Kind.ENQUEUED:
+        _, _, _, _, _, attempts, queue_size, task_size = ENQUEUED.unpack_from(data)
+        at = fixed + queue_size + task_size
+        return LogRecord(
+            kind, lsn, epoch, time_ns, flags, job=lsn, queue=data[fixed : fixed + queue_size],
+            task=data[fixed + queue_size : at], priority=byte, attempts_max=attempts,
+            extras=decode_extras(data, at, options_size), body=data[at + options_size : end],
+        )  # fmt: skip
+    if kind == Kind.CLOCK:
+        return LogRecord(kind, lsn, epoch, time_ns, flags, step_ns=CLOCK.unpack_from(data)[6])
+    body = data[fixed + options_size : end] if flags & Flag.CHECKED else None
+    if kind == Kind.OWNER:
+        owner = OWNER.unpack_from(data)[6]
+        return LogRecord(kind, lsn, epoch, time_ns, flags, token=owner, body=body)
+    attempt, job, token = struct.unpack_from("<IQQ", data, 12)
+    due = BACK.unpack_from(data)[8] if fixed == BACK.size else 0
+    return LogRecord(
+        kind, lsn, epoch, time_ns, flags, job=job, token=token, attempt=attempt,
+        cause=Cause(byte) if byte in Cause._value2member_map_ else Cause.CALLER, due_ns=due,
+        key_hash=decode_key_hash(data, fixed, options_size), body=body,
+    )  # fmt: skip

@@ -1,0 +1,454 @@
+"""Group commit: a batch of requests becomes one frame, and answers that are as durable as their source.
+
+No thread here: the storage thread calls ``commit``, then ``sync`` when it must, and hands the answers
+out; a simulation does the same step by step, with several committers on one simulated disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import AppendFailed, JobNotFound, LogError, OutcomeUnknown, TaskqError
+from taskq.core.model import Durability
+from taskq.log import codec
+from taskq.log.batch import Batch
+from taskq.log.facets import Facets
+from taskq.log.operations import Operations, failure
+from taskq.log.history import is_job, read_outcome
+from taskq.log.requests import ClaimRequest, Op
+
+if TYPE_CHECKING:
+    from taskq.log.config import LogConfig
+    from taskq.log.journal import Journal
+    from taskq.log.ports import Peers
+
+_ENQUEUE: Final = int(Op.ENQUEUE)
+_SETTLE_SOON: Final = int(Op.SETTLE_SOON)
+_LOOK: Final = int(Op.LOOK)
+_NEEDS_AGENDA: Final = frozenset({Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL})
+#: How often a claimer looks whether other owners still live.
+DEAD_OWNER_CHECK_NS: Final = 250_000_000
+#: Room that an append must find after the disk was full, besides its own size.
+_MARGIN_BYTES: Final = 64 * 1024
+
+
+#: (op, port, future, operand); see ``requests``
+Request = tuple[int, Any, Any, Any]
+#: (port, future, value or error); with no future, a call for the port's side
+Answer = tuple[Any, Any, Any]
+
+
+class Survey:
+    """What a batch holds: its operations, whether any enqueue has a key, and about how many bytes."""
+
+    __slots__ = ("keyed", "ops", "size")
+
+    def __init__(self) -> None:
+        self.ops: set[int] = set()
+        self.keyed = False
+        self.size = 0
+
+    def add(self, request: Request) -> None:
+        """Count a request in."""
+        op, _, _, operand = request
+        self.ops.add(op)
+        self.size += _size(request)
+        if op == _ENQUEUE:
+            extras = operand[2]
+            self.keyed = self.keyed or (extras is not None and extras.key is not None)
+        elif op == Op.ENQUEUE_MANY:
+            self.keyed = self.keyed or any(one and one.key is not None for _, _, one in operand)
+        elif op in (Op.SETTLE, Op.SETTLE_SOON):
+            items = operand if op == Op.SETTLE else operand[0]
+            self.keyed = self.keyed or any(
+                extras and extras.key is not None for item in items for _, _, extras in item.children
+            )
+
+    @classmethod
+    def of(cls, requests: list[Request]) -> Survey:
+        """The survey of a list."""
+        survey = cls()
+        for request in requests:
+            survey.add(request)
+        return survey
+
+
+class Committer:
+    """The storage side of one process.
+
+    Attributes:
+        now: answers that may go out at once.
+        later: answers that must wait until the log is durable up to ``later_lsn``.
+        waiting: claims that found nothing yet: (request, port, future).
+    """
+
+    def __init__(self, journal: Journal, peers: Peers, config: LogConfig, description: bytes) -> None:
+        self.journal = journal
+        self.peers = peers
+        self.config = config
+        self.facets = Facets(journal)
+        self.operations = Operations(journal, self.facets, peers.owner, description)
+        self.now: list[Answer] = []
+        self.later: list[Answer] = []
+        self.later_lsn = 0
+        #: something was appended that a loss would undo (claims alone do not count)
+        self.unsynced = False
+        self.waiting: list[tuple[ClaimRequest, Any, Any]] = []
+        self.watchers: dict[int, list[tuple[Any, Any]]] = {}
+        #: settlements that the disk refused: they are tried again, nobody waits for them
+        self.held: list[Request] = []
+        self.in_flight: list[Request] = []
+        self._guard = threading.Lock()
+        self.batches = 0
+        #: jobs of dead owners that were given back or ended
+        self.taken_back = 0
+        #: whom to wake for what was appended since the last ``take_interest``
+        self._interest = 0
+        self._looked_for_dead_ns = 0
+        self._must_check_room = False
+        self._expiring = False
+
+    # -- one batch --------------------------------------------------------------------------------
+
+    def commit(self, requests: list[Request], survey: Survey | None = None) -> None:
+        """Decide and append everything, or answer every request with what went wrong."""
+        if self.held or survey is None:
+            requests, self.held = [*self.held, *requests], []
+            survey = Survey.of(requests)
+        try:
+            if _LOOK in survey.ops:
+                requests = self._look(requests)
+                if not requests and not self.waiting:
+                    return
+            self._build_before_lock(survey)
+            self.in_flight = requests
+            self.journal.lock()
+        except (TaskqError, OSError) as error:
+            self._refuse(requests, failure(error))
+            return
+        try:
+            # Some callers may have been told meanwhile that the lock was not to be had.
+            self._locked(self.take_in_flight(), survey)
+        except TaskqError as error:
+            self.facets.discard()
+            self._refuse(requests, error)
+        finally:
+            self.journal.unlock()
+
+    def take_in_flight(self) -> list[Request]:
+        """The requests of this batch; whoever takes them answers them. One thread at a time."""
+        with self._guard:
+            requests, self.in_flight = self.in_flight, []
+            return requests
+
+    def held_back(self, requests: list[Request]) -> None:
+        """Put requests off to the next batch."""
+        with self._guard:
+            self.held += requests
+
+    def _look(self, requests: list[Request]) -> list[Request]:
+        """Answer the requests that only read; returns the others."""
+        self.journal.refresh()
+        self.facets.catch_up()
+        others = []
+        for request in requests:
+            op, port, future, operand = request
+            if op != _LOOK:
+                others.append(request)
+                continue
+            look, needs_agenda = operand
+            try:
+                if needs_agenda:
+                    self.facets.need_agenda()
+                self._answer_later(port, future, look(self))
+            except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
+                self.now.append((port, future, failure(error)))
+        return others
+
+    def _answer_later(self, port: Any, future: Any, value: object) -> None:
+        """An answer that rests on everything this process has seen of the log."""
+        self.later.append((port, future, value))
+        self.later_lsn = max(self.later_lsn, self.journal.next_lsn)
+
+    def _build_before_lock(self, survey: Survey) -> None:
+        """Read what others wrote before taking the lock: the first build reads the whole log."""
+        facets = self.facets
+        wants_agenda = bool(self.waiting) or not survey.ops.isdisjoint(_NEEDS_AGENDA)
+        builds = (wants_agenda and facets.agenda is None) or (survey.keyed and facets.dedup is None)
+        if builds or facets.agenda is not None:
+            self.journal.refresh()
+            facets.catch_up()
+        if wants_agenda:
+            facets.need_agenda()
+        if survey.keyed:
+            facets.need_dedup()
+
+    def _locked(self, requests: list[Request], survey: Survey) -> None:
+        before = len(self.now), len(self.later), self.later_lsn, list(self.waiting)
+        journal = self.journal
+        try:
+            journal.rotate_if_full()
+            self._make_room_check(survey)
+            time_ns, step_ns = journal.log_time()
+            batch = Batch(journal, time_ns)
+            self._catch_up(batch, step_ns, survey)
+            self._run(batch, requests)
+            if batch.count:
+                start = journal.end()
+                journal.append(b"".join(batch.parts), batch.count, time_ns)
+                self.facets.appended(start)
+                self.batches += 1
+                self.unsynced = self.unsynced or batch.interest != 0
+        except OSError as error:
+            now, later, self.later_lsn, self.waiting = before
+            del self.now[now:], self.later[later:]
+            self._give_up(requests, error)
+            return
+        self._see_outcomes()
+        self._interest |= batch.interest
+
+    def _make_room_check(self, survey: Survey) -> None:
+        """While the disk is full, find out before anything is applied: a fold is not thrown away twice."""
+        if not self._must_check_room:
+            return
+        if self.journal.disk.free_bytes(self.journal.path) < survey.size + _MARGIN_BYTES:
+            raise OSError(28, "No space left on device")
+        self._must_check_room = False
+
+    def _catch_up(self, batch: Batch, step_ns: int, survey: Survey) -> None:
+        facets = self.facets
+        facets.catch_up()
+        if self.waiting or not survey.ops.isdisjoint(_NEEDS_AGENDA):
+            facets.need_agenda()
+        self.operations.begin()
+        if step_ns:
+            batch.add(codec.encode_clock(step_ns))
+            for facet in (facets.agenda, facets.dedup):
+                if facet is not None:
+                    facet.apply_clock(step_ns)
+        agenda = facets.agenda
+        if agenda is None:
+            return
+        agenda.promote(batch.time_ns)
+        self._take_back(batch)
+        # Nothing expires in the frame that records a step: the new time may be corrected again.
+        following = agenda.next_expiry_ns()
+        self._expiring = False
+        if not step_ns and following is not None and following <= batch.time_ns:
+            self._expiring = self.operations.expire(batch)
+
+    def _take_back(self, batch: Batch) -> None:
+        steady = self.journal.clock.steady_ns()
+        if steady - self._looked_for_dead_ns < DEAD_OWNER_CHECK_NS:
+            return
+        self._looked_for_dead_ns = steady
+        dead = self.dead_owners()
+        if dead:
+            self.taken_back += self.operations.take_back(batch, dead)
+            for owner in dead:
+                self.peers.forget(owner)
+
+    def other_owners(self) -> set[int]:
+        """Other owners that hold claims, as far as this process has folded the log."""
+        agenda = self.facets.agenda
+        if agenda is None:
+            return set()
+        return {claim[2] for claim in agenda.running.values()} - {self.peers.owner}
+
+    def dead_owners(self) -> set[int]:
+        """Those among them whose process is gone."""
+        return {owner for owner in self.other_owners() if not self.peers.alive(owner)}
+
+    def look_for_dead_now(self) -> None:
+        """Make the next batch look for dead owners."""
+        self._looked_for_dead_ns = 0
+
+    def take_interest(self) -> int:
+        """Interest bits of the sleepers to wake; asked once for each batch."""
+        interest, self._interest = self._interest, 0
+        return interest
+
+    def _run(self, batch: Batch, requests: list[Request]) -> None:
+        operations, later = self.operations, self.later
+        enqueue = operations.enqueue
+        for request in requests:
+            op, port, future, operand = request
+            if op == _ENQUEUE:
+                if future.cancelled():  # withdrawn in time
+                    continue
+                try:
+                    later.append((port, future, enqueue(batch, operand)))
+                except TaskqError as error:
+                    self.now.append((port, future, error))
+            else:
+                self._run_other(batch, op, port, future, operand)
+        if later:
+            self.later_lsn = max(self.later_lsn, batch.lsn)
+        if self.waiting and not self._expiring:
+            self._serve_claims(batch)
+
+    def _run_other(self, batch: Batch, op: int, port: Any, future: Any, operand: Any) -> None:
+        operations = self.operations
+        if future is not None and future.cancelled():
+            return
+        try:
+            if op == _SETTLE_SOON:
+                items, on_error = operand
+                for item in items:
+                    try:
+                        operations.settle(batch, item)
+                    except TaskqError as error:
+                        self.now.append((port, None, (on_error, item, error)))
+                return
+            if op == Op.CLAIM:
+                self.waiting.append((operand, port, future))
+                return
+            if op == Op.OUTCOME:
+                self._watch(port, future, operand)
+                return
+            value = self._decide(batch, op, operand)
+        except TaskqError as error:
+            self.now.append((port, future, error))
+            return
+        self.later.append((port, future, value))
+        self.later_lsn = max(self.later_lsn, batch.lsn)
+
+    def _decide(self, batch: Batch, op: int, operand: Any) -> object:
+        operations = self.operations
+        if op == Op.ENQUEUE_MANY:
+            return operations.enqueue_many(batch, operand)
+        if op == Op.SETTLE:
+            return [self._settle_one(batch, item) for item in operand]
+        if op == Op.CANCEL:
+            if not 0 < operand < batch.lsn:
+                raise JobNotFound(f"no job {self.journal.tag}-{operand} in this log")
+            return operations.cancel(batch, operand)
+        raise AssertionError(f"unknown operation {op}")
+
+    def _settle_one(self, batch: Batch, item: Any) -> TaskqError | None:
+        try:
+            self.operations.settle(batch, item)
+        except TaskqError as error:
+            return error
+        return None
+
+    def _serve_claims(self, batch: Batch) -> None:
+        waiting = []
+        steady = self.journal.clock.steady_ns()
+        for claim in self.waiting:
+            request, port, future = claim
+            if future.cancelled():
+                continue
+            deliveries, must_sync = self.operations.claim(batch, request)
+            if deliveries:
+                if must_sync:
+                    self.later.append((port, future, deliveries))
+                    self.later_lsn = max(self.later_lsn, batch.lsn)
+                else:
+                    self.now.append((port, future, deliveries))
+            elif request.wait_until_ns is not None and request.wait_until_ns <= steady:
+                self.now.append((port, future, []))
+            else:
+                waiting.append(claim)
+        self.waiting = waiting
+
+    # -- outcomes ---------------------------------------------------------------------------------
+
+    def _watch(self, port: Any, future: Any, job: int) -> None:
+        if not 0 < job < self.journal.next_lsn:
+            raise JobNotFound(f"no job {self.journal.tag}-{job} in this log")
+        live = self.facets.agenda is not None and self.facets.agenda.state(job)
+        if not live and job not in self.watchers and not is_job(self.journal, job):
+            raise JobNotFound(f"no job {self.journal.tag}-{job} in this log")
+        waiting = self.watchers.setdefault(job, [])
+        waiting.append((port, future))
+        if len(waiting) == 1:
+            self.facets.watch_from(job)
+
+    def follow(self) -> None:
+        """Look for outcomes that other processes wrote, without the lock."""
+        self.journal.refresh()
+        self.facets.catch_up()
+        self._see_outcomes()
+
+    def _see_outcomes(self) -> None:
+        settled, self.facets.watch.settled = self.facets.watch.settled, []
+        for job, location in settled:
+            outcome = read_outcome(self.journal, location)
+            for port, future in self.watchers.pop(job, ()):
+                self._answer_later(port, future, outcome)
+
+    def forget_cancelled_watchers(self) -> None:
+        """Stop looking for outcomes that nobody waits for any more."""
+        for job, waiting in list(self.watchers.items()):
+            left = [(port, future) for port, future in waiting if not future.cancelled()]
+            if left:
+                self.watchers[job] = left
+            else:
+                del self.watchers[job]
+                self.facets.watch.jobs.discard(job)
+
+    # -- durability -------------------------------------------------------------------------------
+
+    def must_sync(self) -> bool:
+        """Whether answers wait for the disk."""
+        if self.journal.too_much_in_the_air():
+            return True
+        if self.config.durability is not Durability.FSYNC:
+            return False
+        return bool(self.later) and self.later_lsn > self.journal.durable_lsn
+
+    def sync(self) -> None:
+        """Make all answers durable, or turn them into errors that say the outcome is unknown."""
+        self.unsynced = False
+        try:
+            self.journal.sync()
+        except OSError as error:
+            unknown = OutcomeUnknown(self.journal.path, error)
+            self.later = [(port, future, unknown) for port, future, _ in self.later]
+            self.journal.fail(error)
+
+    # -- trouble ----------------------------------------------------------------------------------
+
+    def _refuse(self, requests: list[Request], error: TaskqError) -> None:
+        for op, port, future, operand in requests:
+            if op == Op.CLAIM and not isinstance(error, LogError):
+                self.waiting.append((operand, port, future))
+            elif op == _SETTLE_SOON:
+                items, on_error = operand
+                self.now += [(port, None, (on_error, item, error)) for item in items]
+            else:
+                self.now.append((port, future, error))
+
+    def _give_up(self, requests: list[Request], error: OSError) -> None:
+        """The append failed: what was applied is thrown away with the fold, and folded anew."""
+        self._must_check_room = True
+        self.facets.discard()
+        self.operations.recent.clear()
+        failed = AppendFailed(self.journal.path, error)
+        for request in requests:
+            op, port, future, operand = request
+            if op == _SETTLE_SOON:
+                self.held.append(request)
+            elif op == Op.CLAIM:
+                if not any(one[2] is future for one in self.waiting):
+                    self.waiting.append((operand, port, future))
+            elif op == Op.OUTCOME:
+                if not any(one is future for _, one in self.watchers.get(operand, ())):
+                    self.held.append(request)
+            else:
+                self.now.append((port, future, failed))
+
+
+def _size(request: Request) -> int:
+    """About how many bytes a request adds to the log."""
+    op, _, _, operand = request
+    if op == _ENQUEUE:
+        return len(operand[1]) + len(operand[0].tail)
+    if op == Op.ENQUEUE_MANY:
+        return sum(len(body) + len(spec.tail) for spec, body, _ in operand)
+    if op in (Op.SETTLE, Op.SETTLE_SOON):
+        items = operand if op == Op.SETTLE else operand[0]
+        return sum(len(item.body or b"") + codec.BACK.size for item in items)
+    return codec.BACK.size

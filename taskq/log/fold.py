@@ -1,0 +1,199 @@
+"""Decoding frames into ``apply_*`` calls: one walk serves recovery, catching up and reading along.
+
+A record costs a walk step (its length and type), and what the facets in use need of it. No object is
+made for any.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.dedup import key_hash
+from taskq.core.errors import FormatError
+from taskq.core.jobtable import META_DURABLE_CLAIM, META_EXPIRES, META_KEYED
+from taskq.core.records import Flag, Kind, Option
+from taskq.log import codec
+from taskq.log.segment import salvage
+
+if TYPE_CHECKING:
+    from taskq.core.agenda import Agenda
+    from taskq.core.dedup import Dedup
+    from taskq.log.segment import Frame
+
+_ENQUEUED: Final = int(Kind.ENQUEUED)
+_CLAIMED: Final = int(Kind.CLAIMED)
+_SUCCEEDED: Final = int(Kind.SUCCEEDED)
+_BACK: Final = frozenset({int(Kind.RETRIED), int(Kind.RELEASED)})
+_ENDED: Final = frozenset({int(Kind.DIED), int(Kind.CANCELLED), int(Kind.EXPIRED)})
+#: Records that settle a job for good.
+FINAL_KINDS: Final = _ENDED | {_SUCCEEDED}
+_CLOCK: Final = int(Kind.CLOCK)
+_SKIPPABLE: Final = 128
+_ALL: Final = 2**62
+_JOB_FIELDS: Final = struct.Struct("<IQQ")
+_JOB_ONLY: Final = struct.Struct("<Q")
+_JOB_AT: Final = 16
+_FIELDS_AT: Final = 12
+
+
+class Watch:
+    """Jobs that somebody in this process waits for: job -> location of the record that settled it."""
+
+    __slots__ = ("jobs", "settled")
+
+    def __init__(self) -> None:
+        self.jobs: set[int] = set()
+        self.settled: list[tuple[int, int]] = []
+
+    def see(self, job: int, location: int) -> None:
+        """A job that is watched was settled."""
+        self.jobs.discard(job)
+        self.settled.append((job, location))
+
+
+def enqueued_meta(flags: int) -> int:
+    """The flags of an ENQUEUED record that the agenda keeps."""
+    meta = 0
+    if flags & Flag.DURABLE_CLAIM:
+        meta = META_DURABLE_CLAIM
+    if flags & Flag.KEY_UNTIL_SETTLED:
+        meta |= META_KEYED
+    return meta
+
+
+def fold_frame(
+    base: int, frame: Frame, agenda: Agenda | None, dedup: Dedup | None, watch: Watch | None
+) -> None:
+    """Apply a whole frame. ``base`` is the location of its segment's first byte.
+
+    Raises:
+        FormatError: a type that is unknown and may not be skipped, or lengths that do not fit.
+    """
+    data, at, header, offset = frame
+    if agenda is not None:
+        # What was due when the frame was written was ready then; see ``Agenda.promote``.
+        agenda.promote(header.time_ns, _ALL)
+    where = base + offset + codec.FRAME_HEADER_SIZE - at
+    fold_records(data, at, at + header.body_size, header, where, agenda, dedup, watch)
+
+
+def fold_records(
+    data: bytes,
+    at: int,
+    end: int,
+    header: codec.FrameHeader,
+    where: int,
+    agenda: Agenda | None,
+    dedup: Dedup | None,
+    watch: Watch | None,
+) -> None:
+    """Apply the records in ``data[at:end]``; ``where + at`` is the location of each."""
+    _, _, lsn, epoch, time_ns, _, _ = header
+    unpack = codec.PREFIX.unpack_from
+    job_fields = _JOB_FIELDS.unpack_from
+    smallest = codec.ENQUEUED.size
+    jobs = watch.jobs if watch is not None else ()
+    while at < end:
+        length, kind, byte, options_size, flags = unpack(data, at)
+        if length < smallest or at + length > end:
+            raise FormatError(f"record at lsn {lsn} has an impossible length of {length} bytes")
+        if kind == _ENQUEUED:
+            if agenda is not None:
+                _fold_enqueued(data, at, byte, options_size, flags, lsn, where, time_ns, agenda)
+            if dedup is not None and options_size:
+                _fold_key(data, at, options_size, lsn, where, time_ns, dedup)
+        elif kind == _CLAIMED:
+            if agenda is not None:
+                attempt, job, owner = job_fields(data, at + _FIELDS_AT)
+                agenda.apply_claimed(job, lsn, epoch, owner, attempt)
+        elif kind in FINAL_KINDS:
+            job = _JOB_ONLY.unpack_from(data, at + _JOB_AT)[0]
+            if agenda is not None:
+                agenda.apply_ended(Kind(kind), job)
+            if dedup is not None and options_size:
+                hashed = codec.decode_key_hash(data, at + codec.JOB.size, options_size)
+                if hashed:
+                    dedup.apply_free(hashed, job)
+            if watch is not None and job in jobs:
+                watch.see(job, where + at)
+        elif kind in _BACK:
+            if agenda is not None:
+                _, _, _, _, _, attempt, job, _, due_ns = codec.BACK.unpack_from(data, at)
+                agenda.apply_back(Kind(kind), job, attempt, due_ns, time_ns)
+        elif kind == _CLOCK:
+            step = codec.CLOCK.unpack_from(data, at)[6]
+            for facet in (agenda, dedup):
+                if facet is not None:
+                    facet.apply_clock(step)
+        elif kind < _SKIPPABLE:
+            raise FormatError(f"record type {kind} at lsn {lsn} is unknown: use a newer taskq")
+        at += length
+        lsn += 1
+
+
+def fold_damaged(
+    data: bytes,
+    base: int,
+    offset: int,
+    lsn: int,
+    header: codec.FrameHeader,
+    agenda: Agenda | None,
+    dedup: Dedup | None,
+    watch: Watch | None,
+) -> int:
+    """Apply the records of a damaged body that are whole by their own CRC; returns how many."""
+    found = 0
+    for number, at, record in salvage(data, lsn):
+        one = header._replace(first_lsn=number)
+        where = base + offset + at
+        fold_records(record, 0, len(record), one, where, agenda, dedup, watch)
+        found += 1
+    return found
+
+
+def _fold_enqueued(
+    data: bytes,
+    at: int,
+    priority: int,
+    options_size: int,
+    flags: int,
+    lsn: int,
+    where: int,
+    time_ns: int,
+    agenda: Agenda,
+) -> None:
+    names = at + 14
+    start = names + 2
+    end = start + data[names] + data[names + 1]
+    lane = agenda.lane(priority if priority < 10 else 9, data[names:end])  # noqa: PLR2004
+    meta = enqueued_meta(flags) if flags > 1 else 0
+    if not options_size:
+        agenda.apply_enqueued(lsn, where + at, lane, meta)
+        return
+    extras = codec.decode_extras(data, end, options_size)
+    if extras.expires_ns:
+        meta |= META_EXPIRES
+    if extras.due_ns > time_ns:
+        agenda.apply_scheduled(lsn, where + at, lane, meta, extras.due_ns, extras.due_is_wall)
+    else:
+        agenda.apply_enqueued(lsn, where + at, lane, meta)
+    if extras.expires_ns:
+        agenda.apply_expiry(lsn, extras.expires_ns)
+
+
+def _fold_key(
+    data: bytes, at: int, options_size: int, lsn: int, where: int, time_ns: int, dedup: Dedup
+) -> None:
+    queue_size, task_size = data[at + 14], data[at + 15]
+    start = at + codec.ENQUEUED.size
+    key: bytes | None = None
+    window = 0
+    for tag, value in codec.options(data, start + queue_size + task_size, options_size):
+        if tag == Option.KEY:
+            key = value
+        elif tag == Option.WINDOW:
+            window = int.from_bytes(value, "little", signed=True)
+    if key is not None:
+        hashed = key_hash(data[start : start + queue_size], key)
+        dedup.apply_taken(hashed, lsn, where + at, window, time_ns)

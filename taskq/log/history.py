@@ -1,0 +1,173 @@
+"""Reading the log as a story: records one by one, and the fold of all that concerns one job.
+
+For people and tools; the live queue folds frames without making an object of any record.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.model import AttemptView, JobView, State
+from taskq.core.records import Cause, Kind
+from taskq.core.transitions import after
+from taskq.log import codec
+from taskq.log.fold import FINAL_KINDS
+from taskq.log.requests import Outcome
+from taskq.log.segment import Gap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taskq.log.journal import Cursor, Journal
+
+#: Attempts of one job that are kept for display; of more, the latest.
+_ATTEMPTS_SHOWN: Final = 100
+_STATES: Final = {kind: after(State.RUNNING, kind) for kind in (Kind.SUCCEEDED, Kind.DIED)} | {
+    kind: after(State.READY, kind) for kind in (Kind.CANCELLED, Kind.EXPIRED)
+}
+
+
+def records(
+    journal: Journal, cursor: Cursor, on_gap: Callable[[int, Gap], None] | None = None
+) -> Iterator[codec.LogRecord]:
+    """Every record from the cursor to the journal's known end; damage goes to ``on_gap``."""
+    for base, item in journal.frames(cursor):
+        if isinstance(item, Gap):
+            if on_gap is not None:
+                on_gap(base, item)
+            continue
+        header, at = item.header, item.at
+        for lsn in range(header.first_lsn, header.next_lsn):
+            length = codec.LENGTH.unpack_from(item.data, at)[0]
+            record = item.data[at : at + length]
+            yield codec.decode_record(record, lsn, header.epoch, header.time_ns)
+            at += length
+
+
+def is_job(journal: Journal, lsn: int) -> bool:
+    """Whether the record of this number brought a job into being."""
+    for _, item in journal.frames(journal.cursor_at(lsn)):
+        if isinstance(item, Gap) or item.header.next_lsn <= lsn:
+            continue
+        at = item.at
+        for _ in range(lsn - item.header.first_lsn):
+            at += codec.LENGTH.unpack_from(item.data, at)[0]
+        return item.header.first_lsn <= lsn and item.data[at + 4] == Kind.ENQUEUED
+    return False
+
+
+def read_outcome(journal: Journal, location: int) -> Outcome:
+    """What the settling record at a location says."""
+    record = codec.decode_record(journal.unchecked_record(location), 0, 0, 0)
+    return Outcome(_STATES[Kind(record.kind)], record.body)
+
+
+class Story:
+    """The fold of one job's records into a view."""
+
+    __slots__ = (
+        "_attempts",
+        "_born",
+        "_due_ns",
+        "_reason",
+        "_result",
+        "_settled_ns",
+        "_tag",
+        "attempt",
+        "state",
+    )
+
+    def __init__(self, tag: str, born: codec.LogRecord) -> None:
+        self._tag = tag
+        self._born = born
+        self._attempts: list[AttemptView] = []
+        self._reason = ""
+        self._result: bytes | None = None
+        self._settled_ns = 0
+        self.attempt = 0
+        extras = born.extras
+        self._due_ns = extras.due_ns if extras else 0
+        self.state = after(State.ABSENT, Kind.ENQUEUED, waits=self._due_ns > born.time_ns)
+
+    def add(self, record: codec.LogRecord) -> None:
+        """Apply the next record that concerns the job."""
+        kind = Kind(record.kind)
+        waits = record.due_ns > record.time_ns
+        self.state = after(self.state, kind, waits=waits)
+        self.attempt = record.attempt
+        self._due_ns = record.due_ns
+        body = record.body
+        if kind is Kind.CLAIMED:
+            view = AttemptView(
+                number=record.attempt, owner=record.token, started_ns=record.time_ns
+            )
+            self._attempts = [*self._attempts[1 - _ATTEMPTS_SHOWN :], view]
+            return
+        if kind is Kind.SUCCEEDED:
+            self._result = body
+            self._reason = ""
+        elif body:
+            self._reason = body.decode("utf-8", "replace")
+        if record.kind in FINAL_KINDS:
+            self._settled_ns = record.time_ns
+        if self._attempts and not self._attempts[-1].ended_ns:
+            last = self._attempts[-1]
+            self._attempts[-1] = AttemptView(
+                number=last.number,
+                owner=last.owner,
+                started_ns=last.started_ns,
+                ended_ns=record.time_ns,
+                outcome=_outcome(kind, record.cause),
+                reason=self._reason if kind is not Kind.SUCCEEDED else "",
+            )
+
+    def view(self, now_ns: int) -> JobView:
+        """The job as of ``now_ns``."""
+        born = self._born
+        state = self.state
+        if state is State.SCHEDULED and self._due_ns <= now_ns:
+            state = State.READY
+        extras = born.extras
+        return JobView(
+            lsn=born.lsn,
+            job_id=f"{self._tag}-{born.lsn}",
+            queue=born.queue.decode("utf-8", "replace"),
+            task=born.task.decode("utf-8", "replace"),
+            priority=born.priority,
+            state=state,
+            attempt=self.attempt,
+            attempts_max=born.attempts_max,
+            enqueued_ns=born.time_ns,
+            due_ns=self._due_ns if state is State.SCHEDULED else 0,
+            expires_ns=extras.expires_ns if extras else 0,
+            settled_ns=self._settled_ns,
+            key=extras.key if extras else None,
+            headers=extras.headers if extras else {},
+            payload=born.body or b"",
+            result=self._result,
+            reason=self._reason,
+            attempts=tuple(self._attempts),
+        )
+
+
+def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
+    """Everything the log says of one job, None if there is no such job."""
+    story: Story | None = None
+    for record in records(journal, journal.cursor_at(lsn)):
+        if record.lsn == lsn:
+            if record.kind != Kind.ENQUEUED:
+                return None
+            story = Story(journal.tag, record)
+        elif story is not None and record.job == lsn:
+            story.add(record)
+            if record.kind in FINAL_KINDS:
+                break
+        elif story is None and record.lsn > lsn:
+            return None
+    return story.view(now_ns) if story is not None else None
+
+
+def _outcome(kind: Kind, cause: Cause) -> str:
+    if kind is Kind.RELEASED and cause is Cause.OWNER_LOST:
+        return "lost"
+    return kind.name.lower()

@@ -1,0 +1,101 @@
+"""The directory's identity: ``taskq.json``, written once."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskq.core.errors import FormatError, LogError
+
+if TYPE_CHECKING:
+    from taskq.log.ports import Disk
+
+FILE: Final = "taskq.json"
+FORMAT: Final = 1
+_SIZE_MAX: Final = 64 * 1024
+
+
+class Identity(NamedTuple):
+    """What the file says."""
+
+    log_id: uuid.UUID
+    created_ns: int
+
+    @property
+    def tag(self) -> str:
+        """What every job id of this log starts with."""
+        return self.log_id.hex[:8]
+
+
+def read_identity(disk: Disk, path: str) -> Identity | None:
+    """None when the directory holds no task log.
+
+    Raises:
+        FormatError: a newer taskq wrote it, or it is not readable as JSON.
+    """
+    try:
+        descriptor = disk.open(f"{path}/{FILE}", write=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise LogError(f"{path}/{FILE}: cannot be opened ({error.strerror})") from error
+    try:
+        data = disk.read(descriptor, _SIZE_MAX, 0)
+    finally:
+        disk.close(descriptor)
+    try:
+        values: dict[str, Any] = json.loads(data)
+        version, features = int(values["format"]), values.get("features", {})
+        identity = Identity(uuid.UUID(values["log_id"]), int(values["created_ns"]))
+        unknown = features.get("incompat", [])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(
+            f"{path}/{FILE}: not readable ({error}); restore it from a backup of the directory"
+        ) from error
+    if version != FORMAT or unknown:
+        what = f"features {unknown}" if unknown else f"format {version}"
+        raise FormatError(f"{path}/{FILE}: {what} is unknown: use a newer taskq")
+    return identity
+
+
+def create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
+    """Write the file of a new log; the caller holds the writer lock."""
+    identity = Identity(uuid.uuid4(), now_ns)
+    features: dict[str, list[str]] = {"compat": [], "read_only_compat": [], "incompat": []}
+    values = {
+        "format": FORMAT,
+        "log_id": str(identity.log_id),
+        "created_ns": now_ns,
+        "features": features,
+    }
+    temporary = f"{path}/{FILE}.tmp"
+    write_file(disk, temporary, json.dumps(values, indent=2).encode() + b"\n")
+    disk.rename(temporary, f"{path}/{FILE}")
+    disk.sync_directory(path)
+    return identity
+
+
+def write_file(disk: Disk, path: str, data: bytes) -> None:
+    """Write a whole file and sync it."""
+    descriptor = disk.open(path, create=True)
+    try:
+        disk.truncate(descriptor, 0)
+        write_all(disk, descriptor, data, 0)
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+
+
+def write_all(disk: Disk, descriptor: int, data: bytes, offset: int) -> None:
+    """Write everything, however short the single writes are.
+
+    Raises:
+        OSError: the disk refused; a part may have been written.
+    """
+    done = disk.write(descriptor, data, offset)
+    while done < len(data):
+        written = disk.write(descriptor, data[done:], offset + done)
+        if not written:
+            raise OSError(28, "the disk takes no more bytes")
+        done += written

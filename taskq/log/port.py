@@ -1,0 +1,215 @@
+"""Both ends of the mailbox: a port takes requests from one event loop, or from threads without one.
+
+Answers come back in one wake-up per batch: the storage thread hands a port the whole list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent import futures
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import LogClosed
+from taskq.core.model import LogStats
+from taskq.core.records import Cause, Kind
+from taskq.log.history import tell
+from taskq.log.requests import ClaimRequest, Op, Settlement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.core.errors import TaskqError
+    from taskq.core.model import Extras, JobView
+    from taskq.log.committer import Answer, Committer
+    from taskq.log.requests import Delivery, Duplicate, EnqueueSpec, Outcome
+    from taskq.log.store import Store
+
+_log: Final = logging.getLogger("taskq")
+_ENQUEUE: Final = int(Op.ENQUEUE)
+
+
+class _Port:
+    """What the two kinds of port have in common; ``make`` makes the futures they return."""
+
+    def __init__(self, store: Store, make: Callable[[], Any]) -> None:
+        self._store = store
+        self._mailbox = store.mailbox
+        self._future = make
+
+    def _send(self, op: int, operand: object) -> Any:
+        store = self._store
+        if not store.usable:
+            raise LogClosed(f"{store.path}: the log is closed here; open it again")
+        future = self._future()
+        self._mailbox.append((op, self, future, operand))
+        if store.asleep:
+            store.wake_up()
+        return future
+
+    @property
+    def full(self) -> bool:
+        """Whether the mailbox is at its limit: wait for ``room`` before sending more."""
+        return self._store.full
+
+    def enqueue_many(self, items: list[tuple[EnqueueSpec, bytes, Extras | None]]) -> Any:
+        """Enqueue all or none."""
+        return self._send(Op.ENQUEUE_MANY, items)
+
+    def claim(self, request: ClaimRequest) -> Any:
+        """Deliveries, once there are any; [] when the request's time is up."""
+        return self._send(Op.CLAIM, request)
+
+    def settle(self, items: list[Settlement]) -> Any:
+        """End deliveries: for each None, or the error that it met."""
+        return self._send(Op.SETTLE, items)
+
+    def settle_soon(
+        self, items: list[Settlement], on_error: Callable[[Settlement, TaskqError], None]
+    ) -> None:
+        """End deliveries without waiting for it; what the disk refuses is tried again."""
+        store = self._store
+        if not store.usable:
+            raise LogClosed(f"{store.path}: the log is closed here; open it again")
+        self._mailbox.append((Op.SETTLE_SOON, self, None, (items, on_error)))
+        if store.asleep:
+            store.wake_up()
+
+    def cancel(self, lsn: int) -> Any:
+        """Withdraw a waiting job: False if it is running or settled."""
+        return self._send(Op.CANCEL, lsn)
+
+    def outcome(self, lsn: int) -> Any:
+        """How a job ended, once it has."""
+        return self._send(Op.OUTCOME, lsn)
+
+    def view(self, lsn: int) -> Any:
+        """Everything the log says of a job, None if there is no such job."""
+        return self._send(Op.LOOK, (lambda one: _view(one, lsn), False))
+
+    def stats(self) -> Any:
+        """Counts per queue."""
+        return self._send(Op.LOOK, (_stats, True))
+
+    def peek(self, count: int, queue: str | None = None) -> Any:
+        """The next ready jobs, in the order in which they would be claimed."""
+        return self._send(Op.LOOK, (lambda one: _peek(one, count, queue), True))
+
+    def _resolve(self, answers: list[Answer]) -> None:
+        for _, future, value in answers:
+            if future is None:
+                on_error, item, error = value
+                _call(on_error, item, error)
+            elif future.done():
+                self._late(value)
+            elif isinstance(value, Exception):
+                future.set_exception(value)
+            else:
+                future.set_result(value)
+
+    def _late(self, value: object) -> None:
+        """An answer for somebody who gave up: deliveries must not be lost with it."""
+        if isinstance(value, list) and value and hasattr(value[0], "token") and self._store.usable:
+            given_back = [Settlement(Kind.RELEASED, one, None, 0, Cause.DRAIN) for one in value]
+            self.settle_soon(given_back, _ignore)
+
+
+class LoopPort(_Port):
+    """The port of one event loop; only that loop's thread uses it."""
+
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(store, loop.create_future)
+        self.loop = loop
+
+    def enqueue(
+        self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
+    ) -> asyncio.Future[int | Duplicate]:
+        """The new job's lsn once it is durable, or the job that holds its key."""
+        store = self._store
+        if not store.usable:
+            raise LogClosed(f"{store.path}: the log is closed here; open it again")
+        future: asyncio.Future[int | Duplicate] = self.loop.create_future()
+        self._mailbox.append((_ENQUEUE, self, future, (spec, body, extras)))
+        if store.asleep:
+            store.wake_up()
+        return future
+
+    async def room(self) -> None:
+        """Wait until the mailbox has room."""
+        while self._store.full:
+            future: asyncio.Future[None] = self.loop.create_future()
+            self._store.when_room(lambda: self.loop.call_soon_threadsafe(_wake, future))
+            await future
+
+    def deliver(self, answers: list[Answer]) -> None:
+        """One wake-up of the loop for the whole list."""
+        try:
+            self.loop.call_soon_threadsafe(self._resolve, answers)
+        except RuntimeError:
+            # The loop is closed: nobody is left to be told, but claims must not be lost with it.
+            for _, _, value in answers:
+                self._late(value)
+
+
+class ThreadPort(_Port):
+    """The port of threads that have no event loop; any thread may use it."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, futures.Future)
+
+    def enqueue(
+        self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
+    ) -> futures.Future[int | Duplicate]:
+        """As ``LoopPort.enqueue``."""
+        future: futures.Future[int | Duplicate] = self._send(_ENQUEUE, (spec, body, extras))
+        return future
+
+    def room(self) -> None:
+        """Block until the mailbox has room."""
+        while self._store.full:
+            event = threading.Event()
+            self._store.when_room(event.set)
+            event.wait()
+
+    def deliver(self, answers: list[Answer]) -> None:
+        """Futures of threads are resolved right here."""
+        self._resolve(answers)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _ignore(item: Settlement, error: TaskqError) -> None:
+    _log.debug("giving back %r: %s", item.delivery, error)
+
+
+def _call(on_error: Callable[[Any, Any], None], item: object, error: object) -> None:
+    try:
+        on_error(item, error)
+    except Exception:
+        _log.exception("a settlement's error callback raised")
+
+
+def _view(committer: Committer, lsn: int) -> JobView | None:
+    return tell(committer.journal, lsn, committer.journal.clock.wall_ns())
+
+
+def _stats(committer: Committer) -> LogStats:
+    journal, agenda = committer.journal, committer.facets.need_agenda()
+    return LogStats(
+        queues=agenda.stats(),
+        segments=journal.segment_count,
+        size=journal.size,
+        next_lsn=journal.next_lsn,
+    )
+
+
+def _peek(committer: Committer, count: int, queue: str | None) -> list[JobView]:
+    journal, agenda = committer.journal, committer.facets.need_agenda()
+    queues = None if queue is None else frozenset({queue})
+    now_ns = journal.clock.wall_ns()
+    views = (tell(journal, job, now_ns) for job in agenda.next_ready(count, queues))
+    return [view for view in views if view is not None]

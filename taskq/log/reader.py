@@ -1,0 +1,186 @@
+"""Reading a log without opening it: no lock, no write, beside any number of live processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from taskq.core.agenda import Agenda
+from taskq.core.errors import LogError, UsageError, WrongLog
+from taskq.core.model import JobView, LogStats, OwnerView, State, VerifyReport
+from taskq.core.records import Kind
+from taskq.log.config import LogConfig
+from taskq.log.disk import LocalDisk, SystemClock
+from taskq.log.facets import Facets
+from taskq.log.history import Story, records, tell
+from taskq.log.identity import read_identity
+from taskq.log.journal import Journal
+from taskq.log.peers import owner_alive
+from taskq.log.segment import Gap
+
+if TYPE_CHECKING:
+    import uuid
+
+#: Settled jobs whose story is kept while listing, besides the live ones.
+_DESCRIPTION_BYTES_MAX = 4_096
+
+
+class LogReader:
+    """A read-only view of a log's directory, as of its opening."""
+
+    def __init__(self, path: str, journal: Journal) -> None:
+        self.path = path
+        self._journal = journal
+        self.log_id: uuid.UUID = journal.identity.log_id
+        self.tag = journal.tag
+        self.created_at = datetime.fromtimestamp(journal.identity.created_ns / 1e9, UTC)
+
+    @classmethod
+    def open(cls, path: str) -> LogReader:
+        """Look at the log in a directory.
+
+        Raises:
+            LogError: there is none, or a newer taskq wrote it.
+        """
+        disk = LocalDisk()
+        directory = str(Path(path).absolute())
+        if not Path(directory).is_dir() or read_identity(disk, directory) is None:
+            raise LogError(f"{path} is not a task log: give its directory with -d")
+        try:
+            journal = Journal.for_reading(disk, SystemClock(), directory, LogConfig())
+        except OSError as error:
+            raise LogError(f"{path}: cannot be read ({error.strerror})") from error
+        return cls(path, journal)
+
+    def parse_id(self, text: str) -> int:
+        """The lsn in a job id.
+
+        Raises:
+            WrongLog: it is an id of another log.
+            UsageError: it is no id.
+        """
+        return parse_id(text, self.tag)
+
+    def job(self, lsn: int) -> JobView | None:
+        """Everything the log says of one job."""
+        return tell(self._journal, lsn, time.time_ns())
+
+    def jobs(
+        self, states: set[State] | None, queue: str | None, task: str | None, limit: int
+    ) -> list[JobView]:
+        """The newest jobs that fit, newest first. Keeps the stories of live jobs and ``limit`` others."""
+        now_ns = time.time_ns()
+        live: dict[int, Story] = {}
+        settled: deque[JobView] = deque(maxlen=max(limit, 1) * 8)
+        for record in records(self._journal, self._journal.start()):
+            if record.kind == Kind.ENQUEUED:
+                if queue is not None and record.queue.decode("utf-8", "replace") != queue:
+                    continue
+                if task is not None and record.task.decode("utf-8", "replace") != task:
+                    continue
+                live[record.lsn] = Story(self.tag, record)
+                continue
+            story = live.get(record.job) if record.job else None
+            if story is None:
+                continue
+            story.add(record)
+            if story.state >= State.SUCCEEDED:
+                del live[record.job]
+                if states is None or story.state in states:
+                    settled.append(story.view(now_ns))
+        views = [story.view(now_ns) for story in live.values()]
+        wanted = [view for view in views if states is None or view.state in states]
+        newest = sorted((*wanted, *settled), key=lambda view: view.lsn, reverse=True)
+        return newest[:limit]
+
+    def stats(self) -> LogStats:
+        """Counts per queue."""
+        facets = Facets(self._journal)
+        agenda: Agenda = facets.need_agenda()
+        agenda.promote(time.time_ns(), 2**62)
+        return LogStats(
+            queues=agenda.stats(),
+            segments=self._journal.segment_count,
+            size=self._journal.size,
+            next_lsn=self._journal.next_lsn,
+        )
+
+    def owners(self) -> list[OwnerView]:
+        """The processes that have the log open, and dead ones that still hold jobs."""
+        agenda = Facets(self._journal).need_agenda()
+        running: dict[int, int] = {}
+        for _, _, owner in agenda.running.values():
+            running[owner] = running.get(owner, 0) + 1
+        directory = Path(self._journal.path) / "owners"
+        views = []
+        for name in sorted(os.listdir(directory)) if directory.is_dir() else ():  # noqa: PTH208
+            stem, _, suffix = name.partition(".")
+            if suffix == "lock":
+                owner = int(stem, 16)
+                views.append(_owner_view(directory, owner, running.pop(owner, 0)))
+        views += [_owner_view(directory, owner, count) for owner, count in running.items()]
+        return sorted(views, key=lambda view: view.started_ns)
+
+    def verify(self) -> VerifyReport:
+        """Read everything and check every CRC."""
+        facets = Facets(self._journal)
+        facets.need_agenda()
+        frames = found = 0
+        jobs: set[int] = set()
+        spans = [(damage.first_lsn, damage.next_lsn) for damage in facets.damage]
+        for _, item in self._journal.frames(self._journal.start()):
+            if not isinstance(item, Gap):
+                frames += 1
+                found += item.header.count
+        if spans:
+            for record in records(self._journal, self._journal.start()):
+                for first, following in spans:
+                    if first <= record.job < following or first <= record.token < following:
+                        jobs.add(record.job or record.token)
+        return VerifyReport(
+            segments=self._journal.segment_count,
+            frames=frames,
+            records=found,
+            damage=tuple(facets.damage),
+            torn_bytes=self._journal.torn_bytes,
+            jobs=tuple(f"{self.tag}-{job}" for job in sorted(jobs)),
+        )
+
+
+def parse_id(text: str, tag: str) -> int:
+    """The lsn in a job id of the log with this tag.
+
+    Raises:
+        WrongLog: it is an id of another log.
+        UsageError: it is no id.
+    """
+    prefix, _, number = text.strip().rpartition("-")
+    if not prefix or not number.isdecimal() or len(number) > 19:  # noqa: PLR2004 - digits of 2^63
+        raise UsageError(f"{text!r} is no job id: one looks like {tag}-123")
+    if prefix != tag:
+        raise WrongLog(f"job {text} belongs to another log: the ids of this one start with {tag}-")
+    return int(number)
+
+
+def _owner_view(directory: Path, owner: int, running: int) -> OwnerView:
+    try:
+        with (directory / f"{owner:016x}.lock").open("rb") as file:
+            told = json.loads(file.read(_DESCRIPTION_BYTES_MAX))
+    except (OSError, ValueError):
+        told = {}
+    if not isinstance(told, dict):
+        told = {}
+    return OwnerView(
+        owner=owner,
+        pid=int(told.get("pid", 0)),
+        host=str(told.get("host", "")),
+        name=str(told.get("name", "")),
+        started_ns=int(told.get("started_ns", 0)),
+        alive=owner_alive(directory, owner),
+        running=running,
+    )

@@ -1,0 +1,147 @@
+"""What is done to the files after a crash or a failed fsync. The caller holds the writer lock."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.log import codec
+from taskq.log.identity import write_all, write_file
+from taskq.log.segment import Frame, Scanner, segment_lsn, segment_name
+
+if TYPE_CHECKING:
+    from taskq.log.journal import Journal
+    from taskq.log.ports import Disk
+
+FAILED_FILE: Final = "failed"
+#: Torn tails that are kept for a person to look at.
+_ASIDE_MAX: Final = 16
+_MARKER_BYTES_MAX: Final = 4_096
+
+
+def set_aside(disk: Disk, path: str, descriptor: int, segment: int, offset: int, size: int) -> str:
+    """Copy a torn tail to ``torn/``, then cut it off; returns what was done, in words.
+
+    The tail was never answered for, so a disk that is too full for the copy does not stop the cut.
+    """
+    directory = f"{path}/torn"
+    name = f"{segment_name(segment)}.{offset}.{size}"
+    with contextlib.suppress(OSError):
+        disk.make_directory(directory)
+        for old in disk.names(directory)[: 1 - _ASIDE_MAX]:
+            disk.remove(f"{directory}/{old}")
+        write_file(disk, f"{directory}/{name}", disk.read(descriptor, size - offset, offset))
+        disk.sync_directory(directory)
+    disk.truncate(descriptor, offset)
+    disk.sync(descriptor)
+    return f"cut a torn tail of {size - offset} bytes off {segment_name(segment)} (kept in torn/)"
+
+
+def mark_failed(journal: Journal, error: OSError) -> None:
+    """Leave a marker that says how far the log is known to be on disk."""
+    marker = {
+        "segment": journal.segment,
+        "durable_lsn": journal.durable_lsn,
+        "error": error.strerror or str(error),
+    }
+    with contextlib.suppress(OSError):  # a disk that fails may fail here too: the hint still tells
+        write_file(journal.disk, f"{journal.path}/{FAILED_FILE}", json.dumps(marker).encode())
+        journal.disk.sync_directory(journal.path)
+
+
+def save_failed_frames(journal: Journal) -> list[str]:
+    """Copy every frame that may exist only in memory to a new segment, and sync it.
+
+    After a failed fsync Linux marks the pages clean: they read back well and are never written again.
+    So what reads back is written once more, elsewhere, before anyone relies on it. The order (new
+    segment whole and named, then the old one cut) makes every step repeatable.
+    """
+    disk, path = journal.disk, journal.path
+    marker = _read_marker(disk, path)
+    durable = int(marker.get("durable_lsn", 0))
+    lsns = [lsn for name in disk.names(f"{path}/log") if (lsn := segment_lsn(name)) is not None]
+    notes = []
+    for segment in lsns:
+        # A segment is whole on disk before its successor gets a byte, but for the marked one.
+        if segment == lsns[-1] or segment == marker.get("segment"):
+            saved = _save_segment(journal, segment, durable)
+            if saved:
+                notes.append(f"wrote {saved} frames again after a failed fsync")
+    journal.generation += 1
+    return notes
+
+
+def _read_marker(disk: Disk, path: str) -> dict[str, Any]:
+    try:
+        descriptor = disk.open(f"{path}/{FAILED_FILE}", write=False)
+    except OSError:
+        return {}
+    try:
+        values = json.loads(disk.read(descriptor, _MARKER_BYTES_MAX, 0))
+    except ValueError:
+        return {}
+    finally:
+        disk.close(descriptor)
+    return values if isinstance(values, dict) else {}
+
+
+def _save_segment(journal: Journal, segment: int, durable: int) -> int:
+    disk = journal.disk
+    old_path = f"{journal.path}/log/{segment_name(segment)}"
+    old = disk.open(old_path)
+    try:
+        seed = codec.segment_seed(journal.identity.log_id, segment)
+        size = disk.size(old)
+
+        def read(count: int, offset: int) -> bytes:
+            return disk.read(old, count, offset)
+
+        frames = []
+        scanner = Scanner(read, seed, size, 0, sealed=False)
+        for item in scanner.frames(codec.SEGMENT_HEADER.size):
+            if isinstance(item, Frame) and item.header.next_lsn > durable:
+                frames.append(item)
+        if not frames:
+            return 0
+        _write_again(journal, segment, frames)
+        if frames[0].header.first_lsn != segment:
+            disk.truncate(old, frames[0].offset)
+            disk.sync(old)
+    finally:
+        disk.close(old)
+    return len(frames)
+
+
+def _write_again(journal: Journal, segment: int, frames: list[Frame]) -> None:
+    """Make a segment of these frames; one that begins with them is replaced as a whole."""
+    disk = journal.disk
+    first = frames[0].header
+    seed = codec.segment_seed(journal.identity.log_id, first.first_lsn)
+    header = codec.SegmentHeader(
+        first.first_lsn, first.epoch, journal.identity.log_id.bytes, first.time_ns
+    )
+    parts = [codec.encode_segment_header(header)]
+    offset = codec.SEGMENT_HEADER.size
+    for frame in frames:
+        body = bytes(frame.data[frame.at : frame.at + frame.header.body_size])
+        head = frame.header
+        parts.append(
+            codec.encode_frame(
+                body, head.count, head.first_lsn, head.epoch, head.time_ns, head.synced_through,
+                seed, offset,
+            )  # fmt: skip
+        )
+        offset += head.size
+    path = f"{journal.path}/log/{segment_name(first.first_lsn)}"
+    temporary = f"{path}.tmp"
+    descriptor = disk.open(temporary, create=True)
+    try:
+        disk.truncate(descriptor, 0)
+        write_all(disk, descriptor, b"".join(parts), 0)
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+    disk.rename(temporary, path)
+    disk.sync_directory(f"{journal.path}/log")
+    del segment

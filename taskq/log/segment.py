@@ -1,0 +1,174 @@
+"""Reading a segment: whole frames in order, and a verdict on whatever is not one.
+
+A bad frame that no later whole frame declares synced is a torn tail: a write that was cut short, never
+answered. Any other bad frame is damage. A frame is looked for behind a bad one by its magic and its
+header's CRC, whose seed fits only its own place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.log import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: Bytes asked of the disk at a time.
+READ_SIZE: Final = 1024 * 1024
+_SUFFIX: Final = ".log"
+_NAME_DIGITS: Final = 20
+
+
+class Frame(NamedTuple):
+    """A whole frame: its records are ``data[at:at + header.body_size]``."""
+
+    data: bytes
+    at: int
+    header: codec.FrameHeader
+    offset: int
+
+    @property
+    def end(self) -> int:
+        """Offset behind the frame."""
+        return self.offset + self.header.size
+
+
+class Gap(NamedTuple):
+    """Bytes from ``offset`` to ``resume`` that are no whole frame.
+
+    ``torn``: nothing behind declares them synced; ``resume`` is the end of the file then.
+    """
+
+    offset: int
+    resume: int
+    first_lsn: int
+    next_lsn: int
+    torn: bool
+
+
+def segment_name(first_lsn: int) -> str:
+    """File name of a segment."""
+    return f"{first_lsn:0{_NAME_DIGITS}d}{_SUFFIX}"
+
+
+def segment_lsn(name: str) -> int | None:
+    """The first lsn that a file name says, None if it is no segment's."""
+    stem = name.removesuffix(_SUFFIX)
+    if stem == name or len(stem) != _NAME_DIGITS or not stem.isdecimal():
+        return None
+    return int(stem)
+
+
+class Scanner:
+    """The frames of one segment from an offset on.
+
+    Args:
+        read: ``(count, offset) -> bytes``.
+        seed: of the segment.
+        size: bytes of the file that may be looked at.
+        next_lsn: a frame before this lsn was seen already and is passed over.
+        sealed: a later segment exists, so nothing here can be torn.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int, int], bytes],
+        seed: int,
+        size: int,
+        next_lsn: int,
+        *,
+        sealed: bool,
+    ) -> None:
+        self._read = read
+        self._seed = seed
+        self._size = size
+        self._next_lsn = next_lsn
+        self._sealed = sealed
+
+    def frames(self, offset: int) -> Iterator[Frame | Gap]:
+        """Every whole frame from ``offset`` on, and each gap in its place; a torn one ends it."""
+        data, base = b"", offset
+        while offset < self._size:
+            at = offset - base
+            header = codec.decode_frame_header(data, at, self._seed, offset)
+            end = at + codec.FRAME_HEADER_SIZE + (header.body_size if header else 0)
+            if header is None or end > len(data):
+                wanted = max(READ_SIZE, end - at)
+                if offset != base or len(data) < min(wanted, self._size - offset):
+                    base, data = offset, self._read(min(wanted, self._size - offset), offset)
+                    at = 0
+                    header = codec.decode_frame_header(data, 0, self._seed, offset)
+                    end = codec.FRAME_HEADER_SIZE + (header.body_size if header else 0)
+                    if header is not None and end > len(data) and end <= self._size - offset:
+                        data = self._read(end, offset)
+            frame = self._whole(data, at, header, offset)
+            if frame is None:
+                gap = self._gap(offset)
+                yield gap
+                if gap.torn:
+                    return
+                offset, self._next_lsn = gap.resume, gap.next_lsn
+                continue
+            if frame.header.first_lsn >= self._next_lsn:
+                yield frame
+                self._next_lsn = frame.header.next_lsn
+            offset = frame.end
+
+    def _whole(
+        self, data: bytes, at: int, header: codec.FrameHeader | None, offset: int
+    ) -> Frame | None:
+        if header is None:
+            return None
+        start = at + codec.FRAME_HEADER_SIZE
+        body = memoryview(data)[start : start + header.body_size]
+        if not codec.body_is_whole(body, header, self._seed, offset):
+            return None
+        return Frame(data, start, header, offset)
+
+    def _gap(self, offset: int) -> Gap:
+        """What the bad bytes at ``offset`` are, from the frames that stand behind them."""
+        resume = next_lsn = 0
+        for header, found in self._candidates(offset + 1):
+            start = found + codec.FRAME_HEADER_SIZE
+            body = self._read(header.body_size, start)
+            if not codec.body_is_whole(body, header, self._seed, found):
+                continue
+            if not resume:
+                resume, next_lsn = found, header.first_lsn
+            if self._sealed or header.synced_through > self._next_lsn:
+                return Gap(offset, resume, self._next_lsn, max(next_lsn, self._next_lsn), torn=False)
+        return Gap(offset, self._size, self._next_lsn, self._next_lsn, torn=not self._sealed)
+
+    def _candidates(self, offset: int) -> Iterator[tuple[codec.FrameHeader, int]]:
+        offset = (offset + 7) & ~7
+        while offset < self._size:
+            window = self._read(READ_SIZE + codec.FRAME_HEADER_SIZE, offset)
+            at = window.find(codec.FRAME_MAGIC_BYTES)
+            while 0 <= at < READ_SIZE:
+                if not (offset + at) % 8:
+                    header = codec.decode_frame_header(window, at, self._seed, offset + at)
+                    if header is not None:
+                        yield header, offset + at
+                at = window.find(codec.FRAME_MAGIC_BYTES, at + 1)
+            offset += READ_SIZE
+
+
+def salvage(data: bytes, lsn: int) -> Iterator[tuple[int, int, bytes]]:
+    """(lsn, place, record) of each record in a damaged body whose own CRC says that it is whole.
+
+    The walk goes by the records' lengths and ends at the first that cannot be one.
+    """
+    at = 0
+    while at + codec.ENQUEUED.size <= len(data):
+        length, kind, _, _, flags = codec.PREFIX.unpack_from(data, at)
+        fixed = codec.FIXED_SIZES.get(kind)
+        if fixed is None or length < fixed or at + length > len(data):
+            return
+        record = data[at : at + length]
+        if flags & 1 and length >= fixed + 4:
+            crc = int.from_bytes(record[-4:], "little")
+            if crc == codec.crc32(record[:-4], lsn & 0xFFFFFFFF):
+                yield lsn, at, record
+        at += length
+        lsn += 1
