@@ -1,1 +1,1 @@
-"""x."""
+"""Offline-first sync of a directory tree: one durable job per file, over a receiver that fails."""

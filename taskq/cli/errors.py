@@ -50,7 +50,7 @@ def readable_errors() -> Iterator[None]:
     except Failure:
         raise
     except click.UsageError as error:
-        if not error.message or type(error).__name__ == "NoArgsIsHelpError":
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help itself, since click 8.2
             raise
         raise _short(error) from None
     except UsageError as error:

@@ -36,9 +36,9 @@ def resolve(data_dir: Path | None) -> Path:
     """The directory that was named, or the one of the settings (.env, pyproject, default)."""
     if data_dir is not None:
         return data_dir
-    from taskq.settings import Settings  # noqa: PLC0415 - loads pydantic, and -d makes it needless
+    from taskq.settings import load_settings  # noqa: PLC0415 - loads pydantic; -d saves that
 
-    return Path(Settings().data_dir)
+    return load_settings(None).data_dir
 
 
 def open_reader(data_dir: Path | None) -> LogReader:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from taskq.core.model import Damage, JobView
     from taskq.log.reader import LogReader
 
-_STATES: Final = {state.name.lower(): state for state in State if state is not State.ABSENT}
+_STATES: Final[dict[str, State]] = {
+    state.name.lower(): state for state in State if state is not State.ABSENT
+}
 _LIMIT_DEFAULT: Final = 20
 _REASON_COLUMNS: Final = 100
 

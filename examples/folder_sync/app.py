@@ -1,0 +1,85 @@
+"""The app and its one task: upload a file. Run it with ``taskq worker folder_sync.app:app``.
+
+Where to read and where to send come from the environment, so that a job says only *what* to send:
+``SYNC_SOURCE`` (a directory) and ``SYNC_URL`` (the receiver). The queue is ``TASKQ_DATA_DIR``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+import httpx
+
+from taskq import Discard, TaskQ, retry
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+#: Smaller files are sent in one piece, larger ones in blocks of this size.
+BLOCK_BYTES: Final = 256 * 1024
+#: What the receiver will not take however often it is sent.
+REFUSALS: Final = frozenset({400, 409, 413, 422})
+
+app = TaskQ()
+
+
+def key(path: str, digest: str, size: int) -> str:
+    """One job per path and content. Hashed, because a path may be longer than a key."""
+    del size
+    return hashlib.sha256(f"{digest} {path}".encode()).hexdigest()
+
+
+@app.task(
+    name="folder_sync.upload",
+    queue="uploads",
+    key=key,
+    # Generous: an evening offline or a bad link is no reason to give a file up.
+    retry=retry.exponential(attempts=200, base=0.2, cap=2, jitter="equal"),
+)
+async def upload(path: str, digest: str, size: int) -> None:
+    """Send one file; whatever goes wrong on the way is raised, and the retry policy tries again."""
+    source = Path(os.environ["SYNC_SOURCE"], path)
+    response = await client().put(
+        f"/files/{quote(path)}",
+        content=await content(source, size),
+        headers={"content-length": str(size), "x-content-sha256": digest},
+    )
+    if response.status_code in REFUSALS:
+        raise Discard(f"the receiver refuses {path}: {response.text}")
+    response.raise_for_status()
+
+
+async def content(source: Path, size: int) -> bytes | AsyncIterator[bytes]:
+    """The file's bytes, or its blocks when it is large.
+
+    Raises:
+        Discard: the file is gone or has another size; the next scan queues what is there then.
+    """
+    try:
+        found = await asyncio.to_thread(lambda: source.stat().st_size)
+        if found == size:
+            if size > BLOCK_BYTES:
+                return blocks(source)
+            return await asyncio.to_thread(source.read_bytes)
+    except FileNotFoundError:
+        found = -1
+    raise Discard(f"{source} {'changed' if found >= 0 else 'is gone'} since it was queued")
+
+
+async def blocks(source: Path) -> AsyncIterator[bytes]:
+    """A large file piece by piece, read off the event loop."""
+    with await asyncio.to_thread(source.open, "rb") as file:
+        while block := await asyncio.to_thread(file.read, BLOCK_BYTES):
+            yield block
+
+
+@cache
+def client() -> httpx.AsyncClient:
+    """The worker's one client: its connections are reused from job to job."""
+    return httpx.AsyncClient(base_url=os.environ["SYNC_URL"], timeout=30, trust_env=False)

@@ -1,0 +1,118 @@
+"""``taskq demo``: run the folder sync example, where it lies in a repository or in a wheel."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shutil
+import signal
+import sys
+import sysconfig
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import click
+
+import taskq
+from taskq.cli.errors import Failure, WrongUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: What the extra ``demo`` brings.
+_NEEDED: Final = ("httpx", "starlette", "uvicorn")
+_EXIT_TERMINATED: Final = 128 + signal.SIGTERM
+
+
+@click.command()
+@click.option(
+    "--directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The tree to sync.  [default: this Python's standard library]",
+)
+@click.option("--keep", is_flag=True, help="Keep the work directory, and say where it is.")
+@click.option(
+    "-d",
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Put the task log here, and keep it; a new directory.",
+)
+def demo(directory: Path | None, keep: bool, data_dir: Path | None) -> None:
+    """Sync a real directory to a receiver that is offline, then fails; kill the worker half-way.
+
+    Each file is one durable job. At the end both trees are compared by SHA-256. Everything runs on
+    this machine, on 127.0.0.1.
+    """
+    source = (directory or Path(sysconfig.get_path("stdlib"))).resolve()
+    example = _example()
+    with _work_directory(keep=keep) as work:
+        queue = data_dir.resolve() if data_dir else work / "queue"
+        _check(source, work, queue)
+        try:
+            with example.display.display() as display:
+                options = example.run.Options(source=source, work=work, queue=queue)
+                summary = example.run.run(options, display)
+        except example.processes.SyncFailed as error:
+            raise Failure(f"the demo failed: {error}{_hint(keep=keep)}") from error
+    for line in summary.lines():
+        click.echo(line)
+    if data_dir or keep:
+        click.echo(f"look at its jobs: taskq ls -d {queue}")
+    if not summary.identical:
+        raise Failure(f"the two trees differ{_hint(keep=keep)}")
+
+
+def _hint(*, keep: bool) -> str:
+    return "" if keep else ". Run it again with --keep to look at what it wrote"
+
+
+def _check(source: Path, work: Path, queue: Path) -> None:
+    if queue.exists() and any(queue.iterdir()):
+        raise WrongUsage(f"{queue} is not empty; give the demo a new directory with -d, or none")
+    if any(path.is_relative_to(source) for path in (work.resolve(), queue)):
+        raise WrongUsage(f"the work directory lies in {source}, which would sync it to itself")
+
+
+def _example() -> Any:
+    """The example's package, importable under its own short name.
+
+    Raises:
+        Failure: it is not installed, or what it needs is not.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    package = Path(taskq.__file__).resolve().parent
+    homes = (package.parent / "examples", package / "_examples")
+    home = next((home for home in homes if (home / "folder_sync" / "run.py").is_file()), None)
+    if missing:
+        in_repository = home == homes[0]
+        line = "pip install -e '.[demo]'" if in_repository else "pip install 'taskq-local[demo]'"
+        raise Failure(f"the demo needs {', '.join(missing)}; install them: {line}")
+    if home is None:
+        looked = " and ".join(str(home) for home in homes)
+        raise Failure(f"no example at {looked}: reinstall taskq-local, or run it from a clone")
+    sys.path.insert(0, str(home))
+    for module in ("display", "processes", "run"):
+        importlib.import_module(f"folder_sync.{module}")
+    return importlib.import_module("folder_sync")
+
+
+@contextmanager
+def _work_directory(*, keep: bool) -> Iterator[Path]:
+    """A temporary directory that goes away at the end, also after SIGTERM, unless it is kept."""
+    work = Path(tempfile.mkdtemp(prefix="taskq-demo-"))
+    previous = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield work
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        if keep:
+            click.echo(f"work directory: {work}")
+        else:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _terminate(*_: object) -> NoReturn:
+    """SIGTERM ends the demo through its ``finally`` clauses, so that no process stays behind."""
+    raise SystemExit(_EXIT_TERMINATED)

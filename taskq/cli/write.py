@@ -1,0 +1,141 @@
+"""Commands that write: they join the other writers of the directory for a moment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskq.cli import render
+from taskq.cli.errors import WrongUsage
+from taskq.cli.options import data_dir_option, json_option
+from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX
+
+if TYPE_CHECKING:
+    from taskq.app import TaskQ
+    from taskq.call import Call, OptionChanges
+
+_SPANS: Final = ("delay", "expires", "window")
+
+
+@click.command()
+@click.argument("payload", required=False)
+@data_dir_option
+@json_option
+@click.option("-t", "--task", help="Enqueue a call of this task; PAYLOAD is a JSON object.")
+@click.option("-Q", "--queue", help="Name of the queue.  [default: default]")
+@click.option("--priority", type=click.IntRange(0, PRIORITY_MAX), help="Higher first.")
+@click.option("--attempts", type=click.IntRange(0), help="How often it may run; 0: no limit.")
+@click.option("--delay", help='Not before so long from now, for example "30s" or "2h".')
+@click.option("--expires", help="Give up unless it ran by then.")
+@click.option("--key", help="Put nothing while another job of the queue holds this key.")
+@click.option("--window", help="How long the key is held.  [default: until the job is settled]")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
+def put(
+    payload: str | None,
+    data_dir: Path | None,
+    as_json: bool,
+    task: str | None,
+    headers: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Enqueue PAYLOAD, @FILE or standard input as bytes, and print the job's id.
+
+    The job is on disk when the id shows up. A worker runs jobs with a --task, those without one are
+    for TaskLog.claim. A missing directory is made.
+    """
+    body = _payload(payload) or (b"{}" if task else b"")
+    changes: OptionChanges = {  # type: ignore[assignment]
+        name: _span(value) if name in _SPANS else value
+        for name, value in options.items()
+        if value is not None
+    }
+    if headers:
+        changes["headers"] = dict(_header(text) for text in headers)
+    from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+
+    app = TaskQ(data_dir)
+    call = _task_call(app, task, body) if task else _bytes_call(body, changes)
+    new = not (app.data_dir / "taskq.json").exists()
+    try:
+        job = app.enqueue_sync(call.options(**changes) if task else call)
+    finally:
+        app.close_sync()
+    if new:
+        click.echo(f"taskq: started a new task log in {app.data_dir}", err=True)
+    if as_json:
+        render.print_json({"id": job.id, "duplicate": job.duplicate})
+        return
+    click.echo(job.id)
+    if job.duplicate:
+        click.echo("taskq: put nothing, since this job holds the key", err=True)
+
+
+def _payload(argument: str | None) -> bytes:
+    """The bytes that were named.
+
+    Raises:
+        WrongUsage: there are none, or too many.
+    """
+    if argument is None or argument == "-":
+        if argument is None and sys.stdin.isatty():
+            raise WrongUsage("give the payload as an argument, as @FILE or on standard input")
+        body = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
+    elif argument.startswith("@"):
+        with Path(argument[1:]).open("rb") as file:
+            body = file.read(PAYLOAD_BYTES_MAX + 1)
+    else:
+        body = argument.encode("utf-8", "surrogateescape")
+    if len(body) > PAYLOAD_BYTES_MAX:
+        raise WrongUsage(
+            f"the payload is over {PAYLOAD_BYTES_MAX} bytes: "
+            f"store the data in a file and put its path"
+        )
+    return body
+
+
+def _task_call(app: TaskQ, task: str, body: bytes) -> Call[Any]:
+    try:
+        arguments = json.loads(body)
+    except ValueError as error:
+        raise WrongUsage(f"the arguments of {task} are not JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise WrongUsage(
+            f"the arguments of {task} must be one JSON object by parameter name, "
+            f'for example {{"to": "a@b.c"}}'
+        )
+    return app.call_by_name(task, **arguments)
+
+
+def _bytes_call(body: bytes, changes: OptionChanges) -> Call[Any]:
+    from taskq.call import Call, Options  # noqa: PLC0415
+    from taskq.core.records import Flag  # noqa: PLC0415
+
+    chosen = Options().changed(changes)
+    return Call(
+        name="put",
+        task=None,
+        body=body,
+        flags=Flag(0),
+        chosen=chosen,
+        spec=chosen.spec("", Flag(0)),
+        extras=chosen.fixed_extras("put"),
+    )
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise WrongUsage(f"--header {text!r}: write it as NAME=VALUE")
+    return name, value
+
+
+def _span(text: str) -> float | str:
+    """A bare number as seconds, since on a command line all is text; other text as it is."""
+    try:
+        return float(text)
+    except ValueError:
+        return text

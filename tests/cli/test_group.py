@@ -1,0 +1,186 @@
+"""The group: lazy, helpful about mistakes, and quiet when its output goes away."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from taskq.cli.errors import Failure
+from taskq.cli.main import BUILT_IN, Commands, main
+from taskq.core.errors import JobNotFound, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TASKQ = (sys.executable, "-m", "taskq")
+
+
+def group_with(name: str, run: Callable[[], None]) -> click.Group:
+    """The group with one more command, as a plugin would bring it."""
+    group = Commands(name="taskq")
+    command = click.Command(name, callback=run)
+    group.__dict__["brought_in"] = {name: _Point(command)}
+    return group
+
+
+class _Point:
+    dist = None
+    name = "extra"
+    value = "extra:command"
+
+    def __init__(self, command: object) -> None:
+        self._command = command
+
+    def load(self) -> object:
+        return self._command
+
+
+def test_help_lists_every_command_without_importing_one() -> None:
+    program = (
+        "import sys\n"
+        "from taskq.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'taskq.cli.read', 'taskq.cli.demo', 'taskq_workers', 'rich', 'pydantic'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert set(re.findall(r"^  (\w+) ", done.stdout, re.MULTILINE)) >= {*BUILT_IN, "worker"}
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_each_built_in_command_loads_and_has_help(name: str) -> None:
+    result = CliRunner().invoke(main, [name, "--help"])
+    assert result.exit_code == 0
+    assert result.output.startswith(f"Usage: taskq {name} ")
+    assert "--data-dir" in result.output
+
+
+def test_taskq_alone_prints_its_help() -> None:
+    result = CliRunner().invoke(main, [])
+    assert result.exit_code == 0
+    assert "Commands:" in result.output
+
+
+def test_the_version_is_the_distributions() -> None:
+    result = CliRunner().invoke(main, ["--version"])
+    assert re.fullmatch(r"taskq \d+\.\d+\.\d+\S*\n", result.output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lss"], "taskq: there is no command 'lss': did you mean ls?\n"),
+        (["xyzzy"], "taskq: there is no command 'xyzzy': see taskq --help\n"),
+        (["--nothing"], "taskq: No such option '--nothing'\nSee taskq --help\n"),
+        (["show"], "taskq: Missing argument 'JOB_ID'\nSee taskq show --help\n"),
+        (
+            ["ls", "--limit", "0"],
+            (
+                "taskq: Invalid value for '-n' / '--limit': 0 is not in the range x>=1\n"
+                "See taskq ls --help\n"
+            ),
+        ),
+    ],
+)
+def test_wrong_usage_is_one_or_two_lines_and_exit_code_2(
+    arguments: list[str], message: str
+) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert (
+        result.stderr.replace("No such option: --nothing", "No such option '--nothing'") == message
+    )
+    assert not result.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UsageError("priority is 12"), 2, "taskq: priority is 12\n"),
+        (JobNotFound("no job a-1"), 1, "taskq: no job a-1\n"),
+        (Failure("the disk is full"), 1, "taskq: the disk is full\n"),
+        (
+            PermissionError(13, "Permission denied", "/x"),
+            1,
+            "taskq: /x: Permission denied. Check the path and its permissions\n",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(), 141, ""),
+    ],
+)
+def test_errors_of_a_command_become_a_message_and_an_exit_code(
+    error: BaseException, code: int, message: str
+) -> None:
+    def run() -> None:
+        raise error
+
+    result = CliRunner().invoke(group_with("extra", run), ["extra"])
+    assert (result.exit_code, result.stderr) == (code, message)
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    def run() -> None:
+        raise ZeroDivisionError
+
+    result = CliRunner().invoke(group_with("extra", run), ["extra"])
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_a_command_of_another_package_runs_like_our_own() -> None:
+    result = CliRunner().invoke(group_with("extra", lambda: click.echo("hello")), ["extra"])
+    assert (result.exit_code, result.output) == (0, "hello\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "detail"),
+    [
+        ("no_such_module_here:command", "ModuleNotFoundError: No module named"),
+        ("os:sep", "is no click command"),
+    ],
+)
+def test_a_broken_command_names_its_package_and_leaves_the_others_alone(
+    value: str, detail: str
+) -> None:
+    group = Commands(name="taskq", invoke_without_command=True)
+    group.__dict__["brought_in"] = {"extra": EntryPoint("extra", value, "taskq.commands")}
+    assert "extra" in CliRunner().invoke(group, ["--help"]).output
+    result = CliRunner().invoke(group, ["extra"])
+    assert result.exit_code == 1
+    assert detail in result.stderr
+    assert "'extra'" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*TASKQ, "--help"], stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert done.stderr == b""
+    assert done.returncode in {1, 141}  # click itself prints help, and says 1
+
+
+def test_ctrl_c_ends_a_command_quietly_with_130(tmp_path: Path) -> None:
+    """``put`` waits for its payload on a fifo, so that the signal certainly finds it running."""
+    fifo = tmp_path / "payload"
+    os.mkfifo(fifo)
+    command = [*TASKQ, "put", f"@{fifo}", "-d", str(tmp_path / "queue")]
+    # Opening a fifo for writing returns once its reader has opened it too.
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process, fifo.open("wb"):
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=10)
+    assert (process.returncode, stderr) == (130, b"")
