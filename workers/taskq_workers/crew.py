@@ -1,0 +1,214 @@
+"""The slots of one worker: who rests, who is woken next, and how they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextvars import copy_context
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from taskq_workers.events import Hook, tell
+from taskq_workers.feed import Feed
+from taskq_workers.outcomes import reject, release
+from taskq_workers.reasons import describe
+from taskq_workers.settling import Settler
+from taskq_workers.slot import Slot
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable, Iterable
+
+    from taskq.app import TaskQ
+    from taskq.log.port import LoopPort
+    from taskq.log.requests import Delivery, Settlement
+    from taskq_workers.plans import Plans
+
+_log: Final = logging.getLogger("taskq.worker")
+
+
+class Crew:
+    """Up to ``concurrency`` slots around one feed; each is started when first needed.
+
+    Waking is a chain: whoever finds more work than its own wakes one other slot, which does the
+    same once it runs. So a buffer of jobs that never suspend costs one wake-up, and one of jobs
+    that wait is spread over all slots, one in each turn of the loop.
+
+    Attributes:
+        waking: a slot was woken and has not run yet.
+        leaving: slots end when they find no more work.
+        gone: set once all have left.
+    """
+
+    def __init__(
+        self,
+        app: TaskQ,
+        port: LoopPort,
+        plans: Plans,
+        *,
+        concurrency: int,
+        queues: frozenset[str] | None,
+        tasks: Callable[[], frozenset[str]],
+        hook: Hook | None,
+        stop: Callable[[BaseException | None], None],
+        burst_clock: Callable[[], int] | None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.waking = False
+        self.leaving = False
+        self.gone = asyncio.Event()
+        self._app = app
+        self._plans = plans
+        self._concurrency = concurrency
+        self._hook = hook
+        self._stop = stop
+        # What a job changed in its context ends with its slot; every new one starts from this.
+        self._context = copy_context()
+        self._interrupted = False
+        self._keeper = asyncio.current_task()
+        self._slots: set[Slot] = set()
+        self._resting: list[asyncio.Future[None]] = []
+        self._started = 0
+        self.feed = Feed(
+            self.loop,
+            port,
+            self,
+            concurrency=concurrency,
+            queues=queues,
+            tasks=tasks,
+            burst_clock=burst_clock,
+        )
+        self.settler = Settler(self.loop, port, self.feed.finished, stop)
+
+    def hot_parts(self) -> tuple[TaskQ, deque[Delivery], Feed, Plans, Settler, Hook | None]:
+        """What each slot keeps at hand."""
+        return self._app, self.feed.buffer, self.feed, self._plans, self.settler, self._hook
+
+    # What slots call.
+
+    async def rest(self) -> bool:
+        """Return once there may be work; False when the slot is to end."""
+        if self.leaving:
+            return False
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        self._resting.append(waiter)
+        self.feed.refill()
+        try:
+            await waiter
+        finally:
+            self.waking = False
+        return True
+
+    def replace(self, slot: Slot) -> None:
+        """The slot ends, spoilt by its job: let a fresh one look at the buffer in its place."""
+        self._slots.discard(slot)
+        self._start_slot()
+
+    def interrupting(self) -> bool:
+        """Whether a cancellation now comes from the worker's end, and not from the job itself."""
+        # The loop's own end cancels all tasks, the worker's keeper among them.
+        return self._interrupted or (self._keeper is not None and self._keeper.cancelling() > 0)
+
+    # What the feed calls.
+
+    def free(self) -> int:
+        """How many slots could take a delivery now."""
+        return len(self._resting) + self._concurrency - len(self._slots)
+
+    def wake(self) -> None:
+        """Let one free slot look at the buffer."""
+        while self._resting:
+            # The last to rest is the next to run: its objects are still in the processor's cache.
+            waiter = self._resting.pop()
+            if not waiter.done():
+                self.waking = True
+                waiter.set_result(None)
+                return
+        if len(self._slots) < self._concurrency:
+            self._start_slot()
+
+    def quiet(self) -> bool:
+        """Whether nothing runs and every outcome was handed to the log."""
+        settler = self.settler
+        return not (settler.outcomes or settler.refused or self.running())
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Release deliveries that no slot took; burns no attempt."""
+        self.settler.outcomes.extend(release(delivery) for delivery in deliveries)
+        self.settler.flush_soon()
+
+    def ran_dry(self) -> None:
+        """No job is ready and none runs: the burst is over."""
+        self._stop(None)
+
+    def fail(self, error: BaseException) -> None:
+        """The log cannot be used any more."""
+        self._stop(error)
+
+    # What the worker calls.
+
+    def running(self) -> int:
+        """How many jobs run now."""
+        return sum(slot.delivery is not None for slot in self._slots)
+
+    def leave(self) -> None:
+        """Claim no more, and give back what nobody runs; each slot ends with its job."""
+        self.leaving = True
+        self.feed.close()
+        resting, self._resting = self._resting, []
+        for waiter in resting:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._check_gone()
+
+    def interrupt(self) -> None:
+        """Cancel the jobs that still run; they are released and burn no attempt."""
+        self._interrupted = True
+        for slot in self._slots:
+            if slot.delivery is not None:
+                slot.task.cancel()
+
+    def abandon(self) -> None:
+        """Release the jobs that did not even end when cancelled; they go on, unheard."""
+        for slot in self._slots:
+            delivery = slot.delivery
+            if delivery is not None:
+                slot.abandoned = True
+                _log.warning("job %s did not end when cancelled: released", delivery.job_id)
+                self._put(release(delivery), slot.since)
+        self._slots.clear()
+        self._check_gone()
+
+    def _start_slot(self) -> None:
+        self._started += 1
+        self.waking = True
+        slot = Slot(self, self._context.copy(), f"taskq-slot-{self._started}")
+        self._slots.add(slot)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._on_slot_ended(slot, task)
+
+        slot.task.add_done_callback(ended)
+
+    def _on_slot_ended(self, slot: Slot, task: asyncio.Task[None]) -> None:
+        self._slots.discard(slot)
+        error = None if task.cancelled() else task.exception()
+        delivery, slot.delivery = slot.delivery, None
+        if error is not None:
+            # Not the job's failure but the worker's own, or its policy's: say so, and go on.
+            _log.error("a slot failed", exc_info=error)
+            if delivery is not None and not slot.abandoned:
+                self._put(reject(delivery, describe(error)), slot.since)
+            self.waking = False
+            if self.feed.buffer:
+                self.wake()
+        self._check_gone()
+
+    def _put(self, settlement: Settlement, since: float) -> None:
+        self.settler.add(settlement)
+        if self._hook is not None:
+            tell(self._hook, settlement, monotonic() - since)
+
+    def _check_gone(self) -> None:
+        if self.leaving and not self._slots:
+            self.gone.set()

@@ -1,0 +1,80 @@
+"""What a worker tells its owner: one event for each job that left a slot.
+
+An ``on_event`` hook runs on the event loop's thread, so it should return at once. One that raises
+is logged and stops nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from taskq.core.model import SECOND_NS
+from taskq.core.records import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.log.requests import Settlement
+
+_log: Final = logging.getLogger("taskq.worker")
+
+JobEnd: TypeAlias = Literal["succeeded", "retried", "died", "released"]
+
+
+@dataclass(slots=True)
+class JobFinished:
+    """One delivery ended. Not frozen, since that would double what making one costs.
+
+    Attributes:
+        job_id: id of the job.
+        task: name of its task.
+        outcome: how it ended; "released": given back (shutdown, ``Snooze``), and no attempt burnt.
+        seconds: how long it ran here.
+        attempt: number of this attempt, from 1.
+        attempts_max: how many it may use up; 0 for no limit.
+        reason: why it failed: first line ``Type: message``, then the last lines of the traceback.
+        delay_seconds: when it is due again, from now; None when it is not.
+    """
+
+    job_id: str
+    task: str
+    outcome: JobEnd
+    seconds: float
+    attempt: int
+    attempts_max: int
+    reason: str = ""
+    delay_seconds: float | None = None
+
+
+Hook: TypeAlias = "Callable[[JobFinished], object]"
+
+_OUTCOMES: Final[dict[Kind, JobEnd]] = {
+    Kind.SUCCEEDED: "succeeded",
+    Kind.RETRIED: "retried",
+    Kind.DIED: "died",
+    Kind.RELEASED: "released",
+}
+_DUE_AGAIN: Final = frozenset({Kind.RETRIED, Kind.RELEASED})
+
+
+def tell(hook: Hook, settlement: Settlement, seconds: float) -> None:
+    """Call the hook with the event of one settlement; log what it raises."""
+    kind, delivery = settlement.kind, settlement.delivery
+    event = JobFinished(
+        delivery.job_id,
+        delivery.lane.task,
+        _OUTCOMES[kind],
+        seconds,
+        delivery.attempt,
+        delivery.attempts_max,
+    )
+    if kind is not Kind.SUCCEEDED:
+        event.reason = (settlement.body or b"").decode("utf-8", "replace")
+        if kind in _DUE_AGAIN:
+            event.delay_seconds = settlement.delay_ns / SECOND_NS
+    try:
+        hook(event)
+    except Exception:  # noqa: BLE001 - a hook is somebody else's code
+        _log.exception("the on_event hook failed on job %s; the worker goes on", event.job_id)

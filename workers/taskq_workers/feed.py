@@ -1,0 +1,224 @@
+"""Claims, made ahead of the slots in batches that follow the speed of the jobs.
+
+Fast jobs are claimed many at a time, and the next batch is asked for while the present one runs,
+since a claim takes as long as hundreds of no-ops. Slow jobs are claimed only for slots that are
+free, so that no job waits here which another worker could run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol
+
+from taskq.log.requests import ClaimRequest
+from taskq_workers.pace import Pace
+from taskq_workers.settling import PASSING, Pause
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable
+
+    from taskq.log.port import LoopPort
+    from taskq.log.requests import Delivery
+
+_log: Final = logging.getLogger("taskq.worker")
+
+#: A delivery that no slot took for so long is given back, so that another worker may have it.
+HOARD_SECONDS: Final = 0.5
+
+
+class Takers(Protocol):
+    """The slots, as their feed sees them."""
+
+    def free(self) -> int:
+        """How many slots could take a delivery now."""
+        ...
+
+    def wake(self) -> None:
+        """Let a free slot look at the buffer."""
+        ...
+
+    def quiet(self) -> bool:
+        """Whether nothing runs and every outcome was handed to the log."""
+        ...
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Release deliveries that nobody took; burns no attempt."""
+        ...
+
+    def ran_dry(self) -> None:
+        """No job is ready and none runs: a burst ends here."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """The log cannot be used any more."""
+        ...
+
+
+class Feed:
+    """The deliveries that wait for a slot, and the one claim that brings more.
+
+    Attributes:
+        buffer: deliveries in claim order; slots pop from its left.
+        low: a slot that leaves fewer behind calls ``refill``; 0 while that would be in vain.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        port: LoopPort,
+        takers: Takers,
+        *,
+        concurrency: int,
+        queues: frozenset[str] | None,
+        tasks: Callable[[], frozenset[str]],
+        burst_clock: Callable[[], int] | None = None,
+    ) -> None:
+        self.buffer: deque[Delivery] = deque()
+        self.low = 0
+        self._loop = loop
+        self._port = port
+        self._takers = takers
+        self._queues = queues
+        self._tasks = tasks
+        self._burst_clock = burst_clock
+        self._pace = Pace(concurrency)
+        self._pause = Pause(loop.time)
+        self._request = ClaimRequest(0)
+        self._claim: asyncio.Future[list[Delivery]] | None = None
+        self._closed = False
+        self._paused = False
+        self._asked_when_quiet = False
+        self._came_empty = False
+        #: deliveries that ever came, and how many of them had come at the last look
+        self._received = 0
+        self._mark = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def refill(self) -> None:
+        """Claim more, unless a claim waits already or the jobs are too slow to claim ahead."""
+        if self._closed or self._paused:
+            return
+        pace = self._pace
+        free = self._takers.free() - len(self.buffer)
+        if self._claim is not None:
+            # The storage thread reads the count when it serves the claim: more may still be asked.
+            self._request.count = max(self._request.count, free)
+            return
+        self.low = 0
+        count = pace.size if pace.ahead else free
+        if count <= 0:
+            return
+        until_ns = None
+        if self._burst_clock is not None:
+            until_ns = self._burst_clock()
+            self._asked_when_quiet = not self.buffer and self._takers.quiet()
+        self._request = ClaimRequest(count, self._queues, self._tasks(), until_ns)
+        self._claim = self._port.claim(self._request)
+        self._claim.add_done_callback(self._on_claimed)
+
+    def finished(self, count: int) -> None:
+        """So many outcomes were handed to the log."""
+        self._pace.finished(count, self._loop.time())
+        if self._came_empty:
+            # What has just ended may have brought new jobs: a burst looks again.
+            self._came_empty = False
+            self.refill()
+
+    def close(self) -> None:
+        """Claim no more, and give back whatever no slot took. Legal twice."""
+        self._closed = True
+        self.low = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        claim, self._claim = self._claim, None
+        answered = claim is not None and not claim.cancel() and not claim.cancelled()
+        if claim is not None and answered and claim.exception() is None:
+            # Its callback would come too late.
+            self.buffer.extend(claim.result())
+        self._give_back()
+
+    def _on_claimed(self, claim: asyncio.Future[list[Delivery]]) -> None:
+        if claim is not self._claim:
+            return
+        self._claim = None
+        if claim.cancelled():
+            self._rest(None)
+            return
+        error = claim.exception()
+        if error is not None:
+            self._rest(error)
+            return
+        deliveries = claim.result()
+        if deliveries:
+            self._received += len(deliveries)
+            self._supply(deliveries)
+        elif self._burst_clock is None:
+            self._rest(None)
+        else:
+            self._look_again()
+
+    def _supply(self, deliveries: list[Delivery]) -> None:
+        buffer, pace = self.buffer, self._pace
+        full = len(deliveries) >= self._request.count
+        buffer.extend(deliveries)
+        pace.claimed(waiting=len(buffer), full=full, now=self._loop.time())
+        if pace.ahead:
+            if len(buffer) <= pace.size:
+                self.refill()
+            else:
+                self.low = pace.size // 2
+        if self._timer is None:
+            self._mark = self._received
+            self._timer = self._loop.call_later(HOARD_SECONDS, self._watch)
+        self._takers.wake()
+
+    def _look_again(self) -> None:
+        if self.buffer or not self._takers.quiet():
+            self._came_empty = True
+        elif self._asked_when_quiet:
+            self._takers.ran_dry()
+        else:
+            self.refill()
+
+    def _rest(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, PASSING):
+            self._takers.fail(error)
+            return
+        seconds = self._pause.next()
+        if error is not None:
+            _log.warning("no jobs are claimed for %.1f s, because: %s", seconds, error)
+        self._paused = True
+        self._loop.call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = False
+        self.refill()
+
+    def _watch(self) -> None:
+        """Give back what waited since the last look; stop looking once nothing moves."""
+        taken = self._received - len(self.buffer)
+        if self.buffer and taken < self._mark:
+            self._pace.cut()
+            self._withdraw()
+            self._give_back()
+        elif not self.buffer and taken == self._mark:
+            # Idle, or busy with slow jobs. What comes next may be slow too, so ask for little.
+            self._pace.cut()
+            self._request.count = min(self._request.count, max(self._takers.free(), 1))
+            self._timer = None
+            return
+        self._mark = self._received
+        self._timer = self._loop.call_later(HOARD_SECONDS, self._watch)
+
+    def _withdraw(self) -> None:
+        if self._claim is not None and self._claim.cancel():
+            self._claim = None
+
+    def _give_back(self) -> None:
+        if self.buffer:
+            deliveries = list(self.buffer)
+            self.buffer.clear()
+            self._takers.give_back(deliveries)

@@ -1,0 +1,162 @@
+"""How a worker's news look on a terminal: the banner, and one line for each job."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from taskq_workers.events import JobEnd, JobFinished
+
+_TASKS_SHOWN: Final = 6
+_REASON_CHARACTERS_MAX: Final = 160
+_GREEN, _RED, _YELLOW, _DIM, _BOLD, _RESET = (
+    "\x1b[32m",
+    "\x1b[31m",
+    "\x1b[33m",
+    "\x1b[2m",
+    "\x1b[1m",
+    "\x1b[0m",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the banner tells."""
+
+    version: str
+    pid: int
+    directory: str
+    durability: str
+    #: jobs that were running when their process died, and are ready again
+    recovered: int
+    #: None: all
+    queues: frozenset[str] | None
+    tasks: frozenset[str]
+    concurrency: int
+    ready_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """What the output can show."""
+
+    colours: bool
+    #: the signs for succeeded, died, and due again
+    signs: tuple[str, str, str] = ("✓", "✗", "↻")
+
+    def paint(self, text: str, colour: str) -> str:
+        """The text in a colour, where there are colours."""
+        return f"{colour}{text}{_RESET}" if self.colours else text
+
+
+def style_for(encoding: str, *, colours: bool) -> Style:
+    """A style whose signs this encoding has."""
+    style = Style(colours=colours)
+    try:
+        "".join(style.signs).encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return Style(colours=colours, signs=("ok", "FAILED", "again"))
+    return style
+
+
+def banner(facts: Facts, style: Style) -> list[str]:
+    """At most 8 lines."""
+    jobs = "job" if facts.recovered == 1 else "jobs"
+    rows = {
+        "directory": facts.directory,
+        "durability": facts.durability,
+        "recovered": f"{facts.recovered} in-flight {jobs} of processes that died",
+        "queues": "all" if facts.queues is None else ", ".join(sorted(facts.queues)),
+        "tasks": _task_list(facts.tasks),
+        "ready": f"in {facts.ready_seconds * 1e3:.0f} ms, {facts.concurrency} at a time; "
+        f"Ctrl-C drains",
+    }
+    head = f"taskq {facts.version} worker, process {facts.pid}"
+    return [
+        style.paint(head, _BOLD),
+        *(f"  {style.paint(f'{name:<11}', _DIM)} {value}" for name, value in rows.items()),
+    ]
+
+
+def job_line(event: JobFinished, moment: float, style: Style) -> str:
+    """One job: time, sign, task, id, duration, attempt, and why it failed."""
+    succeeded, died, again = style.signs
+    sign, colour = {
+        "succeeded": (succeeded, _GREEN),
+        "died": (died, _RED),
+        "retried": (again, _YELLOW),
+        "released": (again, _YELLOW),
+    }[event.outcome]
+    clock = time.strftime("%H:%M:%S", time.localtime(moment))
+    parts = [
+        style.paint(clock, _DIM),
+        style.paint(sign, colour),
+        _printable(event.task),
+        event.job_id,
+        _duration(event.seconds),
+    ]
+    if event.outcome != "succeeded" or event.attempt > 1:
+        parts.append(_attempt(event))
+    note = _note(event)
+    return "  ".join([" ".join(parts[:3]), *parts[3:], *([note] if note else [])])
+
+
+def summary_line(counts: Mapping[JobEnd, int]) -> str:
+    """What was too much to list: ``… 12 345 jobs succeeded, 3 died``."""
+    told = [f"{_grouped(count)} {outcome}" for outcome, count in counts.items() if count]
+    first, *others = told
+    number, word = first.rsplit(" ", 1)
+    return ", ".join([f"… {number} {'job' if number == '1' else 'jobs'} {word}", *others])
+
+
+def _attempt(event: JobFinished) -> str:
+    of = f"/{event.attempts_max}" if event.attempts_max else ""
+    return f"attempt {event.attempt}{of}"
+
+
+def _note(event: JobFinished) -> str:
+    notes = []
+    if event.outcome == "released":
+        notes.append(
+            f"again in {_duration(event.delay_seconds)}" if event.delay_seconds else "given back"
+        )
+    elif event.outcome == "retried":
+        notes.append(f"again in {_duration(event.delay_seconds or 0.0)}")
+    if event.reason:
+        reason = _printable(event.reason.partition("\n")[0])
+        if len(reason) > _REASON_CHARACTERS_MAX:
+            reason = f"{reason[:_REASON_CHARACTERS_MAX]} ..."
+        notes.append(reason)
+    return "  ".join(notes)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 0.0995:  # noqa: PLR2004 - from here on it would round to 100 ms
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 0.9995:  # noqa: PLR2004 - and here to 1000 ms
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 120:  # noqa: PLR2004
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min"
+
+
+def _task_list(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    shown = ", ".join(ordered[:_TASKS_SHOWN])
+    more = len(ordered) - _TASKS_SHOWN
+    return (
+        f"{shown} and {more} more" if more > 0 else shown or "none: this worker has nothing to run"
+    )
+
+
+def _grouped(count: int) -> str:
+    return f"{count:,}".replace(",", " ")
+
+
+def _printable(text: str) -> str:
+    """The text without what could drive the terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

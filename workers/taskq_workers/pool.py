@@ -1,0 +1,283 @@
+"""A worker: it claims the jobs of one app's tasks, runs them on slots and settles them."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from taskq.core.errors import TaskqError, UsageError
+from taskq_workers.crew import Crew
+from taskq_workers.executors import ThreadRunner
+from taskq_workers.plans import Plans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from taskq.app import TaskQ
+    from taskq.log.store import Store
+    from taskq_workers.events import Hook
+
+_log: Final = logging.getLogger("taskq.worker")
+
+CONCURRENCY_DEFAULT: Final = 8
+DRAIN_SECONDS_DEFAULT: Final = 10.0
+#: How long a cancelled job may take to clean up.
+CANCEL_SECONDS: Final = 2.0
+
+
+class Phase(enum.Enum):
+    """Where a worker is in its life; it lives once."""
+
+    NEW = enum.auto()
+    #: it opens the log, or runs
+    RUNNING = enum.auto()
+    #: it claims no more; running jobs finish
+    DRAINING = enum.auto()
+    #: running jobs are cancelled
+    CANCELLING = enum.auto()
+    STOPPED = enum.auto()
+
+
+class Worker:
+    """Runs an app's jobs until it is stopped. Use ``async with``, or ``await worker.run()``.
+
+    ::
+
+        async with app.worker(concurrency=8):
+            await serve()
+
+    Async tasks run on the event loop, sync ones in daemon threads. ``timeout`` of a task holds for
+    async ones: nothing can stop a thread from outside. Jobs of a task that is not registered with
+    the app wait for a worker that knows it.
+
+    Args:
+        app: whose tasks are run.
+        concurrency: how many jobs run at a time.
+        queues: names of the queues to claim from; None for all.
+        burst: stop by itself once no job is ready and none runs. Jobs that are due later stay.
+        drain_timeout: seconds that running jobs get to finish at a stop.
+        thread_limit: how many sync jobs run at a time, ``concurrency`` if None.
+        on_event: called with a ``JobFinished`` for each job that ended, on the loop's thread.
+
+    Attributes:
+        started: set once the log is open and the first claim waits.
+        stopped: set once everything is settled.
+
+    Raises:
+        UsageError: an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        app: TaskQ,
+        *,
+        concurrency: int = CONCURRENCY_DEFAULT,
+        queues: Iterable[str] | None = None,
+        burst: bool = False,
+        drain_timeout: float = DRAIN_SECONDS_DEFAULT,
+        thread_limit: int | None = None,
+        on_event: Hook | None = None,
+    ) -> None:
+        limit = concurrency if thread_limit is None else thread_limit
+        if concurrency < 1 or limit < 1:
+            raise UsageError(
+                f"concurrency and thread_limit are {concurrency} and {limit}, at least 1"
+            )
+        if not drain_timeout >= 0:
+            raise UsageError(f"drain_timeout is {drain_timeout}, it must be 0 s or more")
+        if isinstance(queues, str):
+            raise UsageError(f"queues is the text {queues!r}, give a list: [{queues!r}]")
+        self.app = app
+        self.concurrency = concurrency
+        self.queues = None if queues is None else frozenset(queues)
+        self.started = asyncio.Event()
+        self.stopped = asyncio.Event()
+        self._burst = burst
+        self._drain_seconds = drain_timeout
+        self._thread_limit = limit
+        self._hook = on_event
+        self._phase = Phase.NEW
+        self._stop_asked = asyncio.Event()
+        self._cancel_asked = asyncio.Event()
+        self._error: BaseException | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._crew: Crew | None = None
+        self._threads: ThreadRunner | None = None
+        self._known: frozenset[str] = frozenset()
+
+    @property
+    def running(self) -> int:
+        """How many jobs run now."""
+        return 0 if self._crew is None else self._crew.running()
+
+    @property
+    def lingering(self) -> int:
+        """How many sync functions still run in threads, their jobs released, after a stop."""
+        return 0 if self._threads is None else self._threads.busy
+
+    async def start(self) -> None:
+        """Open the log and claim; returns once it runs, at once if it was stopped before.
+
+        Raises:
+            LogError: the directory cannot be used.
+            UsageError: it was started before.
+        """
+        if self._phase is Phase.STOPPED:
+            return
+        if self._phase is not Phase.NEW:
+            raise UsageError("this worker was started before: make a new one with app.worker()")
+        self._phase = Phase.RUNNING
+        self._keeper = asyncio.create_task(self._keep(), name="taskq-worker")
+        try:
+            await _wait_any(None, self.started, other=self._keeper)
+        except asyncio.CancelledError:
+            self.request_stop()
+            raise
+        if self._keeper.done() and not self.started.is_set():
+            self._raise_error()
+
+    async def run(self) -> None:
+        """Start, and return once stopped; cancelling stops it as ``stop`` does.
+
+        Raises:
+            LogError: the log failed under the worker.
+        """
+        try:
+            await self.start()
+            await self.stopped.wait()
+        finally:
+            await self.stop()
+        self._raise_error()
+
+    async def stop(self) -> None:
+        """Drain: claim no more, let running jobs finish, cancel those that outlast the time.
+
+        Cancelled jobs are released and burn no attempt. Legal twice, and before the start.
+        """
+        self.request_stop()
+        await self.stopped.wait()
+
+    def request_stop(self) -> None:
+        """Begin to drain, and return at once."""
+        if self._phase is Phase.NEW:
+            self._phase = Phase.STOPPED
+            self.stopped.set()
+        self._stop_asked.set()
+
+    def request_cancel(self) -> None:
+        """Stop without waiting for running jobs: cancel and release them. Returns at once."""
+        self.request_stop()
+        self._cancel_asked.set()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+        if error is None:
+            self._raise_error()
+
+    async def _keep(self) -> None:
+        """The worker's whole life, in one task of its own."""
+        crew = None
+        try:
+            store = await self._open()
+            if store is None:
+                return
+            crew = self._crew = self._hire(store)
+            crew.feed.refill()
+            self.started.set()
+            await self._stop_asked.wait()
+            await self._drain(crew)
+            await crew.settler.settle_all()
+        except asyncio.CancelledError:
+            # The loop itself ends, and cancels all tasks: release what can be released in time.
+            if crew is not None:
+                crew.leave()
+                crew.interrupt()
+                crew.settler.flush()
+            raise
+        except TaskqError as error:
+            self._error = self._error or error
+        finally:
+            if self._threads is not None:
+                self._threads.close()
+            self._phase = Phase.STOPPED
+            self.stopped.set()
+
+    async def _open(self) -> Store | None:
+        """The open store; None if a stop came first, as opening may wait long for a lock."""
+        opening = asyncio.ensure_future(self.app.open())
+        try:
+            await _wait_any(None, self._stop_asked, other=opening)
+            if self._stop_asked.is_set():
+                return None
+            await opening
+        finally:
+            opening.cancel()
+        return self.app.store()
+
+    def _hire(self, store: Store) -> Crew:
+        port = store.port()
+        self._threads = ThreadRunner(asyncio.get_running_loop(), self._thread_limit)
+        return Crew(
+            self.app,
+            port,
+            Plans(self.app._tasks, self._threads),
+            concurrency=self.concurrency,
+            queues=self.queues,
+            tasks=self._task_names,
+            hook=self._hook,
+            stop=self._on_end,
+            burst_clock=store.steady_ns if self._burst else None,
+        )
+
+    async def _drain(self, crew: Crew) -> None:
+        self._phase = Phase.DRAINING
+        crew.leave()
+        await _wait_any(self._drain_seconds, crew.gone, self._cancel_asked)
+        if crew.gone.is_set():
+            return
+        self._phase = Phase.CANCELLING
+        crew.interrupt()
+        await _wait_any(CANCEL_SECONDS, crew.gone)
+        if not crew.gone.is_set():
+            crew.abandon()
+
+    def _task_names(self) -> frozenset[str]:
+        tasks = self.app._tasks
+        if len(tasks) != len(self._known):
+            self._known = frozenset(tasks)
+        return self._known
+
+    def _on_end(self, error: BaseException | None) -> None:
+        if error is not None and self._error is None:
+            _log.error("the worker stops, because its log failed: %s", error)
+            self._error = error
+        self.request_stop()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+async def _wait_any(
+    seconds: float | None, *events: asyncio.Event, other: asyncio.Future[Any] | None = None
+) -> None:
+    """Return once one of the events is set, ``other`` is done, or the seconds are over."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        everything = waits if other is None else [*waits, other]
+        await asyncio.wait(everything, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

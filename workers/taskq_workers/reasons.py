@@ -1,0 +1,83 @@
+"""Why a job failed, as text that fits a record: what happened first, then where."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import taskq
+from taskq.core.model import REASON_BYTES_MAX
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+#: Innermost frames that a reason keeps of each exception in a chain.
+FRAMES_MAX: Final = 12
+#: Longest message that is looked at; a longer one could not be kept anyway.
+MESSAGE_CHARACTERS_MAX: Final = REASON_BYTES_MAX
+#: Frames in these folders are machinery and tell a user nothing, but for the examples beside it.
+_MACHINERY: Final = tuple(
+    f"{Path(str(path)).absolute().parent}{os.sep}"
+    for path in (taskq.__file__, __file__, asyncio.__file__)
+)
+_EXAMPLES: Final = f"{_MACHINERY[0]}_examples{os.sep}"
+
+
+def describe(error: BaseException) -> str:
+    """The reason of one exception.
+
+    First line ``Type: message``, then the innermost frames from the first one of the user's on,
+    with the exceptions that it was raised from.
+    """
+    head = summary(error)
+    try:
+        return f"{head}\n{_where(error)}".rstrip()
+    except Exception:  # noqa: BLE001 - an exception may have been built to break its reader
+        return head
+
+
+def summary(error: BaseException) -> str:
+    """``Type: message`` on one line."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in {"builtins", "__main__", "asyncio.exceptions"}:
+        name = f"{kind.__module__}.{name}"
+    message = _message(error).strip().partition("\n")[0]
+    return f"{name}: {message}" if message else name
+
+
+def raised_by_call(error: BaseException) -> bool:
+    """Whether no line of the user's ran: the call itself was refused."""
+    return user_traceback(error.__traceback__) is None
+
+
+def user_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback from the user's first frame on; None when there is none."""
+    while trace is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_machinery(path: str) -> bool:
+    return path.startswith(_MACHINERY) and not path.startswith(_EXAMPLES)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)[:MESSAGE_CHARACTERS_MAX]
+    except Exception:  # noqa: BLE001 - likewise
+        return "(its message cannot be printed)"
+
+
+def _where(error: BaseException) -> str:
+    trace = user_traceback(error.__traceback__)
+    told = traceback.TracebackException(
+        type(error), error, trace, limit=-FRAMES_MAX, compact=True, capture_locals=False
+    )
+    plain = told.__cause__ is None and told.__context__ is None and told.exceptions is None
+    if plain and "\n" not in _message(error).strip():
+        return "".join(told.stack.format())
+    return "".join(told.format())

@@ -1,0 +1,151 @@
+"""A slot: one long-lived asyncio task that runs one job after the other, each to its end.
+
+The job's coroutine is awaited here, within the slot's own task. So one that never suspends costs no
+task, no turn of the loop and no callback, and ``asyncio.current_task()`` and ``asyncio.timeout()``
+are right from its first step. While a job suspends, the next slot takes the next delivery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import copy_context
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.context import JobContext, _current
+from taskq.core.errors import InvalidCall
+from taskq.core.records import Cause, Kind
+from taskq.log.requests import Settlement
+from taskq_workers.events import tell
+from taskq_workers.outcomes import reject, release, settle_bad_result, settle_failure
+from taskq_workers.reasons import describe
+from taskq_workers.settling import OUTCOMES_MAX
+
+if TYPE_CHECKING:
+    from contextvars import Context, Token
+
+    from taskq.log.requests import Delivery
+    from taskq_workers.crew import Crew
+    from taskq_workers.plans import Plan
+
+#: A member of an enum costs as much to look up as a call; a tuple's own ``__new__`` half as much as
+#: that of a NamedTuple.
+_SUCCEEDED: Final = Kind.SUCCEEDED
+_CALLER: Final = Cause.CALLER
+_new: Final = tuple.__new__
+#: A slot whose jobs never suspend lets the loop turn after so long.
+TURN_SECONDS: Final = 0.005
+
+
+class Slot:
+    """Runs deliveries from the crew's buffer until it is told to leave, or spoilt by a job.
+
+    Attributes:
+        delivery: what runs here now.
+        since: when it began, in monotonic seconds.
+        abandoned: its job was released although it goes on; what it does now counts for nothing.
+    """
+
+    __slots__ = ("_crew", "abandoned", "delivery", "since", "task")
+
+    def __init__(self, crew: Crew, context: Context, name: str) -> None:
+        self._crew = crew
+        self.delivery: Delivery | None = None
+        self.since = 0.0
+        self.abandoned = False
+        self.task = crew.loop.create_task(self._run(), name=name, context=context)
+
+    async def _run(self) -> None:  # noqa: C901, PLR0912, PLR0915 - a call more would cost 0.1 µs
+        """The hot path: each statement here is paid for every job."""
+        crew = self._crew
+        app, buffer, feed, plans, settler, hook = crew.hot_parts()
+        outcomes = settler.outcomes
+        crew.waking = False
+        no_job: Token[JobContext] | None = None
+        turn = self.since = monotonic()
+        while True:
+            if not buffer:
+                # An idle slot must not keep the last job's arguments and result alive.
+                delivery = job = before = args = kwargs = value = settlement = None
+                if no_job is not None:
+                    _current.reset(no_job)
+                    no_job = None
+                if not await crew.rest():
+                    return
+                turn = self.since = monotonic()
+                continue
+            self.delivery = delivery = buffer.popleft()
+            if buffer and not crew.waking:
+                crew.wake()
+            if len(buffer) < feed.low:
+                feed.refill()
+            plan = plans[delivery.lane.task]
+            decode, call, none_is_kept = plan.hot
+            job = JobContext(delivery, app)
+            entered = _current.set(job)
+            if no_job is None:
+                no_job = entered
+            before = copy_context()
+            args = None
+            try:
+                args, kwargs = decode(delivery.payload)
+                value = await call(*args, **kwargs)
+            except GeneratorExit:  # the loop was closed under us
+                raise
+            except BaseException as error:  # noqa: BLE001 - no job may stop its worker
+                settlement = self._failed(plan, delivery, error, called=args is not None)
+            else:
+                if value is None and none_is_kept and job._children is None:
+                    settlement = _new(Settlement, (_SUCCEEDED, delivery, None, 0, _CALLER, ()))
+                else:
+                    settlement = _succeeded(plan, delivery, job, value)
+            if self.abandoned:
+                return
+            self.delivery = None
+            if settlement.children:
+                settler.add_with_children(settlement, job)
+            else:
+                outcomes.append(settlement)
+            if not settler.scheduled:
+                settler.flush_soon()
+            elif len(outcomes) >= OUTCOMES_MAX:
+                settler.flush()
+            now = monotonic()
+            if hook is not None:
+                tell(hook, settlement, now - self.since)
+            if _changed(before) or self.task.cancelling():
+                # The job left context variables or a cancellation behind, that no other may meet.
+                crew.replace(self)
+                return
+            if now - turn > TURN_SECONDS:
+                await asyncio.sleep(0)
+                turn = now = monotonic()
+            self.since = now
+
+    def _failed(
+        self, plan: Plan, delivery: Delivery, error: BaseException, *, called: bool
+    ) -> Settlement:
+        if isinstance(error, asyncio.CancelledError) and self._crew.interrupting():
+            return release(delivery)
+        if not called and isinstance(error, InvalidCall):
+            # The arguments do not fit the function of today: no attempt would change that.
+            return reject(delivery, describe(error))
+        return settle_failure(plan.task, delivery, error)
+
+
+def _succeeded(plan: Plan, delivery: Delivery, job: JobContext, value: Any) -> Settlement:
+    try:
+        body = plan.task.encode_result(value)
+    except Exception as error:  # noqa: BLE001 - a result may raise what it likes when it is read
+        return settle_bad_result(plan.task, delivery, value, error)
+    if job._children is None:
+        return Settlement(_SUCCEEDED, delivery, body)
+    children = tuple(child[1:] for child in job._children)
+    return Settlement(_SUCCEEDED, delivery, body, children=children)
+
+
+def _changed(before: Context) -> bool:
+    try:
+        return copy_context() != before
+    except Exception:  # noqa: BLE001 - the variables' values are compared, and theirs may raise
+        return True
