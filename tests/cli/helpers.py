@@ -1,0 +1,34 @@
+"""Run ``taskq`` from a test, and the log that the tests look at."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from click.testing import CliRunner, Result
+
+from taskq.cli.main import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A directory, and the ids of its jobs by what became of them."""
+
+    path: Path
+    ids: dict[str, str]
+
+
+def taskq(*arguments: object, data: bytes | None = None) -> Result:
+    """Run ``taskq`` in this process."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=data)
+
+
+def taskq_json(*arguments: object) -> Any:
+    """What a read command prints with ``--json``."""
+    result = taskq(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)

@@ -1,0 +1,121 @@
+"""``taskq put``: bytes and calls, from the shell into the log."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq import TaskLog
+from taskq.core.model import PAYLOAD_BYTES_MAX
+from tests.cli.helpers import taskq, taskq_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def put(path: Path, *arguments: str, data: bytes | None = None) -> str:
+    """Put a job; returns its id."""
+    result = taskq("put", "-d", path, *arguments, data=data)
+    assert result.exit_code == 0, result.output
+    return result.stdout.strip()
+
+
+def test_the_first_put_starts_a_log_and_says_so(tmp_path: Path) -> None:
+    first = taskq("put", "-d", tmp_path / "q", "hello")
+    again = taskq("put", "-d", tmp_path / "q", "hello")
+    assert first.stderr == f"taskq: started a new task log in {tmp_path / 'q'}\n"
+    assert again.stderr == ""
+    assert first.stdout != again.stdout
+
+
+@pytest.mark.parametrize("source", ["argument", "file", "stdin", "dash"])
+def test_the_payload_comes_from_where_it_is_said_to(tmp_path: Path, source: str) -> None:
+    body = "grüße\n".encode()
+    (tmp_path / "body").write_bytes(body)
+    words = {"argument": [body.decode()], "file": [f"@{tmp_path / 'body'}"], "dash": ["-"]}
+    job = put(tmp_path / "q", *words.get(source, []), data=body)
+    shown = taskq_json("show", job, "-d", tmp_path / "q")
+    assert shown["payload"] == {"encoding": "text", "data": "grüße\n"}
+    assert (shown["queue"], shown["task"], shown["priority"]) == ("default", None, 5)
+
+
+def test_bytes_that_were_put_can_be_claimed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "taskq", "put", "-d", str(tmp_path), "-Q", "raw"],
+        input=b"\xff\x00",
+        capture_output=True,
+        check=True,
+    )
+
+    async def claimed() -> tuple[str, bytes]:
+        async with TaskLog.open(tmp_path) as log:
+            (delivery,) = await log.claim(queues=["raw"])
+            await log.ack(delivery)
+            return delivery.job_id, delivery.payload
+
+    assert asyncio.run(claimed()) == (done.stdout.decode().strip(), b"\xff\x00")
+
+
+def test_options_reach_the_job(tmp_path: Path) -> None:
+    options = "-Q mail --priority 8 --attempts 2 --delay 90 --expires 1d --header a=b=c --key 123"
+    job = taskq_json("show", put(tmp_path, "x", *options.split()), "-d", tmp_path)
+    assert job["headers"] == {"a": "b=c"}
+    assert (job["queue"], job["priority"], job["attempts_max"]) == ("mail", 8, 2)
+    assert (job["state"], job["key"]) == ("scheduled", "123")
+    assert job["due_at"] < job["expires_at"]
+
+
+def test_a_call_is_enqueued_by_its_tasks_name(tmp_path: Path) -> None:
+    job = put(tmp_path, "--task", "mail.send", '{"to": "a@b.c", "n": 1}', "-Q", "mail")
+    shown = taskq_json("show", job, "-d", tmp_path)
+    assert (shown["task"], shown["queue"]) == ("mail.send", "mail")
+    assert shown["payload"]["data"] == {"to": "a@b.c", "n": 1}
+
+
+def test_a_call_without_arguments_needs_no_payload(tmp_path: Path) -> None:
+    shown = taskq_json("show", put(tmp_path, "--task", "tick", data=b""), "-d", tmp_path)
+    assert shown["payload"]["data"] == {}
+
+
+def test_a_taken_key_returns_the_job_that_holds_it(tmp_path: Path) -> None:
+    first = put(tmp_path, "a", "--key", "k")
+    second = taskq("put", "-d", tmp_path, "b", "--key", "k")
+    assert second.stdout.strip() == first
+    assert "holds the key" in second.stderr
+    assert taskq_json("put", "-d", tmp_path, "b", "--key", "k") == {"id": first, "duplicate": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "t", "[1]"], "must be one JSON object"),
+        (["--task", "t", "{"], "are not JSON"),
+        (["x", "--delay", "soon"], "delay is 'soon'"),
+        (["x", "--window", "1h"], "window is given without a key"),
+        (["x", "--header", "a"], "write it as NAME=VALUE"),
+        (["x", "--priority", "10"], "10 is not in the range"),
+        (["x", "-Q", ""], "queue name"),
+        (["@/no/such/file"], "No such file"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    result = taskq("put", "-d", tmp_path / "q", *arguments)
+    assert result.exit_code == (1 if "No such" in message else 2)
+    assert message in result.stderr
+    assert result.stderr.count("\n") <= 2
+    assert not (tmp_path / "q").exists()
+
+
+def test_a_payload_over_the_limit_is_refused_without_reading_all_of_it(tmp_path: Path) -> None:
+    big = tmp_path / "big"
+    with big.open("wb") as file:
+        file.truncate(2**33)
+    result = taskq("put", "-d", tmp_path / "q", f"@{big}")
+    assert result.exit_code == 2
+    assert f"over {PAYLOAD_BYTES_MAX} bytes" in result.stderr
