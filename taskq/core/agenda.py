@@ -1,8 +1,8 @@
 """The agenda: which unsettled job may be claimed next, and who runs which. A fold of the log.
 
-``apply_*`` are called with plain numbers, by the live log for what it just wrote and by the decoder
-for what others wrote. They never judge: what a record says happened, happened. ``take``, ``due`` and
-the ``running`` table are what decisions are made from.
+``apply_*`` are called with plain numbers, by the live log for what it just wrote and by the
+decoder for what others wrote. They never judge: what a record says happened, happened. ``take``,
+``due`` and the ``running`` table are what decisions are made from.
 
 Relative due times are kept in shifted time (wall time less the sum of all recorded clock steps), so
 that a step of the clock moves them all at once.
@@ -129,7 +129,9 @@ class Agenda:
         meta = chunk.metas[index]
         lane = self.lanes[chunk.lanes[index]]
         self._leave(lane, meta)
-        chunk.metas[index] = (meta & ~(STATE_MASK | ATTEMPT_MASK | META_DUE)) | _attempt(attempt) | _CLAIMED
+        chunk.metas[index] = (
+            (meta & ~(STATE_MASK | ATTEMPT_MASK | META_DUE)) | _attempt(attempt) | _CLAIMED
+        )
         lane.running += 1
         if lane.ready and lane.head() == job:
             lane.pop(1, NO_JOB)
@@ -189,7 +191,10 @@ class Agenda:
 
     def promote(self, now_ns: int, count: int = PROMOTE_MAX) -> None:
         """Turn scheduled jobs ready whose time has come, at most ``count`` of each kind."""
-        for waiting, moment in ((self._due_shifted, now_ns - self.shift_ns), (self._due_wall, now_ns)):
+        for waiting, moment in (
+            (self._due_shifted, now_ns - self.shift_ns),
+            (self._due_wall, now_ns),
+        ):
             first = waiting.first_key()
             if first is None or first > moment:
                 continue
@@ -249,7 +254,8 @@ class Agenda:
             lanes = [
                 lane
                 for lane in level
-                if (queues is None or lane.queue in queues) and (tasks is None or lane.task in tasks)
+                if (queues is None or lane.queue in queues)
+                and (tasks is None or lane.task in tasks)
             ]
             while lanes and len(taken) < count:
                 limit = NO_JOB
@@ -320,7 +326,9 @@ class Agenda:
             for lane in level:
                 if queues is not None and lane.queue not in queues:
                     continue
-                popped = dict.fromkeys(lane.pop(count - len(jobs) + lane.entries - lane.ready, NO_JOB))
+                popped = dict.fromkeys(
+                    lane.pop(count - len(jobs) + lane.entries - lane.ready, NO_JOB)
+                )
                 ready = [job for job in popped if self.state(job) is State.READY]
                 for job in ready:
                     lane.give_back(job)

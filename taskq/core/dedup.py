@@ -1,8 +1,9 @@
 """Which dedup keys are taken, and by which job. A fold of the log.
 
-Keys are known by 32 bits of a hash of (queue, key) in an open-addressed table of flat arrays: 28 bytes
-an entry, 35 to 40 with the free places (a dict of ints costs over 100). A hash that matches is verified
-against the job's record by the caller, so a collision costs a look, never a wrong answer.
+Keys are known by 32 bits of a hash of (queue, key) in an open-addressed table of flat arrays: 28
+bytes an entry, 35 to 40 with the free places (a dict of ints costs over 100). A hash that matches
+is verified against the job's record by the caller, so a collision costs a look, never a wrong
+answer.
 """
 
 from __future__ import annotations

@@ -86,7 +86,9 @@ class LogLocked(LogError):
         waited_seconds: how long this process waited.
     """
 
-    def __init__(self, path: str, holder_pid: int, holder_state: str, waited_seconds: float) -> None:
+    def __init__(
+        self, path: str, holder_pid: int, holder_state: str, waited_seconds: float
+    ) -> None:
         holder = f"process {holder_pid} ({holder_state})" if holder_pid else "another process"
         super().__init__(
             f"{path}: the writer lock is held by {holder}; gave up after {waited_seconds:.0f} s. "
@@ -211,5 +213,7 @@ class ResultTimeout(JobError, TimeoutError):
     """The job was not settled in time; it goes on, ask again."""
 
     def __init__(self, job_id: str, seconds: float, state: str) -> None:
-        super().__init__(job_id, f"is still {state} after {seconds:g} s: wait longer, or see taskq show")
+        super().__init__(
+            job_id, f"is still {state} after {seconds:g} s: wait longer, or see taskq show"
+        )
         self.seconds = seconds

@@ -1,7 +1,7 @@
 """The unsettled jobs, by id, in flat arrays: 24 bytes a job and no object for any.
 
-Ids only grow, so a new job goes to the end and a lookup is two bisections. A lookup starts where the
-last one ended: claims and settles walk the table in order, and then it costs one comparison.
+Ids only grow, so a new job goes to the end and a lookup is two bisections. A lookup starts where
+the last one ended: claims and settles walk the table in order, and then it costs one comparison.
 """
 
 from __future__ import annotations

@@ -168,8 +168,8 @@ class OwnerView:
 class Damage:
     """Bytes that were once durable and no longer read back.
 
-    ``first_lsn`` up to, not including, ``next_lsn`` are concerned; ``salvaged`` of those records were
-    read all the same, each by its own CRC.
+    ``first_lsn`` up to, not including, ``next_lsn`` are concerned; ``salvaged`` of those records
+    were read all the same, each by its own CRC.
     """
 
     segment: str

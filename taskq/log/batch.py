@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskq.log import codec
-
 if TYPE_CHECKING:
     from taskq.log.journal import Journal
 
@@ -29,7 +27,7 @@ class Batch:
         self.epoch = journal.epoch
         self.time_ns = time_ns
         self.size = 0
-        self.where = journal.ordinal_base() + journal.offset + codec.FRAME_HEADER_SIZE
+        self.where = journal.next_location()
         self.interest = 0
 
     def add(self, record: bytes) -> int:

@@ -138,7 +138,7 @@ class FrameHeader(NamedTuple):
     """What the header of a frame says; ``size`` is that of the whole frame with its padding."""
 
     body_size: int
-    count: int
+    records: int
     first_lsn: int
     epoch: int
     time_ns: int
@@ -153,7 +153,7 @@ class FrameHeader(NamedTuple):
     @property
     def next_lsn(self) -> int:
         """The lsn after the frame's last record."""
-        return self.first_lsn + self.count
+        return self.first_lsn + self.records
 
 
 def frame_size(body_size: int) -> int:
@@ -176,7 +176,9 @@ def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
     """
     if len(data) < SEGMENT_HEADER.size or data[:8] != SEGMENT_MAGIC:
         return None
-    _, version, _, _, first_lsn, epoch, log_id, created_ns, crc, _ = SEGMENT_HEADER.unpack_from(data)
+    _, version, _, _, first_lsn, epoch, log_id, created_ns, crc, _ = SEGMENT_HEADER.unpack_from(
+        data
+    )
     if version != FORMAT_VERSION:
         raise FormatError(f"{path}: segment format {version} is unknown: a newer taskq wrote it")
     if crc != crc32(data[:56]):
@@ -203,7 +205,17 @@ def encode_frame(
     seed = crc32(_U64.pack(offset), seed)
     size = len(body)
     head = FRAME_HEADER.pack(
-        FRAME_MAGIC, size, count, 0, 0, first_lsn, epoch, time_ns, synced_through, crc32(body, seed), 0
+        FRAME_MAGIC,
+        size,
+        count,
+        0,
+        0,
+        first_lsn,
+        epoch,
+        time_ns,
+        synced_through,
+        crc32(body, seed),
+        0,
     )
     crc = LENGTH.pack(crc32(head[:52], seed))
     return b"".join((head[:52], crc, body, bytes(-size & 7)))
@@ -214,7 +226,9 @@ def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameH
     view = memoryview(data)[at : at + FRAME_HEADER_SIZE]
     if len(view) < FRAME_HEADER_SIZE:
         return None
-    magic, size, count, _, _, first, epoch, time_ns, synced, body_crc, crc = FRAME_HEADER.unpack(view)
+    magic, size, count, _, _, first, epoch, time_ns, synced, body_crc, crc = FRAME_HEADER.unpack(
+        view
+    )
     if magic != FRAME_MAGIC or size > FRAME_BODY_MAX or not count or first >= LSN_MAX:
         return None
     if crc != crc32(view[:52], crc32(_U64.pack(offset), seed)):

@@ -1,7 +1,9 @@
-"""Group commit: a batch of requests becomes one frame, and answers that are as durable as their source.
+"""Group commit: a batch of requests becomes one frame, and answers that are as durable as their
+source.
 
-No thread here: the storage thread calls ``commit``, then ``sync`` when it must, and hands the answers
-out; a simulation does the same step by step, with several committers on one simulated disk.
+No thread here: the storage thread calls ``commit``, then ``sync`` when it must, and hands the
+answers out; a simulation does the same step by step, with several committers on one simulated
+disk.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from taskq.core.model import Durability
 from taskq.log import codec
 from taskq.log.batch import Batch
 from taskq.log.facets import Facets
-from taskq.log.operations import Operations, failure
 from taskq.log.history import is_job, read_outcome
+from taskq.log.operations import Operations, failure
 from taskq.log.requests import ClaimRequest, Op
 
 if TYPE_CHECKING:
@@ -62,7 +64,9 @@ class Survey:
         elif op in (Op.SETTLE, Op.SETTLE_SOON):
             items = operand if op == Op.SETTLE else operand[0]
             self.keyed = self.keyed or any(
-                extras and extras.key is not None for item in items for _, _, extras in item.children
+                extras and extras.key is not None
+                for item in items
+                for _, _, extras in item.children
             )
 
     @classmethod
@@ -83,7 +87,9 @@ class Committer:
         waiting: claims that found nothing yet: (request, port, future).
     """
 
-    def __init__(self, journal: Journal, peers: Peers, config: LogConfig, description: bytes) -> None:
+    def __init__(
+        self, journal: Journal, peers: Peers, config: LogConfig, description: bytes
+    ) -> None:
         self.journal = journal
         self.peers = peers
         self.config = config
@@ -116,16 +122,24 @@ class Committer:
         if self.held or survey is None:
             requests, self.held = [*self.held, *requests], []
             survey = Survey.of(requests)
+        looks: list[Request] = []
+        if _LOOK in survey.ops:
+            looks = [request for request in requests if request[0] == _LOOK]
+            requests = [request for request in requests if request[0] != _LOOK]
+        if requests or self.waiting or not looks:
+            self._commit(requests, survey)
+        # After the writes of the same batch, so that a caller reads what it wrote; without the
+        # lock.
+        for request in looks:
+            self._look(request)
+
+    def _commit(self, requests: list[Request], survey: Survey) -> None:
         try:
-            if _LOOK in survey.ops:
-                requests = self._look(requests)
-                if not requests and not self.waiting:
-                    return
             self._build_before_lock(survey)
             self.in_flight = requests
             self.journal.lock()
         except (TaskqError, OSError) as error:
-            self._refuse(requests, failure(error))
+            self._refuse(self.take_in_flight() or requests, failure(error))
             return
         try:
             # Some callers may have been told meanwhile that the lock was not to be had.
@@ -147,24 +161,17 @@ class Committer:
         with self._guard:
             self.held += requests
 
-    def _look(self, requests: list[Request]) -> list[Request]:
-        """Answer the requests that only read; returns the others."""
-        self.journal.refresh()
-        self.facets.catch_up()
-        others = []
-        for request in requests:
-            op, port, future, operand = request
-            if op != _LOOK:
-                others.append(request)
-                continue
-            look, needs_agenda = operand
-            try:
-                if needs_agenda:
-                    self.facets.need_agenda()
-                self._answer_later(port, future, look(self))
-            except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
-                self.now.append((port, future, failure(error)))
-        return others
+    def _look(self, request: Request) -> None:
+        """Answer a request that only reads."""
+        _, port, future, (look, needs_agenda) = request
+        try:
+            self.journal.refresh()
+            self.facets.catch_up()
+            if needs_agenda:
+                self.facets.need_agenda()
+            self._answer_later(port, future, look(self))
+        except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
+            self.now.append((port, future, failure(error)))
 
     def _answer_later(self, port: Any, future: Any, value: object) -> None:
         """An answer that rests on everything this process has seen of the log."""

@@ -1,9 +1,9 @@
 """The real disk and the real clock.
 
-Between lock and unlock the storage thread must not give up the GIL: beside a CPU-bound thread every
-such call costs a switch interval, and the lock was held 10 ms instead of 13 µs (measured). So the few
-calls made under the lock go through ``ctypes.PyDLL``, which keeps the GIL; where that is not to be
-had, plain ``os`` calls do the same, slower.
+Between lock and unlock the storage thread must not give up the GIL: beside a CPU-bound thread
+every such call costs a switch interval, and the lock was held 10 ms instead of 13 µs (measured).
+So the few calls made under the lock go through ``ctypes.PyDLL``, which keeps the GIL; where that
+is not to be had, plain ``os`` calls do the same, slower.
 """
 
 from __future__ import annotations

@@ -142,11 +142,11 @@ class Facets:
                 fold(base, item)
                 continue
             salvaged = 0
-            found = self._journal.damaged_frame(base, item)
+            found = self._journal.files.damaged_frame(base, item)
             if found is not None:
                 header, body, at = found
                 salvaged = salvage(base, item, header, body, at)
-            self._report(self._journal.segment_at(base), item, salvaged)
+            self._report(self._journal.files.segment_at(base), item, salvaged)
 
     def _report(self, segment: int, gap: Gap, salvaged: int) -> None:
         damage = Damage(

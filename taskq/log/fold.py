@@ -1,7 +1,7 @@
 """Decoding frames into ``apply_*`` calls: one walk serves recovery, catching up and reading along.
 
-A record costs a walk step (its length and type), and what the facets in use need of it. No object is
-made for any.
+A record costs a walk step (its length and type), and what the facets in use need of it. No object
+is made for any.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What a forked child must do before anything else: close what it inherited and forget it.
 
-A lock that lives on in a child outlives its owner; a storage thread does not exist in a child at all.
+A lock that lives on in a child outlives its owner; a storage thread does not exist in a child at
+all.
 """
 
 from __future__ import annotations

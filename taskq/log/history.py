@@ -58,7 +58,7 @@ def is_job(journal: Journal, lsn: int) -> bool:
 
 def read_outcome(journal: Journal, location: int) -> Outcome:
     """What the settling record at a location says."""
-    record = codec.decode_record(journal.unchecked_record(location), 0, 0, 0)
+    record = codec.decode_record(journal.files.unchecked_record(location), 0, 0, 0)
     return Outcome(_STATES[Kind(record.kind)], record.body)
 
 
@@ -98,9 +98,7 @@ class Story:
         self._due_ns = record.due_ns
         body = record.body
         if kind is Kind.CLAIMED:
-            view = AttemptView(
-                number=record.attempt, owner=record.token, started_ns=record.time_ns
-            )
+            view = AttemptView(number=record.attempt, owner=record.token, started_ns=record.time_ns)
             self._attempts = [*self._attempts[1 - _ATTEMPTS_SHOWN :], view]
             return
         if kind is Kind.SUCCEEDED:

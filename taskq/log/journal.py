@@ -1,7 +1,7 @@
-"""One process's hold on the log's files: where it ends, append, sync, and reading back.
+"""One process's hold on the log: where it ends, append, sync, and reading along.
 
-No thread, no requests, no jobs: bytes and positions. The storage thread drives it, simulations drive
-it step by step.
+No thread, no requests, no jobs: bytes and positions. The storage thread drives it, simulations
+drive it step by step.
 """
 
 from __future__ import annotations
@@ -11,28 +11,23 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, LogDamaged, LogError, LogFailed
-from taskq.core.model import SECOND_NS
 from taskq.log import codec
 from taskq.log.config import LSN_SKIP, LogConfig
-from taskq.log.identity import create_identity, read_identity, write_all
+from taskq.log.files import SegmentFiles
+from taskq.log.identity import Identity, create_identity, read_identity, write_all
 from taskq.log.lock import TailHint, WriterLock
+from taskq.log.logtime import LogTime
 from taskq.log.recovery import FAILED_FILE, mark_failed, save_failed_frames, set_aside
-from taskq.log.segment import Frame, Gap, Scanner, segment_lsn, segment_name
+from taskq.log.segment import Frame, Gap, segment_lsn, segment_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.log.ports import Clock, Disk
 
-#: Wall time that moved this far against the steady clock has made a step.
-STEP_NS: Final = 5 * SECOND_NS
-_READ_AHEAD: Final = 16 * 1024
-_DESCRIPTORS_MAX: Final = 32
 #: Places in the log that are remembered, so that a recent job is found without a walk.
 _MARKS_MAX: Final = 8_192
 _MARK_BYTES: Final = 16 * 1024
-_OFFSET_BITS: Final = 32
-_OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 
 
 class Cursor:
@@ -47,7 +42,7 @@ class Cursor:
 
 
 class Journal:
-    """The files of one log.
+    """The log as one process sees it.
 
     Attributes:
         next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
@@ -55,34 +50,38 @@ class Journal:
         durable_lsn: every record below it is known to be on disk.
         generation: rises when frames were moved, so that what was folded must be folded anew.
         recovered: what opening had to repair, in words; empty for a clean log.
+        torn_bytes: bytes behind the last whole frame, when it was last looked for.
     """
 
-    def __init__(self, disk: Disk, clock: Clock, path: str, config: LogConfig, pid: int) -> None:
-        self._set_up(disk, clock, path, config)
-        disk.make_directory(f"{path}/log")
-        self.boot = disk.boot_id()
-        self.writer = WriterLock(disk, path, pid, config.lock_wait_seconds)
-
-    def _set_up(self, disk: Disk, clock: Clock, path: str, config: LogConfig) -> None:
+    def __init__(
+        self, disk: Disk, clock: Clock, path: str, config: LogConfig, writer: WriterLock | None
+    ) -> None:
         self.disk = disk
         self.clock = clock
         self.path = path
         self.config = config
+        self.boot = disk.boot_id()
+        self.identity: Identity
+        self.files = SegmentFiles(disk, path, writable=writer is not None)
         self.recovered: list[str] = []
-        self.generation = 0
         self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
-        self.durable_lsn = 0
+        self.durable_lsn = self.generation = self.torn_bytes = 0
+        self._writer = writer
+        self._time = LogTime(clock)
         self._tail = -1
-        self._segments: list[int] = []
-        self._ordinals: dict[int, int] = {}
-        self._descriptors: dict[int, int] = {}
-        self._window = (-1, 0, b"")
-        self._seeds: dict[int, int] = {}
         self._marks: list[tuple[int, int, int]] = []
-        self._clock_base = clock.wall_ns() - clock.steady_ns()
-        self._shift_ns = 0
-        self._writable = True
-        self.torn_bytes = 0
+
+    @property
+    def writer(self) -> WriterLock:
+        """The writer lock; a reader has none."""
+        if self._writer is None:
+            raise LogError(f"{self.path} is open for reading only")
+        return self._writer
+
+    @property
+    def tag(self) -> str:
+        """What every job id of this log starts with."""
+        return self.identity.tag
 
     # -- opening ----------------------------------------------------------------------------------
 
@@ -92,9 +91,11 @@ class Journal:
         Raises:
             LogError: another process keeps it, or a newer taskq wrote it.
         """
+        self.disk.make_directory(f"{self.path}/log")
         hint = self.writer.acquire()
         if hint is not None and hint.boot == self.boot:
-            self._shift_ns = hint.shift_ns
+            self._time.start(hint.shift_ns)
+            self.generation = hint.generation
         identity = read_identity(self.disk, self.path)
         if identity is None:
             if any(segment_lsn(name) is not None for name in self.disk.names(f"{self.path}/log")):
@@ -102,43 +103,37 @@ class Journal:
                     f"{self.path}: taskq.json is missing beside existing segments: restore it"
                 )
             identity = create_identity(self.disk, self.path, self.clock.wall_ns())
-        self.identity = identity
-        self.tag = identity.tag
-        if (hint is not None and hint.failed) or self._has_failed_marker():
+        self._identify(identity)
+        if (hint is not None and hint.failed) or FAILED_FILE in self.disk.names(self.path):
             self.recovered += save_failed_frames(self)
-            self._list_segments()
+            self.files.refresh()
             self._find_end(None, lost=True)
             self.disk.remove(f"{self.path}/{FAILED_FILE}")
             self.disk.sync_directory(self.path)
         else:
-            self._list_segments()
             self._locate(hint)
 
-    @classmethod
-    def for_reading(cls, disk: Disk, clock: Clock, path: str, config: LogConfig) -> Journal:
-        """A journal that opens nothing for writing and stands at the last whole frame.
+    def open_for_reading(self) -> None:
+        """Stand at the last whole frame, having written nothing.
 
         Raises:
             LogError: there is no log.
         """
-        journal = cls.__new__(cls)
-        journal._set_up(disk, clock, path, config)
-        identity = read_identity(disk, path)
+        identity = read_identity(self.disk, self.path)
         if identity is None:
-            raise LogError(f"{path} is not a task log")
-        journal.identity = identity
-        journal.tag = identity.tag
-        journal._writable = False
-        journal._list_segments()
-        usable = [lsn for lsn in journal._segments if journal._has_header(lsn)]
+            raise LogError(f"{self.path} is not a task log")
+        self._identify(identity)
+        self.files.refresh()
+        usable = [lsn for lsn in self.files.lsns if self.files.has_header(lsn)]
         if usable:
-            journal.segment = usable[-1]
-            journal._tail = journal._descriptor(journal.segment)
-            journal._walk(None)
-        return journal
+            self._enter(usable[-1])
+            self._walk(None)
 
-    def _has_failed_marker(self) -> bool:
-        return FAILED_FILE in self.disk.names(self.path)
+    def _identify(self, identity: Identity) -> None:
+        self.identity = identity
+        self.files.log_id = identity.log_id
+
+    # -- the lock, and where the log ends ---------------------------------------------------------
 
     def lock(self) -> None:
         """Take the writer lock and learn where the log ends.
@@ -171,73 +166,54 @@ class Journal:
     def _locate(self, hint: TailHint | None) -> None:
         if hint is not None and hint.failed:
             raise LogFailed(self.path, "an fsync failed in one of its processes")
-        if hint is not None and hint.boot == self.boot:
-            if (
-                hint.offset == self.offset
-                and hint.segment == self.segment
-                and self.disk.size(self._tail) == self.offset
-            ):
-                self.time_ns = hint.time_ns
-                self._notice(hint)
-                return
+        lost = hint is None or hint.boot != self.boot
+        if hint is not None and not lost:
             self._adopt(hint)
             if self._tail >= 0 and self.disk.size(self._tail) == self.offset:
                 return
-        self._list_segments()
-        self._find_end(hint, lost=hint is None or hint.boot != self.boot)
+        self.files.refresh()
+        self._find_end(hint, lost=lost)
 
-    def _notice(self, hint: TailHint) -> None:
+    def _adopt(self, hint: TailHint) -> None:
         self.durable_lsn = max(self.durable_lsn, hint.durable_lsn)
-        # A step that another process recorded is none to record again.
-        self._clock_base += hint.shift_ns - self._shift_ns
-        self._shift_ns = hint.shift_ns
+        self._time.learn(hint.shift_ns)
         if hint.generation != self.generation:
             self.generation = hint.generation
             self._forget_files()
-
-    def _adopt(self, hint: TailHint) -> None:
-        self._notice(hint)
         if hint.segment != self.segment or self._tail < 0:
-            if hint.segment not in self._ordinals:
-                self._list_segments()
-            if hint.segment not in self._ordinals:
+            if hint.segment not in self.files:
+                self.files.refresh()
+            if hint.segment not in self.files:
                 return
-            self._tail = self._descriptor(hint.segment)
-            self.segment = hint.segment
+            self._enter(hint.segment)
         self.offset, self.next_lsn = hint.offset, hint.next_lsn
         self.epoch, self.time_ns = hint.epoch, hint.time_ns
-
-    # -- the end of the log -----------------------------------------------------------------------
 
     def _find_end(self, hint: TailHint | None, *, lost: bool) -> None:
         """Walk to the last whole frame, cut a torn tail, and begin a new epoch where that is due."""
         floor = hint.next_lsn if hint is not None else 0
-        usable = [lsn for lsn in self._segments if self._has_header(lsn)]
+        usable = [lsn for lsn in self.files.lsns if self.files.has_header(lsn)]
         cut = False
         if usable:
-            self.segment = usable[-1]
-            self._tail = self._descriptor(self.segment)
+            self._enter(usable[-1])
             cut = self._walk(hint)
-        fresh = not usable
-        if lost or cut or fresh or self.next_lsn < floor:
+        if lost or cut or not usable or self.next_lsn < floor:
             lsn = max(self.next_lsn, floor)
-            self._begin_segment(1 if fresh and not lsn else lsn + LSN_SKIP, new_epoch=True)
-            self._remove_empty(usable)
+            self._begin_segment(lsn + LSN_SKIP if lsn else 1, new_epoch=True)
+            self._remove_empty()
         self._write_hint()
 
-    def _has_header(self, lsn: int) -> bool:
-        descriptor = self._descriptor(lsn)
-        data = self.disk.read(descriptor, codec.SEGMENT_HEADER.size, 0)
-        header = codec.decode_segment_header(data, f"{self.path}/log/{segment_name(lsn)}")
-        return header is not None and header.log_id == self.identity.log_id.bytes
+    def _enter(self, segment: int) -> None:
+        """Make this the segment that is written to."""
+        self.segment = self.files.pinned = segment
+        self._tail = self.files.descriptor(segment)
 
     def _walk(self, hint: TailHint | None) -> bool:
         """Set position to behind the last whole frame; True if a torn tail was cut."""
-        data = self.disk.read(self._tail, codec.SEGMENT_HEADER.size, 0)
-        header = codec.SegmentHeader(*codec.SEGMENT_HEADER.unpack(data)[4:8])
-        offset, self.next_lsn, self.epoch = len(data), header.first_lsn, header.epoch
-        self.time_ns = max(self.time_ns, 0)
-        size = self.disk.size(self._tail)
+        header = self.files.header(self.segment)
+        offset = codec.SEGMENT_HEADER.size
+        self.next_lsn, self.epoch = header.first_lsn, header.epoch
+        size = self.files.size(self.segment)
         if (
             hint is not None
             and hint.boot == self.boot
@@ -247,23 +223,21 @@ class Journal:
             offset, self.next_lsn, self.epoch = hint.offset, hint.next_lsn, hint.epoch
             self.time_ns = hint.time_ns
         torn: Gap | None = None
-        for item in self._scanner(self.segment, size, self.next_lsn, sealed=False).frames(offset):
+        for item in self.files.scanner(self.segment, size, self.next_lsn, sealed=False).frames(
+            offset
+        ):
             if isinstance(item, Gap):
                 torn = item if item.torn else None
-                offset = item.resume
-                self.next_lsn = item.next_lsn
+                offset, self.next_lsn = item.resume, item.next_lsn
             else:
-                offset = item.end
-                self.next_lsn = item.header.next_lsn
+                offset, self.next_lsn = item.end, item.header.next_lsn
                 self.epoch, self.time_ns = item.header.epoch, item.header.time_ns
                 self.durable_lsn = max(self.durable_lsn, item.header.synced_through)
         self.offset = torn.offset if torn else offset
-        self.torn_bytes = size - torn.offset if torn else 0
-        if torn and self._writable:
+        self.torn_bytes = size - self.offset if torn else 0
+        if torn and self._writer is not None:
             note = set_aside(self.disk, self.path, self._tail, self.segment, torn.offset, size)
             self.recovered.append(note)
-            # What stands now must be on disk before anything is built on it.
-            self.disk.sync(self._tail)
         return torn is not None
 
     def _begin_segment(self, first_lsn: int, *, new_epoch: bool) -> None:
@@ -274,8 +248,7 @@ class Journal:
             self.writer.void_hint()
         if new_epoch:
             self.epoch = int.from_bytes(os.urandom(8), "little") or 1
-        path = f"{self.path}/log/{segment_name(first_lsn)}"
-        descriptor = self.disk.open(path, create=True)
+        descriptor = self.disk.open(self.files.file_path(first_lsn), create=True)
         try:
             header = codec.SegmentHeader(
                 first_lsn, self.epoch, self.identity.log_id.bytes, self.clock.wall_ns()
@@ -286,51 +259,37 @@ class Journal:
             self.disk.sync_directory(f"{self.path}/log")
         finally:
             self.disk.close(descriptor)
-        self._list_segments()
-        self._tail = self._descriptor(first_lsn)
-        self.segment, self.offset = first_lsn, codec.SEGMENT_HEADER.size
+        self.files.refresh()
+        self._enter(first_lsn)
+        self.offset = codec.SEGMENT_HEADER.size
         self.next_lsn = first_lsn
         self._write_hint()
 
-    def _remove_empty(self, segments: list[int]) -> None:
+    def _remove_empty(self) -> None:
         """Drop segments that never got a frame, and files that never got a header."""
-        for lsn in list(self._segments):
-            if lsn == self.segment:
-                continue
-            size = self.disk.size(self._descriptor(lsn))
-            if lsn not in segments or size == codec.SEGMENT_HEADER.size:
-                if lsn not in segments and size > codec.SEGMENT_HEADER.size:
-                    continue  # its header is damaged, its frames may not be
-                self.disk.remove(f"{self.path}/log/{segment_name(lsn)}")
-                self._segments.remove(lsn)
+        for lsn in list(self.files.lsns):
+            # One whose header is damaged is left alone if there is more in it.
+            if lsn != self.segment and self.files.size(lsn) <= codec.SEGMENT_HEADER.size:
+                self.files.remove(lsn)
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def log_time(self) -> tuple[int, int]:
+        """(time of the next frame, step of the clock to record before anything else, or 0)."""
+        return self._time.read(self.time_ns)
 
     def rotate_if_full(self) -> None:
         """Begin the next segment when this one is full; the lock is held."""
         if self.offset >= self.config.segment_bytes:
             self._begin_segment(self.next_lsn, new_epoch=False)
 
-    # -- writing ----------------------------------------------------------------------------------
-
-    def log_time(self) -> tuple[int, int]:
-        """(time of the next frame, step of the clock to record before anything else, or 0)."""
-        wall, steady = self.clock.wall_ns(), self.clock.steady_ns()
-        step = wall - steady - self._clock_base
-        if abs(step) <= STEP_NS:
-            # This process saw no step; if the log's time lies ahead, one fell before it came.
-            step = wall - self.time_ns
-            if step >= -STEP_NS:
-                return max(wall, self.time_ns), 0
-        self._clock_base = wall - steady
-        self._shift_ns += step
-        return wall, step
-
-    def append(self, body: bytes, count: int, time_ns: int) -> int:
-        """Write one frame and move the end behind it; returns the offset of its body.
+    def append(self, body: bytes, count: int, time_ns: int) -> None:
+        """Write one frame and move the end behind it.
 
         Raises:
             OSError: the disk refused; what was written of the frame is cut off again.
         """
-        seed = self._seed(self.segment)
+        seed = self.files.seed(self.segment)
         frame = codec.encode_frame(
             body, count, self.next_lsn, self.epoch, time_ns, self.durable_lsn, seed, self.offset
         )
@@ -342,12 +301,10 @@ class Journal:
             self.disk.truncate(self._tail, self.offset)
             raise
         self._mark()
-        start = self.offset + codec.FRAME_HEADER_SIZE
         self.offset += len(frame)
         self.next_lsn += count
         self.time_ns = time_ns
         self._write_hint()
-        return start
 
     def sync(self) -> None:
         """Make everything that this process knows of durable.
@@ -374,29 +331,28 @@ class Journal:
         return self.next_lsn - self.durable_lsn > LSN_SKIP // 2
 
     def _write_hint(self) -> None:
-        self.writer.write_hint(
-            TailHint(
-                0,
-                self.generation,
-                self.boot,
-                self.segment,
-                self.offset,
-                self.next_lsn,
-                self.epoch,
-                self.time_ns,
-                self.durable_lsn,
-                self._shift_ns,
-            )
+        hint = TailHint(
+            0,
+            self.generation,
+            self.boot,
+            self.segment,
+            self.offset,
+            self.next_lsn,
+            self.epoch,
+            self.time_ns,
+            self.durable_lsn,
+            self._time.shift_ns,
         )
+        self.writer.write_hint(hint)
 
-    # -- reading ----------------------------------------------------------------------------------
+    # -- reading along ----------------------------------------------------------------------------
 
     def start(self) -> Cursor:
         """The beginning of the log."""
-        self._list_segments()
-        if not self._segments:
+        self.files.refresh()
+        if not self.files.lsns:
             return self.end()
-        first = self._segments[0]
+        first = self.files.lsns[0]
         return Cursor(first, codec.SEGMENT_HEADER.size, first)
 
     def end(self) -> Cursor:
@@ -407,19 +363,34 @@ class Journal:
         """Whether nothing stands behind the cursor."""
         return cursor.offset == self.offset and cursor.segment == self.segment
 
+    def cursor_at(self, lsn: int) -> Cursor:
+        """A cursor at or before the frame that holds ``lsn``."""
+        number = bisect_right(self._marks, lsn, key=lambda mark: mark[0]) - 1
+        if number >= 0:
+            first_lsn, segment, offset = self._marks[number]
+            return Cursor(segment, offset, first_lsn)
+        self.files.refresh()
+        if not self.files.lsns:
+            return self.end()
+        segment = max((s for s in self.files.lsns if s <= lsn), default=self.files.lsns[0])
+        return Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+
     def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
         """(location of the segment's first byte, frame or damage) from the cursor to the known end.
 
-        The cursor is moved behind each item before the next is read.
+        The cursor is moved behind each item before it is given out.
+
+        Raises:
+            LogDamaged: the cursor's segment is gone.
         """
-        if cursor.segment not in self._ordinals:
-            raise LogDamaged(f"{self.path}: segment {segment_name(cursor.segment)} is gone")
+        if cursor.segment not in self.files:
+            raise LogDamaged(f"{self.path}: {segment_name(cursor.segment)} is gone")
         while True:
             segment = cursor.segment
             last = segment == self.segment
-            size = self.offset if last else self.disk.size(self._descriptor(segment))
-            base = self._ordinals[segment] << _OFFSET_BITS
-            scanner = self._scanner(segment, size, cursor.next_lsn, sealed=True)
+            size = self.offset if last else self.files.size(segment)
+            base = self.files.base(segment)
+            scanner = self.files.scanner(segment, size, cursor.next_lsn, sealed=True)
             for item in scanner.frames(cursor.offset):
                 if isinstance(item, Gap):
                     cursor.offset, cursor.next_lsn = item.resume, item.next_lsn
@@ -427,78 +398,24 @@ class Journal:
                     cursor.offset, cursor.next_lsn = item.end, item.header.next_lsn
                 yield base, item
             cursor.offset = max(cursor.offset, size)
-            if last:
-                return
-            following = self._following(segment)
+            following = None if last else self.files.after(segment, self.segment)
             if following is None:
                 return
             cursor.segment, cursor.offset = following, codec.SEGMENT_HEADER.size
             cursor.next_lsn = max(cursor.next_lsn, following)
 
-    def damaged_frame(self, base: int, gap: Gap) -> tuple[codec.FrameHeader, bytes, int] | None:
-        """(header, body, offset of the body) of the frame that a gap starts with.
+    def next_location(self) -> int:
+        """Where the first record of the next frame will stand."""
+        return self.files.base(self.segment) + self.offset + codec.FRAME_HEADER_SIZE
 
-        Where the header itself is damaged, one is put together from what must have been in it.
-        """
-        segment = self.segment_at(base)
-        descriptor = self._descriptor(segment)
-        data = self.disk.read(descriptor, min(gap.resume - gap.offset, codec.FRAME_BODY_MAX), gap.offset)
-        if len(data) <= codec.FRAME_HEADER_SIZE:
-            return None
-        header = codec.decode_frame_header(data, 0, self._seed(segment), gap.offset)
-        body = data[codec.FRAME_HEADER_SIZE :]
-        if header is None:
-            size = len(body)
-            header = codec.FrameHeader(size, 1, gap.first_lsn, self.epoch, self.time_ns, 0, 0)
-        return header, body[: header.body_size], gap.offset + codec.FRAME_HEADER_SIZE
-
-    def segment_at(self, base: int) -> int:
-        """First lsn of the segment whose first byte has this location."""
-        return self._all[base >> _OFFSET_BITS]
-
-    def record(self, location: int, lsn: int) -> bytes:
-        """The record at a location, checked by its own CRC.
-
-        Raises:
-            LogDamaged: it does not read back as it was written.
-        """
-        record = self.unchecked_record(location)
-        if not _is_whole(record, lsn):
-            self._window = (-1, 0, b"")
-            name = segment_name(self._all[location >> _OFFSET_BITS])
-            offset = location & _OFFSET_MASK
-            raise LogDamaged(f"{self.path}/log/{name}: record at offset {offset} does not read back")
-        return record
-
-    def unchecked_record(self, location: int) -> bytes:
-        """The bytes of a record in a frame that was seen to be whole; fewer if the file is cut."""
-        ordinal, offset = location >> _OFFSET_BITS, location & _OFFSET_MASK
-        cached, start, data = self._window
-        at = offset - start
-        if cached == ordinal and 0 <= at and at + codec.ENQUEUED.size <= len(data):
-            length = codec.LENGTH.unpack_from(data, at)[0]
-            if at + length <= len(data):
-                return data[at : at + length]
-        descriptor = self._descriptor(self._all[ordinal])
-        data = self.disk.read(descriptor, _READ_AHEAD, offset)
-        self._window = (ordinal, offset, data)
-        length = codec.LENGTH.unpack_from(data.ljust(4, b"\0"))[0]
-        if _READ_AHEAD < length <= codec.FRAME_BODY_MAX:
-            data = self.disk.read(descriptor, length, offset)
-        return data[:length]
-
-    def cursor_at(self, lsn: int) -> Cursor:
-        """A cursor at or before the frame that holds ``lsn``."""
-        number = bisect_right(self._marks, (lsn, self.segment, 2**62)) - 1
-        if number >= 0:
-            first_lsn, segment, offset = self._marks[number]
-            return Cursor(segment, offset, first_lsn)
-        self._list_segments()
-        segment = max((s for s in self._segments if s <= lsn), default=self._segments[0])
-        return Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+    @property
+    def size(self) -> int:
+        """Bytes in all segments."""
+        self.files.refresh()
+        return sum(self.files.size(lsn) for lsn in self.files.lsns)
 
     def _mark(self) -> None:
-        """Remember where the frame about to be written starts, now and then."""
+        """Remember where the frame just written starts, now and then."""
         marks = self._marks
         if marks and marks[-1][1] == self.segment and self.offset - marks[-1][2] < _MARK_BYTES:
             return
@@ -506,89 +423,20 @@ class Journal:
             del marks[: _MARKS_MAX // 2]
         marks.append((self.next_lsn, self.segment, self.offset))
 
-    def ordinal_base(self) -> int:
-        """Location of the first byte of the segment that is written to."""
-        return self._ordinals[self.segment] << _OFFSET_BITS
-
-    @property
-    def segment_count(self) -> int:
-        """How many segments there are."""
-        return len(self._segments)
-
-    @property
-    def size(self) -> int:
-        """Bytes in all segments."""
-        self._list_segments()
-        return sum(self.disk.size(self._descriptor(lsn)) for lsn in self._segments)
+    # -- the end ----------------------------------------------------------------------------------
 
     @property
     def descriptors(self) -> list[int]:
         """What a forked child has to close."""
-        return [*self.writer.descriptors, *self._descriptors.values()]
+        return [*self.writer.descriptors, *self.files.open_descriptors]
 
     def close(self) -> None:
         """Close every file. The lock is given back if it was held."""
         self._forget_files()
-        self.writer.close()
-
-    # -- inside -----------------------------------------------------------------------------------
-
-    def _scanner(self, segment: int, size: int, next_lsn: int, *, sealed: bool) -> Scanner:
-        descriptor = self._descriptor(segment)
-        disk = self.disk
-        return Scanner(
-            lambda count, offset: disk.read(descriptor, count, offset),
-            self._seed(segment),
-            size,
-            next_lsn,
-            sealed=sealed,
-        )
-
-    def _seed(self, segment: int) -> int:
-        seed = self._seeds.get(segment)
-        if seed is None:
-            seed = self._seeds[segment] = codec.segment_seed(self.identity.log_id, segment)
-        return seed
-
-    def _list_segments(self) -> None:
-        lsns = (segment_lsn(name) for name in self.disk.names(f"{self.path}/log"))
-        self._segments = sorted(lsn for lsn in lsns if lsn is not None)
-        for lsn in self._segments:
-            if lsn not in self._ordinals:
-                self._ordinals[lsn] = len(self._ordinals)
-        self._all = list(self._ordinals)
-
-    def _following(self, segment: int) -> int | None:
-        later = [lsn for lsn in self._segments if segment < lsn <= self.segment]
-        if not later and segment != self.segment:
-            self._list_segments()
-            later = [lsn for lsn in self._segments if segment < lsn <= self.segment]
-        return min(later, default=None)
-
-    def _descriptor(self, segment: int) -> int:
-        descriptor = self._descriptors.get(segment)
-        if descriptor is None:
-            if len(self._descriptors) >= _DESCRIPTORS_MAX:
-                oldest = next(lsn for lsn in self._descriptors if lsn != self.segment)
-                self.disk.close(self._descriptors.pop(oldest))
-            path = f"{self.path}/log/{segment_name(segment)}"
-            try:
-                descriptor = self.disk.open(path, write=self._writable)
-            except OSError as error:
-                raise LogError(f"{path}: cannot be opened ({error.strerror})") from error
-            self._descriptors[segment] = descriptor
-        return descriptor
+        if self._writer is not None:
+            self._writer.close()
 
     def _forget_files(self) -> None:
-        for descriptor in self._descriptors.values():
-            self.disk.close(descriptor)
-        self._descriptors.clear()
-        self._window = (-1, 0, b"")
+        self.files.forget()
         self._tail = -1
         self._marks.clear()
-
-
-def _is_whole(record: bytes, lsn: int) -> bool:
-    if len(record) < codec.ENQUEUED.size:
-        return False
-    return codec.crc32(record[:-4], lsn & 0xFFFFFFFF) == int.from_bytes(record[-4:], "little")

@@ -1,11 +1,12 @@
 """The writer lock, and the few numbers that its file carries.
 
-``write.lock`` is locked with flock. Writers first pass a turnstile (``turnstile.lock``): flock alone let
-one writer in a tight loop keep the others out for 200 ms, with the turnstile the longest wait was 4 ms.
+``write.lock`` is locked with flock. Writers first pass a turnstile (``turnstile.lock``): flock
+alone let one writer in a tight loop keep the others out for 200 ms, with the turnstile the longest
+wait was 4 ms.
 
 The file's first 8 bytes name the last holder. Behind them stands where the log ends: with it a
-process that only enqueues never reads what others wrote. It is a hint: it has a CRC, names the boot it
-was written in, and is believed only if the segment's size agrees.
+process that only enqueues never reads what others wrote. It is a hint: it has a CRC, names the
+boot it was written in, and is believed only if the segment's size agrees.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Deciding what a request becomes: records in the batch, and the same change applied to the facets.
 
-The writer lock is held and the facets are caught up, so every decision is made on the whole truth. A
-method either raises before it has added anything, or adds all that belongs to its request.
+The writer lock is held and the facets are caught up, so every decision is made on the whole truth.
+A method either raises before it has added anything, or adds all that belongs to its request.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Operations:
             record = recent.pop(job, None)
             if record is None:
                 try:
-                    record = self._journal.record(location, job)
+                    record = self._journal.files.record(location, job)
                 except LogDamaged:
                     damaged.append((one, lsn))
                     record = b""
@@ -207,7 +207,9 @@ class Operations:
         batch.lsn = lsn
         batch.size += _PLAIN_CLAIM * len(taken)
         for (job, _, attempt, _, _), token in damaged:
-            self._end(batch, Kind.DIED, Cause.REJECTED, job, token, attempt, b"its record is damaged")
+            self._end(
+                batch, Kind.DIED, Cause.REJECTED, job, token, attempt, b"its record is damaged"
+            )
         return deliveries, must_sync
 
     # -- settle -----------------------------------------------------------------------------------
@@ -301,9 +303,7 @@ class Operations:
             except LogDamaged:
                 options = b""
         location = batch.where + batch.size
-        batch.add(
-            codec.encode_job(kind, cause, attempt, job, token, reason, batch.lsn, options)
-        )
+        batch.add(codec.encode_job(kind, cause, attempt, job, token, reason, batch.lsn, options))
         agenda.apply_ended(kind, job)
         if job in self._facets.watch.jobs:
             self._facets.watch.see(job, location)
@@ -348,9 +348,7 @@ class Operations:
             attempt = agenda.attempt(job)
             if self._is_last(job, attempt):
                 reason = f"WorkerLost: the worker process died while it ran attempt {attempt}"
-                self._end(
-                    batch, Kind.DIED, Cause.OWNER_LOST, job, token, attempt, reason.encode()
-                )
+                self._end(batch, Kind.DIED, Cause.OWNER_LOST, job, token, attempt, reason.encode())
             else:
                 self._back(
                     batch, Kind.RELEASED, Cause.OWNER_LOST, job, token, attempt, 0,
@@ -373,9 +371,11 @@ class Operations:
 
     def _record(self, job: int, location: int) -> bytes:
         record = self.recent.get(job)
-        return record if record is not None else self._journal.record(location, job)
+        return record if record is not None else self._journal.files.record(location, job)
 
 
 def failure(error: BaseException) -> TaskqError:
     """An error as the caller gets it."""
-    return error if isinstance(error, TaskqError) else TaskqError(f"{type(error).__name__}: {error}")
+    return (
+        error if isinstance(error, TaskqError) else TaskqError(f"{type(error).__name__}: {error}")
+    )

@@ -1,13 +1,15 @@
 """The processes that share a directory: who lives, who sleeps, and how to wake them.
 
 An owner is one open of the log by one process. It holds a POSIX record lock on a file of its own
-for as long as it lives: unlike flock, that lock does not live on in forked children (a killed worker
-was kept "alive" by the pool processes of one of its tasks). The kernel drops such a lock when its process closes
-*any* descriptor of the file, so the file is opened once, by its owner alone, locked before it gets its
-name, and owners of one process know each other by a table instead.
+for as long as it lives: unlike flock, that lock does not live on in forked children (a killed
+worker was kept "alive" by the pool processes of one of its tasks). The kernel drops such a lock
+when its process closes *any* descriptor of the file, so the file is opened once, by its owner
+alone, locked before it gets its name, and owners of one process know each other by a table
+instead.
 
 A sleeping owner sets a byte on a board (``owners/board``) and waits at a named pipe; writers write
-only to the pipes of those asleep. Measured: 64 µs at the median, against 8 ms and more CPU by polling.
+only to the pipes of those asleep. Measured: 64 µs at the median, against 8 ms and more CPU by
+polling.
 """
 
 from __future__ import annotations

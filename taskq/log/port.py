@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras, JobView
     from taskq.log.committer import Answer, Committer
-    from taskq.log.requests import Delivery, Duplicate, EnqueueSpec, Outcome
+    from taskq.log.requests import Duplicate, EnqueueSpec
     from taskq.log.store import Store
 
 _log: Final = logging.getLogger("taskq")
@@ -201,7 +201,7 @@ def _stats(committer: Committer) -> LogStats:
     journal, agenda = committer.journal, committer.facets.need_agenda()
     return LogStats(
         queues=agenda.stats(),
-        segments=journal.segment_count,
+        segments=len(journal.files.lsns),
         size=journal.size,
         next_lsn=journal.next_lsn,
     )

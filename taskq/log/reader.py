@@ -52,7 +52,8 @@ class LogReader:
         if not Path(directory).is_dir() or read_identity(disk, directory) is None:
             raise LogError(f"{path} is not a task log: give its directory with -d")
         try:
-            journal = Journal.for_reading(disk, SystemClock(), directory, LogConfig())
+            journal = Journal(disk, SystemClock(), directory, LogConfig(), None)
+            journal.open_for_reading()
         except OSError as error:
             raise LogError(f"{path}: cannot be read ({error.strerror})") from error
         return cls(path, journal)
@@ -105,7 +106,7 @@ class LogReader:
         agenda.promote(time.time_ns(), 2**62)
         return LogStats(
             queues=agenda.stats(),
-            segments=self._journal.segment_count,
+            segments=len(self._journal.files.lsns),
             size=self._journal.size,
             next_lsn=self._journal.next_lsn,
         )
@@ -136,14 +137,14 @@ class LogReader:
         for _, item in self._journal.frames(self._journal.start()):
             if not isinstance(item, Gap):
                 frames += 1
-                found += item.header.count
+                found += item.header.records
         if spans:
             for record in records(self._journal, self._journal.start()):
                 for first, following in spans:
                     if first <= record.job < following or first <= record.token < following:
                         jobs.add(record.job or record.token)
         return VerifyReport(
-            segments=self._journal.segment_count,
+            segments=len(self._journal.files.lsns),
             frames=frames,
             records=found,
             damage=tuple(facets.damage),

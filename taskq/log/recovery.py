@@ -53,9 +53,9 @@ def mark_failed(journal: Journal, error: OSError) -> None:
 def save_failed_frames(journal: Journal) -> list[str]:
     """Copy every frame that may exist only in memory to a new segment, and sync it.
 
-    After a failed fsync Linux marks the pages clean: they read back well and are never written again.
-    So what reads back is written once more, elsewhere, before anyone relies on it. The order (new
-    segment whole and named, then the old one cut) makes every step repeatable.
+    After a failed fsync Linux marks the pages clean: they read back well and are never written
+    again. So what reads back is written once more, elsewhere, before anyone relies on it. The
+    order (new segment whole and named, then the old one cut) makes every step repeatable.
     """
     disk, path = journal.disk, journal.path
     marker = _read_marker(disk, path)
@@ -128,8 +128,14 @@ def _write_again(journal: Journal, segment: int, frames: list[Frame]) -> None:
         head = frame.header
         parts.append(
             codec.encode_frame(
-                body, head.count, head.first_lsn, head.epoch, head.time_ns, head.synced_through,
-                seed, offset,
+                body,
+                head.records,
+                head.first_lsn,
+                head.epoch,
+                head.time_ns,
+                head.synced_through,
+                seed,
+                offset,
             )  # fmt: skip
         )
         offset += head.size

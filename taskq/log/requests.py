@@ -1,7 +1,7 @@
 """What callers hand to the storage thread, and what they get back.
 
-A request is a tuple ``(op, port, future, operand)``: tuples, since building one object more for each
-job costs as much as encoding it.
+A request is a tuple ``(op, port, future, operand)``: tuples, since building one object more for
+each job costs as much as encoding it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class EnqueueSpec:
         flags: Flag = Flag(0),
     ) -> None:
         if not 0 <= priority <= PRIORITY_MAX:
-            raise UsageError(f"priority is {priority}, it must be 0 (last) to {PRIORITY_MAX} (first)")
+            raise UsageError(
+                f"priority is {priority}, it must be 0 (last) to {PRIORITY_MAX} (first)"
+            )
         if not 0 <= attempts <= ATTEMPTS_MAX:
             raise UsageError(f"attempts is {attempts}, it must be 0 (no limit) to {ATTEMPTS_MAX}")
         queue_bytes = check_name("queue name", queue)

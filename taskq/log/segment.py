@@ -1,8 +1,8 @@
 """Reading a segment: whole frames in order, and a verdict on whatever is not one.
 
-A bad frame that no later whole frame declares synced is a torn tail: a write that was cut short, never
-answered. Any other bad frame is damage. A frame is looked for behind a bad one by its magic and its
-header's CRC, whose seed fits only its own place.
+A bad frame that no later whole frame declares synced is a torn tail: a write that was cut short,
+never answered. Any other bad frame is damage. A frame is looked for behind a bad one by its magic
+and its header's CRC, whose seed fits only its own place.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ class Scanner:
             if not resume:
                 resume, next_lsn = found, header.first_lsn
             if self._sealed or header.synced_through > self._next_lsn:
-                return Gap(offset, resume, self._next_lsn, max(next_lsn, self._next_lsn), torn=False)
+                return Gap(
+                    offset, resume, self._next_lsn, max(next_lsn, self._next_lsn), torn=False
+                )
         return Gap(offset, self._size, self._next_lsn, self._next_lsn, torn=not self._sealed)
 
     def _candidates(self, offset: int) -> Iterator[tuple[codec.FrameHeader, int]]:

@@ -1,8 +1,8 @@
 """The storage thread: one per open log and process. It alone touches the disk.
 
-It takes the mailbox as one batch, commits it, wakes whoever sleeps for it, syncs if answers wait for
-that, and hands all answers out in one wake-up per event loop. Between batches it sleeps until poked,
-woken by another process, or until something falls due.
+It takes the mailbox as one batch, commits it, wakes whoever sleeps for it, syncs if answers wait
+for that, and hands all answers out in one wake-up per event loop. Between batches it sleeps until
+poked, woken by another process, or until something falls due.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from taskq.log.committer import DEAD_OWNER_CHECK_NS, Committer, Request, Survey
 from taskq.log.config import BATCH_BYTES_MAX, MAILBOX_MAX, LogConfig
 from taskq.log.disk import LocalDisk, SystemClock
 from taskq.log.journal import Journal
+from taskq.log.lock import WriterLock
 from taskq.log.operations import failure
 from taskq.log.peers import LocalPeers
 from taskq.log.port import LoopPort, ThreadPort
@@ -205,10 +206,10 @@ class Store:
 
     def _open(self) -> None:
         config = self.config
-        journal = self._journal = Journal(
-            LocalDisk(), SystemClock(), self.path, config, os.getpid()
-        )
-        journal.writer.on_wait = self._watch_lock
+        disk = LocalDisk()
+        writer = WriterLock(disk, self.path, os.getpid(), config.lock_wait_seconds)
+        journal = self._journal = Journal(disk, SystemClock(), self.path, config, writer)
+        writer.on_wait = self._watch_lock
         journal.open()
         try:
             if self._closing:

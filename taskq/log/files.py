@@ -1,0 +1,209 @@
+"""The segment files of one log: which there are, and reading frames and single records back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogDamaged, LogError
+from taskq.log import codec
+from taskq.log.segment import Gap, Scanner, segment_lsn, segment_name
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from taskq.log.ports import Disk
+
+_READ_AHEAD: Final = 16 * 1024
+_DESCRIPTORS_MAX: Final = 32
+_OFFSET_BITS: Final = 32
+_OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
+
+
+class SegmentFiles:
+    """Segments by their first lsn, opened when needed.
+
+    A location is one number: the segment's ordinal in this process, and an offset in the file.
+    """
+
+    def __init__(self, disk: Disk, path: str, *, writable: bool) -> None:
+        self._disk = disk
+        self._path = path
+        self._writable = writable
+        self.log_id: UUID
+        self.lsns: list[int] = []
+        #: never closed for another's sake: the segment that is written to
+        self.pinned = -1
+        self._by_ordinal: list[int] = []
+        self._ordinals: dict[int, int] = {}
+        self._descriptors: dict[int, int] = {}
+        self._seeds: dict[int, int] = {}
+        self._window = (-1, 0, b"")
+
+    # -- which there are --------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Look which segments there are."""
+        names = self._disk.names(f"{self._path}/log")
+        self.lsns = sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
+        for lsn in self.lsns:
+            if lsn not in self._ordinals:
+                self._ordinals[lsn] = len(self._by_ordinal)
+                self._by_ordinal.append(lsn)
+
+    def __contains__(self, lsn: int) -> bool:
+        return lsn in self._ordinals
+
+    def after(self, lsn: int, last: int) -> int | None:
+        """The segment that follows, up to ``last``."""
+        later = [one for one in self.lsns if lsn < one <= last]
+        if not later and lsn != last:
+            self.refresh()
+            later = [one for one in self.lsns if lsn < one <= last]
+        return min(later, default=None)
+
+    def has_header(self, lsn: int) -> bool:
+        """Whether the file begins as a segment of this log.
+
+        Raises:
+            FormatError: a newer taskq wrote it.
+        """
+        data = self._disk.read(self.descriptor(lsn), codec.SEGMENT_HEADER.size, 0)
+        header = codec.decode_segment_header(data, self.file_path(lsn))
+        return header is not None and header.log_id == self.log_id.bytes
+
+    def header(self, lsn: int) -> codec.SegmentHeader:
+        """The header of a segment that has one."""
+        data = self._disk.read(self.descriptor(lsn), codec.SEGMENT_HEADER.size, 0)
+        return codec.SegmentHeader(*codec.SEGMENT_HEADER.unpack(data)[4:8])
+
+    def file_path(self, lsn: int) -> str:
+        """Where a segment's file is."""
+        return f"{self._path}/log/{segment_name(lsn)}"
+
+    def remove(self, lsn: int) -> None:
+        """Remove a segment's file."""
+        self._disk.remove(self.file_path(lsn))
+        self.lsns.remove(lsn)
+
+    def size(self, lsn: int) -> int:
+        """Bytes of a segment."""
+        return self._disk.size(self.descriptor(lsn))
+
+    # -- descriptors ------------------------------------------------------------------------------
+
+    def descriptor(self, lsn: int) -> int:
+        """An open descriptor of a segment.
+
+        Raises:
+            LogError: it cannot be opened.
+        """
+        descriptor = self._descriptors.pop(lsn, None)
+        if descriptor is None:
+            if len(self._descriptors) >= _DESCRIPTORS_MAX:
+                oldest = next(one for one in self._descriptors if one != self.pinned)
+                self._disk.close(self._descriptors.pop(oldest))
+            try:
+                descriptor = self._disk.open(self.file_path(lsn), write=self._writable)
+            except OSError as error:
+                path = self.file_path(lsn)
+                raise LogError(f"{path}: cannot be opened ({error.strerror})") from error
+        # The latest used is the last to be closed.
+        self._descriptors[lsn] = descriptor
+        return descriptor
+
+    @property
+    def open_descriptors(self) -> list[int]:
+        """What a forked child has to close."""
+        return list(self._descriptors.values())
+
+    def forget(self) -> None:
+        """Close every file; what was read of them may not be true any more."""
+        for descriptor in self._descriptors.values():
+            self._disk.close(descriptor)
+        self._descriptors.clear()
+        self._window = (-1, 0, b"")
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def base(self, lsn: int) -> int:
+        """Location of a segment's first byte."""
+        return self._ordinals[lsn] << _OFFSET_BITS
+
+    def segment_at(self, location: int) -> int:
+        """First lsn of the segment that a location is in."""
+        return self._by_ordinal[location >> _OFFSET_BITS]
+
+    def seed(self, lsn: int) -> int:
+        """The segment's part of its frames' CRC seed."""
+        seed = self._seeds.get(lsn)
+        if seed is None:
+            seed = self._seeds[lsn] = codec.segment_seed(self.log_id, lsn)
+        return seed
+
+    def scanner(self, lsn: int, size: int, next_lsn: int, *, sealed: bool) -> Scanner:
+        """A reader of a segment's frames."""
+        descriptor = self.descriptor(lsn)
+        read = self._disk.read
+        return Scanner(
+            lambda count, offset: read(descriptor, count, offset),
+            self.seed(lsn),
+            size,
+            next_lsn,
+            sealed=sealed,
+        )
+
+    def damaged_frame(self, location: int, gap: Gap) -> tuple[codec.FrameHeader, bytes, int] | None:
+        """(header, body, offset of the body) of the frame that a gap starts with.
+
+        Where the header itself is damaged, one is put together from what must have been in it.
+        """
+        lsn = self.segment_at(location)
+        size = min(gap.resume - gap.offset, codec.FRAME_BODY_MAX)
+        data = self._disk.read(self.descriptor(lsn), size, gap.offset)
+        if len(data) <= codec.FRAME_HEADER_SIZE:
+            return None
+        header = codec.decode_frame_header(data, 0, self.seed(lsn), gap.offset)
+        body = data[codec.FRAME_HEADER_SIZE :]
+        if header is None:
+            opened = self.header(lsn)
+            header = codec.FrameHeader(
+                len(body), 1, gap.first_lsn, opened.epoch, opened.created_ns, 0, 0
+            )
+        return header, body[: header.body_size], gap.offset + codec.FRAME_HEADER_SIZE
+
+    def record(self, location: int, lsn: int) -> bytes:
+        """The record at a location, checked by its own CRC.
+
+        Raises:
+            LogDamaged: it does not read back as it was written.
+        """
+        record = self.unchecked_record(location)
+        if not _is_whole(record, lsn):
+            self._window = (-1, 0, b"")
+            path = self.file_path(self.segment_at(location))
+            offset = location & _OFFSET_MASK
+            raise LogDamaged(f"{path}: the record at offset {offset} does not read back")
+        return record
+
+    def unchecked_record(self, location: int) -> bytes:
+        """The bytes of a record in a frame that was seen to be whole; fewer if the file is cut."""
+        ordinal, offset = location >> _OFFSET_BITS, location & _OFFSET_MASK
+        cached, start, data = self._window
+        at = offset - start
+        if cached == ordinal and at >= 0 and at + codec.ENQUEUED.size <= len(data):
+            length = codec.LENGTH.unpack_from(data, at)[0]
+            if at + length <= len(data):
+                return data[at : at + length]
+        descriptor = self.descriptor(self._by_ordinal[ordinal])
+        data = self._disk.read(descriptor, _READ_AHEAD, offset)
+        self._window = (ordinal, offset, data)
+        length = codec.LENGTH.unpack_from(data.ljust(4, b"\0"))[0]
+        if _READ_AHEAD < length <= codec.FRAME_BODY_MAX:
+            data = self._disk.read(descriptor, length, offset)
+        return data[:length]
+
+
+def _is_whole(record: bytes, lsn: int) -> bool:
+    if len(record) < codec.ENQUEUED.size:
+        return False
+    return codec.crc32(record[:-4], lsn & 0xFFFFFFFF) == int.from_bytes(record[-4:], "little")
