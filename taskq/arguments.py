@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NotRequired, cast
 
 from taskq.core.errors import InvalidCall, PayloadTooLarge
 from taskq.core.model import PAYLOAD_BYTES_MAX
-from taskq.serialization import compiled, shown, unusable
+from taskq.serialization import compiled, json_config, shown, unusable
 from taskq.signature import KEYWORDS, REST, Signature
 
 if TYPE_CHECKING:
@@ -211,14 +211,8 @@ class ArgumentCodec:
 
 
 def _typed_dict(fields: dict[str, Any]) -> Any:
-    from pydantic import ConfigDict  # noqa: PLC0415 - slow to import
     from typing_extensions import TypedDict  # noqa: PLC0415 - pydantic refuses typing's before 3.12
 
     shape: Any = cast("Any", TypedDict)("Arguments", fields)
-    shape.__pydantic_config__ = ConfigDict(
-        extra="forbid",
-        ser_json_bytes="base64",
-        val_json_bytes="base64",
-        ser_json_inf_nan="strings",
-    )
+    shape.__pydantic_config__ = json_config()
     return shape

@@ -15,8 +15,9 @@ from taskq.core.model import TRANSACTION_BYTES_MAX
 if TYPE_CHECKING:
     from taskq.core.model import Extras
     from taskq.log.config import LogConfig
+    from taskq.log.port import LoopPort, ThreadPort
     from taskq.log.requests import Duplicate, EnqueueSpec
-    from taskq.log.store import LoopPort, Store, ThreadPort
+    from taskq.log.store import Store
 
     #: One job of a transaction, as the ports take it.
     Item: TypeAlias = tuple[EnqueueSpec, bytes, Extras | None]
@@ -135,12 +136,16 @@ class Connection:
         if not items:
             return []
         port = await self.port()
-        return await port.enqueue_many(items)
+        answers: list[int | Duplicate] = await port.enqueue_many(items)
+        return answers
 
     def send_many_sync(self, items: list[Item]) -> list[int | Duplicate]:
         """Do as ``send_many`` from a thread, blocking until the answer is durable."""
         _check_size(items)
-        return self._thread_port().enqueue_many(items).result() if items else []
+        if not items:
+            return []
+        answers: list[int | Duplicate] = self._thread_port().enqueue_many(items).result()
+        return answers
 
     def _thread_port(self) -> ThreadPort:
         port = self.store().thread_port
@@ -222,7 +227,7 @@ def split_job_id(job_id: str) -> tuple[str, int]:
         UsageError: the text is no job id.
     """
     tag, dash, digits = job_id.rpartition("-")
-    if not dash or not tag or not (digits.isascii() and digits.isdigit()):
+    if not dash or not tag.isalnum() or not (digits.isascii() and digits.isdigit()):
         raise UsageError(f"{job_id!r} is not a job id: it looks like 1a2b3c4d-17")
     if len(digits) > _LSN_DIGITS_MAX:
         raise UsageError(f"{job_id!r} is not a job id: its number is too long")

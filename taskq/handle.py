@@ -23,8 +23,8 @@ from taskq.serialization import decode_loose
 if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.call import Call
+    from taskq.log.port import LoopPort, ThreadPort
     from taskq.log.requests import Duplicate, Outcome
-    from taskq.log.store import LoopPort, ThreadPort
     from taskq.tasks import Task
 
 R = TypeVar("R")
@@ -128,11 +128,13 @@ class JobHandle(Generic[R]):
             JobNotFound: the log has no such job.
         """
         port = await self._port()
-        return await port.cancel(self.lsn)
+        cancelled: bool = await port.cancel(self.lsn)
+        return cancelled
 
     def cancel_sync(self) -> bool:
         """Do as ``cancel``, blocking this thread."""
-        return self._thread_port().cancel(self.lsn).result()
+        cancelled: bool = self._thread_port().cancel(self.lsn).result()
+        return cancelled
 
     async def _port(self) -> LoopPort:
         port = await self._app._connection.port()

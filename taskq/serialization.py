@@ -8,7 +8,7 @@ models, which bring a configuration of their own.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from taskq.core.errors import InvalidCall, PayloadTooLarge, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX
@@ -17,10 +17,25 @@ from taskq.signature import REST, Signature
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pydantic import ConfigDict
     from pydantic_core import SchemaSerializer, SchemaValidator
 
 
-def compiled(annotation: Any) -> tuple[SchemaValidator, SchemaSerializer]:
+def json_config() -> ConfigDict:
+    """How values without a configuration of their own are written."""
+    from pydantic import ConfigDict  # noqa: PLC0415 - see the module's docstring
+
+    return ConfigDict(
+        extra="forbid",
+        ser_json_bytes="base64",
+        val_json_bytes="base64",
+        ser_json_inf_nan="strings",
+    )
+
+
+def compiled(
+    annotation: Any, config: ConfigDict | None = None
+) -> tuple[SchemaValidator, SchemaSerializer]:
     """A validator and a serializer of one type.
 
     Raises:
@@ -32,12 +47,10 @@ def compiled(annotation: Any) -> tuple[SchemaValidator, SchemaSerializer]:
     from pydantic_core.core_schema import CoreConfig  # noqa: PLC0415
 
     # Given at the root as well: the one of a typed dict does not reach its floats.
-    config = CoreConfig(
-        ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings"
-    )
+    root = CoreConfig(ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings")
     try:
-        schema = TypeAdapter(annotation).core_schema
-        return SchemaValidator(schema, config), SchemaSerializer(schema, config)
+        schema = TypeAdapter(annotation, config=config).core_schema
+        return SchemaValidator(schema, root), SchemaSerializer(schema, root)
     except (PydanticUserError, SchemaError) as error:
         raise TypeError(_cause(error)) from error
 
@@ -66,10 +79,13 @@ class ResultCodec:
         annotation = signature.resolve("the result", signature.signature.return_annotation)
         self._text = inspect.formatannotation(annotation)
         try:
-            self._validator, self._serializer = compiled(annotation)
+            plain, _ = compiled(annotation)
+            # pydantic takes no configuration beside a bare dataclass, but beside an optional one.
+            optional = Optional.__getitem__(annotation)
+            self._validator, self._serializer = compiled(optional, json_config())
         except TypeError as error:
             raise unusable(self._task, {"the result": annotation}, error) from error
-        self._takes_none = self._validator.isinstance_python(None)
+        self._takes_none = plain.isinstance_python(None)
 
     def encode(self, value: object) -> bytes | None:
         """The result as JSON, None for a None.

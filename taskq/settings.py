@@ -31,6 +31,24 @@ def _seconds(value: Duration) -> float:
         return seconds(value)
 
 
+class _Toml(TomlConfigSettingsSource):
+    def __call__(self) -> dict[str, Any]:
+        return _checked("taskq.toml", super().__call__())
+
+
+class _Pyproject(PyprojectTomlConfigSettingsSource):
+    def __call__(self) -> dict[str, Any]:
+        return _checked("[tool.taskq] of pyproject.toml", super().__call__())
+
+
+def _checked(where: str, found: dict[str, Any]) -> dict[str, Any]:
+    unknown = found.keys() - Settings.model_fields.keys()
+    if unknown:
+        known = ", ".join(Settings.model_fields)
+        raise UsageError(f"{where}: there is no setting {min(unknown)!r}, the settings are {known}")
+    return found
+
+
 class Settings(BaseSettings):
     """Settings of a TaskQ; the first place that has one wins, in the order of the module's title.
 
@@ -43,7 +61,8 @@ class Settings(BaseSettings):
         toml_file="taskq.toml",
         pyproject_toml_table_header=("tool", "taskq"),
         frozen=True,
-        extra="forbid",
+        # A .env holds other programs' variables too; the files of our own are checked by _checked.
+        extra="ignore",
     )
 
     #: the directory of the log
@@ -75,8 +94,8 @@ class Settings(BaseSettings):
             init_settings,
             env_settings,
             dotenv_settings,
-            TomlConfigSettingsSource(settings_cls),
-            PyprojectTomlConfigSettingsSource(settings_cls),
+            _Toml(settings_cls),
+            _Pyproject(settings_cls),
         )
 
     def log_config(self) -> LogConfig:
@@ -116,10 +135,7 @@ def _explained(error: ValidationError) -> str:
     problems = []
     for detail in error.errors(include_url=False, include_context=False):
         name = ".".join(str(part) for part in detail["loc"])
-        if detail["type"] == "extra_forbidden":
-            known = ", ".join(Settings.model_fields)
-            problems.append(f"there is no setting {name!r}, the settings are {known}")
-        else:
-            where = f"{name} (TASKQ_{name.upper()})"
-            problems.append(f"{where} is {detail['input']!r:.60}: {detail['msg']}")
+        problems.append(
+            f"{name} (TASKQ_{name.upper()}) is {detail['input']!r:.60}: {detail['msg']}"
+        )
     return "settings: " + "; ".join(problems)

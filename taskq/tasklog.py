@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from taskq.call import OptionChanges
     from taskq.connection import Item
-    from taskq.log.store import LoopPort
+    from taskq.log.port import LoopPort
 
 _CLAIM_MAX: Final = 100_000
 
@@ -191,7 +191,9 @@ class TaskLog:
         if wait is not None:
             until = self._connection.store().steady_ns() + nanoseconds(wait, "wait")
         names = None if queues is None else frozenset(queues)
-        return await port.claim(ClaimRequest(count, queues=names, wait_until_ns=until))
+        request = ClaimRequest(count, queues=names, wait_until_ns=until)
+        deliveries: list[Delivery] = await port.claim(request)
+        return deliveries
 
     async def ack(self, delivery: Delivery, result: bytes | None = None) -> None:
         """End a delivery well.
@@ -246,7 +248,8 @@ class TaskLog:
             WrongLog: the id is of another log.
         """
         port, lsn = await self._located(job_id)
-        return await port.cancel(lsn)
+        cancelled: bool = await port.cancel(lsn)
+        return cancelled
 
     async def get(self, job_id: str) -> JobView:
         """Everything the log says of a job.
@@ -256,7 +259,7 @@ class TaskLog:
             WrongLog: the id is of another log.
         """
         port, lsn = await self._located(job_id)
-        view = await port.view(lsn)
+        view: JobView | None = await port.view(lsn)
         if view is None:
             raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
         return view
@@ -264,12 +267,14 @@ class TaskLog:
     async def stats(self) -> LogStats:
         """Counts of the log and of each of its queues."""
         port = await self._connection.port()
-        return await port.stats()
+        stats: LogStats = await port.stats()
+        return stats
 
     async def peek(self, count: int = 10, *, queue: str | None = None) -> list[JobView]:
         """The next ready jobs in the order of their claims, without claiming them."""
         port = await self._connection.port()
-        return await port.peek(count, queue)
+        views: list[JobView] = await port.peek(count, queue)
+        return views
 
     async def close(self) -> None:
         """Finish what was asked for and close the directory. Legal twice."""

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import TaskQ, UsageError
+
+if TYPE_CHECKING:
+    from taskq import Task
+    from tests.api.recorder import Recorder
+
+HOUR_NS = 3_600 * 10**9
+MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
+MOMENT_NS = int(MOMENT.timestamp()) * 10**9
+
+
+@pytest.fixture
+def send(app: TaskQ, recorder: Recorder) -> Task[..., int]:
+    @app.task(name="send", queue="mail", priority=7, key=lambda to, n: f"{to}:{n}", window="1h")
+    async def send(to: str, n: int = 1) -> int:
+        return n
+
+    return send
+
+
+def test_a_call_is_frozen_and_holds_the_encoded_arguments(send: Any) -> None:
+    call = send.call("a@b.c", n="2")
+    assert (call.name, call.task, call.body) == ("send", send, b'{"to":"a@b.c","n":2}')
+    assert (call.spec.queue, call.spec.priority) == ("mail", 7)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        call.body = b""
+
+
+def test_a_key_is_made_of_the_validated_arguments_with_their_defaults(send: Any) -> None:
+    assert send.call("a", n="2").extras.key == b"a:2"
+    assert send.call("a").extras.key == b"a:1"
+    assert send.call("a").extras.window_ns == HOUR_NS
+
+
+def test_a_key_sees_every_kind_of_argument(app: TaskQ) -> None:
+    @app.task(key=lambda a, /, *rest, b=0, **more: f"{a}{rest}{b}{sorted(more)}")
+    def task(a: int, /, *rest: int, b: int = 5, **more: int) -> None: ...
+
+    extras = task.call(1, 2, 3, c=4).extras
+    assert extras is not None
+    assert extras.key == b"1(2, 3)5['c']"
+
+
+def test_options_of_a_call_make_a_new_call_and_keep_the_rest(send: Any) -> None:
+    call = send.call("a")
+    changed = call.options(priority=9, delay="5m", headers={"x": "y"})
+    assert (call.spec.priority, call.extras.due_ns, call.extras.headers) == (7, 0, {})
+    assert (changed.spec.priority, changed.spec.queue, changed.body) == (9, "mail", call.body)
+    assert (changed.extras.due_ns, changed.extras.headers) == (300 * 10**9, {"x": "y"})
+    assert (changed.extras.key, changed.extras.window_ns) == (b"a:1", HOUR_NS)
+    again = changed.options(queue="slow", headers={"z": "1"})
+    assert (again.spec.queue, again.spec.priority) == ("slow", 9)
+    assert again.extras.headers == {"x": "y", "z": "1"}
+
+
+def test_options_of_a_task_stand_for_its_own(send: Any) -> None:
+    options = send.options(attempts=1, expires=MOMENT, eta=MOMENT, key="fixed")
+    call = options.call("a")
+    assert call.spec.attempts == 1
+    assert (call.extras.expires_ns, call.extras.expires_is_wall) == (MOMENT_NS, True)
+    assert (call.extras.due_ns, call.extras.due_is_wall) == (MOMENT_NS, True)
+    assert call.extras.key == b"fixed"
+    assert options.options(delay=1).call("a").extras.due_is_wall is False
+    assert options.options(eta=None, expires=None).call("a").extras.due_ns == 0
+
+
+def test_a_key_can_be_left_out_and_takes_its_window_along(send: Any) -> None:
+    assert send.options(key=None).call("a").extras is None
+    assert send.call("a").options(key=None).extras is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"priority": 11}, "priority is 11"),
+        ({"delay": 1, "eta": MOMENT}, "delay and eta are both given"),
+        ({"eta": MOMENT.replace(tzinfo=None)}, "without a time zone"),
+        ({"expires": MOMENT.replace(tzinfo=None)}, "expires is .* without a time zone"),
+        ({"eta": "5m"}, "eta is '5m': give a datetime"),
+        ({"key": None, "window": "1h"}, "window is given without a key"),
+        ({"key": 5}, "the key is 5, it must be text or bytes"),
+        ({"attempts": -1}, "attempts is -1"),
+        ({"timeout": 5}, "there is no option 'timeout': the options are queue"),
+    ],
+)
+def test_a_wrong_option_is_named(send: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        send.options(**changes).call("a")
+    with pytest.raises(UsageError, match=message):
+        send.call("a").options(**changes)
+
+
+def test_a_call_takes_no_function_for_its_key(send: Any) -> None:
+    with pytest.raises(UsageError, match="send: a Call takes its key as text or bytes"):
+        send.call("a").options(key=lambda to: to)
+
+
+async def test_every_way_to_enqueue_writes_the_same(
+    app: TaskQ, send: Any, recorder: Recorder
+) -> None:
+    ways = [
+        await send.enqueue("a"),
+        (await send.enqueue_many([("b",)]))[0],
+        await app.enqueue(send.call("c")),
+        (await app.enqueue_many([send.call("d")]))[0],
+        await app.enqueue_by_name("send", "e"),
+        await send.options().enqueue("f"),
+    ]
+    assert [job.lsn for job in ways] == [1, 2, 3, 4, 5, 6]
+    assert {job.id for job in ways} == {f"0123abcd-{lsn}" for lsn in range(1, 7)}
+    assert recorder.bodies == [b'{"to":"%c"}' % name for name in b"abcdef"]
+    assert {spec.route for spec, _, _ in recorder.items} == {send.spec.route}
+    assert [extras and extras.key for _, _, extras in recorder.items] == [
+        b"%c:1" % name for name in b"abcdef"
+    ]
+
+
+def test_every_way_to_enqueue_has_a_twin_for_threads(
+    app: TaskQ, send: Any, recorder: Recorder
+) -> None:
+    jobs = [
+        send.enqueue_sync("a"),
+        *send.enqueue_many_sync([("b",)]),
+        app.enqueue_sync(send.call("c")),
+        *app.enqueue_many_sync([send.call("d")]),
+        app.enqueue_by_name_sync("send", "e"),
+        send.options().enqueue_sync("f"),
+    ]
+    assert [job.id for job in jobs] == [f"0123abcd-{lsn}" for lsn in range(1, 7)]
+    assert recorder.bodies == [b'{"to":"%c"}' % name for name in b"abcdef"]
+
+
+async def test_a_task_without_rare_options_sends_none(app: TaskQ, recorder: Recorder) -> None:
+    @app.task
+    def task(n: int) -> None: ...
+
+    await task.enqueue(1)
+    await task.options(priority=1).enqueue(2)
+    assert [extras for _, _, extras in recorder.items] == [None, None]
+
+
+async def test_a_taken_key_gives_the_job_that_holds_it(send: Any, recorder: Recorder) -> None:
+    first = await send.enqueue("a")
+    second = await send.enqueue("a")
+    third = send.enqueue_sync("a")
+    assert [job.duplicate for job in (first, second, third)] == [False, True, True]
+    assert first == second == third
+    assert len({first, second, third}) == 1
+    assert repr(second) == "<JobHandle send 0123abcd-1 duplicate>"
+
+
+async def test_an_empty_transaction_does_not_even_open_the_log(app: TaskQ) -> None:
+    @app.task
+    def task() -> None: ...
+
+    assert await task.enqueue_many([]) == []
+    assert await app.enqueue_many([]) == []
+    assert task.enqueue_many_sync([]) == []
+    assert not app.data_dir.exists()
+
+
+async def test_a_task_that_is_not_known_here_is_enqueued_by_its_name(
+    app: TaskQ, recorder: Recorder
+) -> None:
+    await app.enqueue_by_name("mail.send", "a@b.c", 1, subject="hi")
+    await app.enqueue_by_name("mail.ping")
+    await app.enqueue(app.call_by_name("mail.send", task="t").options(queue="mail", attempts=2))
+    assert recorder.bodies == [b'{"*":["a@b.c",1],"subject":"hi"}', b"{}", b'{"task":"t"}']
+    specs = [spec for spec, _, _ in recorder.items]
+    assert [spec.task for spec in specs] == ["mail.send", "mail.ping", "mail.send"]
+    assert (specs[0].queue, specs[0].attempts) == ("default", 5)
+    assert (specs[2].queue, specs[2].attempts) == ("mail", 2)

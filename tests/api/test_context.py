@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from taskq import JobNotYetEnqueued, PayloadTooLarge, TaskQ, UsageError, current_job
+from taskq.context import JobContext, _current
+from taskq.log.requests import Duplicate
+
+if TYPE_CHECKING:
+    from taskq.log.requests import Delivery
+
+
+class FakeDelivery:
+    tag = "0123abcd"
+    job_id = "0123abcd-9"
+    attempt = 2
+    attempts_max = 5
+    task = "parent"
+    queue = "mail"
+    headers: dict[str, str] = {"a": "b"}  # noqa: RUF012 - never changed
+
+
+@pytest.fixture
+def context(app: TaskQ) -> JobContext:
+    return JobContext(cast("Delivery", FakeDelivery()), app)
+
+
+def test_outside_a_task_there_is_no_current_job() -> None:
+    with pytest.raises(UsageError, match=r"current_job\(\) is for code that runs inside a task"):
+        current_job()
+
+
+def test_inside_a_task_the_current_job_tells_about_itself(context: JobContext) -> None:
+    token = _current.set(context)
+    try:
+        job = current_job()
+        assert (job.id, job.attempt, job.attempts_max) == ("0123abcd-9", 2, 5)
+        assert (job.task, job.queue, job.headers) == ("parent", "mail", {"a": "b"})
+        assert repr(job) == "<JobContext parent 0123abcd-9 attempt 2>"
+    finally:
+        _current.reset(token)
+
+
+def test_children_wait_for_the_success_and_then_have_ids(app: TaskQ, context: JobContext) -> None:
+    @app.task(name="child")
+    def child(n: int) -> int:
+        return n
+
+    assert context.children == []
+    first, second = (context.enqueue(child.options(priority=n).call(n)) for n in (1, 2))
+    with pytest.raises(JobNotYetEnqueued):
+        _ = first.id
+    assert [(spec.priority, body) for _, spec, body, _ in context.children] == [
+        (1, b'{"n":1}'),
+        (2, b'{"n":2}'),
+    ]
+    context.resolve([10, Duplicate(4)])
+    assert (first.id, second.id) == ("0123abcd-10", "0123abcd-4")
+    assert (first.duplicate, second.duplicate) == (False, True)
+    assert first.handle._task is cast("Any", child)
+    assert repr(first) == "<PendingJob child 0123abcd-10>"
+
+
+def test_children_fit_one_transaction(app: TaskQ, context: JobContext) -> None:
+    @app.task
+    def child(text: str) -> None: ...
+
+    call = child.call("x" * 1_000_000)
+    for _ in range(8):
+        context.enqueue(call)
+    with pytest.raises(PayloadTooLarge, match="the jobs enqueued by parent 0123abcd-9"):
+        context.enqueue(call)
+    assert len(context.children) == 8

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import Durability, TaskQ, UsageError
+from taskq.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_without_any_setting_the_defaults_hold(tmp_path: Path) -> None:
+    app = TaskQ()
+    assert app.data_dir == tmp_path / "taskq-data"
+    config = app._connection.config
+    assert (config.durability, config.interval_seconds) == (Durability.FSYNC, 0.05)
+    assert (config.lock_wait_seconds, config.exclusive, config.name) == (30.0, False, "")
+    assert config.segment_bytes == 64 * 2**20
+
+
+def test_the_nearer_place_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = ["pyproject", "toml", "dotenv", "env", "argument"]
+    (tmp_path / "pyproject.toml").write_text('[tool.taskq]\nname = "pyproject"\nlock_wait = "7s"\n')
+    seen = [TaskQ().name]
+    (tmp_path / "taskq.toml").write_text('name = "toml"\n')
+    seen.append(TaskQ().name)
+    (tmp_path / ".env").write_text("OTHER=1\nTASKQ_NAME=dotenv\n")
+    seen.append(TaskQ().name)
+    monkeypatch.setenv("TASKQ_NAME", "env")
+    seen.append(TaskQ().name)
+    seen.append(TaskQ(name="argument").name)
+    assert seen == places
+    assert TaskQ()._connection.config.lock_wait_seconds == 7
+
+
+def test_the_environment_holds_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {
+        "DATA_DIR": str(tmp_path / "d"),
+        "DURABILITY": "interval",
+        "INTERVAL": "20ms",
+        "LOCK_WAIT": "2.5",
+        "SEGMENT_BYTES": "1MiB",
+        "EXCLUSIVE": "true",
+    }.items():
+        monkeypatch.setenv(f"TASKQ_{name}", value)
+    app = TaskQ()
+    config = app._connection.config
+    assert app.data_dir == tmp_path / "d"
+    assert (config.durability, config.interval_seconds) == (Durability.INTERVAL, 0.02)
+    assert (config.lock_wait_seconds, config.segment_bytes, config.exclusive) == (2.5, 2**20, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("DURABILITY", "maybe", r"durability \(TASKQ_DURABILITY\) is 'maybe': .*'fsync'"),
+        ("INTERVAL", "soon", r"interval \(TASKQ_INTERVAL\) is 'soon': .*give seconds"),
+        ("EXCLUSIVE", "perhaps", r"exclusive \(TASKQ_EXCLUSIVE\) is 'perhaps'"),
+        ("SEGMENT_BYTES", "1", "segment_bytes is 1, it must be 65536 to"),
+        ("INTERVAL", "0", "must be above 0"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(f"TASKQ_{name}", value)
+    with pytest.raises(UsageError, match=message):
+        TaskQ()
+
+
+def test_a_misspelt_setting_in_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "taskq.toml").write_text('durabilty = "os"\n')
+    with pytest.raises(
+        UsageError, match=r"taskq\.toml: there is no setting 'durabilty', the settings"
+    ):
+        TaskQ()
+    (tmp_path / "taskq.toml").unlink()
+    (tmp_path / "pyproject.toml").write_text("[tool.taskq]\nque = 1\n[tool.other]\nx = 1\n")
+    with pytest.raises(UsageError, match=r"\[tool.taskq\] of pyproject.toml: .* 'que'"):
+        TaskQ()
+
+
+def test_settings_of_other_programs_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_text("DATA_DIR=/nowhere\nDJANGO_DEBUG=1\n")
+    monkeypatch.setenv("DATA_DIR", "/nowhere")
+    assert TaskQ().data_dir == tmp_path / "taskq-data"
+
+
+def test_settings_can_be_handed_over_and_arguments_go_before_them(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "own", durability=Durability.OS)
+    assert TaskQ(settings=settings).settings is settings
+    app = TaskQ(tmp_path / "other", settings=settings)
+    assert app.data_dir == tmp_path / "other"
+    assert app._connection.config.durability is Durability.OS
+
+
+@pytest.mark.parametrize("given", [{"durability": "os"}, {"durability": Durability.OS}])
+def test_arguments_take_words_and_durations(given: dict[str, Any]) -> None:
+    config = TaskQ("d", interval="1s", lock_wait="1m", **given)._connection.config
+    assert config.durability is Durability.OS
+    assert (config.interval_seconds, config.lock_wait_seconds) == (1.0, 60.0)
+
+
+def test_a_change_of_directory_does_not_move_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = TaskQ("data")
+    monkeypatch.chdir(os.sep)
+    assert app.data_dir == tmp_path / "data"
+
+
+def test_the_directory_may_be_set_until_it_is_open(tmp_path: Path) -> None:
+    app = TaskQ("one")
+    app.data_dir = tmp_path / "two"
+    assert app.data_dir == tmp_path / "two"

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import runpy
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import taskq
+from taskq import TaskQ, UsageError, retry
+from taskq.core.records import Flag
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq import Task
+
+
+def plain(a: int, b: str = "b") -> str:
+    """Say b, a times."""
+    return b * a
+
+
+def test_a_task_still_is_its_function(app: TaskQ) -> None:
+    task = app.task(plain)
+    assert task(2) == "bb"
+    assert task(2, b="c") == "cc"
+    assert task.__name__ == "plain"  # type: ignore[attr-defined]
+    assert task.__doc__ == plain.__doc__
+    assert task.__wrapped__ is plain  # type: ignore[attr-defined]
+    assert task.fn is plain
+
+
+async def test_a_coroutine_task_still_is_its_function(app: TaskQ) -> None:
+    @app.task
+    async def double(a: int) -> int:
+        return 2 * a
+
+    assert double.is_async
+    assert await double(4) == 8
+
+
+def test_a_task_without_options_has_the_defaults(app: TaskQ) -> None:
+    task = app.task(plain)
+    assert (task.name, task.queue, task.timeout) == (f"{__name__}.plain", "default", None)
+    assert task.retry == retry.exponential(attempts=5, base=1, cap=300, jitter="full")
+    assert (task.spec.queue, task.spec.priority, task.spec.attempts) == ("default", 5, 5)
+    assert task.spec.task == task.name
+    assert (task.store_result, task.runs_in, task.is_async) == (True, "thread", False)
+
+
+def test_options_are_kept_in_the_logs_units(app: TaskQ) -> None:
+    task = app.task(
+        name="mail.send",
+        queue="mail",
+        priority=7,
+        retry=retry.fixed(attempts=9, delay=2),
+        timeout="30s",
+        expires="1d",
+        delay=timedelta(seconds=2),
+        headers={"team": "a"},
+        store_result=False,
+        durable_claim=True,
+        runs_in="thread",
+        aliases=["send", "old.send"],
+    )(plain)
+    assert (task.name, task.queue, task.timeout) == ("mail.send", "mail", 30.0)
+    assert (task.spec.queue, task.spec.priority, task.spec.attempts) == ("mail", 7, 9)
+    assert task.spec.flags & Flag.DROP_RESULT
+    assert task.spec.flags & Flag.DURABLE_CLAIM
+    extras = task.call(1).extras
+    assert extras is not None
+    assert (extras.due_ns, extras.expires_ns) == (2 * 10**9, 86_400 * 10**9)
+    assert extras.headers == {"team": "a"}
+    assert app._tasks["mail.send"] is app._tasks["send"] is app._tasks["old.send"] is task
+    assert task.encode_result("text") is None
+
+
+def test_a_number_stands_for_a_policy_with_so_many_attempts(app: TaskQ) -> None:
+    assert app.task(retry=3)(plain).retry == retry.exponential(attempts=3)
+
+
+def test_one_attempt_implies_a_durable_claim(app: TaskQ) -> None:
+    assert app.task(retry=retry.never())(plain).spec.flags & Flag.DURABLE_CLAIM
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"priority": 10}, "priority is 10, it must be 0"),
+        ({"priority": -1}, "priority is -1"),
+        ({"queue": ""}, "queue name '' has 0 bytes"),
+        ({"queue": "a\nb"}, "do not print"),
+        ({"name": "x" * 256}, "task name .* has 256 bytes"),
+        ({"retry": 0}, "retry is 0: give the number of attempts"),
+        ({"timeout": "soon"}, "timeout is 'soon'"),
+        ({"delay": -1}, "delay is -1"),
+        ({"expires": 0}, "expires is 0: it must be longer than nothing"),
+        ({"window": "1h"}, "window is given without a key"),
+        ({"window": 0, "key": str}, "window is 0"),
+        ({"key": "fixed"}, "give a function of the task's arguments"),
+        ({"headers": {"a": 1}}, "header 'a' is 1: names and values must be text"),
+        ({"headers": {"a": "x" * 40_000}}, "the headers has 40005 bytes"),
+        ({"aliases": "old"}, "give a list of names"),
+        ({"aliases": [""]}, "task name '' has 0 bytes"),
+        ({"runs_in": "process"}, "not available yet"),
+        ({"runs_in": "moon"}, 'it must be "thread" or left out'),
+        ({"qeue": "mail"}, "@task has no option 'qeue': its options are name, "),
+    ],
+)
+def test_a_wrong_option_fails_at_decoration_and_registers_nothing(
+    app: TaskQ, choices: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        app.task(**choices)(plain)
+    assert app._tasks == {}
+
+
+def test_what_is_no_function_is_no_task(app: TaskQ) -> None:
+    def generator() -> Any:
+        yield 1
+
+    async def async_generator() -> Any:
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    for wrong, message in (
+        (5, "a task must be a function, got 5"),
+        (int, "a task must be a function"),
+        (generator, "cannot be a generator"),
+        (async_generator, "cannot be a generator"),
+        (app.task(name="t")(plain), "t is a task already"),
+        (lambda: 1, "give the task name="),
+    ):
+        with pytest.raises(UsageError, match=message):
+            app.task(wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="is for sync functions"):
+        app.task(runs_in="thread")(coroutine)
+
+
+def test_a_lambda_is_a_task_once_it_has_a_name(app: TaskQ) -> None:
+    assert app.task(name="answer")(lambda: 42)() == 42
+
+
+def test_a_task_inside_a_function_is_named_after_both(app: TaskQ) -> None:
+    @app.task
+    def inner() -> None: ...
+
+    assert inner.name == f"{__name__}.test_a_task_inside_a_function_is_named_after_both.inner"
+
+
+def test_a_name_is_taken_once(app: TaskQ) -> None:
+    def other() -> None: ...
+
+    app.task(name="send", aliases=["old"])(plain)
+    for choices in ({"name": "send"}, {"name": "old"}, {"name": "new", "aliases": ["send"]}):
+        with pytest.raises(UsageError, match=r"is taken by .*\.plain: give one of the two another"):
+            app.task(**choices)(other)
+    assert set(app._tasks) == {"send", "old"}
+
+
+def test_a_module_may_be_loaded_again(app: TaskQ, tmp_path: Path) -> None:
+    """A reload defines the same functions at the same lines: the later ones win."""
+    path = tmp_path / "again.py"
+    path.write_text("def setup(app):\n    @app.task\n    def job(): ...\n    return job\n")
+    loaded: list[Task[..., Any]] = []
+    for _ in range(2):
+        spec = importlib.util.spec_from_file_location("again", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        loaded.append(module.setup(app))
+    assert app._tasks["again.setup.job"] is loaded[1]
+
+
+def test_a_script_names_its_tasks_as_a_worker_imports_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from taskq import TaskQ\napp = TaskQ('d')\n@app.task\ndef job(): ...\n"
+    (tmp_path / "jobs.py").write_text(source)
+    package = tmp_path / "shop"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "jobs.py").write_text(source)
+    (package / "__main__.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    as_script = _run_main(tmp_path / "jobs.py")
+    assert as_script["job"].name == "jobs.job"
+    as_module = runpy.run_module("shop.jobs", run_name="__main__", alter_sys=True)
+    assert as_module["job"].name == "shop.jobs.job"
+    as_package = runpy.run_module("shop", run_name="__main__", alter_sys=True)
+    assert as_package["job"].name == "shop.job"
+
+
+def _run_main(path: Path) -> dict[str, Any]:
+    import types  # noqa: PLC0415 - beside the one use
+
+    kept = sys.modules["__main__"]
+    main = types.ModuleType("__main__")
+    main.__file__ = str(path)
+    sys.modules["__main__"] = main
+    try:
+        exec(compile(path.read_text(), str(path), "exec"), main.__dict__)  # noqa: S102 - our script
+    finally:
+        sys.modules["__main__"] = kept
+    return main.__dict__
+
+
+def test_tasks_without_an_app_share_one_that_the_settings_configure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from taskq.app import default_app  # noqa: PLC0415 - beside the one use
+
+    monkeypatch.setenv("TASKQ_DATA_DIR", str(tmp_path / "elsewhere"))
+    default_app.cache_clear()
+    try:
+        first = taskq.task(plain)
+        second = taskq.task(name="second", queue="q")(plain)
+        assert first.app is second.app is default_app()
+        assert first.app.data_dir == tmp_path / "elsewhere"
+        assert second.queue == "q"
+        assert list(first.app._tasks) == [first.name, "second"]
+    finally:
+        default_app.cache_clear()
+
+
+def test_decorating_does_not_touch_the_disk(app: TaskQ) -> None:
+    app.task(plain).call(1)
+    assert not app.data_dir.exists()
+
+
+def test_annotations_may_name_what_is_defined_further_down(app: TaskQ) -> None:
+    task = app.task(later)
+    assert task.call(Later()).body == b'{"value":{"n":1}}'
+
+
+def later(value: Later) -> None: ...
+
+
+from dataclasses import dataclass  # noqa: E402 - that it comes later is the point
+
+
+@dataclass
+class Later:
+    n: int = 1
+
+
+def test_a_worker_that_is_not_installed_is_explained(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "taskq_workers", None)
+    with pytest.raises(UsageError, match="needs the package taskq_workers"):
+        app.worker()
+
+
+def test_closing_before_any_use_is_legal_and_twice_too(app: TaskQ) -> None:
+    async def close() -> None:
+        await app.close()
+        await app.close()
+
+    asyncio.run(close())
+    app.close_sync()
+    assert not app.data_dir.exists()
