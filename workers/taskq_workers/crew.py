@@ -30,12 +30,10 @@ _log: Final = logging.getLogger("taskq.worker")
 class Crew:
     """Up to ``concurrency`` slots around one feed; each is started when first needed.
 
-    Waking is a chain: whoever finds more work than its own wakes one other slot, which does the
-    same once it runs. So a buffer of jobs that never suspend costs one wake-up, and one of jobs
-    that wait is spread over all slots, one in each turn of the loop.
+    New work wakes one slot, which takes all of it if its jobs never suspend. What is left after
+    that slot's first step is spread over as many others as there are jobs.
 
     Attributes:
-        waking: a slot was woken and has not run yet.
         leaving: slots end when they find no more work.
         gone: set once all have left.
     """
@@ -54,7 +52,6 @@ class Crew:
         burst_clock: Callable[[], int] | None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.waking = False
         self.leaving = False
         self.gone = asyncio.Event()
         self._app = app
@@ -68,6 +65,7 @@ class Crew:
         self._keeper = asyncio.current_task()
         self._slots: set[Slot] = set()
         self._resting: list[asyncio.Future[None]] = []
+        self._spreading = False
         self._started = 0
         self.feed = Feed(
             self.loop,
@@ -93,10 +91,7 @@ class Crew:
         waiter: asyncio.Future[None] = self.loop.create_future()
         self._resting.append(waiter)
         self.feed.refill()
-        try:
-            await waiter
-        finally:
-            self.waking = False
+        await waiter
         return True
 
     def replace(self, slot: Slot) -> None:
@@ -116,16 +111,11 @@ class Crew:
         return len(self._resting) + self._concurrency - len(self._slots)
 
     def wake(self) -> None:
-        """Let one free slot look at the buffer."""
-        while self._resting:
-            # The last to rest is the next to run: its objects are still in the processor's cache.
-            waiter = self._resting.pop()
-            if not waiter.done():
-                self.waking = True
-                waiter.set_result(None)
-                return
-        if len(self._slots) < self._concurrency:
-            self._start_slot()
+        """Let free slots look at the buffer."""
+        if self._wake_one() and not self._spreading:
+            # Called after the first step of the slot that was woken just now.
+            self._spreading = True
+            self.loop.call_soon(self._spread)
 
     def quiet(self) -> bool:
         """Whether nothing runs and every outcome was handed to the log."""
@@ -179,9 +169,25 @@ class Crew:
         self._slots.clear()
         self._check_gone()
 
+    def _spread(self) -> None:
+        self._spreading = False
+        for _ in range(min(len(self.feed.buffer), self.free())):
+            self._wake_one()
+
+    def _wake_one(self) -> bool:
+        while self._resting:
+            # The last to rest is the next to run: its objects are still in the processor's cache.
+            waiter = self._resting.pop()
+            if not waiter.done():
+                waiter.set_result(None)
+                return True
+        if len(self._slots) < self._concurrency:
+            self._start_slot()
+            return True
+        return False
+
     def _start_slot(self) -> None:
         self._started += 1
-        self.waking = True
         slot = Slot(self, self._context.copy(), f"taskq-slot-{self._started}")
         self._slots.add(slot)
 
@@ -199,7 +205,6 @@ class Crew:
             _log.error("a slot failed", exc_info=error)
             if delivery is not None and not slot.abandoned:
                 self._put(reject(delivery, describe(error)), slot.since)
-            self.waking = False
             if self.feed.buffer:
                 self.wake()
         self._check_gone()

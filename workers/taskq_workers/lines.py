@@ -99,7 +99,7 @@ def job_line(event: JobFinished, moment: float, style: Style) -> str:
         event.job_id,
         _duration(event.seconds),
     ]
-    if event.outcome != "succeeded" or event.attempt > 1:
+    if event.outcome in {"died", "retried"} or event.attempt > 1:
         parts.append(_attempt(event))
     note = _note(event)
     return "  ".join([" ".join(parts[:3]), *parts[3:], *([note] if note else [])])
@@ -135,9 +135,9 @@ def _note(event: JobFinished) -> str:
 
 
 def _duration(seconds: float) -> str:
-    if seconds < 0.0995:  # noqa: PLR2004 - from here on it would round to 100 ms
-        return f"{seconds * 1e3:.1f} ms"
-    if seconds < 0.9995:  # noqa: PLR2004 - and here to 1000 ms
+    if seconds < 0.01:  # noqa: PLR2004
+        return f"{seconds * 1e3:.2f} ms"
+    if seconds < 0.9995:  # noqa: PLR2004 - from here on it would round to 1000 ms
         return f"{seconds * 1e3:.0f} ms"
     if seconds < 120:  # noqa: PLR2004
         return f"{seconds:.1f} s"

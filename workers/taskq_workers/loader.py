@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from taskq.app import TaskQ
+from taskq.app import TaskQ, default_app
 from taskq.core.errors import UsageError
 from taskq_workers.reasons import user_traceback
 
@@ -99,7 +99,7 @@ def _app_named(module: ModuleType, attribute: str) -> TaskQ:
     if isinstance(found, TaskQ):
         return found
     raise UsageError(
-        f"{module.__name__}:{attribute} is a {type(found).__name__} and no TaskQ"
+        f"{module.__name__}:{attribute} is of type {type(found).__name__} and no TaskQ"
         f"{_offer(module, 'give')}"
     )
 
@@ -119,6 +119,9 @@ def _only_app(module: ModuleType) -> TaskQ:
     if len(distinct) == 1:
         return next(iter(distinct.values()))
     if not apps:
+        if default_app.cache_info().currsize:
+            # A bare @task made it.
+            return default_app()
         raise UsageError(f"module {module.__name__!r} has no TaskQ{_offer(module, 'give')}")
     raise UsageError(
         f"module {module.__name__!r} has {len(distinct)} apps{_offer(module, 'say which')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 #: Most deliveries that one claim asks for, unless there are more than half as many slots.
-BATCH_MAX: Final = 256
+BATCH_MAX: Final = 512
 #: A full batch that is done sooner lets the next one be twice as large.
 BATCH_SECONDS_SHORT: Final = 0.020
 #: A batch that takes longer halves the next one.

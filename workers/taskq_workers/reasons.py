@@ -23,6 +23,8 @@ _MACHINERY: Final = tuple(
     f"{Path(str(path)).absolute().parent}{os.sep}"
     for path in (taskq.__file__, __file__, asyncio.__file__)
 )
+#: Errors from here go by their bare names, as everybody knows them.
+_PLAIN_HOMES: Final = frozenset({"builtins", "__main__", "asyncio", "taskq"})
 _EXAMPLES: Final = f"{_MACHINERY[0]}_examples{os.sep}"
 
 
@@ -43,7 +45,7 @@ def summary(error: BaseException) -> str:
     """``Type: message`` on one line."""
     kind = type(error)
     name = kind.__qualname__
-    if kind.__module__ not in {"builtins", "__main__", "asyncio.exceptions"}:
+    if kind.__module__.partition(".")[0] not in _PLAIN_HOMES:
         name = f"{kind.__module__}.{name}"
     message = _message(error).strip().partition("\n")[0]
     return f"{name}: {message}" if message else name

@@ -24,8 +24,8 @@ _CLOSE_SECONDS: Final = 1.0
 class Reporter:
     """Hand it to a worker as ``on_event``. Never blocks its caller; idle, it sleeps.
 
-    Memory is bounded: the thread alone renews the quota of lines, so while the output is stuck what
-    happens is only counted.
+    Nothing is printed before ``open``, so that the banner comes first. Memory is bounded: the thread
+    alone renews the quota of lines, so while the output is stuck what happens is only counted.
     """
 
     def __init__(self, output: TextIO, style: Style) -> None:
@@ -33,11 +33,16 @@ class Reporter:
         self._style = style
         self._lines: deque[str | tuple[float, JobFinished]] = deque()
         self._quota = LINES_PER_SECOND_MAX
-        self._uncounted: Counter[JobEnd] = Counter()
+        self._surplus: Counter[JobEnd] = Counter()
         self._news = threading.Event()
         self._closing = threading.Event()
         self._broken = False
         self._thread = threading.Thread(target=self._work, name="taskq-report", daemon=True)
+
+    def open(self, banner: list[str]) -> None:
+        """Print these lines, and from now on what happens and what has happened."""
+        self._lines.extendleft(reversed(banner))
+        self._news.set()
         self._thread.start()
 
     def __call__(self, event: JobFinished) -> None:
@@ -46,7 +51,7 @@ class Reporter:
             self._quota -= 1
             self._lines.append((time.time(), event))
         else:
-            self._uncounted[event.outcome] += 1
+            self._surplus[event.outcome] += 1
         if not self._news.is_set():
             self._news.set()
 
@@ -56,15 +61,16 @@ class Reporter:
         self._news.set()
 
     def close(self) -> None:
-        """Write what is left; gives up on an output that is stuck. Legal twice."""
+        """Write what is left; gives up on an output that is stuck. Legal twice, and before open."""
         self._closing.set()
         self._news.set()
-        self._thread.join(_CLOSE_SECONDS)
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_SECONDS)
 
     def _work(self) -> None:
         window_end = time.monotonic() + _SECOND
         while True:
-            self._news.wait(max(window_end - time.monotonic(), 0) if self._uncounted else None)
+            self._news.wait(max(window_end - time.monotonic(), 0) if self._surplus else None)
             self._news.clear()
             closing = self._closing.is_set()
             now = time.monotonic()
@@ -85,7 +91,7 @@ class Reporter:
         return lines
 
     def _take_summary(self) -> list[str]:
-        counts, self._uncounted = self._uncounted, Counter()
+        counts, self._surplus = self._surplus, Counter()
         self._quota = LINES_PER_SECOND_MAX
         return [summary_line(counts)] if counts else []
 

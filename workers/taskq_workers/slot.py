@@ -60,7 +60,6 @@ class Slot:
         crew = self._crew
         app, buffer, feed, plans, settler, hook = crew.hot_parts()
         outcomes = settler.outcomes
-        crew.waking = False
         no_job: Token[JobContext] | None = None
         turn = self.since = monotonic()
         while True:
@@ -75,8 +74,6 @@ class Slot:
                 turn = self.since = monotonic()
                 continue
             self.delivery = delivery = buffer.popleft()
-            if buffer and not crew.waking:
-                crew.wake()
             if len(buffer) < feed.low:
                 feed.refill()
             plan = plans[delivery.lane.task]

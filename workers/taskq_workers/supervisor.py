@@ -76,12 +76,18 @@ class Supervisor:
         try:
             async with self._worker:
                 if self._worker.started.is_set():
-                    self._store = self._app.store()
-                    self._on_ready(self._store)
+                    await self._tell_ready()
                 await self._worker.stopped.wait()
         finally:
             self._store = None
             await self._app.close()
+
+    async def _tell_ready(self) -> None:
+        store = self._store = self._app.store()
+        # Answered after the worker's first claim, for which the jobs of dead processes were looked
+        # through: only now it is known how many came back.
+        await store.port().stats()
+        self._on_ready(store)
 
     def _take_signals(self) -> None:
         # Not loop.add_signal_handler: the third signal must work while a job keeps the loop busy.
