@@ -48,7 +48,7 @@ class Dedup:
         self.shift_ns += step_ns
 
     def holders(self, hashed: int, now_ns: int) -> Iterator[tuple[int, int]]:
-        """(job, location) of those that hold such a hash at ``now_ns`` of wall time: rarely many."""
+        """(job, location) of those that hold such a hash at ``now_ns`` of wall time."""
         moment = now_ns - self.shift_ns
         hashed = _short(hashed)
         hashes = self._hashes
@@ -122,7 +122,7 @@ class Dedup:
                 self.size += 1
 
     def _close_gap(self, gap: int) -> None:
-        """Empty a place and move the run behind it up, so that every probe still finds its entry."""
+        """Empty a place and move the run behind it up: every probe still finds its entry."""
         hashes, places = self._hashes, self._places
         columns = (hashes, self._jobs, self._locations, self._untils)
         place = gap

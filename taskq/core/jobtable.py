@@ -59,9 +59,7 @@ class JobTable:
         chunk = self._last
         used = chunk.used
         if used == len(chunk.ids):
-            chunk = self._last = Chunk(CHUNK)
-            self._firsts.append(job)
-            self._chunks.append(chunk)
+            chunk = self._open_chunk(job)
             used = 0
         chunk.ids[used] = job
         chunk.locations[used] = location
@@ -107,6 +105,20 @@ class JobTable:
             for index in range(chunk.used):
                 if metas[index]:
                     yield chunk, index
+
+    def _open_chunk(self, job: int) -> Chunk:
+        full = self._last
+        if full.used and not full.live:
+            # All of it was settled while it was the last: it serves again.
+            full.used = 0
+            self._firsts[-1] = job
+            return full
+        self._last = Chunk(CHUNK)
+        if full.live * 4 < full.used:
+            self._tidy(full)
+        self._firsts.append(job)
+        self._chunks.append(self._last)
+        return self._last
 
     def _tidy(self, chunk: Chunk) -> None:
         number = bisect_right(self._firsts, chunk.ids[0]) - 1

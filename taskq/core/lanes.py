@@ -80,7 +80,7 @@ class Lane:
         return fresh if back is None or fresh < back else back
 
     def pop(self, count: int, below: int) -> list[int]:
-        """Remove and return up to ``count`` ids under ``below``, in order, stale ones among them."""
+        """Remove and return up to ``count`` ids under ``below``, in order, stale ones too."""
         popped: list[int] = []
         back = self._back
         while len(popped) < count:

@@ -38,13 +38,14 @@ offset bytes frame header
 52     4     CRC-32 of bytes 0 to 51
 ====== ===== ==========================================================
 
-The body follows, then zeros up to a multiple of 8. Both CRCs start from a seed: the CRC-32 of (log id,
-first lsn of the segment u64, offset of the frame u64). So a frame that is copied into a payload, or
-read at the wrong place, is never taken for one.
+The body follows, then zeros up to a multiple of 8. Both CRCs start from a seed: the CRC-32 of (log
+id, first lsn of the segment u64, offset of the frame u64). So a frame that is copied into a payload,
+or read at the wrong place, is never taken for one.
 
-**Record**: ``length u32`` (whole record), ``type u8``, one byte of its type, ``options length u16``,
-``flags u32``, then the fixed fields of its type, its options, its body, and with flag 1 a CRC-32 over
-all before it, seeded with the low 32 bits of its lsn (used only to salvage a damaged frame).
+**Record**: ``length u32`` (whole record), ``type u8``, one byte of its type, ``options length
+u16``, ``flags u32``, then the fixed fields of its type, its options, its body, and with flag 1 a
+CRC-32 over all before it, seeded with the low 32 bits of its lsn (used to salvage it from a damaged
+frame, and to check what a worker is about to run).
 
 =========  ====  ==================================================================
 type       size  fixed fields
@@ -64,8 +65,8 @@ CLOCK      24    byte: 0; 0 u32, step i64 in nanoseconds
 OWNER      24    byte: 0; 0 u32, owner u64; body: JSON
 =========  ====  ==================================================================
 
-A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the count
-after the record. An option is ``tag u8, length u16, value``; an unknown tag is passed over.
+A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the
+count after the record. An option is ``tag u8, length u16, value``; an unknown tag is passed over.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
 from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, Extras
-from taskq.core.records import Cause, Flag, Kind, Option
+from taskq.core.records import Flag, Kind, Option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -222,7 +223,7 @@ def encode_frame(
 
 
 def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameHeader | None:
-    """The header at ``data[at:]``, which stands at ``offset`` of its segment; None if it is none."""
+    """The header at ``data[at:]``, ``offset`` of its segment; None if there is none."""
     view = memoryview(data)[at : at + FRAME_HEADER_SIZE]
     if len(view) < FRAME_HEADER_SIZE:
         return None
@@ -416,66 +417,3 @@ def enqueue_extras(record: bytes) -> Extras:
     """Key, headers and moments of an ENQUEUED record."""
     _, _, _, size, _, _, queue_size, task_size = ENQUEUED.unpack_from(record)
     return decode_extras(record, ENQUEUED.size + queue_size + task_size, size)
-
-
-class LogRecord(NamedTuple):
-    """A record as people and tools read it; the live log never builds one."""
-
-    kind: int
-    lsn: int
-    epoch: int
-    time_ns: int
-    flags: int
-    #: lsn of the job that it concerns, 0 for none
-    job: int = 0
-    #: lsn of the claim; of CLAIMED and OWNER the owner
-    token: int = 0
-    attempt: int = 0
-    cause: Cause = Cause.CALLER
-    due_ns: int = 0
-    queue: bytes = b""
-    task: bytes = b""
-    priority: int = 0
-    attempts_max: int = 0
-    extras: Extras | None = None
-    key_hash: int = 0
-    #: payload, result, reason or description; None when there is none
-    body: bytes | None = None
-    step_ns: int = 0
-
-
-def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
-    """One record from exactly its bytes.
-
-    Raises:
-        FormatError: the type is unknown and may not be skipped.
-        struct.error: the record is too short for its type.
-    """
-    length, kind, byte, options_size, flags = PREFIX.unpack_from(data)
-    fixed = FIXED_SIZES.get(kind)
-    if fixed is None:
-        if kind >= 128:  # noqa: PLR2004 - the format's bound of skippable types
-            return LogRecord(kind, lsn, epoch, time_ns, flags)
-        raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
-    end = length - _CRC_SIZE if flags & Flag.CHECKED else length
-    if kind == Kind.ENQUEUED:
-        _, _, _, _, _, attempts, queue_size, task_size = ENQUEUED.unpack_from(data)
-        at = fixed + queue_size + task_size
-        return LogRecord(
-            kind, lsn, epoch, time_ns, flags, job=lsn, queue=data[fixed : fixed + queue_size],
-            task=data[fixed + queue_size : at], priority=byte, attempts_max=attempts,
-            extras=decode_extras(data, at, options_size), body=data[at + options_size : end],
-        )  # fmt: skip
-    if kind == Kind.CLOCK:
-        return LogRecord(kind, lsn, epoch, time_ns, flags, step_ns=CLOCK.unpack_from(data)[6])
-    body = data[fixed + options_size : end] if flags & Flag.CHECKED else None
-    if kind == Kind.OWNER:
-        owner = OWNER.unpack_from(data)[6]
-        return LogRecord(kind, lsn, epoch, time_ns, flags, token=owner, body=body)
-    attempt, job, token = struct.unpack_from("<IQQ", data, 12)
-    due = BACK.unpack_from(data)[8] if fixed == BACK.size else 0
-    return LogRecord(
-        kind, lsn, epoch, time_ns, flags, job=job, token=token, attempt=attempt,
-        cause=Cause(byte) if byte in Cause._value2member_map_ else Cause.CALLER, due_ns=due,
-        key_hash=decode_key_hash(data, fixed, options_size), body=body,
-    )  # fmt: skip

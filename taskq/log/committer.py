@@ -19,6 +19,7 @@ from taskq.log.facets import Facets
 from taskq.log.history import is_job, read_outcome
 from taskq.log.operations import Operations, failure
 from taskq.log.requests import ClaimRequest, Op
+from taskq.log.survey import Request, Survey
 
 if TYPE_CHECKING:
     from taskq.log.config import LogConfig
@@ -35,47 +36,8 @@ DEAD_OWNER_CHECK_NS: Final = 250_000_000
 _MARGIN_BYTES: Final = 64 * 1024
 
 
-#: (op, port, future, operand); see ``requests``
-Request = tuple[int, Any, Any, Any]
 #: (port, future, value or error); with no future, a call for the port's side
 Answer = tuple[Any, Any, Any]
-
-
-class Survey:
-    """What a batch holds: its operations, whether any enqueue has a key, and about how many bytes."""
-
-    __slots__ = ("keyed", "ops", "size")
-
-    def __init__(self) -> None:
-        self.ops: set[int] = set()
-        self.keyed = False
-        self.size = 0
-
-    def add(self, request: Request) -> None:
-        """Count a request in."""
-        op, _, _, operand = request
-        self.ops.add(op)
-        self.size += _size(request)
-        if op == _ENQUEUE:
-            extras = operand[2]
-            self.keyed = self.keyed or (extras is not None and extras.key is not None)
-        elif op == Op.ENQUEUE_MANY:
-            self.keyed = self.keyed or any(one and one.key is not None for _, _, one in operand)
-        elif op in (Op.SETTLE, Op.SETTLE_SOON):
-            items = operand if op == Op.SETTLE else operand[0]
-            self.keyed = self.keyed or any(
-                extras and extras.key is not None
-                for item in items
-                for _, _, extras in item.children
-            )
-
-    @classmethod
-    def of(cls, requests: list[Request]) -> Survey:
-        """The survey of a list."""
-        survey = cls()
-        for request in requests:
-            survey.add(request)
-        return survey
 
 
 class Committer:
@@ -216,7 +178,7 @@ class Committer:
         self._interest |= batch.interest
 
     def _make_room_check(self, survey: Survey) -> None:
-        """While the disk is full, find out before anything is applied: a fold is not thrown away twice."""
+        """While the disk is full, notice before anything is applied: no fold is wasted twice."""
         if not self._must_check_room:
             return
         if self.journal.disk.free_bytes(self.journal.path) < survey.size + _MARGIN_BYTES:
@@ -446,16 +408,3 @@ class Committer:
                     self.held.append(request)
             else:
                 self.now.append((port, future, failed))
-
-
-def _size(request: Request) -> int:
-    """About how many bytes a request adds to the log."""
-    op, _, _, operand = request
-    if op == _ENQUEUE:
-        return len(operand[1]) + len(operand[0].tail)
-    if op == Op.ENQUEUE_MANY:
-        return sum(len(body) + len(spec.tail) for spec, body, _ in operand)
-    if op in (Op.SETTLE, Op.SETTLE_SOON):
-        items = operand if op == Op.SETTLE else operand[0]
-        return sum(len(item.body or b"") + codec.BACK.size for item in items)
-    return codec.BACK.size

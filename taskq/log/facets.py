@@ -66,7 +66,7 @@ class Facets:
             self._follow(name)
 
     def watch_from(self, job: int) -> None:
-        """Look for the end of ``job`` from its own record on, and go on looking as the log grows."""
+        """Look for the end of ``job`` from its own record on, and in what is still to come."""
         cursor = self._journal.cursor_at(job)
         watching = self._cursors.get("watch")
         if not self.watch.jobs or watching is None:

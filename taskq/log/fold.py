@@ -38,7 +38,7 @@ _FIELDS_AT: Final = 12
 
 
 class Watch:
-    """Jobs that somebody in this process waits for: job -> location of the record that settled it."""
+    """Jobs that somebody waits for, and the locations of the records that settled them."""
 
     __slots__ = ("jobs", "settled")
 

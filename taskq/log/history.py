@@ -12,6 +12,7 @@ from taskq.core.records import Cause, Kind
 from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.fold import FINAL_KINDS
+from taskq.log.logrecord import LogRecord, decode_record
 from taskq.log.requests import Outcome
 from taskq.log.segment import Gap
 
@@ -29,7 +30,7 @@ _STATES: Final = {kind: after(State.RUNNING, kind) for kind in (Kind.SUCCEEDED, 
 
 def records(
     journal: Journal, cursor: Cursor, on_gap: Callable[[int, Gap], None] | None = None
-) -> Iterator[codec.LogRecord]:
+) -> Iterator[LogRecord]:
     """Every record from the cursor to the journal's known end; damage goes to ``on_gap``."""
     for base, item in journal.frames(cursor):
         if isinstance(item, Gap):
@@ -40,7 +41,7 @@ def records(
         for lsn in range(header.first_lsn, header.next_lsn):
             length = codec.LENGTH.unpack_from(item.data, at)[0]
             record = item.data[at : at + length]
-            yield codec.decode_record(record, lsn, header.epoch, header.time_ns)
+            yield decode_record(record, lsn, header.epoch, header.time_ns)
             at += length
 
 
@@ -58,7 +59,7 @@ def is_job(journal: Journal, lsn: int) -> bool:
 
 def read_outcome(journal: Journal, location: int) -> Outcome:
     """What the settling record at a location says."""
-    record = codec.decode_record(journal.files.unchecked_record(location), 0, 0, 0)
+    record = decode_record(journal.files.unchecked_record(location), 0, 0, 0)
     return Outcome(_STATES[Kind(record.kind)], record.body)
 
 
@@ -77,7 +78,7 @@ class Story:
         "state",
     )
 
-    def __init__(self, tag: str, born: codec.LogRecord) -> None:
+    def __init__(self, tag: str, born: LogRecord) -> None:
         self._tag = tag
         self._born = born
         self._attempts: list[AttemptView] = []
@@ -89,7 +90,7 @@ class Story:
         self._due_ns = extras.due_ns if extras else 0
         self.state = after(State.ABSENT, Kind.ENQUEUED, waits=self._due_ns > born.time_ns)
 
-    def add(self, record: codec.LogRecord) -> None:
+    def add(self, record: LogRecord) -> None:
         """Apply the next record that concerns the job."""
         kind = Kind(record.kind)
         waits = record.due_ns > record.time_ns

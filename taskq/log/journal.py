@@ -190,7 +190,7 @@ class Journal:
         self.epoch, self.time_ns = hint.epoch, hint.time_ns
 
     def _find_end(self, hint: TailHint | None, *, lost: bool) -> None:
-        """Walk to the last whole frame, cut a torn tail, and begin a new epoch where that is due."""
+        """Walk to the last whole frame, cut a torn tail, begin a new epoch where that is due."""
         floor = hint.next_lsn if hint is not None else 0
         usable = [lsn for lsn in self.files.lsns if self.files.has_header(lsn)]
         cut = False

@@ -118,7 +118,12 @@ class WriterLock:
 
     def locked_error(self, waited_seconds: float) -> LogLocked:
         """What to tell callers who waited too long."""
-        pid = _HOLDER.unpack(self._disk.read(self._file, 8, 0).ljust(8, b"\0"))[0]
+        # Read past the disk port: this is called from the watcher's thread.
+        try:
+            holder = Path(f"{self._path}/write.lock").read_bytes()[: _HOLDER.size]
+        except OSError:
+            holder = b""
+        pid = _HOLDER.unpack(holder.ljust(_HOLDER.size, b"\0"))[0]
         return LogLocked(self._path, pid, process_state(pid), waited_seconds)
 
     def close(self) -> None:

@@ -82,7 +82,7 @@ class LocalPeers:
             (self._path / f"{owner:016x}{suffix}").unlink(missing_ok=True)
 
     def _forget_dead(self) -> None:
-        """Tidy up after the killed: an owner whose file is gone counts as dead like one unlocked."""
+        """Tidy up after the killed: an owner whose file is gone counts as dead, too."""
         for path in self._path.glob("*.tmp"):
             path.unlink(missing_ok=True)
         for path in self._path.glob("*.lock"):

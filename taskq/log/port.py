@@ -138,12 +138,15 @@ class LoopPort(_Port):
     async def room(self) -> None:
         """Wait until the mailbox has room."""
         while self._store.full:
-            future: asyncio.Future[None] = self.loop.create_future()
-            self._store.when_room(lambda: self.loop.call_soon_threadsafe(_wake, future))
-            await future
+            await self._emptied()
+
+    def _emptied(self) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = self.loop.create_future()
+        self._store.when_room(lambda: self.loop.call_soon_threadsafe(_wake, future))
+        return future
 
     def deliver(self, answers: list[Answer]) -> None:
-        """One wake-up of the loop for the whole list."""
+        """One wake-up of the loop for the whole list; on the storage thread."""
         try:
             self.loop.call_soon_threadsafe(self._resolve, answers)
         except RuntimeError:

@@ -26,7 +26,7 @@ from taskq.log.segment import Gap
 if TYPE_CHECKING:
     import uuid
 
-#: Settled jobs whose story is kept while listing, besides the live ones.
+#: An owner's description of itself.
 _DESCRIPTION_BYTES_MAX = 4_096
 
 
@@ -74,7 +74,7 @@ class LogReader:
     def jobs(
         self, states: set[State] | None, queue: str | None, task: str | None, limit: int
     ) -> list[JobView]:
-        """The newest jobs that fit, newest first. Keeps the stories of live jobs and ``limit`` others."""
+        """The newest jobs that fit, newest first."""
         now_ns = time.time_ns()
         live: dict[int, Story] = {}
         settled: deque[JobView] = deque(maxlen=max(limit, 1) * 8)

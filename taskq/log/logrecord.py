@@ -1,0 +1,81 @@
+"""A record as people and tools read it; the live log never builds one."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import FormatError
+from taskq.core.records import Cause, Flag, Kind
+from taskq.log import codec
+
+if TYPE_CHECKING:
+    from taskq.core.model import Extras
+
+_CRC_SIZE: Final = 4
+_SKIPPABLE: Final = 128
+_JOB_FIELDS: Final = struct.Struct("<IQQ")
+_JOB_FIELDS_AT: Final = codec.PREFIX.size
+
+
+class LogRecord(NamedTuple):
+    """Everything that a record says."""
+
+    kind: int
+    lsn: int
+    epoch: int
+    time_ns: int
+    flags: int
+    #: lsn of the job that it concerns, 0 for none
+    job: int = 0
+    #: lsn of the claim; of CLAIMED and OWNER the owner
+    token: int = 0
+    attempt: int = 0
+    cause: Cause = Cause.CALLER
+    due_ns: int = 0
+    queue: bytes = b""
+    task: bytes = b""
+    priority: int = 0
+    attempts_max: int = 0
+    extras: Extras | None = None
+    key_hash: int = 0
+    #: payload, result, reason or description; None when there is none
+    body: bytes | None = None
+    step_ns: int = 0
+
+
+def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
+    """One record from exactly its bytes.
+
+    Raises:
+        FormatError: the type is unknown and may not be skipped.
+        struct.error: the record is too short for its type.
+    """
+    length, kind, byte, options_size, flags = codec.PREFIX.unpack_from(data)
+    fixed = codec.FIXED_SIZES.get(kind)
+    if fixed is None:
+        if kind >= _SKIPPABLE:
+            return LogRecord(kind, lsn, epoch, time_ns, flags)
+        raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
+    end = length - _CRC_SIZE if flags & Flag.CHECKED else length
+    if kind == Kind.ENQUEUED:
+        _, _, _, _, _, attempts, queue_size, task_size = codec.ENQUEUED.unpack_from(data)
+        at = fixed + queue_size + task_size
+        return LogRecord(
+            kind, lsn, epoch, time_ns, flags, job=lsn, queue=data[fixed : fixed + queue_size],
+            task=data[fixed + queue_size : at], priority=byte, attempts_max=attempts,
+            extras=codec.decode_extras(data, at, options_size), body=data[at + options_size : end],
+        )  # fmt: skip
+    if kind == Kind.CLOCK:
+        return LogRecord(kind, lsn, epoch, time_ns, flags, step_ns=codec.CLOCK.unpack_from(data)[6])
+    body = data[fixed + options_size : end] if flags & Flag.CHECKED else None
+    if kind == Kind.OWNER:
+        owner = codec.OWNER.unpack_from(data)[6]
+        return LogRecord(kind, lsn, epoch, time_ns, flags, token=owner, body=body)
+    attempt, job, token = _JOB_FIELDS.unpack_from(data, _JOB_FIELDS_AT)
+    due = codec.BACK.unpack_from(data)[8] if fixed == codec.BACK.size else 0
+    return LogRecord(
+        kind, lsn, epoch, time_ns, flags, job=job, token=token, attempt=attempt,
+        cause=Cause(byte) if byte in Cause._value2member_map_ else Cause.CALLER, due_ns=due,
+        key_hash=codec.decode_key_hash(data, fixed, options_size), body=body,
+    )  # fmt: skip

@@ -1,0 +1,62 @@
+"""What a batch of requests holds, found in one pass while the mailbox is taken."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from taskq.log import codec
+from taskq.log.requests import Op
+
+_ENQUEUE: Final = int(Op.ENQUEUE)
+#: (op, port, future, operand); see ``requests``
+Request = tuple[int, Any, Any, Any]
+
+
+class Survey:
+    """The operations of a batch, whether any enqueue has a key, and about how many bytes."""
+
+    __slots__ = ("keyed", "ops", "size")
+
+    def __init__(self) -> None:
+        self.ops: set[int] = set()
+        self.keyed = False
+        self.size = 0
+
+    def add(self, request: Request) -> None:
+        """Count a request in."""
+        op, _, _, operand = request
+        self.ops.add(op)
+        self.size += _size(request)
+        if op == _ENQUEUE:
+            extras = operand[2]
+            self.keyed = self.keyed or (extras is not None and extras.key is not None)
+        elif op == Op.ENQUEUE_MANY:
+            self.keyed = self.keyed or any(one and one.key is not None for _, _, one in operand)
+        elif op in (Op.SETTLE, Op.SETTLE_SOON):
+            items = operand if op == Op.SETTLE else operand[0]
+            self.keyed = self.keyed or any(
+                extras and extras.key is not None
+                for item in items
+                for _, _, extras in item.children
+            )
+
+    @classmethod
+    def of(cls, requests: list[Request]) -> Survey:
+        """The survey of a list."""
+        survey = cls()
+        for request in requests:
+            survey.add(request)
+        return survey
+
+
+def _size(request: Request) -> int:
+    """About how many bytes a request adds to the log."""
+    op, _, _, operand = request
+    if op == _ENQUEUE:
+        return len(operand[1]) + len(operand[0].tail)
+    if op == Op.ENQUEUE_MANY:
+        return sum(len(body) + len(spec.tail) for spec, body, _ in operand)
+    if op in (Op.SETTLE, Op.SETTLE_SOON):
+        items = operand if op == Op.SETTLE else operand[0]
+        return sum(len(item.body or b"") + codec.BACK.size for item in items)
+    return codec.BACK.size

@@ -1,0 +1,309 @@
+"""The storage thread's work: one per open log and process. It alone touches the disk.
+
+It takes the mailbox as one batch, commits it, wakes whoever sleeps for it, syncs if answers wait
+for that, and hands all answers out in one wake-up per event loop. Between batches it sleeps until
+poked, woken by another process, or until something falls due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import LogClosed, TaskqError
+from taskq.core.model import SECOND_NS, Durability
+from taskq.log.committer import DEAD_OWNER_CHECK_NS, Committer
+from taskq.log.config import BATCH_BYTES_MAX
+from taskq.log.disk import LocalDisk, SystemClock
+from taskq.log.journal import Journal
+from taskq.log.lock import WriterLock
+from taskq.log.lockwatch import LockWatch
+from taskq.log.operations import failure
+from taskq.log.peers import LocalPeers
+from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.requests import Op
+from taskq.log.survey import Request, Survey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.log.committer import Answer
+    from taskq.log.store import Store
+
+_log: Final = logging.getLogger("taskq")
+#: A sleeper looks by itself this often, should a wake-up ever be lost.
+_FALLBACK_SECONDS: Final = 5.0
+#: How soon settlements that the disk refused are tried again.
+_HELD_SECONDS: Final = 0.5
+#: An fsync that takes longer is worth a line in the program's log.
+_SLOW_SYNC_SECONDS: Final = 1.0
+#: Requests that outlive a wait for the lock: nobody waits for their answer with a time in mind.
+_PATIENT: Final = frozenset({Op.SETTLE_SOON, Op.CLAIM})
+
+
+class StorageThread:
+    """What runs on the thread. Made on it, so that everything here belongs to it alone.
+
+    Args:
+        store: the callers' side: mailbox, ports and flags.
+
+    Raises:
+        LogError: the log cannot be opened.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._config = config = store.config
+        self.path = store.path
+        disk = LocalDisk()
+        self.writer = WriterLock(disk, self.path, os.getpid(), config.lock_wait_seconds)
+        self.journal = Journal(disk, SystemClock(), self.path, config, self.writer)
+        self.peers: LocalPeers | None = None
+        self._watch = LockWatch(self.writer, config.lock_wait_seconds, self._answer_late)
+        self._last_sync = time.monotonic()
+
+    def open(self) -> None:
+        """Open the log, and join those who have it open."""
+        config = self._config
+        self.journal.open()
+        try:
+            if self._store.closing:
+                raise LogClosed(f"{self.path}: closed while it waited for the writer lock")
+            self.peers = LocalPeers(self.path, config.name)
+            self.committer = Committer(self.journal, self.peers, config, self.peers.description)
+            if config.exclusive:
+                self.writer.exclusive = True
+                self.writer.acquire()
+        finally:
+            self.journal.unlock()
+        for note in self.journal.recovered:
+            _log.warning("%s: %s", self.path, note)
+
+    def run(self) -> None:
+        """Work until the store closes and its mailbox is empty."""
+        store = self._store
+        while True:
+            while store.chores:
+                run_chore(store.chores.popleft())
+            requests, survey = self._take()
+            if requests:
+                self._cycle(requests, survey)
+            elif store.closing:
+                break
+            else:
+                self._idle()
+        self._finish()
+
+    # -- one batch --------------------------------------------------------------------------------
+
+    def _take(self) -> tuple[list[Request], Survey]:
+        """The next batch: 256 KiB, and whatever the last request has beyond that."""
+        store = self._store
+        mailbox = store.mailbox
+        requests: list[Request] = []
+        survey = Survey()
+        add = survey.add
+        for _ in range(len(mailbox)):
+            request = mailbox.popleft()
+            requests.append(request)
+            add(request)
+            if survey.size >= BATCH_BYTES_MAX:
+                break
+        while store.waiting_for_room:
+            run_chore(store.waiting_for_room.popleft())
+        return requests, survey
+
+    def _cycle(self, requests: list[Request], survey: Survey) -> None:
+        committer = self.committer
+        try:
+            committer.commit(requests, survey)
+            interest = committer.take_interest()
+            if interest and self.peers is not None:
+                self.peers.wake(interest)
+            self._sync_if_due()
+        except Exception as error:  # a bug must not leave callers waiting for ever
+            _log.exception("%s: the storage thread met an unexpected error", self.path)
+            committer.facets.discard()
+            answered = {id(answer[1]) for answer in (*committer.now, *committer.later)}
+            committer.now += [
+                (port, future, failure(error))
+                for _, port, future, _ in requests
+                if future is not None and id(future) not in answered
+            ]
+        self._hand_out()
+
+    def _sync_if_due(self) -> None:
+        committer = self.committer
+        if committer.must_sync():
+            # What does not wait for the disk goes out first: claimed jobs run while it syncs.
+            if committer.now:
+                now, committer.now = committer.now, []
+                self._deliver(now)
+            self._sync()
+        elif self._interval_left() <= 0:
+            self._sync()
+
+    def _interval_left(self) -> float:
+        """Seconds until the interval's sync is due; infinite when none is."""
+        if not self.committer.unsynced or self._config.durability is not Durability.INTERVAL:
+            return float("inf")
+        return self._last_sync + self._config.interval_seconds - time.monotonic()
+
+    def _sync(self) -> None:
+        self._last_sync = time.monotonic()
+        self.committer.sync()
+        took = time.monotonic() - self._last_sync
+        if took > _SLOW_SYNC_SECONDS:
+            _log.warning("%s: an fsync took %.1f s", self.path, took)
+
+    def _hand_out(self) -> None:
+        committer = self.committer
+        answers = committer.now + committer.later
+        if answers:
+            committer.now, committer.later, committer.later_lsn = [], [], 0
+            self._deliver(answers)
+
+    def _deliver(self, answers: list[Answer]) -> None:
+        port = answers[0][0]
+        if all(answer[0] is port for answer in answers):
+            port.deliver(answers)
+            return
+        by_port: dict[Any, list[Answer]] = {}
+        for answer in answers:
+            by_port.setdefault(answer[0], []).append(answer)
+        for one, part in by_port.items():
+            one.deliver(part)
+
+    # -- sleeping ---------------------------------------------------------------------------------
+
+    def _idle(self) -> None:
+        """Nothing is in the mailbox: do what has fallen due, else sleep until something does."""
+        store, committer, peers = self._store, self.committer, self.peers
+        assert peers is not None
+        if committer.unsynced and self._config.durability is Durability.FSYNC:
+            # Nobody waits for it, so it was put off; now there is time.
+            with contextlib.suppress(TaskqError, OSError):
+                self._sync()
+            return
+        committer.forget_cancelled_watchers()
+        timeout = self._timeout()
+        if timeout is not None and timeout <= 0:
+            self._do_due()
+            return
+        store.asleep = True
+        if store.has_work:
+            store.asleep = False
+            return
+        interest = (INTEREST_READY if committer.waiting else 0) | (
+            INTEREST_OUTCOME if committer.watchers else 0
+        )
+        if interest:
+            peers.announce(interest)
+        # Looked at after the announcement: a writer either sees it, or is seen here.
+        if not interest or not self.journal.has_grown():
+            peers.sleep(interest, timeout)
+        store.asleep = False
+        if interest:
+            peers.announce(0)
+        if not store.mailbox:
+            self._do_due()
+
+    def _timeout(self) -> float | None:
+        """Seconds until something falls due; None when nothing will."""
+        committer, clock = self.committer, self.journal.clock
+        limits = [self._interval_left()]
+        if committer.held:
+            limits.append(_HELD_SECONDS)
+        if committer.watchers or committer.waiting:
+            limits.append(_FALLBACK_SECONDS)
+        if committer.waiting:
+            agenda = committer.facets.agenda
+            if agenda is not None:
+                wall = clock.wall_ns()
+                moments = (agenda.next_due_ns(), agenda.next_expiry_ns())
+                limits += [(at - wall) / SECOND_NS for at in moments if at is not None]
+            if committer.other_owners():
+                limits.append(DEAD_OWNER_CHECK_NS / SECOND_NS)
+            steady = clock.steady_ns()
+            limits += [
+                (claim[0].wait_until_ns - steady) / SECOND_NS
+                for claim in committer.waiting
+                if claim[0].wait_until_ns is not None
+            ]
+        shortest = min(limits)
+        return None if shortest == float("inf") else shortest
+
+    def _do_due(self) -> None:
+        committer = self.committer
+        if committer.waiting or committer.held:
+            if committer.dead_owners():
+                committer.look_for_dead_now()
+            self._cycle([], Survey())
+            return
+        try:
+            if committer.watchers and self.journal.has_grown():
+                committer.follow()
+            self._sync_if_due()
+        except (TaskqError, OSError) as error:
+            _log.warning("%s: %s", self.path, error)
+        self._hand_out()
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Everything in the mailbox was answered: sync what is left, and refuse the rest."""
+        store, committer = self._store, self.committer
+        store.usable = False
+        if committer.unsynced and self._config.durability is not Durability.OS:
+            with contextlib.suppress(TaskqError, OSError):
+                committer.sync()
+        closed = LogClosed(f"{self.path}: the log was closed")
+        left = [(port, future) for _, port, future in committer.waiting]
+        left += [one for watchers in committer.watchers.values() for one in watchers]
+        left += [(port, future) for _, port, future, _ in (*committer.held, *store.mailbox)]
+        committer.now += [(port, future, closed) for port, future in left if future is not None]
+        self._hand_out()
+        self.close_files()
+
+    def close_files(self) -> None:
+        """Give up locks and descriptors; with them this owner is dead."""
+        self._watch.stop()
+        if self.peers is not None:
+            self.peers.close()
+        self.journal.close()
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What a forked child has to close."""
+        peers = self.peers.descriptors if self.peers is not None else ()
+        return [*peers, *self.journal.descriptors]
+
+    # -- on the watcher's thread ------------------------------------------------------------------
+
+    def _answer_late(self, waited_seconds: float) -> None:
+        """Tell callers that the lock is not to be had; the storage thread itself still waits."""
+        if self.peers is None:
+            return  # still opening: whoever opens minds the time itself
+        error = self.writer.locked_error(waited_seconds)
+        requests = self.committer.take_in_flight()
+        with contextlib.suppress(IndexError):
+            while True:
+                requests.append(self._store.mailbox.popleft())
+        patient = [one for one in requests if one[0] in _PATIENT]
+        self.committer.held_back(patient)
+        late: list[Answer] = [
+            (port, future, error) for op, port, future, _ in requests if op not in _PATIENT
+        ]
+        if late:
+            self._deliver(late)
+
+
+def run_chore(chore: Callable[[], object]) -> None:
+    """Call it; what it raises is logged."""
+    try:
+        chore()
+    except Exception:
+        _log.exception("a chore on the storage thread raised")
