@@ -1,0 +1,161 @@
+"""``JobTable``: every unsettled job is found by its id, and settled ones cost nothing for long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskq.core import jobtable
+from taskq.core.jobtable import JobTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from random import Random
+
+CHUNK = 32
+ADD = st.tuples(st.just("add"), st.integers(1, 3))
+REMOVE = st.tuples(st.just("remove"), st.integers(0, 10_000))
+RUN = st.tuples(st.just("remove run"), st.integers(0, 10_000))
+FIND = st.tuples(st.just("find"), st.integers(0, 10_000))
+GROW = st.tuples(st.just("grow"), st.integers(1, 2 * CHUNK))
+STEPS = st.lists(ADD | REMOVE | RUN | FIND | GROW, max_size=80)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_chunks() -> Iterator[None]:
+    """Chunks of 32 jobs, so that a short history tidies, merges and drops."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobtable, "CHUNK", CHUNK)
+        yield
+
+
+class Checked:
+    """A table beside a dict that says what it must hold."""
+
+    def __init__(self) -> None:
+        self.table = JobTable()
+        self.jobs: dict[int, tuple[int, int, int]] = {}
+        self.last = 0
+
+    def add(self, gap: int) -> None:
+        self.last += gap
+        row = (self.last * 7, self.last % 5, 2 + (self.last % 9) * 256)
+        self.table.add(self.last, *row)
+        self.jobs[self.last] = row
+
+    def found(self, job: int) -> tuple[int, int, int] | None:
+        chunk = self.table.find(job)
+        if chunk is None:
+            return None
+        index = self.table.index
+        assert chunk.ids[index] == job
+        return chunk.locations[index], chunk.lanes[index], chunk.metas[index]
+
+    def remove(self, job: int) -> None:
+        chunk = self.table.find(job)
+        assert chunk is not None
+        self.table.remove(chunk, self.table.index)
+        del self.jobs[job]
+
+    def step(self, name: str, number: int) -> None:
+        if name == "add":
+            self.add(number)
+        elif name == "grow":
+            for _ in range(number):
+                self.add(1)
+        elif name == "find":
+            assert self.found(number % (self.last + 2)) == self.jobs.get(number % (self.last + 2))
+        elif self.jobs:
+            known = list(self.jobs)
+            at = number % len(known)
+            for job in known[at : at + (1 if name == "remove" else CHUNK)]:
+                self.remove(job)
+
+    def check(self) -> None:
+        assert self.table.live == len(self.jobs)
+        rows = [
+            (chunk.ids[at], (chunk.locations[at], chunk.lanes[at], chunk.metas[at]))
+            for chunk, at in self.table
+        ]
+        assert rows == list(self.jobs.items())
+        for job in range(self.last + 2):
+            assert self.found(job) == self.jobs.get(job), job
+
+    def capacity(self) -> int:
+        return sum(len(chunk.ids) for chunk in self.table._chunks)
+
+
+def history(steps: list[tuple[str, int]]) -> Checked:
+    checked = Checked()
+    for name, number in steps:
+        checked.step(name, number)
+    return checked
+
+
+@given(steps=STEPS)
+def test_any_history_equals_a_dict(steps: list[tuple[str, int]]) -> None:
+    """Rows by id, lookups of known and unknown ids, and the count, through tidying and merging."""
+    history(steps).check()
+
+
+@given(steps=STEPS, order=st.randoms(use_true_random=False))
+def test_lookups_in_any_order_find_the_same(steps: list[tuple[str, int]], order: Random) -> None:
+    """The hint of the last lookup is only ever a short cut."""
+    checked = history(steps)
+    wanted = list(range(checked.last + 2)) * 2
+    order.shuffle(wanted)
+    for job in wanted:
+        assert checked.found(job) == checked.jobs.get(job)
+
+
+@given(steps=STEPS)
+def test_chunks_stay_sorted_and_their_counts_true(steps: list[tuple[str, int]]) -> None:
+    """What bisection relies on: first ids equal the chunks', rising, and no chunk is forgotten."""
+    table = history(steps).table
+    assert table._firsts == [chunk.ids[0] for chunk in table._chunks]
+    assert table._firsts == sorted(set(table._firsts))
+    for chunk in table._chunks:
+        assert chunk.live == sum(1 for meta in chunk.metas[: chunk.used] if meta)
+
+
+@given(steps=STEPS)
+def test_settled_jobs_hold_no_room_for_long(steps: list[tuple[str, int]]) -> None:
+    """Room is within a few chunks, or a multiple of the jobs that are left."""
+    checked = history(steps)
+    assert checked.capacity() <= 4 * CHUNK + 8 * len(checked.jobs)
+
+
+def test_a_queue_that_is_always_nearly_empty_does_not_grow() -> None:
+    """Each job is settled before the next comes: 100 chunks' worth leave at most two chunks."""
+    checked = Checked()
+    for _ in range(100 * CHUNK):
+        checked.add(1)
+        checked.remove(checked.last)
+    assert checked.capacity() <= 2 * CHUNK
+    checked.check()
+
+
+def test_one_straggler_in_each_chunk_does_not_keep_the_chunk() -> None:
+    """64 chunks with one job left in each take the room of a few."""
+    checked = Checked()
+    for _ in range(64 * CHUNK):
+        checked.add(1)
+    for job in list(checked.jobs):
+        if job % CHUNK:
+            checked.remove(job)
+    assert len(checked.jobs) == 64
+    assert checked.capacity() <= 64 * 8
+    checked.check()
+
+
+def test_ids_may_jump_by_a_million() -> None:
+    """After a loss the log skips 2^20 ids."""
+    checked = Checked()
+    for _ in range(3 * CHUNK):
+        checked.add(2**20)
+    assert all(checked.found(job) == row for job, row in checked.jobs.items())
+    assert checked.found(2**20 + 1) is None
+    assert checked.found(2**64) is None
