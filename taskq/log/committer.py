@@ -1,5 +1,4 @@
-"""Group commit: a batch of requests becomes one frame, and answers that are as durable as their
-source.
+"""Group commit: a batch becomes one frame, and answers that are as durable as their source.
 
 No thread here: the storage thread calls ``commit``, then ``sync`` when it must, and hands the
 answers out; a simulation does the same step by step, with several committers on one simulated
@@ -16,10 +15,10 @@ from taskq.core.model import Durability
 from taskq.log import codec
 from taskq.log.batch import Batch
 from taskq.log.facets import Facets
-from taskq.log.history import is_job, read_outcome
 from taskq.log.operations import Operations, failure
 from taskq.log.requests import ClaimRequest, Op
 from taskq.log.survey import Request, Survey
+from taskq.log.watchers import Watchers
 
 if TYPE_CHECKING:
     from taskq.log.config import LogConfig
@@ -63,7 +62,7 @@ class Committer:
         #: something was appended that a loss would undo (claims alone do not count)
         self.unsynced = False
         self.waiting: list[tuple[ClaimRequest, Any, Any]] = []
-        self.watchers: dict[int, list[tuple[Any, Any]]] = {}
+        self.watchers = Watchers(journal, self.facets)
         #: settlements that the disk refused: they are tried again, nobody waits for them
         self.held: list[Request] = []
         self.in_flight: list[Request] = []
@@ -174,7 +173,7 @@ class Committer:
             del self.now[now:], self.later[later:]
             self._give_up(requests, error)
             return
-        self._see_outcomes()
+        self._answer_watchers()
         self._interest |= batch.interest
 
     def _make_room_check(self, survey: Survey) -> None:
@@ -274,7 +273,7 @@ class Committer:
                 self.waiting.append((operand, port, future))
                 return
             if op == Op.OUTCOME:
-                self._watch(port, future, operand)
+                self.watchers.add(operand, port, future)
                 return
             value = self._decide(batch, op, operand)
         except TaskqError as error:
@@ -324,39 +323,15 @@ class Committer:
 
     # -- outcomes ---------------------------------------------------------------------------------
 
-    def _watch(self, port: Any, future: Any, job: int) -> None:
-        if not 0 < job < self.journal.next_lsn:
-            raise JobNotFound(f"no job {self.journal.tag}-{job} in this log")
-        live = self.facets.agenda is not None and self.facets.agenda.state(job)
-        if not live and job not in self.watchers and not is_job(self.journal, job):
-            raise JobNotFound(f"no job {self.journal.tag}-{job} in this log")
-        waiting = self.watchers.setdefault(job, [])
-        waiting.append((port, future))
-        if len(waiting) == 1:
-            self.facets.watch_from(job)
-
     def follow(self) -> None:
         """Look for outcomes that other processes wrote, without the lock."""
         self.journal.refresh()
         self.facets.catch_up()
-        self._see_outcomes()
+        self._answer_watchers()
 
-    def _see_outcomes(self) -> None:
-        settled, self.facets.watch.settled = self.facets.watch.settled, []
-        for job, location in settled:
-            outcome = read_outcome(self.journal, location)
-            for port, future in self.watchers.pop(job, ()):
-                self._answer_later(port, future, outcome)
-
-    def forget_cancelled_watchers(self) -> None:
-        """Stop looking for outcomes that nobody waits for any more."""
-        for job, waiting in list(self.watchers.items()):
-            left = [(port, future) for port, future in waiting if not future.cancelled()]
-            if left:
-                self.watchers[job] = left
-            else:
-                del self.watchers[job]
-                self.facets.watch.jobs.discard(job)
+    def _answer_watchers(self) -> None:
+        for port, future, outcome in self.watchers.settled():
+            self._answer_later(port, future, outcome)
 
     # -- durability -------------------------------------------------------------------------------
 
@@ -404,7 +379,7 @@ class Committer:
                 if not any(one[2] is future for one in self.waiting):
                     self.waiting.append((operand, port, future))
             elif op == Op.OUTCOME:
-                if not any(one is future for _, one in self.watchers.get(operand, ())):
+                if not self.watchers.has(operand, future):
                     self.held.append(request)
             else:
                 self.now.append((port, future, failed))

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.log import codec
-    from taskq.log.journal import Cursor, Journal
+    from taskq.log.cursor import Cursor
+    from taskq.log.journal import Journal
     from taskq.log.segment import Frame
 
 #: Damage that is kept for people to see; more is only counted.

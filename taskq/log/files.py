@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, LogError
 from taskq.log import codec
+from taskq.log.identity import write_file
 from taskq.log.segment import Gap, Scanner, segment_lsn, segment_name
 
 if TYPE_CHECKING:
@@ -80,6 +81,13 @@ class SegmentFiles:
         """Where a segment's file is."""
         return f"{self._path}/log/{segment_name(lsn)}"
 
+    def create(self, lsn: int, epoch: int, now_ns: int) -> None:
+        """Make a segment without frames, durably; a leftover of that name is emptied."""
+        header = codec.SegmentHeader(lsn, epoch, self.log_id.bytes, now_ns)
+        write_file(self._disk, self.file_path(lsn), codec.encode_segment_header(header))
+        self._disk.sync_directory(f"{self._path}/log")
+        self.refresh()
+
     def remove(self, lsn: int) -> None:
         """Remove a segment's file."""
         self._disk.remove(self.file_path(lsn))
@@ -88,6 +96,11 @@ class SegmentFiles:
     def size(self, lsn: int) -> int:
         """Bytes of a segment."""
         return self._disk.size(self.descriptor(lsn))
+
+    def total_size(self) -> int:
+        """Bytes of all segments."""
+        self.refresh()
+        return sum(self.size(lsn) for lsn in self.lsns)
 
     # -- descriptors ------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from taskq.core.errors import FormatError
 from taskq.core.jobtable import META_DURABLE_CLAIM, META_EXPIRES, META_KEYED
 from taskq.core.records import Flag, Kind, Option
 from taskq.log import codec
+from taskq.log.options import decode_extras, decode_key_hash, each_option
 from taskq.log.segment import salvage
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def fold_frame(
     fold_records(data, at, at + header.body_size, header, where, agenda, dedup, watch)
 
 
-def fold_records(
+def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call for each record would double it
     data: bytes,
     at: int,
     end: int,
@@ -112,7 +113,7 @@ def fold_records(
             if agenda is not None:
                 agenda.apply_ended(Kind(kind), job)
             if dedup is not None and options_size:
-                hashed = codec.decode_key_hash(data, at + codec.JOB.size, options_size)
+                hashed = decode_key_hash(data, at + codec.JOB.size, options_size)
                 if hashed:
                     dedup.apply_free(hashed, job)
             if watch is not None and job in jobs:
@@ -171,7 +172,7 @@ def _fold_enqueued(
     if not options_size:
         agenda.apply_enqueued(lsn, where + at, lane, meta)
         return
-    extras = codec.decode_extras(data, end, options_size)
+    extras = decode_extras(data, end, options_size)
     if extras.expires_ns:
         meta |= META_EXPIRES
     if extras.due_ns > time_ns:
@@ -189,7 +190,7 @@ def _fold_key(
     start = at + codec.ENQUEUED.size
     key: bytes | None = None
     window = 0
-    for tag, value in codec.options(data, start + queue_size + task_size, options_size):
+    for tag, value in each_option(data, start + queue_size + task_size, options_size):
         if tag == Option.KEY:
             key = value
         elif tag == Option.WINDOW:

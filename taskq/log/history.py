@@ -19,7 +19,8 @@ from taskq.log.segment import Gap
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from taskq.log.journal import Cursor, Journal
+    from taskq.log.cursor import Cursor
+    from taskq.log.journal import Journal
 
 #: Attempts of one job that are kept for display; of more, the latest.
 _ATTEMPTS_SHOWN: Final = 100

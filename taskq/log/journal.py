@@ -7,12 +7,12 @@ drive it step by step.
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from taskq.core.errors import FormatError, LogDamaged, LogError, LogFailed
 from taskq.log import codec
 from taskq.log.config import LSN_SKIP, LogConfig
+from taskq.log.cursor import Cursor, Marks
 from taskq.log.files import SegmentFiles
 from taskq.log.identity import Identity, create_identity, read_identity, write_all
 from taskq.log.lock import TailHint, WriterLock
@@ -24,21 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.log.ports import Clock, Disk
-
-#: Places in the log that are remembered, so that a recent job is found without a walk.
-_MARKS_MAX: Final = 8_192
-_MARK_BYTES: Final = 16 * 1024
-
-
-class Cursor:
-    """How far a reader of the log has come: an offset in a segment, and the lsn expected there."""
-
-    __slots__ = ("next_lsn", "offset", "segment")
-
-    def __init__(self, segment: int = 0, offset: int = 0, next_lsn: int = 0) -> None:
-        self.segment = segment
-        self.offset = offset
-        self.next_lsn = next_lsn
 
 
 class Journal:
@@ -69,7 +54,7 @@ class Journal:
         self._writer = writer
         self._time = LogTime(clock)
         self._tail = -1
-        self._marks: list[tuple[int, int, int]] = []
+        self._marks = Marks()
 
     @property
     def writer(self) -> WriterLock:
@@ -248,18 +233,7 @@ class Journal:
             self.writer.void_hint()
         if new_epoch:
             self.epoch = int.from_bytes(os.urandom(8), "little") or 1
-        descriptor = self.disk.open(self.files.file_path(first_lsn), create=True)
-        try:
-            header = codec.SegmentHeader(
-                first_lsn, self.epoch, self.identity.log_id.bytes, self.clock.wall_ns()
-            )
-            self.disk.truncate(descriptor, 0)
-            write_all(self.disk, descriptor, codec.encode_segment_header(header), 0)
-            self.disk.sync(descriptor)
-            self.disk.sync_directory(f"{self.path}/log")
-        finally:
-            self.disk.close(descriptor)
-        self.files.refresh()
+        self.files.create(first_lsn, self.epoch, self.clock.wall_ns())
         self._enter(first_lsn)
         self.offset = codec.SEGMENT_HEADER.size
         self.next_lsn = first_lsn
@@ -300,7 +274,7 @@ class Journal:
         except OSError:
             self.disk.truncate(self._tail, self.offset)
             raise
-        self._mark()
+        self._marks.note(self.next_lsn, self.segment, self.offset)
         self.offset += len(frame)
         self.next_lsn += count
         self.time_ns = time_ns
@@ -365,10 +339,9 @@ class Journal:
 
     def cursor_at(self, lsn: int) -> Cursor:
         """A cursor at or before the frame that holds ``lsn``."""
-        number = bisect_right(self._marks, lsn, key=lambda mark: mark[0]) - 1
-        if number >= 0:
-            first_lsn, segment, offset = self._marks[number]
-            return Cursor(segment, offset, first_lsn)
+        near = self._marks.before(lsn)
+        if near is not None:
+            return near
         self.files.refresh()
         if not self.files.lsns:
             return self.end()
@@ -407,21 +380,6 @@ class Journal:
     def next_location(self) -> int:
         """Where the first record of the next frame will stand."""
         return self.files.base(self.segment) + self.offset + codec.FRAME_HEADER_SIZE
-
-    @property
-    def size(self) -> int:
-        """Bytes in all segments."""
-        self.files.refresh()
-        return sum(self.files.size(lsn) for lsn in self.files.lsns)
-
-    def _mark(self) -> None:
-        """Remember where the frame just written starts, now and then."""
-        marks = self._marks
-        if marks and marks[-1][1] == self.segment and self.offset - marks[-1][2] < _MARK_BYTES:
-            return
-        if len(marks) >= _MARKS_MAX:
-            del marks[: _MARKS_MAX // 2]
-        marks.append((self.next_lsn, self.segment, self.offset))
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from taskq.core.errors import FormatError
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log import codec
+from taskq.log.options import decode_extras, decode_key_hash
 
 if TYPE_CHECKING:
     from taskq.core.model import Extras
@@ -64,7 +65,7 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
         return LogRecord(
             kind, lsn, epoch, time_ns, flags, job=lsn, queue=data[fixed : fixed + queue_size],
             task=data[fixed + queue_size : at], priority=byte, attempts_max=attempts,
-            extras=codec.decode_extras(data, at, options_size), body=data[at + options_size : end],
+            extras=decode_extras(data, at, options_size), body=data[at + options_size : end],
         )  # fmt: skip
     if kind == Kind.CLOCK:
         return LogRecord(kind, lsn, epoch, time_ns, flags, step_ns=codec.CLOCK.unpack_from(data)[6])
@@ -77,5 +78,5 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
     return LogRecord(
         kind, lsn, epoch, time_ns, flags, job=job, token=token, attempt=attempt,
         cause=Cause(byte) if byte in Cause._value2member_map_ else Cause.CALLER, due_ns=due,
-        key_hash=codec.decode_key_hash(data, fixed, options_size), body=body,
+        key_hash=decode_key_hash(data, fixed, options_size), body=body,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from taskq.core.records import Cause, Flag, Kind
 from taskq.core.transitions import legal
 from taskq.log import codec
 from taskq.log.fold import enqueued_meta
+from taskq.log.options import encode_extras, encode_key_hash, enqueue_extras
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import ClaimRequest, Delivery, Duplicate, EnqueueSpec, Settlement
 
@@ -44,7 +45,7 @@ class Prepared:
     __slots__ = ("due_ns", "expires_ns", "flags", "hashed", "is_wall", "key", "tail", "window_ns")
 
     def __init__(self, spec: EnqueueSpec, extras: Extras, now_ns: int) -> None:
-        options = codec.encode_extras(extras, now_ns)
+        options = encode_extras(extras, now_ns)
         flags = int(spec.flags)
         if extras.key is not None and not extras.window_ns:
             flags |= _KEYED
@@ -167,7 +168,7 @@ class Operations:
                 return job  # it cannot be verified; running it twice would be worse
             size = record[14]
             held_queue = record[codec.ENQUEUED.size : codec.ENQUEUED.size + size]
-            if held_queue == queue and codec.enqueue_extras(record).key == ready.key:
+            if held_queue == queue and enqueue_extras(record).key == ready.key:
                 return job
         return None
 
@@ -310,14 +311,14 @@ class Operations:
         batch.interest |= INTEREST_OUTCOME
 
     def _free_key(self, record: bytes, job: int) -> bytes:
-        key = codec.enqueue_extras(record).key
+        key = enqueue_extras(record).key
         if key is None:
             return b""
         start = codec.ENQUEUED.size
         hashed = key_hash(record[start : start + record[14]], key)
         if self._facets.dedup is not None:
             self._facets.dedup.apply_free(hashed, job)
-        return codec.encode_key_hash(hashed)
+        return encode_key_hash(hashed)
 
     # -- the rest ---------------------------------------------------------------------------------
 

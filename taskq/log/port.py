@@ -192,7 +192,7 @@ def _ignore(item: Settlement, error: TaskqError) -> None:
 def _call(on_error: Callable[[Any, Any], None], item: object, error: object) -> None:
     try:
         on_error(item, error)
-    except Exception:
+    except Exception:  # noqa: BLE001 - a callback's error stops nothing
         _log.exception("a settlement's error callback raised")
 
 
@@ -205,7 +205,7 @@ def _stats(committer: Committer) -> LogStats:
     return LogStats(
         queues=agenda.stats(),
         segments=len(journal.files.lsns),
-        size=journal.size,
+        size=journal.files.total_size(),
         next_lsn=journal.next_lsn,
     )
 

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from taskq.core.agenda import Agenda
 from taskq.core.errors import LogError, UsageError, WrongLog
 from taskq.core.model import JobView, LogStats, OwnerView, State, VerifyReport
 from taskq.core.records import Kind
@@ -102,12 +101,12 @@ class LogReader:
     def stats(self) -> LogStats:
         """Counts per queue."""
         facets = Facets(self._journal)
-        agenda: Agenda = facets.need_agenda()
+        agenda = facets.need_agenda()
         agenda.promote(time.time_ns(), 2**62)
         return LogStats(
             queues=agenda.stats(),
             segments=len(self._journal.files.lsns),
-            size=self._journal.size,
+            size=self._journal.files.total_size(),
             next_lsn=self._journal.next_lsn,
         )
 

@@ -97,14 +97,15 @@ def _save_segment(journal: Journal, segment: int, durable: int) -> int:
         def read(count: int, offset: int) -> bytes:
             return disk.read(old, count, offset)
 
-        frames = []
         scanner = Scanner(read, seed, size, 0, sealed=False)
-        for item in scanner.frames(codec.SEGMENT_HEADER.size):
-            if isinstance(item, Frame) and item.header.next_lsn > durable:
-                frames.append(item)
+        frames = [
+            item
+            for item in scanner.frames(codec.SEGMENT_HEADER.size)
+            if isinstance(item, Frame) and item.header.next_lsn > durable
+        ]
         if not frames:
             return 0
-        _write_again(journal, segment, frames)
+        _write_again(journal, frames)
         if frames[0].header.first_lsn != segment:
             disk.truncate(old, frames[0].offset)
             disk.sync(old)
@@ -113,7 +114,7 @@ def _save_segment(journal: Journal, segment: int, durable: int) -> int:
     return len(frames)
 
 
-def _write_again(journal: Journal, segment: int, frames: list[Frame]) -> None:
+def _write_again(journal: Journal, frames: list[Frame]) -> None:
     """Make a segment of these frames; one that begins with them is replaced as a whole."""
     disk = journal.disk
     first = frames[0].header
@@ -136,7 +137,7 @@ def _write_again(journal: Journal, segment: int, frames: list[Frame]) -> None:
                 head.synced_through,
                 seed,
                 offset,
-            )  # fmt: skip
+            )
         )
         offset += head.size
     path = f"{journal.path}/log/{segment_name(first.first_lsn)}"
@@ -150,4 +151,3 @@ def _write_again(journal: Journal, segment: int, frames: list[Frame]) -> None:
         disk.close(descriptor)
     disk.rename(temporary, path)
     disk.sync_directory(f"{journal.path}/log")
-    del segment

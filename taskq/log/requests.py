@@ -23,6 +23,7 @@ from taskq.core.model import (
 )
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log import codec
+from taskq.log.options import enqueue_extras
 
 if TYPE_CHECKING:
     from taskq.core.lanes import Lane
@@ -185,7 +186,7 @@ class Delivery:
     @property
     def extras(self) -> Extras:
         """Key, headers, due time and expiry as they stand in the record."""
-        return codec.enqueue_extras(self.record)
+        return enqueue_extras(self.record)
 
     @property
     def headers(self) -> dict[str, str]:

@@ -124,7 +124,7 @@ class StorageThread:
             if interest and self.peers is not None:
                 self.peers.wake(interest)
             self._sync_if_due()
-        except Exception as error:  # a bug must not leave callers waiting for ever
+        except Exception as error:  # noqa: BLE001 - a bug must not leave callers waiting for ever
             _log.exception("%s: the storage thread met an unexpected error", self.path)
             committer.facets.discard()
             answered = {id(answer[1]) for answer in (*committer.now, *committer.later)}
@@ -188,7 +188,7 @@ class StorageThread:
             with contextlib.suppress(TaskqError, OSError):
                 self._sync()
             return
-        committer.forget_cancelled_watchers()
+        committer.watchers.forget_cancelled()
         timeout = self._timeout()
         if timeout is not None and timeout <= 0:
             self._do_due()
@@ -262,7 +262,7 @@ class StorageThread:
                 committer.sync()
         closed = LogClosed(f"{self.path}: the log was closed")
         left = [(port, future) for _, port, future in committer.waiting]
-        left += [one for watchers in committer.watchers.values() for one in watchers]
+        left += committer.watchers.all()
         left += [(port, future) for _, port, future, _ in (*committer.held, *store.mailbox)]
         committer.now += [(port, future, closed) for port, future in left if future is not None]
         self._hand_out()
@@ -305,5 +305,5 @@ def run_chore(chore: Callable[[], object]) -> None:
     """Call it; what it raises is logged."""
     try:
         chore()
-    except Exception:
+    except Exception:  # noqa: BLE001 - the thread outlives it
         _log.exception("a chore on the storage thread raised")

@@ -1,0 +1,125 @@
+"""The optional fields of a record: key, window, moments, headers (``codec`` has their format)."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import PayloadTooLarge, UsageError
+from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, Extras
+from taskq.core.records import Option
+from taskq.log import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typing_extensions import Buffer
+
+_OPTION: Final = struct.Struct("<BH")
+_I64: Final = struct.Struct("<q")
+_U64: Final = struct.Struct("<Q")
+
+
+def encode_key_hash(hashed: int) -> bytes:
+    """The option that frees a key when its job ends."""
+    return _OPTION.pack(Option.KEY_HASH, 8) + _U64.pack(hashed)
+
+
+def encode_extras(extras: Extras, now_ns: int) -> bytes:
+    """The options of an ENQUEUED record, with delays counted from ``now_ns``.
+
+    Raises:
+        UsageError: a key or header is empty, too long or not text.
+    """
+    parts: list[bytes] = []
+    if extras.due_ns:
+        if extras.due_is_wall:
+            parts.append(_option(Option.DUE_WALL, _I64.pack(extras.due_ns)))
+        else:
+            parts.append(_option(Option.DUE, _I64.pack(now_ns + extras.due_ns)))
+    if extras.expires_ns:
+        moment = extras.expires_ns + (0 if extras.expires_is_wall else now_ns)
+        parts.append(_option(Option.EXPIRES, _I64.pack(moment)))
+    if extras.key is not None:
+        if not 0 < len(extras.key) <= KEY_BYTES_MAX:
+            raise UsageError(
+                f"a dedup key has {len(extras.key)} bytes, it must have 1 to {KEY_BYTES_MAX}"
+            )
+        parts.append(_option(Option.KEY, extras.key))
+        if extras.window_ns:
+            parts.append(_option(Option.WINDOW, _I64.pack(extras.window_ns)))
+    if extras.headers:
+        parts.append(_option(Option.HEADERS, _encode_headers(extras.headers)))
+    return b"".join(parts)
+
+
+def _option(tag: Option, value: bytes) -> bytes:
+    return _OPTION.pack(tag, len(value)) + value
+
+
+def _encode_headers(headers: dict[str, str]) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    for pair in headers.items():
+        for text in pair:
+            data = text.encode()
+            size += 2 + len(data)
+            if size > HEADERS_BYTES_MAX:
+                raise PayloadTooLarge("the headers", size, HEADERS_BYTES_MAX)
+            parts.append(len(data).to_bytes(2, "little") + data)
+    return b"".join(parts)
+
+
+def _decode_headers(data: bytes) -> dict[str, str]:
+    texts: list[str] = []
+    at = 0
+    while at + 2 <= len(data):
+        size = int.from_bytes(data[at : at + 2], "little")
+        texts.append(data[at + 2 : at + 2 + size].decode("utf-8", "replace"))
+        at += 2 + size
+    return dict(zip(texts[::2], texts[1::2], strict=False))
+
+
+def each_option(data: Buffer, at: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """(tag, value) of each option in ``data[at:at + size]``."""
+    view = memoryview(data)[at : at + size]
+    place = 0
+    while place + _OPTION.size <= len(view):
+        tag, length = _OPTION.unpack_from(view, place)
+        place += _OPTION.size
+        yield tag, bytes(view[place : place + length])
+        place += length
+
+
+def decode_extras(data: Buffer, at: int, size: int) -> Extras:
+    """The options of an ENQUEUED record; its moments are all wall time."""
+    extras = Extras()
+    for tag, value in each_option(data, at, size):
+        if tag == Option.DUE:
+            extras.due_ns = _I64.unpack(value)[0]
+        elif tag == Option.DUE_WALL:
+            extras.due_ns, extras.due_is_wall = _I64.unpack(value)[0], True
+        elif tag == Option.EXPIRES:
+            extras.expires_ns, extras.expires_is_wall = _I64.unpack(value)[0], True
+        elif tag == Option.KEY:
+            extras.key = value
+        elif tag == Option.WINDOW:
+            extras.window_ns = _I64.unpack(value)[0]
+        elif tag == Option.HEADERS:
+            extras.headers = _decode_headers(value)
+    return extras
+
+
+def decode_key_hash(data: Buffer, at: int, size: int) -> int:
+    """The key hash among a record's options, 0 if there is none."""
+    for tag, value in each_option(data, at, size):
+        if tag == Option.KEY_HASH:
+            hashed: int = _U64.unpack(value)[0]
+            return hashed
+    return 0
+
+
+def enqueue_extras(record: bytes) -> Extras:
+    """Key, headers and moments of an ENQUEUED record."""
+    _, _, _, size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(record)
+    return decode_extras(record, codec.ENQUEUED.size + queue_size + task_size, size)

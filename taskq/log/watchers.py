@@ -1,0 +1,72 @@
+"""Callers that wait for a job to be settled, here or by another process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from taskq.core.errors import JobNotFound
+from taskq.log.history import is_job, read_outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.log.facets import Facets
+    from taskq.log.journal import Journal
+    from taskq.log.requests import Outcome
+
+
+class Watchers:
+    """Who waits for which job; the watch facet does the looking."""
+
+    def __init__(self, journal: Journal, facets: Facets) -> None:
+        self._journal = journal
+        self._facets = facets
+        self._waiting: dict[int, list[tuple[Any, Any]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, job: int, port: Any, future: Any) -> None:
+        """Wait for a job.
+
+        Raises:
+            JobNotFound: there is no such job in this log.
+        """
+        waiting = self._waiting.get(job)
+        if waiting is not None:
+            waiting.append((port, future))
+            return
+        agenda = self._facets.agenda
+        is_live = agenda is not None and agenda.table.find(job) is not None
+        known = 0 < job < self._journal.next_lsn and (is_live or is_job(self._journal, job))
+        if not known:
+            raise JobNotFound(f"no job {self._journal.tag}-{job} in this log")
+        self._waiting[job] = [(port, future)]
+        self._facets.watch_from(job)
+
+    def has(self, job: int, future: Any) -> bool:
+        """Whether this future waits for the job."""
+        return any(one is future for _, one in self._waiting.get(job, ()))
+
+    def settled(self) -> Iterator[tuple[Any, Any, Outcome]]:
+        """(port, future, outcome) of everyone whose job was settled since the last call."""
+        watch = self._facets.watch
+        settled, watch.settled = watch.settled, []
+        for job, location in settled:
+            outcome = read_outcome(self._journal, location)
+            for port, future in self._waiting.pop(job, ()):
+                yield port, future, outcome
+
+    def forget_cancelled(self) -> None:
+        """Stop looking for what nobody waits for any more."""
+        for job, waiting in list(self._waiting.items()):
+            left = [(port, future) for port, future in waiting if not future.cancelled()]
+            if left:
+                self._waiting[job] = left
+            else:
+                del self._waiting[job]
+                self._facets.watch.jobs.discard(job)
+
+    def all(self) -> list[tuple[Any, Any]]:
+        """Everyone who waits."""
+        return [one for waiting in self._waiting.values() for one in waiting]
