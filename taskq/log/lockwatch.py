@@ -1,7 +1,7 @@
 """Minding the time of a thread that waits in line for the writer lock.
 
 The wait itself happens in the kernel: its line is fair and wakes at once, but it knows no limit.
-So a second thread, which lives only while waits happen, looks at the clock and has the callers told.
+So a second thread, which lives only while waits happen, minds the clock and has callers told.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Answers come back in one wake-up per batch: the storage thread hands a port the 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from concurrent import futures
@@ -18,6 +17,7 @@ from taskq.log.history import tell
 from taskq.log.requests import ClaimRequest, Op, Settlement
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from taskq.core.errors import TaskqError
