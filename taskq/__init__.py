@@ -106,15 +106,17 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: ``import taskq`` alone costs milliseconds."""
-    if name not in __all__:
-        raise AttributeError(f"module 'taskq' has no attribute {name!r}")
-    if name == "retry":
-        return importlib.import_module("taskq.retry")
-    value = getattr(importlib.import_module(_HOMES.get(name, "taskq.core.errors")), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """Import what is asked for when it is asked for: ``import taskq`` costs milliseconds."""
+        if name not in __all__:
+            raise AttributeError(f"module 'taskq' has no attribute {name!r}")
+        if name == "retry":
+            return importlib.import_module("taskq.retry")
+        value = getattr(importlib.import_module(_HOMES.get(name, "taskq.core.errors")), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -8,6 +8,7 @@ that no parameter can have stand for the rest: ``"*"`` for the list of further p
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import types
 import typing
@@ -22,6 +23,7 @@ REST: Final = "*"
 KEYWORDS: Final = "**"
 
 _Kind: Final = inspect.Parameter
+_FUNCTIONS_KEPT: Final = 256
 
 
 class Signature:
@@ -96,6 +98,21 @@ class Signature:
         if keywords:
             values.update(keywords)
         return (*args, *further), values
+
+    def arguments_for(
+        self, function: Callable[..., Any], values: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments for another function that looks at this one's call, defaults filled in.
+
+        It gets those it names; a function with other names gets all of them, in order.
+        """
+        filled = {**self.defaults, **values}
+        asked = _names_asked(function)
+        if asked is not None and all(name in filled for name in asked):
+            return (), {name: filled[name] for name in asked}
+        further, keywords = filled.pop(REST, ()), filled.pop(KEYWORDS, {})
+        args = (*(filled.pop(name) for name in self.names), *further)
+        return args, {**filled, **keywords}
 
     def settled(self, raw: dict[str, Any]) -> dict[str, Any]:
         """A payload whose sender did not know the function, with its values put under their names.
@@ -185,6 +202,19 @@ class Signature:
             self.task,
             f"takes {len(self.names)} positional arguments, {count} were given: {self.signature}",
         )
+
+
+@functools.lru_cache(_FUNCTIONS_KEPT)
+def _names_asked(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """The names of a function's parameters; None when not all of them can be passed by name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return None
+    named = {_Kind.POSITIONAL_OR_KEYWORD, _Kind.KEYWORD_ONLY}
+    if any(parameter.kind not in named for parameter in parameters):
+        return None
+    return tuple(parameter.name for parameter in parameters)
 
 
 def _filled(cell: types.CellType) -> bool:

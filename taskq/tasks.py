@@ -262,7 +262,7 @@ class Task(Enqueuer[P, R]):
         return self.arguments.decode(payload)
 
     def _key_of(self, key: Callable[..., str | bytes], values: dict[str, Any]) -> str | bytes:
-        args, kwargs = self.signature.split({**self.signature.defaults, **values})
+        args, kwargs = self.signature.arguments_for(key, values)
         try:
             return key(*args, **kwargs)
         except Exception as error:

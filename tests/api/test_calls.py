@@ -9,6 +9,8 @@ import pytest
 from taskq import TaskQ, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taskq import Task
     from tests.api.recorder import Recorder
 
@@ -38,6 +40,23 @@ def test_a_key_is_made_of_the_validated_arguments_with_their_defaults(send: Any)
     assert send.call("a", n="2").extras.key == b"a:2"
     assert send.call("a").extras.key == b"a:1"
     assert send.call("a").extras.window_ns == HOUR_NS
+
+
+def test_a_key_function_names_the_arguments_it_wants_or_gets_all_in_order(app: TaskQ) -> None:
+    def task(path: str, size: int = 3) -> None: ...
+
+    keys: list[tuple[Callable[..., str], bytes]] = [
+        (lambda path: path, b"p"),
+        (lambda size, path: f"{path}{size}", b"p3"),
+        (lambda size: f"{size}", b"3"),
+        (lambda: "same", b"same"),
+        (lambda one, two: f"{one}{two}", b"p3"),
+        (lambda *args: "".join(map(str, args)), b"p3"),
+    ]
+    for number, (key, expected) in enumerate(keys):
+        extras = app.task(name=f"t{number}", key=key)(task).call("p").extras
+        assert extras is not None
+        assert extras.key == expected
 
 
 def test_a_key_sees_every_kind_of_argument(app: TaskQ) -> None:

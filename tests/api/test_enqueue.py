@@ -1,0 +1,353 @@
+"""Tasks and jobs on a real directory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import (
+    Durability,
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    JobHandle,
+    JobNotFound,
+    LogClosed,
+    ResultGone,
+    ResultTimeout,
+    State,
+    TaskQ,
+    UsageError,
+    WrongLog,
+)
+from taskq.core.model import JobView
+from taskq.core.records import Kind
+from taskq.log.requests import ClaimRequest, Settlement
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from taskq import Task
+    from taskq.log.requests import Delivery
+
+
+@pytest.fixture
+async def live(tmp_path: Path) -> AsyncIterator[TaskQ]:
+    async with TaskQ(tmp_path / "data", durability="os") as app:
+        yield app
+
+
+def add_task(app: TaskQ, **choices: Any) -> Task[..., Any]:
+    def add(a: int, b: int = 0) -> int:
+        return a + b
+
+    task: Task[..., Any] = app.task(name="add", **choices)(add)
+    return task
+
+
+async def claim(app: TaskQ, count: int = 1) -> list[Delivery]:
+    port = app.store().port()
+    request = ClaimRequest(count, tasks=frozenset(app._tasks), wait_until_ns=0)
+    deliveries: list[Delivery] = await port.claim(request)
+    return deliveries
+
+
+async def run_one(app: TaskQ) -> None:
+    """What a worker does with a job that goes well."""
+    (delivery,) = await claim(app)
+    task = app._tasks[delivery.task]
+    args, kwargs = task.decode(delivery.payload)
+    result = task.encode_result(task.fn(*args, **kwargs))
+    await settle(app, Settlement(Kind.SUCCEEDED, delivery, result))
+
+
+async def settle(app: TaskQ, settlement: Settlement) -> None:
+    assert await app.store().port().settle([settlement]) == [None]
+
+
+async def test_a_job_is_ready_then_running_then_succeeded(live: TaskQ) -> None:
+    add = add_task(live)
+    job = await add.enqueue(1, b=2)
+    assert await job.status() is State.READY
+    (delivery,) = await claim(live)
+    assert await job.status() is State.RUNNING
+    await settle(live, Settlement(Kind.SUCCEEDED, delivery, b"3"))
+    assert await job.status() is State.SUCCEEDED
+    assert await job.result() == 3
+
+
+async def test_a_view_tells_what_was_enqueued(live: TaskQ) -> None:
+    add = add_task(live, queue="math", priority=8, headers={"who": "me"}, retry=2)
+    view = await (await add.options(key="k").enqueue(1)).view()
+    assert isinstance(view, JobView)
+    assert (view.task, view.queue, view.priority, view.attempts_max) == ("add", "math", 8, 2)
+    assert (view.key, view.headers, view.payload) == (b"k", {"who": "me"}, b'{"a":1}')
+
+
+async def test_a_result_wakes_a_task_that_waits_for_it(live: TaskQ) -> None:
+    add = add_task(live)
+    job = await add.enqueue(2, 3)
+    waiters = [asyncio.ensure_future(job.result(timeout=30)) for _ in range(3)]
+    await run_one(live)
+    assert await asyncio.gather(*waiters) == [5, 5, 5]
+
+
+async def test_a_result_wakes_a_thread_that_waits_for_it(live: TaskQ) -> None:
+    add = add_task(live)
+    job = await add.enqueue(2, 3)
+    waiter = asyncio.ensure_future(asyncio.to_thread(job.result_sync, 30))
+    await run_one(live)
+    assert await waiter == 5
+
+
+async def test_a_result_that_takes_too_long_can_be_asked_for_again(live: TaskQ) -> None:
+    job = await add_task(live).enqueue(2, 3)
+    with pytest.raises(ResultTimeout, match=r"is still ready after 0\.01 s"):
+        await job.result(timeout="10ms")
+    with pytest.raises(ResultTimeout):
+        await asyncio.to_thread(job.result_sync, 0.01)
+    await run_one(live)
+    assert await job.result(timeout=0) == 5
+
+
+async def test_a_dead_job_raises_its_reason(live: TaskQ) -> None:
+    job = await add_task(live).enqueue(1)
+    (delivery,) = await claim(live)
+    await settle(live, Settlement(Kind.DIED, delivery, b"ValueError: too small"))
+    with pytest.raises(JobFailed, match="ValueError: too small") as raised:
+        await job.result()
+    assert raised.value.reason == "ValueError: too small"
+
+
+async def test_a_waiting_job_is_cancelled_once(live: TaskQ) -> None:
+    job = await add_task(live).enqueue(1)
+    assert await job.cancel() is True
+    assert await job.cancel() is False
+    assert await job.status() is State.CANCELLED
+    with pytest.raises(JobCancelled):
+        await job.result()
+    assert await claim(live) == []
+
+
+async def test_a_running_job_is_not_cancelled(live: TaskQ) -> None:
+    job = await add_task(live).enqueue(1)
+    await claim(live)
+    assert await job.cancel() is False
+    assert await asyncio.to_thread(job.cancel_sync) is False
+
+
+async def test_a_job_that_expires_is_told_to_who_waits(live: TaskQ) -> None:
+    add = add_task(live)
+    job = await add.options(delay="1h", expires="1ms").enqueue(1)
+    waiter = asyncio.ensure_future(job.result(timeout=30))
+    port = live.store().port()
+    # A claimer is what notices the expiry; it gets nothing.
+    claimer = port.claim(ClaimRequest(1, tasks=frozenset({"add"}), wait_until_ns=None))
+    with pytest.raises(JobExpired):
+        await waiter
+    claimer.cancel()
+
+
+async def test_a_delayed_job_is_scheduled_and_not_claimed(live: TaskQ) -> None:
+    job = await add_task(live).options(delay="1h").enqueue(1)
+    assert await job.status() is State.SCHEDULED
+    assert await claim(live) == []
+
+
+async def test_a_key_gives_the_first_job_until_it_is_settled(live: TaskQ) -> None:
+    add = add_task(live, key=lambda a, b: f"{a}+{b}")
+    first = await add.enqueue(1)
+    second = await add.enqueue(1)
+    other = await add.enqueue(2)
+    assert (second.id, second.duplicate) == (first.id, True)
+    assert (other.duplicate, first.duplicate) == (False, False)
+    await run_one(live)
+    third = await add.enqueue(1)
+    assert (third.duplicate, third.id == first.id) == (False, False)
+
+
+async def test_a_key_with_a_window_outlives_its_job_and_the_process(tmp_path: Path) -> None:
+    ids = []
+    for _ in range(2):
+        async with TaskQ(tmp_path / "data", durability="os") as app:
+            add = add_task(app, key=lambda a, b: f"{a}+{b}", window="1h")
+            job = await add.enqueue(1)
+            ids.append(job.id)
+            if not job.duplicate:
+                await run_one(app)
+    assert ids[0] == ids[1]
+
+
+async def test_racing_enqueues_of_one_key_make_one_job(live: TaskQ) -> None:
+    add = add_task(live, key=lambda: "same")
+    jobs = await asyncio.gather(*(add.enqueue(n) for n in range(50)))
+    assert len({job.id for job in jobs}) == 1
+    assert sum(not job.duplicate for job in jobs) == 1
+
+
+async def test_many_jobs_are_enqueued_in_order_and_in_one_frame(live: TaskQ) -> None:
+    add = add_task(live)
+    await live.open()
+    before = live.store().batches
+    jobs = await add.enqueue_many([(n,) for n in range(100)])
+    assert live.store().batches == before + 1
+    deliveries = await claim(live, 100)
+    assert [delivery.job for delivery in deliveries] == [job.lsn for job in jobs]
+
+
+async def test_calls_of_several_tasks_are_one_transaction(live: TaskQ) -> None:
+    add = add_task(live)
+
+    @live.task(name="say")
+    def say(text: str) -> str:
+        return text
+
+    first, second = await live.enqueue_many([add.call(1), say.call("x")])
+    await run_one(live)
+    await run_one(live)
+    assert (await first.result(), await second.result()) == (1, "x")
+
+
+async def test_a_wrong_call_among_many_leaves_no_trace(live: TaskQ) -> None:
+    add = add_task(live)
+    with pytest.raises(UsageError):
+        await add.enqueue_many([(1,), ("x",)])
+    assert await claim(live, 10) == []
+
+
+def test_threads_without_a_loop_enqueue_and_look(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", durability="os")
+    add = add_task(app)
+    jobs: list[JobHandle[Any]] = []
+    threads = [
+        threading.Thread(target=lambda n=n: jobs.append(add.enqueue_sync(n))) for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({job.id for job in jobs}) == 8
+    assert {job.status_sync() for job in jobs} == {State.READY}
+    assert jobs[0].cancel_sync() is True
+    assert len(add.enqueue_many_sync([(1,), (2,)])) == 2
+    app.close_sync()
+
+
+def test_one_app_serves_many_event_loops(tmp_path: Path) -> None:
+    """``async_to_sync`` makes a loop for every call."""
+    app = TaskQ(tmp_path / "data", durability="os")
+    add = add_task(app)
+
+    async def enqueue() -> str:
+        return (await add.enqueue(1)).id
+
+    assert len({asyncio.run(enqueue()) for _ in range(5)}) == 5
+    app.close_sync()
+
+
+async def test_the_first_callers_open_the_directory_once(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", durability="os")
+    add = add_task(app)
+    jobs = await asyncio.gather(*(add.enqueue(n) for n in range(200)))
+    assert len({job.id for job in jobs}) == 200
+    assert app.store().openers == 1
+    await app.close()
+
+
+async def test_two_apps_on_one_directory_share_it(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path / "data", durability="os") as one:
+        async with TaskQ(tmp_path / "data", durability="os") as two:
+            assert one.store() is two.store()
+            job = await add_task(one).enqueue(1)
+            add_task(two)
+            await run_one(two)
+            assert await job.result() == 1
+        assert (await add_task(one, aliases=["again"]).enqueue(1)).duplicate is False
+
+
+async def test_two_apps_with_different_options_do_not_share(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path / "data", durability="os"):
+        other = TaskQ(tmp_path / "data", durability="fsync")
+        with pytest.raises(UsageError, match="open in this process with other options"):
+            await other.open()
+        with pytest.raises(UsageError, match="open in this process with other options"):
+            await add_task(other).enqueue(1)
+
+
+async def test_a_closed_app_says_so_until_it_is_opened_again(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", durability="os")
+    add = add_task(app)
+    job = await add.enqueue(1)
+    await app.close()
+    await app.close()
+    for use in (add.enqueue(2), job.status(), job.result(), app.enqueue(add.call(1))):
+        with pytest.raises(LogClosed, match="closed; to go on, await open"):
+            await use
+    with pytest.raises(LogClosed):
+        await asyncio.to_thread(add.enqueue_sync, 1)
+    async with app:
+        assert await job.status() is State.READY
+
+
+async def test_a_handle_is_made_of_an_id_in_another_app(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path / "data", durability="os") as app:
+        job = await add_task(app).enqueue(20, 22)
+        await run_one(app)
+    async with TaskQ(tmp_path / "data", durability="os") as app:
+        assert await app.job(job.id).result() == 42
+        with pytest.raises(JobNotFound):
+            await app.job(f"{job.id}999").status()
+    async with TaskQ(tmp_path / "other", durability="os") as other:
+        with pytest.raises(WrongLog):
+            other.job(job.id)
+        with pytest.raises(WrongLog):
+            await job.__class__(other, None, app._connection.tag, job.lsn).result()
+
+
+async def test_a_result_that_is_not_kept_is_gone(live: TaskQ) -> None:
+    job = await add_task(live, store_result=False).enqueue(1)
+    await run_one(live)
+    with pytest.raises(ResultGone):
+        await job.result()
+
+
+async def test_a_job_of_a_sender_that_does_not_know_the_task_runs(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path / "data", durability="os") as sender:
+        job = await sender.enqueue_by_name("add", 40, b=2)
+        other = TaskQ(tmp_path / "data", durability="os")
+        add_task(other)
+        await run_one(other)
+        assert await job.result() == 42
+        await other.close()
+
+
+async def test_a_cancelled_enqueue_is_withdrawn_or_stands(live: TaskQ) -> None:
+    add = add_task(live)
+    running = [asyncio.ensure_future(add.enqueue(n)) for n in range(10)]
+    await asyncio.sleep(0)
+    for one in running:
+        one.cancel()
+    done = await asyncio.gather(*running, return_exceptions=True)
+    assert all(isinstance(one, asyncio.CancelledError) for one in done)
+    stands = await claim(live, 10)
+    assert (await add.enqueue(99)).lsn > max([d.job for d in stands], default=0)
+
+
+async def test_more_callers_than_the_mailbox_holds_wait_their_turn(
+    live: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskq.log.store.MAILBOX_MAX", 16)
+    add = add_task(live)
+    jobs = await asyncio.gather(*(add.enqueue(n) for n in range(300)))
+    assert len({job.lsn for job in jobs}) == 300
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+async def test_every_durability_answers(tmp_path: Path, durability: Durability) -> None:
+    async with TaskQ(tmp_path / "data", durability=durability, interval="10ms") as app:
+        job = await add_task(app).enqueue(1)
+        assert await job.status() is State.READY

@@ -1,0 +1,76 @@
+"""Importing taskq is cheap, and brings nothing along that was not asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import taskq
+
+SECONDS_MAX = 0.2
+RSS_BYTES_MAX = 40 * 2**20
+
+PROBE = """
+import json, sys, time
+before = time.perf_counter()
+import taskq
+seconds = time.perf_counter() - before
+try:
+    # Not getrusage: its peak includes what the test runner had before it started this process.
+    lines = open("/proc/self/status").read().splitlines()
+    rss = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
+except FileNotFoundError:
+    import resource
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({"seconds": seconds, "rss": rss, "modules": sorted(sys.modules)}))
+"""
+
+
+def probe() -> dict[str, Any]:
+    """What a fresh interpreter tells after ``import taskq``, without its byte code cached."""
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", PROBE], capture_output=True, text=True, check=True
+    )
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def test_a_cold_import_takes_under_200_ms_and_40_mib() -> None:
+    # The quickest of three: what else the machine does is not the import's doing.
+    told = [probe() for _ in range(3)]
+    assert min(one["seconds"] for one in told) < SECONDS_MAX
+    assert max(one["rss"] for one in told) < RSS_BYTES_MAX
+
+
+def test_an_import_brings_no_slow_library_along() -> None:
+    modules = set(probe()["modules"])
+    slow = {"pydantic", "pydantic_core", "pydantic_settings", "asyncio", "click", "rich", "ctypes"}
+    assert not modules & slow
+    assert {name for name in modules if name.startswith("taskq")} == {"taskq"}
+
+
+@pytest.mark.parametrize("name", taskq.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(taskq, name) is not None
+    assert name in dir(taskq)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'taskq' has no attribute 'Taskq'"):
+        _ = taskq.Taskq  # type: ignore[attr-defined]
+
+
+def test_task_stays_a_decorator_whatever_is_imported() -> None:
+    """A module taskq/task.py would replace it on the package, as soon as anything imported it."""
+    code = "import taskq.app, taskq.tasks, taskq.retry, taskq; from taskq import task; task(print)"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "; print(callable(task))"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "True", done.stderr

@@ -1,0 +1,253 @@
+"""The layer below tasks: bytes in, deliveries out, settled by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import (
+    JobNotFound,
+    LogClosed,
+    PayloadTooLarge,
+    Put,
+    StaleDelivery,
+    State,
+    TaskLog,
+    TaskQ,
+    UsageError,
+    WrongLog,
+)
+from taskq.core.model import PAYLOAD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
+    async with TaskLog.open(tmp_path / "log", durability="os") as log:
+        yield log
+
+
+async def test_bytes_go_in_and_come_out_once(log: TaskLog) -> None:
+    job_id = await log.put(b"\x00\xff", queue="raw", headers={"kind": "x"})
+    (delivery,) = await log.claim(10)
+    assert (delivery.job_id, delivery.payload) == (job_id, b"\x00\xff")
+    assert (delivery.queue, delivery.headers, delivery.attempt) == ("raw", {"kind": "x"}, 1)
+    assert await log.claim(10) == []
+    await log.ack(delivery, result=b"done")
+    view = await log.get(job_id)
+    assert (view.state, view.result) == (State.SUCCEEDED, b"done")
+
+
+async def test_higher_priorities_come_first_and_equal_ones_in_order(log: TaskLog) -> None:
+    ids = await log.put_many([Put(payload=b"%d" % n, priority=n % 3) for n in range(9)])
+    claimed = await log.claim(9)
+    assert [one.payload for one in claimed] == [
+        b"2",
+        b"5",
+        b"8",
+        b"1",
+        b"4",
+        b"7",
+        b"0",
+        b"3",
+        b"6",
+    ]
+    assert {one.job_id for one in claimed} == set(ids)
+
+
+async def test_many_jobs_are_put_all_or_none(log: TaskLog) -> None:
+    wrong: list[Any] = [
+        Put(payload="text"),  # type: ignore[arg-type]
+        Put(payload=b"x" * (PAYLOAD_BYTES_MAX + 1)),
+        Put(payload=b"", priority=11),
+        Put(payload=b"", delay=-1),
+        {"payload": b""},
+    ]
+    for bad in wrong:
+        with pytest.raises(UsageError):
+            await log.put_many([Put(payload=b"good"), bad])
+    with pytest.raises(PayloadTooLarge, match="the transaction of 9 jobs"):
+        await log.put_many([Put(payload=b"x" * 1_000_000)] * 9)
+    assert await log.put_many([]) == []
+    assert await log.claim(10) == []
+
+
+async def test_a_claim_reads_only_its_queues(log: TaskLog) -> None:
+    await log.put_many([Put(payload=q.encode(), queue=q) for q in ("a", "b", "c")])
+    assert {d.payload for d in await log.claim(10, queues=["a", "c"])} == {b"a", b"c"}
+    with pytest.raises(UsageError, match="give a list of names"):
+        await log.claim(1, queues="a")
+    with pytest.raises(UsageError, match="count is 0"):
+        await log.claim(0)
+
+
+async def test_a_claim_waits_for_a_job_and_no_longer_than_asked(log: TaskLog) -> None:
+    assert await log.claim(1, wait="10ms") == []
+    claimer = asyncio.ensure_future(log.claim(1, wait=None))
+    await asyncio.sleep(0)
+    job_id = await log.put(b"x")
+    assert [d.job_id for d in await claimer] == [job_id]
+
+
+async def test_a_failed_job_comes_back_and_dies_after_its_last_attempt(log: TaskLog) -> None:
+    job_id = await log.put(b"x", attempts=2)
+    (first,) = await log.claim(1)
+    await log.nack(first, reason="first", delay=0)
+    (second,) = await log.claim(1)
+    assert second.attempt == 2
+    assert (await log.get(job_id)).reason == "first"
+    await log.nack(second, reason="last", delay=0)
+    view = await log.get(job_id)
+    assert (view.state, view.reason) == (State.DEAD, "last")
+    assert await log.claim(1) == []
+
+
+async def test_without_a_delay_a_failed_job_waits_for_the_default_backoff(
+    log: TaskLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskq.tasklog.random.random", lambda: 0.999)
+    job_id = await log.put(b"x")
+    (delivery,) = await log.claim(1)
+    await log.nack(delivery)
+    view = await log.get(job_id)
+    assert view.state is State.SCHEDULED
+
+
+async def test_without_a_limit_a_job_never_dies(log: TaskLog) -> None:
+    job_id = await log.put(b"x", attempts=0)
+    for attempt in range(1, 8):
+        (delivery,) = await log.claim(1)
+        assert delivery.attempt == attempt
+        await log.nack(delivery, delay=0)
+    assert (await log.get(job_id)).state is State.READY
+
+
+async def test_a_released_job_has_burnt_no_attempt(log: TaskLog) -> None:
+    job_id = await log.put(b"x", attempts=1)
+    (delivery,) = await log.claim(1)
+    await log.release(delivery)
+    (again,) = await log.claim(1)
+    assert (again.job_id, again.attempt) == (job_id, 1)
+    await log.release(again, delay="1h")
+    assert (await log.get(job_id)).state is State.SCHEDULED
+
+
+async def test_a_delivery_is_settled_once(log: TaskLog) -> None:
+    await log.put(b"x")
+    (delivery,) = await log.claim(1)
+    await log.ack(delivery)
+    for late in (log.ack(delivery), log.nack(delivery, delay=0), log.release(delivery)):
+        with pytest.raises(StaleDelivery):
+            await late
+
+
+async def test_a_result_over_the_limit_is_refused_and_the_delivery_goes_on(log: TaskLog) -> None:
+    await log.put(b"x")
+    (delivery,) = await log.claim(1)
+    with pytest.raises(PayloadTooLarge, match="the result"):
+        await log.ack(delivery, b"x" * (PAYLOAD_BYTES_MAX + 1))
+    await log.ack(delivery, b"x" * PAYLOAD_BYTES_MAX)
+
+
+async def test_a_key_gives_the_first_job(log: TaskLog) -> None:
+    first = await log.put(b"1", key="k", window="1h")
+    assert await log.put(b"2", key=b"k", window="1h") == first
+    assert await log.put(b"3", key="k", window="1h", queue="other") != first
+    assert len(await log.claim(10)) == 2
+
+
+@pytest.mark.parametrize("due", ["1h", 3600, timedelta(hours=1)])
+async def test_a_delayed_job_is_scheduled(log: TaskLog, due: Any) -> None:
+    job_id = await log.put(b"x", delay=due, expires=datetime(2100, 1, 1, tzinfo=UTC))
+    view = await log.get(job_id)
+    assert view.state is State.SCHEDULED
+    assert abs(view.due_ns - view.enqueued_ns - 3600 * 10**9) < 10**9
+    assert view.expires_ns == int(datetime(2100, 1, 1, tzinfo=UTC).timestamp()) * 10**9
+    assert await log.claim(1) == []
+
+
+async def test_a_job_can_be_cancelled_while_it_waits(log: TaskLog) -> None:
+    job_id = await log.put(b"x")
+    assert await log.cancel(job_id) is True
+    assert await log.cancel(job_id) is False
+    assert (await log.get(job_id)).state is State.CANCELLED
+
+
+async def test_peek_shows_the_next_jobs_and_takes_none(log: TaskLog) -> None:
+    ids = await log.put_many([Put(payload=b"%d" % n, priority=n) for n in range(3)])
+    await log.put(b"elsewhere", queue="other")
+    assert [view.job_id for view in await log.peek(2, queue="default")] == [ids[2], ids[1]]
+    assert len(await log.claim(10)) == 4
+
+
+async def test_stats_count_each_queue(log: TaskLog) -> None:
+    await log.put_many([Put(payload=b"")] * 3 + [Put(payload=b"", queue="b", delay="1h")])
+    (delivery, *_rest) = await log.claim(2)
+    await log.ack(delivery)
+    counts = {queue.queue: queue for queue in (await log.stats()).queues}
+    assert (counts["default"].ready, counts["default"].running) == (1, 1)
+    assert counts["b"].scheduled == 1
+
+
+async def test_ids_of_nothing_or_of_another_log_are_refused(log: TaskLog, tmp_path: Path) -> None:
+    job_id = await log.put(b"x")
+    tag = job_id.split("-")[0]
+    with pytest.raises(JobNotFound, match="there is no job"):
+        await log.get(f"{tag}-999999")
+    with pytest.raises(JobNotFound):
+        await log.cancel(f"{tag}-999999")
+    with pytest.raises(UsageError, match="is not a job id"):
+        await log.get("nonsense")
+    other = await TaskLog.open(tmp_path / "other", durability="os")
+    with pytest.raises(WrongLog):
+        await other.get(job_id)
+    await other.close()
+
+
+async def test_a_log_is_opened_by_await_too_and_closed_twice(tmp_path: Path) -> None:
+    log = await TaskLog.open(tmp_path / "log", durability="os")
+    job_id = await log.put(b"x")
+    await log.close()
+    await log.close()
+    with pytest.raises(LogClosed):
+        await log.put(b"y")
+    async with log:
+        assert (await log.get(job_id)).payload == b"x"
+    assert repr(log) == f"<TaskLog {log.path}>"
+
+
+async def test_tasks_and_bytes_share_a_directory(tmp_path: Path) -> None:
+    async with (
+        TaskQ(tmp_path / "log", durability="os") as app,
+        TaskLog.open(tmp_path / "log", durability="os") as log,
+    ):
+        job = await app.enqueue_by_name("add", 1)
+        (delivery,) = await log.claim(1)
+        assert (delivery.job_id, delivery.task) == (job.id, "add")
+        assert delivery.payload == b'{"*":[1]}'
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"durability": "maybe"}, "durability is 'maybe', it must be one of fsync, interval, os"),
+        ({"interval": 0}, "must be above 0"),
+        ({"lock_wait": "soon"}, "lock_wait is 'soon'"),
+        ({"segment_bytes": 1}, "segment_bytes is 1"),
+    ],
+)
+def test_a_wrong_option_is_named(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TaskLog.open(tmp_path / "log", **options)
+
+
+async def test_an_exclusive_log_shuts_other_openers_out(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path / "log", exclusive=True):
+        with pytest.raises(UsageError, match="with other options"):
+            await TaskLog.open(tmp_path / "log")
