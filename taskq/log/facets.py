@@ -6,6 +6,7 @@ builds the table of keys; whoever waits for a job watches for its outcome.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.agenda import Agenda
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Damage that is kept for people to see; more is only counted.
 DAMAGE_MAX: Final = 1_000
+#: Settled jobs whose outcome is found without a walk.
+ENDED_MAX: Final = 16_384
 
 
 class Facets:
@@ -41,6 +44,9 @@ class Facets:
         self.dedup: Dedup | None = None
         self.watch = Watch()
         self.damage: list[Damage] = []
+        #: jobs that this process settled lately: the location of the record that did
+        self.ended: dict[int, int] = {}
+        self._sought: set[int] = set()
         self._cursors: dict[str, Cursor] = {}
 
     def need_agenda(self) -> Agenda:
@@ -65,33 +71,51 @@ class Facets:
             self.discard()
         for name in self._cursors:
             self._follow(name)
+        self.look_back()
 
-    def watch_from(self, job: int) -> None:
-        """Look for the end of ``job`` from its own record on, and in what is still to come."""
-        cursor = self._journal.cursor_at(job)
-        watching = self._cursors.get("watch")
-        if not self.watch.jobs or watching is None:
-            self.watch.jobs.add(job)
-            self._cursors["watch"] = cursor
-            self._follow("watch")
-            return
-        if (cursor.segment, cursor.offset) < (watching.segment, watching.offset):
-            self._look_back(job, cursor, watching)
-            return
-        self.watch.jobs.add(job)
+    def watch_for(self, job: int) -> None:
+        """Look for the end of ``job``: where it may stand already, and in what is still to come."""
+        if self.agenda is not None:
+            if self.agenda.table.find(job) is not None:
+                self._expect(job)
+                return
+            location = self.ended.get(job)
+            if location is not None:
+                self.watch.settled.append((job, location))
+                return
+        self._sought.add(job)
 
-    def _look_back(self, job: int, cursor: Cursor, watching: Cursor) -> None:
+    def look_back(self) -> None:
+        """Look for the jobs newly waited for, all in one walk from the oldest of them on."""
+        if not self._sought:
+            return
+        sought, self._sought = self._sought, set()
+        cursor = self._journal.cursor_at(min(sought))
         alone = Watch()
-        alone.jobs.add(job)
+        alone.jobs = sought
         for base, item in self._journal.frames(cursor):
             if not isinstance(item, Gap):
                 fold_frame(base, item, None, None, alone)
-            if alone.settled:
-                self.watch.settled += alone.settled
-                return
-            if (cursor.segment, cursor.offset) >= (watching.segment, watching.offset):
+            if not alone.jobs:
                 break
+        self.watch.settled += alone.settled
+        for job in alone.jobs:
+            self._expect(job)
+
+    def _expect(self, job: int) -> None:
+        """The job has not ended up to the journal's known end."""
+        if not self.watch.jobs:
+            self._cursors["watch"] = self._journal.end()
         self.watch.jobs.add(job)
+
+    def note_end(self, job: int, location: int) -> None:
+        """A record that this process writes settles the job."""
+        if len(self.ended) >= ENDED_MAX:
+            for old in list(islice(self.ended, ENDED_MAX // 2)):
+                del self.ended[old]
+        self.ended[job] = location
+        if job in self.watch.jobs:
+            self.watch.see(job, location)
 
     def appended(self, start: Cursor) -> None:
         """A frame of our own was applied while it was made: step over it."""
@@ -105,11 +129,10 @@ class Facets:
         """Forget all that was folded: the log has it, and it is folded anew when needed."""
         self._generation = self._journal.generation
         self.agenda = self.dedup = None
-        jobs = self.watch.jobs | {job for job, _ in self.watch.settled}
+        self._sought |= self.watch.jobs | {job for job, _ in self.watch.settled}
+        self.ended.clear()
         self._cursors.clear()
         self.watch = Watch()
-        for job in sorted(jobs):
-            self.watch_from(job)
 
     def _follow(self, name: str) -> None:
         journal = self._journal

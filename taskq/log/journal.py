@@ -47,6 +47,8 @@ class Journal:
         self.config = config
         self.boot = disk.boot_id()
         self.identity: Identity
+        #: what every job id of this log starts with
+        self.tag = ""
         self.files = SegmentFiles(disk, path, writable=writer is not None)
         self.recovered: list[str] = []
         self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
@@ -62,11 +64,6 @@ class Journal:
         if self._writer is None:
             raise LogError(f"{self.path} is open for reading only")
         return self._writer
-
-    @property
-    def tag(self) -> str:
-        """What every job id of this log starts with."""
-        return self.identity.tag
 
     # -- opening ----------------------------------------------------------------------------------
 
@@ -116,6 +113,7 @@ class Journal:
 
     def _identify(self, identity: Identity) -> None:
         self.identity = identity
+        self.tag = identity.tag
         self.files.log_id = identity.log_id
 
     # -- the lock, and where the log ends ---------------------------------------------------------

@@ -248,9 +248,7 @@ class Operations:
                 )
             )
             agenda.apply_ended(kind, job)
-            watch = self._facets.watch
-            if job in watch.jobs:
-                watch.see(job, location)
+            self._facets.note_end(job, location)
             batch.interest |= INTEREST_OUTCOME
         else:
             keeps = cause in (Cause.DRAIN, Cause.SNOOZE) or (
@@ -306,8 +304,7 @@ class Operations:
         location = batch.where + batch.size
         batch.add(codec.encode_job(kind, cause, attempt, job, token, reason, batch.lsn, options))
         agenda.apply_ended(kind, job)
-        if job in self._facets.watch.jobs:
-            self._facets.watch.see(job, location)
+        self._facets.note_end(job, location)
         batch.interest |= INTEREST_OUTCOME
 
     def _free_key(self, record: bytes, job: int) -> bytes:

@@ -84,7 +84,7 @@ class EnqueueSpec:
         self.priority = priority
         self.attempts = attempts
         # A single attempt must not run twice, so its claim has to be on disk before it runs.
-        self.flags = flags | Flag.CHECKED | (Flag.DURABLE_CLAIM if attempts == 1 else 0)
+        self.flags = int(flags | Flag.CHECKED | (Flag.DURABLE_CLAIM if attempts == 1 else 0))
         self.route = queue_bytes + task_bytes
         #: what a lane is known by beside its priority; see ``Agenda.lane``
         self.lane_key = bytes((len(queue_bytes), len(task_bytes))) + self.route

@@ -37,12 +37,14 @@ class Watchers:
             waiting.append((port, future))
             return
         agenda = self._facets.agenda
-        is_live = agenda is not None and agenda.table.find(job) is not None
-        known = 0 < job < self._journal.next_lsn and (is_live or is_job(self._journal, job))
-        if not known:
-            raise JobNotFound(f"no job {self._journal.tag}-{job} in this log")
+        journal = self._journal
+        known = agenda is not None and (
+            agenda.table.find(job) is not None or job in self._facets.ended
+        )
+        if not known and not (0 < job < journal.next_lsn and is_job(journal, job)):
+            raise JobNotFound(f"no job {journal.tag}-{job} in this log")
         self._waiting[job] = [(port, future)]
-        self._facets.watch_from(job)
+        self._facets.watch_for(job)
 
     def has(self, job: int, future: Any) -> bool:
         """Whether this future waits for the job."""
@@ -50,6 +52,7 @@ class Watchers:
 
     def settled(self) -> Iterator[tuple[Any, Any, Outcome]]:
         """(port, future, outcome) of everyone whose job was settled since the last call."""
+        self._facets.look_back()
         watch = self._facets.watch
         settled, watch.settled = watch.settled, []
         for job, location in settled:
