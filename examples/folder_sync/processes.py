@@ -18,10 +18,9 @@ _PACKAGE: Final = __package__ or "folder_sync"
 #: What has to be on the path, so that a child finds this package under the same name.
 _IMPORT_ROOT: Final = Path(__file__).resolve().parents[_PACKAGE.count(".") + 1]
 _STOP_SECONDS: Final = 15
-_LOG_LINES: Final = 5
 
 
-class SyncFailed(Exception):  # noqa: N818 - it names what happened
+class SyncFailed(Exception):
     """The sync cannot go on; the message says why and where to look."""
 
 
@@ -137,7 +136,7 @@ class Processes:
                 [sys.executable, *arguments],
                 env=self._environment(),
                 # A pipe that nobody writes to: the receiver ends when this end of it is gone.
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL if inherited is None else subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 pass_fds=() if inherited is None else (inherited,),
@@ -160,5 +159,6 @@ class Processes:
         return self.work / f"{name}.out"
 
     def _tail(self, name: str) -> str:
-        lines = self._log(name).read_text(errors="replace").splitlines()
-        return " | ".join(lines[-_LOG_LINES:]) or "it said nothing"
+        """The last line that a process wrote: of a traceback, the one that names the error."""
+        lines = self._log(name).read_text(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")

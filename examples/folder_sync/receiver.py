@@ -30,7 +30,7 @@ from .scan import FILE_BYTES_MAX
 _SEED: Final = 20
 
 
-class Refused(Exception):  # noqa: N818 - it names an answer
+class Refused(Exception):
     """A request that will never be taken, with its status code."""
 
     def __init__(self, status: int, detail: str) -> None:

@@ -55,7 +55,7 @@ class Options:
     work: Path
     queue: Path
     fail_share: float = 0.1
-    concurrency: int = 16
+    concurrency: int = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
