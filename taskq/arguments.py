@@ -52,12 +52,10 @@ class ArgumentCodec:
         Raises:
             InvalidCall: the arguments do not fit the signature.
         """
-        from pydantic_core import ValidationError  # noqa: PLC0415 - slow to import
-
         values = self.signature.bind(args, kwargs)
         try:
             return cast("dict[str, Any]", self._validator.validate_python(values))
-        except ValidationError as error:
+        except ValueError as error:
             raise self._invalid(error) from None
 
     def dump(self, values: dict[str, Any]) -> bytes:
@@ -67,11 +65,9 @@ class ArgumentCodec:
             InvalidCall: a value has no form in JSON.
             PayloadTooLarge: the payload is over PAYLOAD_BYTES_MAX.
         """
-        from pydantic_core import PydanticSerializationError  # noqa: PLC0415
-
         try:
             body = self._serializer.to_json(values)
-        except PydanticSerializationError as error:
+        except ValueError as error:
             raise self._unserializable(values, error) from None
         if len(body) > PAYLOAD_BYTES_MAX:
             raise self._too_large(body)
@@ -118,11 +114,9 @@ class ArgumentCodec:
         return self.dump(self.validated(args, kwargs))
 
     def _decode(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        from pydantic_core import ValidationError  # noqa: PLC0415
-
         try:
             values = self._validator.validate_json(payload)
-        except ValidationError as error:
+        except ValueError as error:
             values = self._decode_settled(payload, error)
         else:
             names = self.signature.names
@@ -130,9 +124,9 @@ class ArgumentCodec:
                 values = self._decode_settled(payload, None)
         return self.signature.split(values)
 
-    def _decode_settled(self, payload: bytes, first: ValidationError | None) -> dict[str, Any]:
+    def _decode_settled(self, payload: bytes, first: ValueError | None) -> dict[str, Any]:
         """Decode a payload that may come from a sender who did not know the parameters' names."""
-        from pydantic_core import ValidationError, from_json, to_json  # noqa: PLC0415
+        from pydantic_core import from_json, to_json  # noqa: PLC0415 - slow to import
 
         try:
             raw = from_json(payload)
@@ -146,7 +140,7 @@ class ArgumentCodec:
         try:
             text = to_json(settled, inf_nan_mode="strings")
             return cast("dict[str, Any]", self._validator.validate_json(text))
-        except ValidationError as error:
+        except ValueError as error:
             raise self._invalid(error) from None
 
     def _fields(self) -> dict[str, Any]:
@@ -163,8 +157,10 @@ class ArgumentCodec:
                 fields[parameter.name] = hint
         return fields
 
-    def _invalid(self, error: ValidationError) -> InvalidCall:
-        details = error.errors(include_url=False, include_context=False)
+    def _invalid(self, error: ValueError) -> InvalidCall:
+        # pydantic's validation raises one kind of ValueError only, which is slow to import.
+        checked = cast("ValidationError", error)
+        details = checked.errors(include_url=False, include_context=False)
         problems = [self._problem(detail) for detail in details[:_PROBLEMS_MAX]]
         if len(details) > _PROBLEMS_MAX:
             problems.append(f"and {len(details) - _PROBLEMS_MAX} more")

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
 from taskq.core.model import TRANSACTION_BYTES_MAX
 
+# Imported here and not at first use: it takes 40 ms, which would fall on the first enqueue.
+from taskq.log.store import open_store
+
 if TYPE_CHECKING:
     from taskq.core.model import Extras
     from taskq.log.config import LogConfig
@@ -161,9 +164,6 @@ class Connection:
             raise LogClosed(
                 f"{self.path}: closed; to go on, await open() or enter it with async with"
             )
-        # The storage side brings asyncio and ctypes along: `import taskq` must not pay for them.
-        from taskq.log.store import open_store  # noqa: PLC0415
-
         store = open_store(self.path, self.config)
         self._tag = store.tag
         self.current = store

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import taskq
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SECONDS_MAX = 0.2
 RSS_BYTES_MAX = 40 * 2**20
@@ -74,3 +77,37 @@ def test_task_stays_a_decorator_whatever_is_imported() -> None:
         check=False,
     )
     assert done.stdout.strip() == "True", done.stderr
+
+
+FIRST_ENQUEUE = """
+import asyncio, json, sys
+from taskq import TaskQ
+
+app = TaskQ(sys.argv[1])
+
+@app.task
+async def send(to: str, count: int = 0) -> int: ...
+
+before = set(sys.modules)
+asyncio.run(send.enqueue("x"))
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def test_a_first_enqueue_has_nothing_left_to_import(tmp_path: Path) -> None:
+    """Slow imports fall on the start of a program, not on the first of its users."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_ENQUEUE, str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    late = {name.split(".")[0] for name in json.loads(done.stdout)}
+    assert not late & {
+        "taskq",
+        "pydantic",
+        "pydantic_core",
+        "asyncio",
+        "ctypes",
+        "typing_extensions",
+    }
