@@ -74,7 +74,7 @@ class Contender(Protocol):
         ...
 
     def batches(self) -> int:
-        """Transactions (SQLite) or frames (taskq) written so far."""
+        """Transactions (SQLite) or frames (taskq) that this process wrote so far."""
         ...
 
 

@@ -16,9 +16,12 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.bench.one import Sample, full_cycle, make
+
+#: Threads with less work a job than this are left out.
+IDLE_MICROSECONDS: Final = 0.2
 
 
 def threads_seconds() -> dict[str, float]:
@@ -61,6 +64,8 @@ class Profiles:
             for (file, line, function), (_, calls, own, *_) in stats.stats.items():
                 where = f"{Path(file).name}:{line} {function}" if line else function
                 rows.append((own / jobs * 1e6, calls / jobs, where))
+            if sum(own for own, _, _ in rows) < IDLE_MICROSECONDS:
+                continue
             print(f"\nthread {name}: own µs/job, calls/job")
             for own, calls, where in sorted(rows, reverse=True)[:lines]:
                 print(f"  {own:7.3f}  {calls:7.3f}  {where}")
