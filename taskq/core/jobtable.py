@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHUNK: Final = 4_096
+#: Chunks at the young end that are left as they are, however empty.
+_YOUNG: Final = 4
 #: ``meta`` of a job: its state in the low bits, then flags, then the attempts counted so far.
 STATE_MASK: Final = 0b111
 META_EXPIRES: Final = 1 << 3
@@ -45,12 +47,14 @@ class JobTable:
     After ``find`` returned a chunk, ``index`` is the job's place in its columns.
     """
 
-    __slots__ = ("_chunks", "_firsts", "_hint", "_last", "index", "live")
+    __slots__ = ("_chunks", "_firsts", "_hint", "_last", "_old", "index", "live")
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._chunks: list[Chunk] = []
         self._last = self._hint = Chunk(0)
+        #: first id of the oldest chunk that counts as young
+        self._old = 0
         self.index = 0
         self.live = 0
 
@@ -92,11 +96,12 @@ class JobTable:
         chunk.metas[index] = 0
         chunk.live -= 1
         self.live -= 1
-        # One straggler must not keep a whole chunk: rewrite it once three quarters are gone.
-        if chunk.live * 4 < chunk.used and chunk is not self._last and chunk.used > CHUNK // 16:
+        if chunk is self._last:
+            return
+        if not chunk.live:
+            self._drop(bisect_right(self._firsts, chunk.ids[0]) - 1)
+        elif chunk.live * 4 < chunk.used and chunk.ids[0] < self._old and chunk.used > CHUNK // 16:
             self._tidy(chunk)
-        elif not chunk.live and chunk is not self._last:
-            self._drop(self._chunks.index(chunk))
 
     def __iter__(self) -> Iterator[tuple[Chunk, int]]:
         """(chunk, index) of every unsettled job, by id."""
@@ -114,10 +119,17 @@ class JobTable:
             self._firsts[-1] = job
             return full
         self._last = Chunk(CHUNK)
-        if full.live * 4 < full.used:
-            self._tidy(full)
         self._firsts.append(job)
         self._chunks.append(self._last)
+        if full.used and not full.live:
+            self._drop(len(self._chunks) - 2)
+        if len(self._chunks) > _YOUNG:
+            # One straggler must not keep a whole chunk: an old one is rewritten once three quarters
+            # of it are gone. A young one is likely to empty by itself.
+            self._old = self._firsts[-_YOUNG]
+            grown = self._chunks[-_YOUNG - 1]
+            if grown.live * 4 < grown.used:
+                self._tidy(grown)
         return self._last
 
     def _tidy(self, chunk: Chunk) -> None:

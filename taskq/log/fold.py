@@ -30,6 +30,8 @@ _ENDED: Final = frozenset({int(Kind.DIED), int(Kind.CANCELLED), int(Kind.EXPIRED
 #: Records that settle a job for good.
 FINAL_KINDS: Final = _ENDED | {_SUCCEEDED}
 _CLOCK: Final = int(Kind.CLOCK)
+_DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
+_KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _SKIPPABLE: Final = 128
 _ALL: Final = 2**62
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
@@ -56,9 +58,9 @@ class Watch:
 def enqueued_meta(flags: int) -> int:
     """The flags of an ENQUEUED record that the agenda keeps."""
     meta = 0
-    if flags & Flag.DURABLE_CLAIM:
+    if flags & _DURABLE_CLAIM:
         meta = META_DURABLE_CLAIM
-    if flags & Flag.KEY_UNTIL_SETTLED:
+    if flags & _KEYED:
         meta |= META_KEYED
     return meta
 

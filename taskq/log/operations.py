@@ -32,7 +32,9 @@ RECENT_BYTES_MAX: Final = 4 * 1024 * 1024
 #: Expired jobs that are recorded in one batch.
 EXPIRED_MAX: Final = 2_048
 _CHECKED: Final = int(Flag.CHECKED)
-_PLAIN_CLAIM: Final = codec.JOB.size
+_PLAIN_JOB: Final = codec.JOB.size
+_SUCCEEDED: Final = Kind.SUCCEEDED
+_SUCCEEDED_CODE: Final = int(Kind.SUCCEEDED)
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _FLAGS_AT: Final = 8
 
@@ -199,14 +201,14 @@ class Operations:
                 except LogDamaged:
                     damaged.append((one, lsn))
                     record = b""
-            parts.append(pack(_PLAIN_CLAIM, claimed, 0, 0, 0, attempt, job, owner))
+            parts.append(pack(_PLAIN_JOB, claimed, 0, 0, 0, attempt, job, owner))
             running[job] = (lsn, epoch, owner)
             if record:
                 deliveries.append(Delivery(tag, job, lsn, epoch, attempt, lane, record))
             must_sync = must_sync or meta & META_DURABLE_CLAIM != 0
             lsn += 1
         batch.lsn = lsn
-        batch.size += _PLAIN_CLAIM * len(taken)
+        batch.size += _PLAIN_JOB * len(taken)
         for (job, _, attempt, _, _), token in damaged:
             self._end(
                 batch, Kind.DIED, Cause.REJECTED, job, token, attempt, b"its record is damaged"
@@ -230,14 +232,27 @@ class Operations:
             raise StaleDelivery(
                 f"{delivery!r} is over: the job was taken back or settled meanwhile"
             )
+        attempt = delivery.attempt
+        keyed = delivery.record[_FLAGS_AT] & _KEYED
+        if kind is _SUCCEEDED and body is None and not keyed and not children:
+            # The common end, without a detour: nothing to keep, free or enqueue.
+            location = batch.where + batch.size
+            batch.parts.append(
+                codec.JOB.pack(_PLAIN_JOB, _SUCCEEDED_CODE, 0, 0, 0, attempt, job, delivery.token)
+            )
+            batch.size += _PLAIN_JOB
+            batch.lsn += 1
+            batch.interest |= INTEREST_OUTCOME
+            agenda.apply_ended(_SUCCEEDED, job)
+            self._facets.note_end(job, location)
+            return
         ready = [
             None if extras is None else self._prepare(batch, spec, extras)
             for spec, _, extras in children
         ]
-        attempt = delivery.attempt
         if kind is Kind.SUCCEEDED or kind is Kind.DIED:
             options = b""
-            if delivery.record[_FLAGS_AT] & _KEYED:
+            if keyed:
                 options = self._free_key(delivery.record, job)
             location = batch.where + batch.size
             if kind is Kind.DIED:

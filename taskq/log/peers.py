@@ -23,7 +23,6 @@ import select
 import socket
 import struct
 import sys
-import threading
 from pathlib import Path
 from typing import Final
 
@@ -36,10 +35,11 @@ _PIPE_BYTES: Final = 4_096
 #: Open ends of other owners' pipes that are kept.
 _PIPES_MAX: Final = 64
 
-#: Owners that live in this process: F_GETLK does not tell a process of its own locks.
-_local: set[int] = set()
-_local_guard = threading.Lock()
+#: Owners that live in this process, with their lock files' descriptors: F_GETLK does not tell a
+#: process of its own locks, and opening such a file a second time would end them.
+_local: dict[int, int] = {}
 forks.on_fork(_local.clear)
+_DESCRIPTION_BYTES_MAX: Final = 4_096
 
 
 class LocalPeers:
@@ -124,18 +124,16 @@ class LocalPeers:
         with contextlib.suppress(OSError):
             os.pwrite(self._board, bytes(_SLOT.size), self._slot * _SLOT.size)
         self.forget(self.owner)
-        with _local_guard:
-            _local.discard(self.owner)
+        _local.pop(self.owner, None)
         for descriptor in self.descriptors:
             os.close(descriptor)
 
     def _open_lock(self) -> int:
         temporary = self._path / f"{self.owner:016x}.tmp"
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        with _local_guard:
-            _local.add(self.owner)
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(descriptor, self.description)
+        _local[self.owner] = descriptor
         temporary.rename(self._path / f"{self.owner:016x}.lock")
         return descriptor
 
@@ -191,6 +189,17 @@ def owner_alive(directory: Path, owner: int) -> bool:
         return _is_locked(descriptor)
     finally:
         os.close(descriptor)
+
+
+def describe_owner(directory: Path, owner: int) -> bytes:
+    """What an owner says of itself, as JSON; empty for one whose file is gone."""
+    try:
+        if owner in _local:
+            return os.pread(_local[owner], _DESCRIPTION_BYTES_MAX, 0)
+        with (directory / f"{owner:016x}.lock").open("rb") as file:
+            return file.read(_DESCRIPTION_BYTES_MAX)
+    except (OSError, KeyError):  # it left while we looked
+        return b""
 
 
 def _is_locked(descriptor: int) -> bool:

@@ -19,14 +19,11 @@ from taskq.log.facets import Facets
 from taskq.log.history import Story, records, tell
 from taskq.log.identity import read_identity
 from taskq.log.journal import Journal
-from taskq.log.peers import owner_alive
+from taskq.log.peers import describe_owner, owner_alive
 from taskq.log.segment import Gap
 
 if TYPE_CHECKING:
     import uuid
-
-#: An owner's description of itself.
-_DESCRIPTION_BYTES_MAX = 4_096
 
 
 class LogReader:
@@ -169,9 +166,8 @@ def parse_id(text: str, tag: str) -> int:
 
 def _owner_view(directory: Path, owner: int, running: int) -> OwnerView:
     try:
-        with (directory / f"{owner:016x}.lock").open("rb") as file:
-            told = json.loads(file.read(_DESCRIPTION_BYTES_MAX))
-    except (OSError, ValueError):
+        told = json.loads(describe_owner(directory, owner))
+    except ValueError:
         told = {}
     if not isinstance(told, dict):
         told = {}
