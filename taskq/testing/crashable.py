@@ -1,0 +1,152 @@
+"""A disk that forgets whatever was not synced, and fails when it is told to.
+
+What a crash may do here is what file systems may do: of the data written since a file's last sync
+any sectors may be on disk, each in any state that it had since then or torn in the middle; the
+file's size is one of those it had; of the directory entries made, renamed or removed since the
+directory's last sync any may have been kept. After a failed sync the pages are clean, as on Linux:
+they read back well, are never written again, and the next sync succeeds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Final
+
+from taskq.testing.machine import Machine, PowerLost, ProcessKilled, parent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CrashableDisk", "Machine", "PowerLost", "ProcessKilled"]
+
+_PLENTY_BYTES: Final = 2**40
+
+
+class CrashableDisk:
+    """The disk of a ``Machine`` as one process sees it. Implements ``Disk``."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._boot = machine.boot
+        self._is_killed = False
+
+    def kill(self) -> None:
+        """End the process: its descriptors close, its locks are free, what it wrote stays."""
+        if not self._is_killed and self._boot == self.machine.boot:
+            self.machine.close_all(self)
+        self._is_killed = True
+
+    def _check(self) -> Machine:
+        if self._boot != self.machine.boot:
+            raise PowerLost
+        if self._is_killed:
+            raise ProcessKilled
+        return self.machine
+
+    def _step(self, operation: str, path: str, partly: Callable[[], None] | None = None) -> Machine:
+        machine = self._check()
+        if machine.step(operation, path, partly):
+            self.kill()
+            raise ProcessKilled
+        return machine
+
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
+        """A descriptor, of numbers that are never used again."""
+        machine = self._check()
+        file = machine.find(path)
+        if file is None:
+            if not create or not write:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            file = self._step("create", path).link(path)
+        return machine.opened(file, path, self)
+
+    def close(self, descriptor: int) -> None:
+        """Give the descriptor back."""
+        self._check().closed(descriptor)
+
+    def size(self, descriptor: int) -> int:
+        """Bytes in the file."""
+        return len(self._check().describe(descriptor).file.cache)
+
+    def read(self, descriptor: int, count: int, offset: int) -> bytes:
+        """At most ``count`` bytes from ``offset``."""
+        return bytes(self._check().describe(descriptor).file.cache[offset : offset + count])
+
+    def write(self, descriptor: int, data: bytes, offset: int) -> int:
+        """Bytes written; fewer than given when the disk is nearly full, or told to be short."""
+        machine = self._check()
+        file, path, _ = machine.describe(descriptor)
+
+        def partly() -> None:
+            file.write(data[: machine.random.randrange(len(data) + 1)], offset)
+
+        self._step("write", path, partly)
+        size = machine.take_room(file, len(data), offset)
+        file.write(data[:size], offset)
+        return size
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """Cut the file."""
+        file, path, _ = self._check().describe(descriptor)
+        machine = self._step("truncate", path)
+        machine.give_room(len(file.cache) - size)
+        file.truncate(size)
+
+    def sync(self, descriptor: int) -> None:
+        """Put the file's data on the platter."""
+        path = self._check().describe(descriptor).path
+        self._step("sync", path).sync_data(descriptor)
+
+    def sync_directory(self, path: str) -> None:
+        """Keep the directory's entries."""
+        self._step("sync_directory", path).sync_names(path)
+
+    def rename(self, source: str, target: str) -> None:
+        """Replace ``target``."""
+        if self._check().find(source) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+        self._step("rename", target).rename(source, target)
+
+    def remove(self, path: str) -> None:
+        """Remove a file if it is there."""
+        self._step("remove", path).unlink(path)
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its parents."""
+        if self._check().find(path) is None:
+            self.make_directory(parent(path))
+            self._step("make_directory", path).link(path, directory=True)
+
+    def names(self, path: str) -> list[str]:
+        """Sorted names in a directory."""
+        return self._check().listing(path)
+
+    def free_bytes(self, path: str) -> int:  # noqa: ARG002 - one disk holds all
+        """Bytes that may still be written."""
+        free = self._check().free
+        return _PLENTY_BYTES if free is None else free
+
+    def try_lock(self, descriptor: int) -> bool:
+        """Take the lock if nobody has it."""
+        file = self._check().describe(descriptor).file
+        if file.holder not in (None, descriptor):
+            return False
+        file.holder = descriptor
+        return True
+
+    def lock(self, descriptor: int) -> None:
+        """Take the lock; one thread simulates all processes, so nobody could ever give it back."""
+        if not self.try_lock(descriptor):
+            path = self.machine.describe(descriptor).path
+            raise AssertionError(f"{path} is locked by another simulated process: a deadlock")
+
+    def unlock(self, descriptor: int) -> None:
+        """Give it back."""
+        file = self._check().describe(descriptor).file
+        if file.holder == descriptor:
+            file.holder = None
+
+    def boot_id(self) -> int:
+        """The number of this boot."""
+        return self._check().boot

@@ -1,0 +1,265 @@
+"""A machine that can lose its power: files, directories, descriptors, and the faults asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.testing.inode import File
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: How many of a directory's unsynced changes a crash keeps, on average; one of these for each.
+_SHARES: Final = (0.0, 0.5, 1.0)
+
+
+class PowerLost(BaseException):
+    """The machine went off. Not an ``Exception``: no code survives it."""
+
+
+class ProcessKilled(BaseException):
+    """The process is gone, as by kill -9."""
+
+
+class _Change(NamedTuple):
+    """One change of a directory that is not synced yet: ``file`` None removes ``name``."""
+
+    name: str
+    file: File | None
+    #: renamed from
+    source: str = ""
+
+
+class _Open(NamedTuple):
+    file: File
+    path: str
+    owner: object
+
+
+class Machine:
+    """Files, their fate, and the faults that a test asks for.
+
+    Attributes:
+        boot: changes when the power is lost.
+        steps: how many calls changed something so far.
+        free: bytes that may still be written; None for no limit.
+        shorten: given the size of a write, how much of it is done.
+        on_step: called before every change with (operation, path); may raise an ``OSError``.
+        errors_reach_all: after a failed sync, the next one of every other descriptor of the file
+            reports it too (Linux since 4.13); else only the first does.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = random.Random(seed)  # noqa: S311 - it chooses what is lost, no secret
+        self.boot = 1
+        self.steps = 0
+        self.free: int | None = None
+        self.shorten: Callable[[int], int] | None = None
+        self.on_step: Callable[[str, str], None] | None = None
+        self.errors_reach_all = True
+        self._failing_syncs = 0
+        self._stop_at: tuple[int, bool] | None = None
+        root = File()
+        self._names: dict[str, File] = {"/": root}
+        self._kept_names: dict[str, File] = {"/": root}
+        self._directories = {id(root)}
+        self._changes: dict[str, list[_Change]] = {}
+        self._open: dict[int, _Open] = {}
+        self._seen: dict[int, int] = {}
+        self._descriptors = 2
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def fail_next_syncs(self, count: int = 1) -> None:
+        """Let the next ``count`` syncs of file data fail with EIO."""
+        self._failing_syncs = count
+
+    def stop_at(self, step: int | None, *, power: bool = True) -> None:
+        """Lose the power, or kill the calling process, in the middle of that step."""
+        self._stop_at = None if step is None else (step, power)
+
+    def lose_power(self) -> None:
+        """Decide what was kept, and begin another boot. Every disk of this machine is dead."""
+        self.boot += 1
+        self._stop_at = None
+        self._open.clear()
+        self._seen.clear()
+        for changes in self._changes.values():
+            share = self.random.choice(_SHARES)
+            for change in changes:
+                if self.random.random() < share:
+                    self._keep(change)
+        self._changes.clear()
+        self._names = {
+            path: file for path, file in self._kept_names.items() if self._is_reachable(path)
+        }
+        self._kept_names = dict(self._names)
+        for file in {id(file): file for file in self._names.values()}.values():
+            file.lose(self.random)
+
+    def corrupt(self, path: str, offset: int, data: bytes) -> None:
+        """Change bytes on the platter and in memory, behind everybody's back."""
+        file = self._names[path]
+        for held in (file.cache, file.platter):
+            held[offset : offset + len(data)] = data
+
+    def put(self, path: str, data: bytes) -> None:
+        """Make a file hold exactly these bytes, synced, in a directory that exists."""
+        file = self._names.get(path)
+        if file is None:
+            file = self._names[path] = self._kept_names[path] = File()
+        file.cache = bytearray(data)
+        file.settle()
+        file.platter = bytearray(data)
+
+    def content(self, path: str) -> bytes:
+        """What a file reads back as."""
+        return bytes(self._names[path].cache)
+
+    def paths(self) -> list[str]:
+        """Every file, sorted."""
+        return sorted(p for p, file in self._names.items() if id(file) not in self._directories)
+
+    # -- for the disks ----------------------------------------------------------------------------
+
+    def step(self, operation: str, path: str, partly: Callable[[], None] | None = None) -> bool:
+        """Count a change; returns True when the calling process is to be killed in it."""
+        self.steps += 1
+        stop = self._stop_at
+        if stop is not None and self.steps >= stop[0]:
+            self._stop_at = None
+            if partly is not None:
+                partly()
+            if stop[1]:
+                self.lose_power()
+                raise PowerLost
+            return True
+        if self.on_step is not None:
+            self.on_step(operation, path)
+        return False
+
+    def find(self, path: str) -> File | None:
+        """The file or directory of that path."""
+        return self._names.get(path)
+
+    def link(self, path: str, *, directory: bool = False) -> File:
+        """Make a file."""
+        directory_path = parent(path)
+        if directory_path not in self._names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        file = self._names[path] = File()
+        if directory:
+            self._directories.add(id(file))
+        self._changes.setdefault(directory_path, []).append(_Change(path, file))
+        return file
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name in the same directory."""
+        file = self._names.pop(source)
+        self._release(self._names.get(target))
+        self._names[target] = file
+        self._changes.setdefault(parent(target), []).append(_Change(target, file, source))
+
+    def unlink(self, path: str) -> None:
+        """Remove a name."""
+        file = self._names.pop(path, None)
+        if file is not None:
+            self._release(file)
+            self._changes.setdefault(parent(path), []).append(_Change(path, None))
+
+    def listing(self, path: str) -> list[str]:
+        """Names in a directory."""
+        return sorted(
+            one.rpartition("/")[2] for one in self._names if one != "/" and parent(one) == path
+        )
+
+    def sync_names(self, path: str) -> None:
+        """Keep what happened to a directory's entries."""
+        if path not in self._names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        for change in self._changes.pop(path, ()):
+            self._keep(change)
+
+    def describe(self, descriptor: int) -> _Open:
+        """What a descriptor stands for."""
+        found = self._open.get(descriptor)
+        if found is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return found
+
+    def opened(self, file: File, path: str, owner: object) -> int:
+        """A new descriptor."""
+        self._descriptors += 1
+        self._open[self._descriptors] = _Open(file, path, owner)
+        self._seen[self._descriptors] = file.errors
+        return self._descriptors
+
+    def closed(self, descriptor: int) -> None:
+        """Give a descriptor back, with the lock that it may hold."""
+        file = self.describe(descriptor).file
+        if file.holder == descriptor:
+            file.holder = None
+        del self._open[descriptor], self._seen[descriptor]
+
+    def close_all(self, owner: object) -> None:
+        """A process ends."""
+        for descriptor in [number for number, one in self._open.items() if one.owner is owner]:
+            self.closed(descriptor)
+
+    def take_room(self, file: File, size: int, offset: int) -> int:
+        """How many of ``size`` bytes may be written; they are counted as used."""
+        if self.shorten is not None:
+            size = min(self.shorten(size), size)
+        if self.free is None:
+            return size
+        room = len(file.cache) - offset + self.free
+        if room <= 0 < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        size = min(size, room)
+        self.free -= max(offset + size - len(file.cache), 0)
+        return size
+
+    def give_room(self, count: int) -> None:
+        """Bytes are free again."""
+        if self.free is not None:
+            self.free += count
+
+    def sync_data(self, descriptor: int) -> None:
+        """Put a file on the platter, or fail."""
+        file = self.describe(descriptor).file
+        if self._failing_syncs:
+            self._failing_syncs -= 1
+            file.forget_dirty(self.random)
+            self._seen[descriptor] = file.errors
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        file.settle()
+        if self._seen[descriptor] < file.errors and self.errors_reach_all:
+            self._seen[descriptor] = file.errors
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def _keep(self, change: _Change) -> None:
+        if change.file is None:
+            self._kept_names.pop(change.name, None)
+            return
+        if change.source and self._kept_names.get(change.source) is change.file:
+            del self._kept_names[change.source]
+        self._kept_names[change.name] = change.file
+
+    def _is_reachable(self, path: str) -> bool:
+        while path != "/":
+            path = parent(path)
+            if path not in self._kept_names:
+                return False
+        return True
+
+    def _release(self, file: File | None) -> None:
+        if file is not None:
+            self.give_room(len(file.cache))
+
+
+def parent(path: str) -> str:
+    """The directory that a path is in."""
+    return path.rpartition("/")[0] or "/"

@@ -1,0 +1,222 @@
+"""A machine, its clock, and processes that have one log open: what the tests of the log drive."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.records import Cause, Kind
+from taskq.log.committer import Committer
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.facets import Facets
+from taskq.log.history import records, tell
+from taskq.log.journal import Journal
+from taskq.log.lock import WriterLock
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
+from taskq.testing.clock import FakeClock
+from taskq.testing.crashable import CrashableDisk, Machine
+from taskq.testing.peers import Neighbourhood
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.core.errors import TaskqError
+    from taskq.core.model import Extras, JobView
+    from taskq.log.logrecord import LogRecord
+    from taskq.log.requests import Delivery
+    from taskq.log.survey import Request
+
+PATH: Final = "/srv/data"
+PLAIN: Final = EnqueueSpec(task="mail.send")
+SMALL: Final = LogConfig(segment_bytes=SEGMENT_BYTES_MIN)
+
+
+class World:
+    """One machine with one log directory."""
+
+    def __init__(self, seed: int = 0, config: LogConfig = SMALL) -> None:
+        self.machine = Machine(seed)
+        self.clock = FakeClock()
+        self.neighbourhood = Neighbourhood()
+        self.config = config
+        self._pids = 100
+
+    def process(self, config: LogConfig | None = None) -> Process:
+        """Open the log in one more process."""
+        self._pids += 1
+        return Process(self, config or self.config, self._pids)
+
+    def lose_power(self, off_seconds: float = 60.0) -> None:
+        """Switch the machine off and on."""
+        self.machine.lose_power()
+        self.everyone_is_gone(off_seconds)
+
+    def everyone_is_gone(self, off_seconds: float = 60.0) -> None:
+        """What a loss of power means to clock and owners."""
+        self.neighbourhood.living.clear()
+        self.clock.reboot(off_seconds)
+
+    def reader(self) -> Journal:
+        """The log as a read-only process sees it."""
+        journal = Journal(CrashableDisk(self.machine), self.clock, PATH, self.config, None)
+        journal.open_for_reading()
+        return journal
+
+    def view(self, lsn: int) -> JobView | None:
+        """What the files say of a job."""
+        return tell(self.reader(), lsn, self.clock.wall_ns())
+
+    def records(self) -> list[LogRecord]:
+        """Every record in the files."""
+        journal = self.reader()
+        return list(records(journal, journal.start()))
+
+    def kinds(self) -> list[int]:
+        """The types of all records, without those that say who an owner is."""
+        return [record.kind for record in self.records() if record.kind != Kind.OWNER]
+
+    def fold(self) -> Facets:
+        """A fold of the files by somebody who wrote none of them."""
+        facets = Facets(self.reader())
+        facets.need_agenda()
+        facets.need_dedup()
+        return facets
+
+    def segments(self) -> list[str]:
+        """Paths of the segment files."""
+        return [path for path in self.machine.paths() if path.endswith(".log")]
+
+
+class Process:
+    """One process that has the log open: commits and syncs when told to."""
+
+    def __init__(self, world: World, config: LogConfig, pid: int) -> None:
+        self.world = world
+        self.disk = CrashableDisk(world.machine)
+        self.disk.make_directory(PATH)
+        writer = WriterLock(self.disk, PATH, pid, config.lock_wait_seconds)
+        self.journal = Journal(self.disk, world.clock, PATH, config, writer)
+        try:
+            self.journal.open()
+            self.peers = world.neighbourhood.join()
+            self.committer = Committer(self.journal, self.peers, config, b"{}")
+            self.journal.unlock()
+        except Exception:
+            self.disk.kill()
+            raise
+
+    # -- step by step -----------------------------------------------------------------------------
+
+    def send(self, op: Op, operand: Any) -> Future[Any]:
+        """Commit one request, and hand out what need not wait; ``sync`` hands out the rest."""
+        future: Future[Any] = Future()
+        self.commit([(op, None, future, operand)])
+        return future
+
+    def commit(self, requests: list[Request]) -> None:
+        """One batch."""
+        self.committer.commit(requests)
+        self.committer.take_interest()
+        self._hand_out_now()
+        if not self.committer.must_sync():
+            self._hand_out_later()
+
+    def sync(self) -> None:
+        """What must follow a batch, sooner or later."""
+        if self.committer.must_sync():
+            self.committer.sync()
+        self._hand_out_now()
+        self._hand_out_later()
+
+    def follow(self) -> None:
+        """Look for outcomes that others wrote."""
+        self.committer.follow()
+        if not self.committer.must_sync():
+            self._hand_out_later()
+
+    def _hand_out_now(self) -> None:
+        answers, self.committer.now = self.committer.now, []
+        _resolve(answers)
+
+    def _hand_out_later(self) -> None:
+        answers, self.committer.later = self.committer.later, []
+        self.committer.later_lsn = 0
+        _resolve(answers)
+
+    def kill(self) -> None:
+        """Kill -9."""
+        self.disk.kill()
+        self.peers.close()
+
+    def close(self) -> None:
+        """Leave in peace."""
+        self.peers.close()
+        self.journal.close()
+
+    # -- whole calls ------------------------------------------------------------------------------
+
+    def ask(self, op: Op, operand: Any) -> Any:
+        """Commit, sync, and return the answer or raise it."""
+        future = self.send(op, operand)
+        self.sync()
+        return future.result(0)
+
+    def enqueue(
+        self, body: bytes = b"{}", extras: Extras | None = None, spec: EnqueueSpec = PLAIN
+    ) -> int:
+        """A durable job's lsn."""
+        lsn: int = self.ask(Op.ENQUEUE, (spec, body, extras))
+        return lsn
+
+    def claim(self, count: int = 1) -> list[Delivery]:
+        """Deliveries, at once; [] if there are none."""
+        request = ClaimRequest(count, wait_until_ns=0)
+        deliveries: list[Delivery] = self.ask(Op.CLAIM, request)
+        return deliveries
+
+    def settle(self, delivery: Delivery, kind: Kind = Kind.SUCCEEDED, **rest: Any) -> None:
+        """End a delivery, durably; raises what it meets."""
+        if kind in (Kind.RETRIED, Kind.RELEASED):
+            rest.setdefault("cause", Cause.EXHAUSTED)
+        error = self.ask(Op.SETTLE, [Settlement(kind, delivery, **rest)])[0]
+        if error is not None:
+            raise error
+
+    def settle_soon(
+        self, delivery: Delivery, on_error: Callable[[Settlement, TaskqError], None] | None = None
+    ) -> None:
+        """End a delivery without waiting for it."""
+        operand = ([Settlement(Kind.SUCCEEDED, delivery, b"done")], on_error or _unexpected)
+        self.commit([(Op.SETTLE_SOON, None, None, operand)])
+
+    def append(self, body: bytes, count: int = 1) -> None:
+        """Append a frame with any body at all."""
+        self.journal.lock()
+        try:
+            self.journal.append(body, count, self.world.clock.wall_ns())
+        finally:
+            self.journal.unlock()
+
+    def catch_up(self) -> Facets:
+        """Everything folded up to the end of the log."""
+        self.journal.refresh()
+        facets = self.committer.facets
+        facets.catch_up()
+        facets.need_agenda()
+        facets.need_dedup()
+        return facets
+
+
+def _resolve(answers: list[Any]) -> None:
+    for _, future, value in answers:
+        if future is None:
+            on_error, item, error = value
+            on_error(item, error)
+        elif isinstance(value, Exception):
+            future.set_exception(value)
+        else:
+            future.set_result(value)
+
+
+def _unexpected(item: Settlement, error: TaskqError) -> None:
+    raise AssertionError(f"{item.delivery!r}: {error}")
