@@ -1,0 +1,158 @@
+"""Real processes for tests: started from small scripts, spoken to by lines, ended by signals.
+
+Nothing here sleeps for a guessed time. A test waits for a line of a child, for a future, or with
+``eventually`` for a condition that another process brings about and that nobody announces.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from taskq.core.model import Durability
+from taskq.log.config import LogConfig
+from taskq.log.history import records
+from taskq.log.reader import LogReader
+from taskq.log.requests import EnqueueSpec
+from taskq.log.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.core.records import Kind
+    from taskq.log.logrecord import LogRecord
+    from taskq.log.store import Store
+
+SCRIPTS: Final = Path(__file__).parent / "scripts"
+#: What a machine with everything else to do may take for one step.
+STEP_SECONDS: Final = 20.0
+_LOOK_AGAIN_SECONDS: Final = 0.002
+
+
+def eventually(condition: Callable[[], object], seconds: float = STEP_SECONDS) -> None:
+    """Look until the condition holds; fails after ``seconds``.
+
+    For what other processes do without telling: the state of a stopped process, a byte in a file.
+    """
+    pause = threading.Event()
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {condition}"
+        pause.wait(_LOOK_AGAIN_SECONDS)
+
+
+class Child:
+    """A process that runs one of the scripts (or any command) and prints lines.
+
+    ``with Child("script.py", ...)`` kills it at the end, if it still lives.
+    """
+
+    def __init__(self, *command: object, cwd: Path | None = None) -> None:
+        words = [str(word) for word in command]
+        if words[0].endswith(".py"):
+            words = [sys.executable, str(SCRIPTS / words[0]), *words[1:]]
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd
+        )
+        self.pid = self.process.pid
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.endswith("\n"):  # one that a kill cut short was never said
+                self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def line(self, seconds: float = STEP_SECONDS) -> str:
+        """The next line; fails if none comes, or the output ends."""
+        line = self._lines.get(timeout=seconds)
+        assert line is not None, f"{self.process.args!r} ended with {self.process.wait()}"
+        return line
+
+    def expect(self, word: str, seconds: float = STEP_SECONDS) -> str:
+        """Read lines up to one that starts with ``word``; returns what stands behind it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            line = self.line(max(deadline - time.monotonic(), 0.001))
+            if line.startswith(word):
+                return line[len(word) :].strip()
+
+    def rest(self, seconds: float = STEP_SECONDS) -> list[str]:
+        """All further lines, up to the end of the output."""
+        lines = []
+        while (line := self._lines.get(timeout=seconds)) is not None:
+            lines.append(line)
+        return lines
+
+    def say(self, text: str) -> None:
+        """Send a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{text}\n")
+        self.process.stdin.flush()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill -9, and wait until the process is gone."""
+        self.process.kill()
+        self.process.wait(STEP_SECONDS)
+
+    def wait(self, seconds: float = STEP_SECONDS) -> int:
+        """Wait for the end; returns the exit code."""
+        return self.process.wait(seconds)
+
+    def state(self) -> str:
+        """The letter that the system gives the process: R, S, T, Z."""
+        text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
+        return text.rpartition(") ")[2][:1]
+
+    def stop(self) -> None:
+        """SIGSTOP, and wait until every thread of it stands still."""
+        self.send(signal.SIGSTOP)
+        eventually(lambda: self.state() == "T")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        self._reader.join(STEP_SECONDS)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def open_here(path: Path, durability: Durability = Durability.OS, **options: float) -> Store:
+    """The log, opened in the test's own process."""
+    return open_store(str(path), LogConfig(durability=durability, **options))  # type: ignore[arg-type]
+
+
+def put(store: Store, body: bytes, priority: int = 5) -> int:
+    """Enqueue a new job and wait until it is acknowledged."""
+    lsn = store.thread_port.enqueue(EnqueueSpec(priority=priority), body).result(STEP_SECONDS)
+    assert isinstance(lsn, int)
+    return lsn
+
+
+def log_records(path: Path) -> list[LogRecord]:
+    """Every record of the log, read without a lock."""
+    journal = LogReader.open(str(path))._journal
+    return list(records(journal, journal.start()))
+
+
+def of_kind(found: list[LogRecord], kind: Kind) -> list[LogRecord]:
+    """Those of one kind."""
+    return [record for record in found if record.kind == kind]

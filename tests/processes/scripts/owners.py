@@ -1,0 +1,10 @@
+"""Tell which owners of a log live. Usage: owners.py DIRECTORY."""
+
+from __future__ import annotations
+
+import sys
+
+from taskq.log.reader import LogReader
+
+for view in LogReader.open(sys.argv[1]).owners():
+    sys.stdout.write(f"{view.owner} {view.alive}\n")

@@ -1,0 +1,126 @@
+"""Kill -9 at a random moment: what was acknowledged is there, once, and the log goes on."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.model import Durability
+from taskq.core.records import Kind
+from taskq.log.requests import ClaimRequest, Settlement
+from tests.processes.harness import Child, log_records, of_kind, open_here, put
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: (processes, how each runs its producers, producers in each): 8 concurrent ones in all.
+ONE_PROCESS_THREADS = (1, "threads", 8)
+ONE_PROCESS_COROUTINES = (1, "coroutines", 8)
+FOUR_PROCESSES = (4, "threads", 2)
+SHAPES = [
+    pytest.param(ONE_PROCESS_THREADS, id="threads"),
+    pytest.param(ONE_PROCESS_COROUTINES, id="coroutines"),
+    pytest.param(FOUR_PROCESSES, id="processes"),
+]
+DURABLE = [Durability.FSYNC, Durability.OS]
+
+
+class Torture:
+    """Rounds of producers that are killed, all on one directory."""
+
+    def __init__(self, path: Path, durability: Durability, shape: tuple[int, str, int]) -> None:
+        self.path = path
+        self.durability = durability
+        self.shape = shape
+        self.random = random.Random(f"{durability} {shape}")
+        self.acknowledged: dict[int, str] = {}
+        self.settled: set[int] = set()
+
+    def round(self, number: int) -> None:
+        self.kill_producers(number)
+        self.open_at_once(number)
+        self.check_log()
+
+    def kill_producers(self, number: int) -> None:
+        processes, how, count = self.shape
+        with ExitStack() as stack:
+            children = [
+                stack.enter_context(
+                    Child("produce.py", self.path, self.durability, f"{number}.{one}", how, count)
+                )
+                for one in range(processes)
+            ]
+            for child in children:
+                self.note(child.line())
+            # The pipes lag behind by a moment that nobody knows: so is the moment of the kill.
+            for _ in range(self.random.randrange(200)):
+                self.note(children[0].line())
+            while children:
+                victim = children.pop(self.random.randrange(len(children)))
+                victim.kill()
+                for line in victim.rest():
+                    self.note(line)
+                if children:
+                    # One that was killed, perhaps inside the lock, must not hold the others up.
+                    for _ in range(self.random.randrange(1, 50)):
+                        self.note(children[0].line())
+
+    def note(self, line: str) -> None:
+        lsn, body = line.split()
+        assert int(lsn) not in self.acknowledged
+        self.acknowledged[int(lsn)] = body
+
+    def open_at_once(self, number: int) -> None:
+        store = open_here(self.path, self.durability)
+        port = store.thread_port
+        fresh = put(store, f"fresh:{number}".encode(), priority=9)
+        [delivery] = port.claim(ClaimRequest(1)).result(10)
+        assert delivery.job == fresh
+        assert delivery.payload == f"fresh:{number}".encode()
+        self.acknowledged[fresh] = f"fresh:{number}"
+        [oldest] = port.claim(ClaimRequest(1)).result(10)
+        # Older ones may be there that were never acknowledged; settled ones must not come again.
+        assert oldest.job <= min(self.acknowledged.keys() - self.settled)
+        assert oldest.job not in self.settled
+        done = [Settlement(Kind.SUCCEEDED, one) for one in (delivery, oldest)]
+        assert port.settle(done).result(10) == [None, None]
+        self.settled |= {fresh, oldest.job}
+        store.close()
+
+    def check_log(self) -> None:
+        jobs = of_kind(log_records(self.path), Kind.ENQUEUED)
+        found = {record.lsn: (record.body or b"").decode() for record in jobs}
+        assert len(found) == len(jobs), "an lsn names two jobs"
+        assert len(set(found.values())) == len(jobs), "a payload is there twice"
+        lost = {lsn: body for lsn, body in self.acknowledged.items() if found.get(lsn) != body}
+        assert not lost
+
+
+def torture(path: Path, durability: Durability, shape: tuple[int, str, int], rounds: int) -> None:
+    test = Torture(path, durability, shape)
+    for number in range(rounds):
+        test.round(number)
+    print(f"{rounds} kills, {len(test.acknowledged)} jobs acknowledged")  # noqa: T201 - a figure
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("durability", DURABLE)
+def test_what_was_acknowledged_survives_a_kill(
+    tmp_path: Path, durability: Durability, shape: tuple[int, str, int]
+) -> None:
+    """Eight producers, killed: the first open serves, nothing is lost, nothing is there twice."""
+    torture(tmp_path, durability, shape, rounds=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("durability", DURABLE)
+def test_what_was_acknowledged_survives_forty_kills(
+    tmp_path: Path, durability: Durability, shape: tuple[int, str, int]
+) -> None:
+    """The same, forty times on one log."""
+    torture(tmp_path, durability, shape, rounds=40)

@@ -1,0 +1,149 @@
+"""One directory, opened twice: in one process, in two, and for one process alone."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.errors import LogClosed, LogLocked, UsageError
+from taskq.core.model import Durability
+from taskq.log.config import LogConfig
+from taskq.log.reader import LogReader
+from taskq.log.requests import EnqueueSpec
+from taskq.log.store import open_store
+from tests.processes.harness import Child, open_here
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPEC = EnqueueSpec()
+
+
+def test_a_second_open_in_one_process_shares_the_log(tmp_path: Path) -> None:
+    """The same object comes back, whatever the path is called; the last close closes."""
+    first = open_here(tmp_path / "log")
+    (tmp_path / "link").symlink_to(tmp_path / "log")
+    second = open_here(tmp_path / "link")
+    assert second is first
+    first.close()
+    assert second.thread_port.enqueue(SPEC, b"x").result(10) == 1
+    second.close()
+    with pytest.raises(LogClosed):
+        second.thread_port.enqueue(SPEC, b"y")
+
+
+def test_a_second_open_with_other_options_is_refused(tmp_path: Path) -> None:
+    """It says so, and the first goes on undisturbed."""
+    store = open_here(tmp_path)
+    with pytest.raises(UsageError, match="other options"):
+        open_here(tmp_path, Durability.FSYNC)
+    assert store.thread_port.enqueue(SPEC, b"x").result(10) == 1
+    store.close()
+
+
+def test_threads_that_open_at_once_share_one_log(tmp_path: Path) -> None:
+    """Sixteen threads, one store; each closes its own hold."""
+    barrier = threading.Barrier(16)
+    stores = []
+
+    def hold() -> None:
+        barrier.wait()
+        stores.append(open_here(tmp_path))
+
+    threads = [threading.Thread(target=hold) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(stores) == 16
+    assert len(set(stores)) == 1
+    for store in stores:
+        assert store.usable
+        store.close()
+    assert not stores[0].usable
+
+
+def test_a_log_can_be_opened_again_after_close(tmp_path: Path) -> None:
+    """Each open is an owner of its own, and what the first wrote is there."""
+    first = open_here(tmp_path)
+    owner = first.owner
+    first.thread_port.enqueue(SPEC, b"x").result(10)
+    first.close()
+    again = open_here(tmp_path)
+    assert again.owner != owner
+    assert again.thread_port.enqueue(SPEC, b"y").result(10) == 2
+    again.close()
+
+
+def test_processes_that_open_at_once_make_one_log(tmp_path: Path) -> None:
+    """A fresh directory and eight processes: one log id, and ids that differ."""
+    children = [Child("answer.py", tmp_path) for _ in range(8)]
+    try:
+        for child in children:
+            child.expect("open")
+            child.say("enqueue x")
+        lsns = {child.expect("enqueued") for child in children}
+        assert len(lsns) == 8
+    finally:
+        for child in children:
+            child.__exit__()
+
+
+def test_exclusive_keeps_others_out_at_once_and_names_the_holder(tmp_path: Path) -> None:
+    """Another process's open fails without waiting; after the holder's close it succeeds."""
+    with Child("answer.py", tmp_path, "exclusive=True") as holder:
+        holder.expect("open")
+        holder.say("enqueue x")
+        assert holder.expect("enqueued") == "1"
+        with Child("answer.py", tmp_path) as other:
+            refusal = other.expect("refused", seconds=5)
+            assert refusal.startswith("LogLocked: ")
+            assert f"process {holder.pid} " in refusal
+            assert other.wait() == 0
+        with pytest.raises(LogLocked) as caught:
+            open_here(tmp_path)
+        assert caught.value.holder_pid == holder.pid
+        assert caught.value.waited_seconds < 1
+        holder.say("close")
+        holder.expect("closed")
+        store = open_here(tmp_path)
+        assert store.thread_port.enqueue(SPEC, b"y").result(10) == 2
+        store.close()
+
+
+def test_a_killed_exclusive_holder_keeps_nobody_out(tmp_path: Path) -> None:
+    """Its lock goes with it, also while it is still a zombie."""
+    with Child("answer.py", tmp_path, "exclusive=True") as holder:
+        holder.expect("open")
+        holder.process.kill()
+        holder.rest()  # its end is seen, but it is not reaped
+        with Child("answer.py", tmp_path) as first, Child("answer.py", tmp_path) as second:
+            first.expect("open")
+            second.expect("open")
+
+
+def test_exclusive_waits_for_nobody_who_came_first(tmp_path: Path) -> None:
+    """Taking a log for oneself while another has it open shuts that one out, with a clear error."""
+    with Child("answer.py", tmp_path, "lock_wait_seconds=0.5") as earlier:
+        earlier.expect("open")
+        config = LogConfig(durability=Durability.OS, exclusive=True)
+        store = open_store(str(tmp_path), config)
+        earlier.say("enqueue x")
+        assert earlier.expect("error").startswith("LogLocked: ")
+        store.close()
+        earlier.say("enqueue x")
+        assert earlier.expect("enqueued") == "1"
+
+
+def test_looking_at_the_owners_keeps_them_alive(tmp_path: Path) -> None:
+    """A reader in the owner's own process must not end the lock that says it lives."""
+    store = open_here(tmp_path)
+    reader = LogReader.open(str(tmp_path))
+    [view] = reader.owners()
+    assert view.owner == store.owner
+    assert view.alive
+    with Child("owners.py", tmp_path) as other:
+        assert other.line() == f"{store.owner} True"
+    store.close()
