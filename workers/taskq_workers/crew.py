@@ -205,6 +205,7 @@ class Crew:
             _log.error("a slot failed", exc_info=error)
             if delivery is not None and not slot.abandoned:
                 self._put(reject(delivery, describe(error)), slot.since)
+            self.feed.refill()
             if self.feed.buffer:
                 self.wake()
         self._check_gone()

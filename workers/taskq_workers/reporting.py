@@ -24,8 +24,8 @@ _CLOSE_SECONDS: Final = 1.0
 class Reporter:
     """Hand it to a worker as ``on_event``. Never blocks its caller; idle, it sleeps.
 
-    Nothing is printed before ``open``, so that the banner comes first. Memory is bounded: the thread
-    alone renews the quota of lines, so while the output is stuck what happens is only counted.
+    Nothing is printed before ``open``, so that the banner comes first. Memory is bounded: the
+    thread alone renews the quota of lines, so while the output is stuck, events are only counted.
     """
 
     def __init__(self, output: TextIO, style: Style) -> None:

@@ -7,7 +7,7 @@ are right from its first step. While a job suspends, the next slot takes the nex
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import CancelledError, current_task, sleep
 from contextvars import copy_context
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -87,8 +87,6 @@ class Slot:
             try:
                 args, kwargs = decode(delivery.payload)
                 value = await call(*args, **kwargs)
-            except GeneratorExit:  # the loop was closed under us
-                raise
             except BaseException as error:  # noqa: BLE001 - no job may stop its worker
                 settlement = self._failed(plan, delivery, error, called=args is not None)
             else:
@@ -115,15 +113,18 @@ class Slot:
                 crew.replace(self)
                 return
             if now - turn > TURN_SECONDS:
-                await asyncio.sleep(0)
+                await sleep(0)
                 turn = now = monotonic()
             self.since = now
 
     def _failed(
         self, plan: Plan, delivery: Delivery, error: BaseException, *, called: bool
     ) -> Settlement:
-        if isinstance(error, asyncio.CancelledError) and self._crew.interrupting():
+        if isinstance(error, CancelledError) and self._crew.interrupting():
             return release(delivery)
+        if isinstance(error, GeneratorExit) and current_task(self._crew.loop) is not self.task:
+            # Not raised by the job: its loop was closed, and whoever drops this coroutine ends it.
+            raise error
         if not called and isinstance(error, InvalidCall):
             # The arguments do not fit the function of today: no attempt would change that.
             return reject(delivery, describe(error))

@@ -111,7 +111,7 @@ class Supervisor:
             self._say(f"cancelling {jobs}; once more exits at once")
             self._worker.request_cancel()
         else:
-            self._say(f"draining: {jobs} may finish; once more cancels them")
+            self._say(f"draining: {jobs} may finish; once more cancels" if running else "stopping")
             self._worker.request_stop()
 
     def _on_pause_signal(self, number: int, frame: FrameType | None) -> None:

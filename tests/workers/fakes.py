@@ -1,0 +1,147 @@
+"""A log in memory, as far as a worker sees one: claims are answered and outcomes kept as told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+from taskq import TaskQ
+from taskq.core.lanes import Lane
+from taskq.log import codec
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.core.errors import TaskqError
+    from taskq.core.model import Extras
+    from taskq.log.port import LoopPort
+    from taskq.log.store import Store
+    from taskq_workers.settling import Settled
+
+
+def make_delivery(spec: EnqueueSpec, body: bytes, *, job: int = 1, attempt: int = 1) -> Delivery:
+    lane = Lane(0, spec.queue, spec.task, spec.priority)
+    record = codec.encode_checked(spec.tail, body, job)
+    return Delivery("fake", job, job + 1_000_000, 1, attempt, lane, record)
+
+
+class FakePort:
+    """Answers claims from ``ready``, a turn of the loop later, as the storage thread does."""
+
+    def __init__(self) -> None:
+        self.ready: deque[Delivery] = deque()
+        self.claims: list[tuple[ClaimRequest, asyncio.Future[list[Delivery]]]] = []
+        self.claimed_counts: list[int] = []
+        self.settled: list[Settlement] = []
+        self.refuse: Callable[[Settlement], TaskqError | None] = lambda _: None
+        self._called = asyncio.Event()
+        self._jobs = 0
+
+    def put(self, spec: EnqueueSpec, body: bytes, *, attempt: int = 1) -> Delivery:
+        self._jobs += 1
+        delivery = make_delivery(spec, body, job=self._jobs, attempt=attempt)
+        self.ready.append(delivery)
+        self._serve_soon()
+        return delivery
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once the condition holds; looked at whenever a worker called."""
+        while not condition():
+            self._called.clear()
+            await self._called.wait()
+
+    def poke(self) -> None:
+        """Look at the conditions again."""
+        self._called.set()
+
+    async def settlements(self, count: int) -> list[Settlement]:
+        await self.until(lambda: len(self.settled) >= count)
+        return self.settled
+
+    def waiting(self) -> list[ClaimRequest]:
+        return [request for request, future in self.claims if not future.done()]
+
+    # What a worker calls.
+
+    def claim(self, request: ClaimRequest) -> asyncio.Future[list[Delivery]]:
+        future: asyncio.Future[list[Delivery]] = asyncio.get_running_loop().create_future()
+        self.claims.append((request, future))
+        self._serve_soon()
+        return future
+
+    def settle_soon(
+        self, items: list[Settlement], on_error: Callable[[Settlement, TaskqError], None]
+    ) -> None:
+        for item in items:
+            error = self.refuse(item)
+            if error is None:
+                self.settled.append(item)
+            else:
+                asyncio.get_running_loop().call_soon(on_error, item, error)
+        self._called.set()
+
+    def settle(self, items: list[Settlement]) -> asyncio.Future[list[Settled]]:
+        future: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()
+        answers: list[Settled] = [self.refuse(item) for item in items]
+        self.settled += [item for item, error in zip(items, answers, strict=True) if error is None]
+        asyncio.get_running_loop().call_soon(future.set_result, answers)
+        self._called.set()
+        return future
+
+    def _serve_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._serve)
+
+    def _serve(self) -> None:
+        left = []
+        for request, future in self.claims:
+            if future.done():
+                continue
+            if self.ready:
+                count = min(request.count, len(self.ready))
+                self.claimed_counts.append(count)
+                future.set_result([self.ready.popleft() for _ in range(count)])
+            elif request.wait_until_ns is not None:
+                future.set_result([])
+            else:
+                left.append((request, future))
+        self.claims = left
+        self._called.set()
+
+
+class FakeStore:
+    """The store of a ``FakeApp``."""
+
+    def __init__(self, port: FakePort) -> None:
+        self._port = port
+
+    def port(self) -> LoopPort:
+        return cast("LoopPort", self._port)
+
+    def steady_ns(self) -> int:
+        return time.monotonic_ns()
+
+
+class FakeApp(TaskQ):
+    """A TaskQ whose log is a ``FakePort``."""
+
+    def __init__(self, port: FakePort | None = None) -> None:
+        super().__init__("never-made")
+        self.fake = port or FakePort()
+        self.loop: asyncio.AbstractEventLoop
+
+    async def open(self) -> FakeApp:
+        return self
+
+    def store(self) -> Store:
+        return cast("Store", FakeStore(self.fake))
+
+    def put(self, task: Any, *args: Any, attempt: int = 1, **kwargs: Any) -> Delivery:
+        call = task.call(*args, **kwargs)
+        spec: EnqueueSpec = call.spec
+        body: bytes = call.body
+        extras: Extras | None = call.extras
+        assert extras is None
+        return self.fake.put(spec, body, attempt=attempt)

@@ -1,0 +1,446 @@
+"""Start, stop, drain and failures of the log, on a log in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from anyio.lowlevel import checkpoint
+
+from taskq import LogFailed, LogLocked, PayloadTooLarge, StaleDelivery, UsageError, current_job
+from taskq.core.records import Cause, Kind
+from taskq_workers import Worker, pool, settling
+from taskq_workers.executors import SWITCH_INTERVAL_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq import TaskqError
+    from taskq.log.requests import ClaimRequest, Delivery, Settlement
+    from tests.workers.fakes import FakeApp
+
+
+def hold(fake: FakeApp) -> tuple[Any, asyncio.Event, asyncio.Event]:
+    """A task that runs until told to end, and the events "it runs" and "end"."""
+    runs, end = asyncio.Event(), asyncio.Event()
+
+    @fake.task(name="hold")
+    async def holding() -> str:
+        runs.set()
+        await end.wait()
+        return "done"
+
+    return holding, runs, end
+
+
+async def test_stop_is_legal_before_start_and_twice(fake: FakeApp) -> None:
+    worker = Worker(fake)
+    await worker.stop()
+    await worker.stop()
+    await worker.start()
+    await worker.run()
+    assert not worker.started.is_set()
+
+
+async def test_a_worker_starts_once(fake: FakeApp) -> None:
+    async with Worker(fake) as worker:
+        assert worker.started.is_set()
+        with pytest.raises(UsageError, match="started before"):
+            await worker.start()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"concurrency": 0}, {"thread_limit": 0}, {"drain_timeout": -1.0}, {"queues": "mail"}],
+)
+async def test_options_out_of_range_are_refused(fake: FakeApp, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Worker(fake, **options)
+
+
+async def test_a_drain_lets_running_jobs_finish_and_claims_no_more(fake: FakeApp) -> None:
+    task, runs, end = hold(fake)
+    fake.put(task)
+    async with Worker(fake) as worker:
+        await runs.wait()
+        worker.request_stop()
+        await fake.fake.until(lambda: not fake.fake.waiting())
+        fake.put(task)
+        end.set()
+    (settled,) = fake.fake.settled
+    assert (settled.kind, settled.body) == (Kind.SUCCEEDED, b'"done"')
+    assert len(fake.fake.ready) == 1
+
+
+async def test_what_outlasts_the_drain_is_cancelled_and_released_unburnt(fake: FakeApp) -> None:
+    task, runs, _ = hold(fake)
+    fake.put(task)
+    async with Worker(fake, drain_timeout=0):
+        await runs.wait()
+    (settled,) = fake.fake.settled
+    assert (settled.kind, settled.cause) == (Kind.RELEASED, Cause.DRAIN)
+
+
+async def test_a_cancel_ends_a_drain_at_once(fake: FakeApp) -> None:
+    task, runs, _ = hold(fake)
+    fake.put(task)
+    async with Worker(fake, drain_timeout=1_000) as worker:
+        await runs.wait()
+        worker.request_stop()
+        await checkpoint()
+        worker.request_cancel()
+    (settled,) = fake.fake.settled
+    assert settled.cause is Cause.DRAIN
+
+
+async def test_a_job_that_finishes_when_cancelled_has_succeeded(fake: FakeApp) -> None:
+    runs = asyncio.Event()
+
+    @fake.task
+    async def stubborn() -> str:
+        runs.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "saved"
+        return "never"
+
+    fake.put(stubborn)
+    async with Worker(fake, drain_timeout=0):
+        await runs.wait()
+    (settled,) = fake.fake.settled
+    assert (settled.kind, settled.body) == (Kind.SUCCEEDED, b'"saved"')
+
+
+async def test_a_job_that_ignores_its_cancellation_is_released_and_left(
+    fake: FakeApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pool, "CANCEL_SECONDS", 0.01)
+    runs, end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @fake.task
+    async def deaf() -> None:
+        runs.set()
+        while not end.is_set():
+            try:
+                await end.wait()
+            except asyncio.CancelledError:
+                continue
+        ended.set()
+
+    fake.put(deaf)
+    async with Worker(fake, drain_timeout=0):
+        await runs.wait()
+    assert [one.cause for one in fake.fake.settled] == [Cause.DRAIN]
+    assert "did not end when cancelled" in caplog.text
+    end.set()
+    await ended.wait()
+    await checkpoint()
+    assert len(fake.fake.settled) == 1
+
+
+async def test_a_stop_from_within_a_job_takes_effect(fake: FakeApp) -> None:
+    worker = Worker(fake)
+
+    @fake.task
+    async def stop() -> None:
+        worker.request_stop()
+
+    fake.put(stop)
+    await worker.run()
+    assert [one.kind for one in fake.fake.settled] == [Kind.SUCCEEDED]
+
+
+async def test_cancelling_run_stops_the_worker_and_drains(fake: FakeApp) -> None:
+    task, runs, end = hold(fake)
+    fake.put(task)
+    worker = Worker(fake)
+    running = asyncio.create_task(worker.run())
+    await runs.wait()
+    running.cancel()
+    end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert worker.stopped.is_set()
+    assert [one.kind for one in fake.fake.settled] == [Kind.SUCCEEDED]
+
+
+async def test_a_claim_that_was_answered_during_the_stop_is_given_back(fake: FakeApp) -> None:
+    task, _, _ = hold(fake)
+    async with Worker(fake) as worker:
+        await fake.fake.until(lambda: len(fake.fake.waiting()) == 1)
+        ((_, future),) = fake.fake.claims
+        delivery = fake.put(task)
+        fake.fake.ready.clear()
+        future.set_result([delivery])
+        worker.request_stop()
+        await worker.stop()
+    assert [one.cause for one in fake.fake.settled] == [Cause.DRAIN]
+
+
+async def test_when_the_loop_ends_under_a_worker_its_jobs_are_released_and_not_failed(
+    fake: FakeApp,
+) -> None:
+    task, runs, _ = hold(fake)
+    fake.put(task)
+    worker = Worker(fake)
+    before = asyncio.all_tasks()
+    await worker.start()
+    await runs.wait()
+    ours = asyncio.all_tasks() - before
+    for one in ours:
+        one.cancel()
+    await asyncio.wait(ours)
+    await fake.fake.settlements(1)
+    assert [one.cause for one in fake.fake.settled] == [Cause.DRAIN]
+    assert worker.stopped.is_set()
+
+
+async def test_a_burst_runs_what_is_ready_and_what_that_brings_then_ends(fake: FakeApp) -> None:
+    @fake.task
+    async def grow(n: int) -> None:
+        await checkpoint()
+        if n:
+            fake.put(grow, n - 1)
+
+    for _ in range(10):
+        fake.put(grow, 5)
+    await Worker(fake, burst=True, concurrency=3).run()
+    assert len(fake.fake.settled) == 60
+
+
+async def test_a_burst_on_an_empty_log_ends_at_once(fake: FakeApp) -> None:
+    await Worker(fake, burst=True).run()
+    assert fake.fake.settled == []
+
+
+async def test_a_stale_outcome_is_logged_and_stops_nothing(
+    fake: FakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    @fake.task
+    async def fine() -> None:
+        pass
+
+    stale = fake.put(fine)
+    fake.fake.refuse = lambda one: StaleDelivery("over") if one.delivery is stale else None
+    async with Worker(fake):
+        fake.put(fine)
+        await fake.fake.settlements(1)
+    assert stale.job_id in caplog.text
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+async def test_an_outcome_that_a_locked_log_refused_is_handed_over_again(
+    fake: FakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "PAUSE_SECONDS_FIRST", 0.001)
+    refusals = [LogLocked("data", 1, "stopped", 30.0)] * 2
+
+    @fake.task
+    async def fine() -> None:
+        pass
+
+    fake.put(fine)
+    fake.fake.refuse = lambda _: refusals.pop() if refusals else None
+    async with Worker(fake):
+        await fake.fake.settlements(1)
+
+
+async def test_a_success_that_the_log_can_never_take_is_dead_with_the_reason(
+    fake: FakeApp,
+) -> None:
+    @fake.task
+    async def child(n: int) -> None:
+        pass
+
+    @fake.task
+    async def parent() -> None:
+        current_job().enqueue(child.call(1))
+
+    def refuse(one: Settlement) -> TaskqError | None:
+        return PayloadTooLarge("a transaction", 9, 8) if one.children else None
+
+    fake.put(parent)
+    fake.fake.refuse = refuse
+    async with Worker(fake):
+        (settled,) = await fake.fake.settlements(1)
+    assert (settled.kind, settled.cause) == (Kind.DIED, Cause.REJECTED)
+    assert settled.body is not None
+    assert b"a transaction has 9 bytes" in settled.body
+
+
+async def test_children_go_with_the_success_and_not_with_a_failure(fake: FakeApp) -> None:
+    @fake.task
+    async def child(n: int) -> None:
+        pass
+
+    @fake.task
+    async def parent(fail: bool) -> None:
+        current_job().enqueue(child.call(1))
+        current_job().enqueue(child.call(2))
+        if fail:
+            raise ValueError
+
+    fake.put(parent, True)
+    fake.put(parent, False)
+    async with Worker(fake, concurrency=1):
+        failed, succeeded = await fake.fake.settlements(2)
+    assert failed.children == ()
+    assert [child[1] for child in succeeded.children] == [b'{"n":1}', b'{"n":2}']
+
+
+async def test_a_failed_log_stops_the_worker_which_says_so(fake: FakeApp) -> None:
+    @fake.task
+    async def fine() -> None:
+        pass
+
+    fake.put(fine)
+    fake.fake.refuse = lambda _: LogFailed("data", "an fsync failed")
+    with pytest.raises(LogFailed):
+        await Worker(fake).run()
+
+
+async def test_claims_that_a_locked_log_refused_are_made_again(
+    fake: FakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "PAUSE_SECONDS_FIRST", 0.001)
+    claim: Callable[[ClaimRequest], asyncio.Future[list[Delivery]]] = fake.fake.claim
+    refused = 0
+
+    def refuse_twice(request: ClaimRequest) -> asyncio.Future[list[Delivery]]:
+        nonlocal refused
+        if refused == 2:
+            return claim(request)
+        refused += 1
+        future: asyncio.Future[list[Delivery]] = asyncio.get_running_loop().create_future()
+        future.set_exception(LogLocked("data", 1, "stopped", 30.0))
+        return future
+
+    monkeypatch.setattr(fake.fake, "claim", refuse_twice)
+
+    @fake.task
+    async def fine() -> None:
+        pass
+
+    fake.put(fine)
+    async with Worker(fake):
+        await fake.fake.settlements(1)
+
+
+async def test_an_unusable_log_fails_the_start(
+    fake: FakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse() -> FakeApp:
+        raise LogFailed("data", "an fsync failed")
+
+    monkeypatch.setattr(fake, "open", refuse)
+    with pytest.raises(LogFailed):
+        await Worker(fake).start()
+    with pytest.raises(LogFailed):
+        async with Worker(fake):
+            raise AssertionError("never entered")
+
+
+async def test_a_stop_does_not_wait_for_a_log_that_does_not_open(
+    fake: FakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = asyncio.Event()
+
+    async def wait() -> FakeApp:
+        opening.set()
+        await asyncio.Event().wait()
+        return fake
+
+    monkeypatch.setattr(fake, "open", wait)
+    worker = Worker(fake)
+    starting = asyncio.create_task(worker.start())
+    await opening.wait()
+    await worker.stop()
+    await starting
+    assert not worker.started.is_set()
+
+
+async def test_sync_tasks_run_in_threads_side_by_side_with_their_context(fake: FakeApp) -> None:
+    barrier = threading.Barrier(4)
+    seen: dict[int, tuple[str, str]] = {}
+
+    @fake.task
+    def meet(n: int) -> int:
+        barrier.wait(30)
+        seen[n] = (current_job().id, threading.current_thread().name)
+        return n
+
+    ids = {n: fake.put(meet, n).job_id for n in range(4)}
+    async with Worker(fake, concurrency=4):
+        settled = await fake.fake.settlements(4)
+    assert {n: job_id for n, (job_id, _) in seen.items()} == ids
+    assert len({name for _, name in seen.values()}) == 4
+    assert {one.kind for one in settled} == {Kind.SUCCEEDED}
+    assert threading.current_thread().name not in {name for _, name in seen.values()}
+
+
+async def test_threads_are_limited_and_switch_often(fake: FakeApp) -> None:
+    names = set()
+
+    @fake.task
+    def note() -> None:
+        names.add(threading.current_thread().name)
+
+    for _ in range(20):
+        fake.put(note)
+    async with Worker(fake, concurrency=8, thread_limit=2):
+        await fake.fake.settlements(20)
+    assert 1 <= len(names) <= 2
+    assert sys.getswitchinterval() <= SWITCH_INTERVAL_SECONDS
+
+
+async def test_a_thread_that_does_not_end_is_left_behind_and_its_job_released(
+    fake: FakeApp,
+) -> None:
+    runs, end = threading.Event(), threading.Event()
+
+    @fake.task
+    def stuck() -> None:
+        fake.loop.call_soon_threadsafe(fake.fake.poke)
+        runs.set()
+        assert end.wait(30)
+
+    fake.loop = asyncio.get_running_loop()
+    fake.put(stuck)
+    worker = Worker(fake, drain_timeout=0)
+    async with worker:
+        await fake.fake.until(runs.is_set)
+    assert [one.cause for one in fake.fake.settled] == [Cause.DRAIN]
+    assert worker.lingering == 1
+    end.set()
+
+
+async def test_a_sync_job_that_waits_for_a_thread_when_cancelled_never_runs(
+    fake: FakeApp,
+) -> None:
+    runs, end = threading.Event(), threading.Event()
+    ran = []
+
+    @fake.task
+    def one_by_one(n: int) -> None:
+        ran.append(n)
+        fake.loop.call_soon_threadsafe(fake.fake.poke)
+        runs.set()
+        assert end.wait(30)
+
+    fake.loop = asyncio.get_running_loop()
+    for n in range(2):
+        fake.put(one_by_one, n)
+    worker = Worker(fake, concurrency=2, thread_limit=1, drain_timeout=0)
+    async with worker:
+        await fake.fake.until(lambda: runs.is_set() and worker.running == 2)
+    end.set()
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("taskq-run")]
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 30)
+    assert ran == [0]
+    assert len(fake.fake.settled) == 2

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import io
+import threading
+from typing import TYPE_CHECKING
+
+from taskq_workers.events import JobFinished
+from taskq_workers.lines import Facts, Style, banner, job_line, style_for, summary_line
+from taskq_workers.reporting import LINES_PER_SECOND_MAX, Reporter
+
+if TYPE_CHECKING:
+    from taskq_workers.events import JobEnd
+
+PLAIN = Style(colours=False)
+
+
+def event(outcome: JobEnd = "succeeded", **changes: object) -> JobFinished:
+    made = JobFinished("abcd-7", "mail.send", outcome, 0.1234, 1, 5)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def facts(**changes: object) -> Facts:
+    values: dict[str, object] = {
+        "version": "0.1.0",
+        "pid": 42,
+        "directory": "/data",
+        "durability": "fsync",
+        "recovered": 3,
+        "queues": None,
+        "tasks": frozenset({"mail.send"}),
+        "concurrency": 8,
+        "ready_seconds": 0.0421,
+    }
+    return Facts(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_the_banner_has_at_most_8_lines_and_says_what_matters() -> None:
+    many = frozenset(f"jobs.task_{n}" for n in range(100))
+    lines = banner(facts(tasks=many, queues=frozenset({"b", "a"})), PLAIN)
+    text = "\n".join(lines)
+    assert len(lines) <= 8
+    for part in ("0.1.0", "/data", "fsync", "3 in-flight jobs", "a, b", "94 more", "in 42 ms"):
+        assert part in text
+
+
+def test_a_job_line_has_sign_task_id_and_duration() -> None:
+    assert job_line(event(), 0.0, PLAIN)[8:] == " ✓ mail.send  abcd-7  123 ms"
+
+
+def test_a_failed_job_says_which_attempt_it_was_and_why_on_one_line() -> None:
+    died = job_line(event("died", attempt=5, reason="ValueError: no\nFile ..."), 0.0, PLAIN)
+    assert died.endswith("✗ mail.send  abcd-7  123 ms  attempt 5/5  ValueError: no")
+    retried = job_line(event("retried", delay_seconds=2.5, reason="X: y"), 0.0, PLAIN)
+    assert retried.endswith("↻ mail.send  abcd-7  123 ms  attempt 1/5  again in 2.5 s  X: y")
+    released = job_line(event("released", delay_seconds=0.0), 0.0, PLAIN)
+    assert released.endswith("↻ mail.send  abcd-7  123 ms  given back")
+
+
+def test_a_reason_cannot_drive_the_terminal() -> None:
+    assert "\x1b" not in job_line(event("died", reason="\x1b[2J"), 0.0, PLAIN)
+
+
+def test_colours_are_for_terminals_and_signs_for_encodings_that_have_them() -> None:
+    assert "\x1b[32m✓" in job_line(event(), 0.0, Style(colours=True))
+    assert " ok mail.send" in job_line(event(), 0.0, style_for("ascii", colours=False))
+    assert style_for("utf-8", colours=False) == PLAIN
+
+
+def test_a_summary_groups_digits() -> None:
+    assert summary_line({"succeeded": 12_345, "died": 1}) == "… 12 345 jobs succeeded, 1 died"
+    assert summary_line({"retried": 1}) == "… 1 job retried"
+
+
+class Gate(io.StringIO):
+    """An output that tells of each write, and may be held up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = threading.Event()
+        self.open.set()
+        self.entered = threading.Event()
+
+    def write(self, text: str, /) -> int:
+        self.entered.set()
+        assert self.open.wait(30)
+        return super().write(text)
+
+
+def test_what_happens_before_the_banner_is_printed_after_it() -> None:
+    output = io.StringIO()
+    reporter = Reporter(output, PLAIN)
+    reporter(event())
+    reporter.open(["the banner"])
+    reporter.close()
+    assert output.getvalue().startswith("the banner\n")
+    assert "abcd-7" in output.getvalue()
+
+
+def test_a_reporter_that_was_never_opened_closes() -> None:
+    Reporter(io.StringIO(), PLAIN).close()
+
+
+def test_a_flood_is_summed_up_and_a_stuck_output_holds_nobody_up() -> None:
+    """The thread is held within a write: ten thousand events must neither block nor pile up."""
+    output = Gate()
+    output.open.clear()
+    reporter = Reporter(output, PLAIN)
+    reporter.open(["the banner"])
+    assert output.entered.wait(30)
+    for _ in range(10_000):
+        reporter(event())
+    assert len(reporter._lines) <= LINES_PER_SECOND_MAX
+    output.open.set()
+    reporter.close()
+    lines = output.getvalue().splitlines()
+    assert len(lines) == 1 + LINES_PER_SECOND_MAX + 1
+    assert lines[-1] == "… 9 800 jobs succeeded"
+
+
+def test_an_output_whose_reader_went_away_stops_nothing() -> None:
+    output = io.StringIO()
+    output.close()
+    reporter = Reporter(output, PLAIN)
+    reporter.open(["the banner"])
+    reporter(event())
+    reporter.close()
+    assert not reporter._thread.is_alive()
