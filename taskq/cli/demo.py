@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 #: What the extra ``demo`` brings.
 _NEEDED: Final = ("httpx", "starlette", "uvicorn")
-_EXIT_TERMINATED: Final = 128 + signal.SIGTERM
+_ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+#: A shell's code for a program that a signal ended is this and the signal's number.
+_EXIT_SIGNAL: Final = 128
 
 
 @click.command()
@@ -100,19 +102,20 @@ def _example() -> Any:
 
 @contextmanager
 def _work_directory(*, keep: bool) -> Iterator[Path]:
-    """A temporary directory that goes away at the end, also after SIGTERM, unless it is kept."""
+    """A temporary directory that goes away at the end, also after a signal, unless it is kept."""
     work = Path(tempfile.mkdtemp(prefix="taskq-demo-"))
-    previous = signal.signal(signal.SIGTERM, _terminate)
+    previous = {number: signal.signal(number, _terminate) for number in _ENDING_SIGNALS}
     try:
         yield work
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
         if keep:
             click.echo(f"work directory: {work}")
         else:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _terminate(*_: object) -> NoReturn:
-    """SIGTERM ends the demo through its ``finally`` clauses, so that no process stays behind."""
-    raise SystemExit(_EXIT_TERMINATED)
+def _terminate(number: int, _frame: object) -> NoReturn:
+    """End the demo through its ``finally`` clauses, so that no process stays behind."""
+    raise SystemExit(_EXIT_SIGNAL + number)

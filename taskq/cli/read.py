@@ -62,7 +62,7 @@ def ls(
         return
     now_ns = time.time_ns()
     render.print_table(
-        ("ID", "STATE", "QUEUE", "TASK", ">PRIO", ">ATTEMPT", ">ENQUEUED", "NOTE"),
+        ("ID", "STATE", "QUEUE~", "TASK~", ">PRIO", ">ATTEMPT", ">ENQUEUED", "NOTE~"),
         [
             (
                 job.job_id,
@@ -141,14 +141,14 @@ def _print_job(job: JobView) -> None:
     if job.attempts:
         click.echo("\nattempts")
         render.print_table(
-            (">#", "OUTCOME", ">STARTED", ">TOOK", ">OWNER", "REASON"),
+            (">#", "OUTCOME", ">STARTED", ">TOOK", "OWNER", "REASON~"),
             [
                 (
                     str(attempt.number),
                     attempt.outcome or "running",
                     render.when(attempt.started_ns, now_ns),
                     render.precise((attempt.ended_ns or now_ns) - attempt.started_ns),
-                    str(attempt.owner),
+                    render.owner(attempt.owner),
                     attempt.reason.partition("\n")[0],
                 )
                 for attempt in job.attempts
@@ -214,7 +214,7 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
         render.print_json(
             [
                 {
-                    "owner": owner.owner,
+                    "owner": render.owner(owner.owner),
                     "pid": owner.pid,
                     "host": owner.host,
                     "name": owner.name or None,
@@ -231,10 +231,10 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
         return
     now_ns = time.time_ns()
     render.print_table(
-        (">OWNER", "NAME", ">PID", "HOST", "STATE", ">STARTED", ">RUNNING"),
+        ("OWNER", "NAME~", ">PID", "HOST~", "STATE", ">STARTED", ">RUNNING"),
         [
             (
-                str(owner.owner),
+                render.owner(owner.owner),
                 owner.name or "-",
                 str(owner.pid),
                 owner.host,

@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 #: Seconds in each unit, longest first.
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
-#: A piped table is as wide as its widest row: nobody wants ids cut off in a file.
-_PIPED_WIDTH: Final = 100_000
+#: Columns between two columns of a table.
+_GAP: Final = 2
+#: A column is not cut below this, however narrow the terminal.
+_SHRUNK_WIDTH: Final = 12
 _STATE_STYLES: Final = {
     "scheduled": "yellow",
     "ready": "cyan",
@@ -56,6 +58,11 @@ def moment(moment_ns: int) -> str | None:
         return None
     seconds, rest = divmod(moment_ns, SECOND_NS)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000).isoformat()
+
+
+def owner(number: int) -> str:
+    """An owner as its files are named. Text, since it may exceed what JSON readers keep exact."""
+    return f"{number:016x}"
 
 
 def printable(text: str) -> str:
@@ -115,7 +122,7 @@ def attempt_json(attempt: AttemptView) -> dict[str, Any]:
     """One delivery of a job, for programs."""
     return {
         "number": attempt.number,
-        "owner": attempt.owner,
+        "owner": owner(attempt.owner),
         "started_at": moment(attempt.started_ns),
         "ended_at": moment(attempt.ended_ns),
         "outcome": attempt.outcome or None,
@@ -131,35 +138,50 @@ def print_json(document: object) -> None:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under their headings: coloured on a terminal, plain and never cut in a pipe.
 
-    A heading that starts with ``>`` is of a column of numbers, flush right. Only the last column
-    may be cut to the terminal's width; ids never are.
+    A heading that starts with ``>`` is of numbers, flush right. One that ends in ``~`` may be cut
+    to fit a narrow terminal; ids and numbers never are.
     """
     # Imported here because rich takes longer to import than most commands take to run.
+    from rich.cells import cell_len  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
+    titles = [column.strip(">~") for column in columns]
+    cells = [[printable(cell).replace("\n", " ") for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(titles, *cells, strict=True)]
     piped = not sys.stdout.isatty()
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for number, name in enumerate(columns, 1):
-        last = number == len(columns) > 1
-        table.add_column(
-            name.removeprefix(">"),
-            justify="right" if name.startswith(">") else "left",
-            no_wrap=True,
-            overflow="ellipsis" if last else "fold",
-            min_width=None if last else len(name),
-        )
-    for row in rows:
-        cells = [printable(cell).replace("\n", " ") for cell in row]
-        table.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in cells))
     if not piped:
-        Console().print(table)
+        _fit(widths, [column.endswith("~") for column in columns], Console().width)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
+    for column, title, width in zip(columns, titles, widths, strict=True):
+        side: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+        table.add_column(title, justify=side, width=width, no_wrap=True, overflow="ellipsis")
+    for row in cells:
+        table.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in row))
+    if not piped:
+        Console(width=_total(widths)).print(table)
         return
     text = io.StringIO()
-    Console(file=text, width=_PIPED_WIDTH, color_system=None).print(table)
+    Console(file=text, width=_total(widths), color_system=None).print(table)
     for line in text.getvalue().splitlines():
         click.echo(line.rstrip())
+
+
+def _fit(widths: list[int], may_shrink: Sequence[bool], limit: int) -> None:
+    """Narrow the widest of the columns that may shrink, until the table fits or they are small."""
+    for _ in widths:
+        excess = _total(widths) - limit
+        wide = max(
+            (i for i, may in enumerate(may_shrink) if may), key=widths.__getitem__, default=0
+        )
+        if excess <= 0 or not may_shrink[wide]:
+            return
+        widths[wide] = max(min(widths[wide], _SHRUNK_WIDTH), widths[wide] - excess)
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * len(widths)
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
