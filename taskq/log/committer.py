@@ -21,6 +21,8 @@ from taskq.log.survey import Request, Survey
 from taskq.log.watchers import Watchers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taskq.log.config import LogConfig
     from taskq.log.journal import Journal
     from taskq.log.ports import Peers
@@ -356,14 +358,11 @@ class Committer:
     # -- trouble ----------------------------------------------------------------------------------
 
     def _refuse(self, requests: list[Request], error: TaskqError) -> None:
-        for op, port, future, operand in requests:
-            if op == Op.CLAIM and not isinstance(error, LogError):
-                self.waiting.append((operand, port, future))
-            elif op == _SETTLE_SOON:
-                items, on_error = operand
-                self.now += [(port, None, (on_error, item, error)) for item in items]
-            else:
-                self.now.append((port, future, error))
+        if not isinstance(error, LogError):
+            patient = [request for request in requests if request[0] == Op.CLAIM]
+            self.waiting += [(operand, port, future) for _, port, future, operand in patient]
+            requests = [request for request in requests if request[0] != Op.CLAIM]
+        self.now += refusals(requests, error)
 
     def _give_up(self, requests: list[Request], error: OSError) -> None:
         """The append failed: what was applied is thrown away with the fold, and folded anew."""
@@ -383,3 +382,15 @@ class Committer:
                     self.held.append(request)
             else:
                 self.now.append((port, future, failed))
+
+
+def refusals(requests: Iterable[Request], error: TaskqError) -> list[Answer]:
+    """The same error for each of them."""
+    answers: list[Answer] = []
+    for op, port, future, operand in requests:
+        if op == _SETTLE_SOON:
+            items, on_error = operand
+            answers += [(port, None, (on_error, item, error)) for item in items]
+        else:
+            answers.append((port, future, error))
+    return answers

@@ -177,7 +177,11 @@ class ThreadPort(_Port):
 
     def deliver(self, answers: list[Answer]) -> None:
         """Futures of threads are resolved right here."""
-        self._resolve(answers)
+        for answer in answers:
+            try:
+                self._resolve([answer])
+            except futures.InvalidStateError:  # cancelled at this very moment
+                self._late(answer[2])
 
 
 def _wake(future: asyncio.Future[None]) -> None:

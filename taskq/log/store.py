@@ -12,11 +12,12 @@ from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from taskq.core.errors import LogError, UsageError
+from taskq.core.errors import LogClosed, LogError, UsageError
 from taskq.log import forks
+from taskq.log.committer import refusals
 from taskq.log.config import MAILBOX_MAX, LogConfig
 from taskq.log.port import LoopPort, ThreadPort
-from taskq.log.thread import StorageThread
+from taskq.log.thread import StorageThread, run_chore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,7 @@ class Store:
         tag: what every job id of this log starts with.
         owner: this process's owner number.
         closing: set once; the thread answers what it has and ends.
+        ended: the thread looks at nothing any more; who sends now is answered by ``wake_up``.
         chores: calls for the storage thread to make between two batches.
         waiting_for_room: calls that tell senders of an emptied mailbox.
     """
@@ -45,6 +47,7 @@ class Store:
         self.asleep = False
         self.usable = True
         self.closing = False
+        self.ended = False
         self.openers = 1
         self.tag = ""
         self.owner = 0
@@ -175,6 +178,10 @@ class Store:
     def wake_up(self) -> None:
         """Make the storage thread look at its mailbox."""
         self.asleep = False
+        if self.ended:
+            self.asleep = True
+            self.refuse_rest()
+            return
         storage = self._storage
         if storage is not None and storage.peers is not None:
             storage.peers.poke()
@@ -195,6 +202,25 @@ class Store:
         self.wake_up()
         self._thread.join(self.config.lock_wait_seconds + 1)
         self.usable = False
+
+    def end(self) -> None:
+        """Nobody takes the mailbox any more; on the storage thread, as its last word."""
+        self.ended = True
+        # A sender looks at ``asleep`` after it has sent: one that saw the log open, and sends only
+        # now, is made to call ``wake_up``, and answers itself.
+        self.asleep = True
+        self.refuse_rest()
+
+    def refuse_rest(self) -> None:
+        """Answer what came too late."""
+        closed = LogClosed(f"{self.path}: the log was closed")
+        with contextlib.suppress(IndexError):
+            while True:
+                for answer in refusals([self.mailbox.popleft()], closed):
+                    answer[0].deliver([answer])
+        with contextlib.suppress(IndexError):
+            while True:
+                run_chore(self.waiting_for_room.popleft())
 
     def forget_in_child(self) -> None:
         """In a forked child: this log belongs to the parent."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import SECOND_NS, Durability
-from taskq.log.committer import DEAD_OWNER_CHECK_NS, Committer
+from taskq.log.committer import DEAD_OWNER_CHECK_NS, Committer, refusals
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.disk import LocalDisk, SystemClock
 from taskq.log.journal import Journal
@@ -263,9 +263,10 @@ class StorageThread:
         closed = LogClosed(f"{self.path}: the log was closed")
         left = [(port, future) for _, port, future in committer.waiting]
         left += committer.watchers.all()
-        left += [(port, future) for _, port, future, _ in (*committer.held, *store.mailbox)]
-        committer.now += [(port, future, closed) for port, future in left if future is not None]
+        committer.now += [(port, future, closed) for port, future in left]
+        committer.now += refusals(committer.held, closed)
         self._hand_out()
+        store.end()
         self.close_files()
 
     def close_files(self) -> None:
