@@ -30,6 +30,9 @@ Key: TypeAlias = str | bytes | Callable[..., str | bytes]
 
 _HEADER_LENGTHS_BYTES: Final = 4
 _SPECS_KEPT: Final = 1_024
+#: A record's length and CRC; its optional fields but for the bytes of key and headers.
+_RECORD_EDGES_BYTES: Final = 8
+_OPTIONS_BYTES: Final = 64
 
 
 class OptionChanges(TypedDict, total=False):
@@ -230,15 +233,34 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
         UsageError: a name or value is no text.
         PayloadTooLarge: together they are over HEADERS_BYTES_MAX.
     """
-    size = 0
     pairs: Iterable[tuple[object, object]] = headers.items()
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, str):
             raise UsageError(f"header {name!r} is {value!r:.60}: names and values must be text")
-        size += len(name.encode()) + len(value.encode()) + _HEADER_LENGTHS_BYTES
+    try:
+        size = _headers_bytes(headers)
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the headers hold text that UTF-8 cannot write: {error}") from None
     if size > HEADERS_BYTES_MAX:
         raise PayloadTooLarge("the headers", size, HEADERS_BYTES_MAX, "put data in the arguments")
     return dict(headers)
+
+
+def transaction_bytes(items: Iterable[tuple[EnqueueSpec, bytes, Extras | None]]) -> int:
+    """What the jobs of one transaction take in the log, options counted generously."""
+    size = 0
+    for spec, body, extras in items:
+        size += len(spec.tail) + len(body) + _RECORD_EDGES_BYTES
+        if extras is not None:
+            size += _OPTIONS_BYTES + len(extras.key or b"") + _headers_bytes(extras.headers)
+    return size
+
+
+def _headers_bytes(headers: Mapping[str, str]) -> int:
+    return sum(
+        len(name.encode()) + len(value.encode()) + _HEADER_LENGTHS_BYTES
+        for name, value in headers.items()
+    )
 
 
 def _expiry(expires: Duration | datetime | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from taskq.call import transaction_bytes
 from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
 from taskq.core.model import TRANSACTION_BYTES_MAX
 
@@ -210,7 +211,7 @@ os.register_at_fork(after_in_child=_renew_all_after_fork)
 
 
 def _check_size(items: list[Item]) -> None:
-    size = sum(len(body) for _, body, _ in items)
+    size = transaction_bytes(items)
     if size > TRANSACTION_BYTES_MAX:
         raise PayloadTooLarge(
             f"the transaction of {len(items)} jobs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
+from taskq.call import transaction_bytes
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.handle import PendingJob, make_handle
@@ -79,18 +80,20 @@ class JobContext:
         Raises:
             PayloadTooLarge: this job's calls are over TRANSACTION_BYTES_MAX together.
         """
-        self._children_size += len(call.body)
-        if self._children_size > TRANSACTION_BYTES_MAX:
+        item = (call.spec, call.body, call.extras)
+        size = self._children_size + transaction_bytes((item,))
+        if size > TRANSACTION_BYTES_MAX:
             raise PayloadTooLarge(
                 f"the jobs enqueued by {self.task} {self.id}",
-                self._children_size,
+                size,
                 TRANSACTION_BYTES_MAX,
                 "enqueue some of them outside the job's own transaction",
             )
+        self._children_size = size
         pending: PendingJob[R] = PendingJob(call)
         if self._children is None:
             self._children = []
-        self._children.append((pending, call.spec, call.body, call.extras))
+        self._children.append((pending, *item))
         return pending
 
     def resolve(self, answers: list[int | Duplicate]) -> None:

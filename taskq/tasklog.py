@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from taskq.call import Options, spec_of
 from taskq.connection import Connection, split_job_id
 from taskq.core.durations import Duration, nanoseconds
-from taskq.core.errors import JobNotFound, PayloadTooLarge, UsageError
+from taskq.core.errors import JobNotFound, PayloadTooLarge, TaskqError, UsageError
 from taskq.core.model import (
     ATTEMPTS_DEFAULT,
     PAYLOAD_BYTES_MAX,
@@ -300,9 +300,9 @@ class TaskLog:
 
     async def _settle(self, settlement: Settlement) -> None:
         port = await self._connection.port()
-        (error,) = await port.settle([settlement])
-        if error is not None:
-            raise error
+        (answer,) = await port.settle([settlement])
+        if isinstance(answer, TaskqError):
+            raise answer
 
     async def _located(self, job_id: str) -> tuple[LoopPort, int]:
         tag, lsn = split_job_id(job_id)

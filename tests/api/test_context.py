@@ -72,4 +72,5 @@ def test_children_fit_one_transaction(app: TaskQ, context: JobContext) -> None:
         context.enqueue(call)
     with pytest.raises(PayloadTooLarge, match="the jobs enqueued by parent 0123abcd-9"):
         context.enqueue(call)
-    assert len(context.children) == 8
+    context.enqueue(child.call("small"))
+    assert len(context.children) == 9

@@ -104,6 +104,7 @@ def test_one_attempt_implies_a_durable_claim(app: TaskQ) -> None:
         ({"key": "fixed"}, "give a function of the task's arguments"),
         ({"headers": {"a": 1}}, "header 'a' is 1: names and values must be text"),
         ({"headers": {"a": "x" * 40_000}}, "the headers has 40005 bytes"),
+        ({"headers": {"a": "\ud800"}}, "text that UTF-8 cannot write"),
         ({"aliases": "old"}, "give a list of names"),
         ({"aliases": [""]}, "task name '' has 0 bytes"),
         ({"runs_in": "process"}, "not available yet"),

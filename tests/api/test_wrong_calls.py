@@ -97,6 +97,11 @@ async def test_a_transaction_over_its_limit_is_refused_whole(
     ) as e:
         await app.enqueue_many([big] * 9)
     assert e.value.limit == TRANSACTION_BYTES_MAX
+    with pytest.raises(PayloadTooLarge, match="the transaction of 300000 jobs"):
+        await app.enqueue_many([app.call_by_name("t")] * 300_000)
+    small = app.call_by_name("t").options(headers={"h": "x" * 30_000})
+    with pytest.raises(PayloadTooLarge, match="the transaction of 300 jobs"):
+        await app.enqueue_many([small] * 300)
     assert recorder.items == []
 
 
