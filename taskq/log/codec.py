@@ -14,7 +14,7 @@ offset bytes segment header
 16     8     first lsn: no record of the segment has a lower one
 24     8     epoch of its first frame
 32     16    log id (UUID)
-48     8     created, nanoseconds of wall time
+48     8     log time when it was created: that of the last frame before it
 56     4     CRC-32 of bytes 0 to 55
 60     4     0
 ====== ===== ==========================================================

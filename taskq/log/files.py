@@ -62,28 +62,43 @@ class SegmentFiles:
             later = [one for one in self.lsns if lsn < one <= last]
         return min(later, default=None)
 
-    def has_header(self, lsn: int) -> bool:
-        """Whether the file begins as a segment of this log.
+    def header(self, lsn: int) -> codec.SegmentHeader | None:
+        """What the segment's header says, or its name and first frame if the header is damaged.
+
+        None if the file does not begin as this segment.
 
         Raises:
             FormatError: a newer taskq wrote it.
         """
-        data = self._disk.read(self.descriptor(lsn), codec.SEGMENT_HEADER.size, 0)
+        start = codec.SEGMENT_HEADER.size
+        data = self._disk.read(self.descriptor(lsn), start + codec.FRAME_HEADER_SIZE, 0)
         header = codec.decode_segment_header(data, self.file_path(lsn))
-        return header is not None and header.log_id == self.log_id.bytes
+        if header is not None and header[0] == lsn and header.log_id == self.log_id.bytes:
+            return header
+        frame = codec.decode_frame_header(data, start, self.seed(lsn), start)
+        if frame is None:
+            return None
+        return codec.SegmentHeader(lsn, frame.epoch, self.log_id.bytes, frame.time_ns)
 
-    def header(self, lsn: int) -> codec.SegmentHeader:
-        """The header of a segment that has one."""
-        data = self._disk.read(self.descriptor(lsn), codec.SEGMENT_HEADER.size, 0)
-        return codec.SegmentHeader(*codec.SEGMENT_HEADER.unpack(data)[4:8])
+    def has_damaged_header(self, lsn: int) -> bool:
+        """Whether the file holds more than a header, and that is not whole."""
+        data = self._disk.read(self.descriptor(lsn), codec.SEGMENT_HEADER.size + 1, 0)
+        if len(data) <= codec.SEGMENT_HEADER.size:
+            return False
+        header = codec.decode_segment_header(data, self.file_path(lsn))
+        return header is None or header[0] != lsn or header.log_id != self.log_id.bytes
+
+    def bound(self, lsn: int) -> int:
+        """An lsn that no record of the segment can have reached, whatever stands in it."""
+        return lsn + self.size(lsn) // codec.PREFIX.size
 
     def file_path(self, lsn: int) -> str:
         """Where a segment's file is."""
         return f"{self._path}/log/{segment_name(lsn)}"
 
-    def create(self, lsn: int, epoch: int, now_ns: int) -> None:
+    def create(self, lsn: int, epoch: int, time_ns: int) -> None:
         """Make a segment without frames, durably; a leftover of that name is emptied."""
-        header = codec.SegmentHeader(lsn, epoch, self.log_id.bytes, now_ns)
+        header = codec.SegmentHeader(lsn, epoch, self.log_id.bytes, time_ns)
         write_file(self._disk, self.file_path(lsn), codec.encode_segment_header(header))
         self._disk.sync_directory(f"{self._path}/log")
         self.refresh()
@@ -179,9 +194,8 @@ class SegmentFiles:
         body = data[codec.FRAME_HEADER_SIZE :]
         if header is None:
             opened = self.header(lsn)
-            header = codec.FrameHeader(
-                len(body), 1, gap.first_lsn, opened.epoch, opened.created_ns, 0, 0
-            )
+            epoch, time_ns = (opened.epoch, opened.created_ns) if opened is not None else (0, 0)
+            header = codec.FrameHeader(len(body), 1, gap.first_lsn, epoch, time_ns, 0, 0)
         return header, body[: header.body_size], gap.offset + codec.FRAME_HEADER_SIZE
 
     def record(self, location: int, lsn: int) -> bytes:

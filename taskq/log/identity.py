@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -60,7 +61,7 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
 
 
 def create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
-    """Write the file of a new log; the caller holds the writer lock."""
+    """Write the file of a new log; the caller holds the writer lock, and keeps the directory."""
     identity = Identity(uuid.uuid4(), now_ns)
     features: dict[str, list[str]] = {"compat": [], "read_only_compat": [], "incompat": []}
     values = {
@@ -72,8 +73,19 @@ def create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
     temporary = f"{path}/{FILE}.tmp"
     write_file(disk, temporary, json.dumps(values, indent=2).encode() + b"\n")
     disk.rename(temporary, f"{path}/{FILE}")
-    disk.sync_directory(path)
     return identity
+
+
+def keep_directory(disk: Disk, path: str) -> None:
+    """Make the directory itself as durable as its first record, with its parents' entries.
+
+    Whoever made it may have been killed before a sync, so a log without a segment is never trusted.
+    """
+    disk.sync_directory(path)
+    while len(path) > 1:
+        path = path.rpartition("/")[0] or "/"
+        with contextlib.suppress(OSError):  # a parent that may not be read is none of ours
+            disk.sync_directory(path)
 
 
 def write_file(disk: Disk, path: str, data: bytes) -> None:

@@ -6,15 +6,23 @@ drive it step by step.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from typing import TYPE_CHECKING
 
-from taskq.core.errors import FormatError, LogDamaged, LogError, LogFailed
+from taskq.core.errors import FormatError, LogDamaged, LogError, LogFailed, PayloadTooLarge
 from taskq.log import codec
 from taskq.log.config import LSN_SKIP, LogConfig
 from taskq.log.cursor import Cursor, Marks
 from taskq.log.files import SegmentFiles
-from taskq.log.identity import Identity, create_identity, read_identity, write_all
+from taskq.log.identity import (
+    Identity,
+    create_identity,
+    keep_directory,
+    read_identity,
+    write_all,
+)
 from taskq.log.lock import TailHint, WriterLock
 from taskq.log.logtime import LogTime
 from taskq.log.recovery import FAILED_FILE, mark_failed, save_failed_frames, set_aside
@@ -33,7 +41,7 @@ class Journal:
         next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
         segment, offset: where the next frame goes.
         durable_lsn: every record below it is known to be on disk.
-        generation: rises when frames were moved, so that what was folded must be folded anew.
+        generation: another when frames were moved, so that what was folded must be folded anew.
         recovered: what opening had to repair, in words; empty for a clean log.
         torn_bytes: bytes behind the last whole frame, when it was last looked for.
     """
@@ -53,6 +61,7 @@ class Journal:
         self.recovered: list[str] = []
         self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
         self.durable_lsn = self.generation = self.torn_bytes = 0
+        self._is_failed = False
         self._writer = writer
         self._time = LogTime(clock)
         self._tail = -1
@@ -76,7 +85,7 @@ class Journal:
         self.disk.make_directory(f"{self.path}/log")
         hint = self.writer.acquire()
         if hint is not None and hint.boot == self.boot:
-            self._time.start(hint.shift_ns)
+            self._time.learn(hint.clock_base_ns)
             self.generation = hint.generation
         identity = read_identity(self.disk, self.path)
         if identity is None:
@@ -86,12 +95,17 @@ class Journal:
                 )
             identity = create_identity(self.disk, self.path, self.clock.wall_ns())
         self._identify(identity)
-        if (hint is not None and hint.failed) or FAILED_FILE in self.disk.names(self.path):
+        self._is_failed = hint is not None and hint.failed != 0
+        if self._is_failed or self._has_failed_marker():
+            self._is_failed = True
             self.recovered += save_failed_frames(self)
             self.files.refresh()
             self._find_end(None, lost=True)
             self.disk.remove(f"{self.path}/{FAILED_FILE}")
             self.disk.sync_directory(self.path)
+            # Only now may others write.
+            self._is_failed = False
+            self._write_hint()
         else:
             self._locate(hint)
 
@@ -106,10 +120,13 @@ class Journal:
             raise LogError(f"{self.path} is not a task log")
         self._identify(identity)
         self.files.refresh()
-        usable = [lsn for lsn in self.files.lsns if self.files.has_header(lsn)]
+        usable = [lsn for lsn in self.files.lsns if self.files.header(lsn) is not None]
         if usable:
             self._enter(usable[-1])
             self._walk(None)
+
+    def _has_failed_marker(self) -> bool:
+        return FAILED_FILE in self.disk.names(self.path)
 
     def _identify(self, identity: Identity) -> None:
         self.identity = identity
@@ -147,7 +164,7 @@ class Journal:
         return hint is not None and (hint.offset != self.offset or hint.segment != self.segment)
 
     def _locate(self, hint: TailHint | None) -> None:
-        if hint is not None and hint.failed:
+        if hint.failed if hint is not None else self._has_failed_marker():
             raise LogFailed(self.path, "an fsync failed in one of its processes")
         lost = hint is None or hint.boot != self.boot
         if hint is not None and not lost:
@@ -159,7 +176,7 @@ class Journal:
 
     def _adopt(self, hint: TailHint) -> None:
         self.durable_lsn = max(self.durable_lsn, hint.durable_lsn)
-        self._time.learn(hint.shift_ns)
+        self._time.learn(hint.clock_base_ns)
         if hint.generation != self.generation:
             self.generation = hint.generation
             self._forget_files()
@@ -174,12 +191,16 @@ class Journal:
 
     def _find_end(self, hint: TailHint | None, *, lost: bool) -> None:
         """Walk to the last whole frame, cut a torn tail, begin a new epoch where that is due."""
-        floor = hint.next_lsn if hint is not None else 0
-        usable = [lsn for lsn in self.files.lsns if self.files.has_header(lsn)]
+        files = self.files
+        usable = [lsn for lsn in files.lsns if files.header(lsn) is not None]
+        strange = [files.bound(lsn) for lsn in files.lsns if lsn not in usable and files.size(lsn)]
+        floor = max((hint.next_lsn if hint is not None else 0, *strange))
         cut = False
         if usable:
             self._enter(usable[-1])
             cut = self._walk(hint)
+        else:
+            keep_directory(self.disk, self.path)
         if lost or cut or not usable or self.next_lsn < floor:
             lsn = max(self.next_lsn, floor)
             self._begin_segment(lsn + LSN_SKIP if lsn else 1, new_epoch=True)
@@ -194,8 +215,9 @@ class Journal:
     def _walk(self, hint: TailHint | None) -> bool:
         """Set position to behind the last whole frame; True if a torn tail was cut."""
         header = self.files.header(self.segment)
+        assert header is not None
         offset = codec.SEGMENT_HEADER.size
-        self.next_lsn, self.epoch = header.first_lsn, header.epoch
+        self.next_lsn, self.epoch, _, self.time_ns = header
         size = self.files.size(self.segment)
         if (
             hint is not None
@@ -226,16 +248,35 @@ class Journal:
     def _begin_segment(self, first_lsn: int, *, new_epoch: bool) -> None:
         """Seal the present segment and open the next; everything before it is on disk first."""
         if self._tail >= 0:
-            self.disk.sync(self._tail)
-            self.durable_lsn = max(self.durable_lsn, self.next_lsn)
+            self._seal()
             self.writer.void_hint()
-        if new_epoch:
-            self.epoch = int.from_bytes(os.urandom(8), "little") or 1
-        self.files.create(first_lsn, self.epoch, self.clock.wall_ns())
+        epoch = (int.from_bytes(os.urandom(8), "little") or 1) if new_epoch else self.epoch
+        try:
+            self.files.create(first_lsn, epoch, self.time_ns or self.clock.wall_ns())
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.disk.remove(self.files.file_path(first_lsn))
+                if not new_epoch:
+                    self._write_hint()  # all is as it was
+            raise
         self._enter(first_lsn)
+        self.epoch = epoch
         self.offset = codec.SEGMENT_HEADER.size
         self.next_lsn = first_lsn
         self._write_hint()
+
+    def _seal(self) -> None:
+        """Sync the present segment for the last time.
+
+        Raises:
+            LogFailed: it may be lost, so nobody may build on it.
+        """
+        try:
+            self.disk.sync(self._tail)
+        except OSError as error:
+            self.fail(error)
+            raise LogFailed(self.path, f"an fsync failed ({error.strerror or error})") from error
+        self.durable_lsn = max(self.durable_lsn, self.next_lsn)
 
     def _remove_empty(self) -> None:
         """Drop segments that never got a frame, and files that never got a header."""
@@ -260,7 +301,10 @@ class Journal:
 
         Raises:
             OSError: the disk refused; what was written of the frame is cut off again.
+            PayloadTooLarge: no reader would accept the frame.
         """
+        if len(body) > codec.FRAME_BODY_MAX:
+            raise PayloadTooLarge("a batch", len(body), codec.FRAME_BODY_MAX, "send less at a time")
         seed = self.files.seed(self.segment)
         frame = codec.encode_frame(
             body, count, self.next_lsn, self.epoch, time_ns, self.durable_lsn, seed, self.offset
@@ -276,7 +320,10 @@ class Journal:
         self.offset += len(frame)
         self.next_lsn += count
         self.time_ns = time_ns
-        self._write_hint()
+        self._time.recorded()
+        # The frame is in the log, with or without its hint: a wrong one is found out.
+        with contextlib.suppress(OSError):
+            self._write_hint()
 
     def sync(self) -> None:
         """Make everything that this process knows of durable.
@@ -286,17 +333,26 @@ class Journal:
         """
         through = self.next_lsn
         self.disk.sync(self._tail)
+        # A failed fsync marks the lost pages clean, and then the next one succeeds.
+        hint = self.writer.peek()
+        if hint is not None and (hint.failed or hint.generation != self.generation):
+            raise OSError(errno.EIO, "another process's fsync of this file failed")
         self.durable_lsn = max(self.durable_lsn, through)
 
     def fail(self, error: OSError) -> None:
         """After a failed fsync: nobody writes any more until the log is opened again."""
+        was_held = self.writer.held
         hint = self.writer.acquire()
         try:
-            mark_failed(self, error)
+            if hint is not None and hint.generation != self.generation:
+                return  # somebody opened the log since, and wrote again what had failed
+            if not self._has_failed_marker():
+                mark_failed(self, error)
             if hint is not None:
                 self.writer.write_hint(hint._replace(failed=1))
         finally:
-            self.writer.release()
+            if not was_held:
+                self.writer.release()
 
     def too_much_in_the_air(self) -> bool:
         """Whether so much is not synced that a loss could reach the ids after a restart."""
@@ -304,7 +360,7 @@ class Journal:
 
     def _write_hint(self) -> None:
         hint = TailHint(
-            0,
+            int(self._is_failed),
             self.generation,
             self.boot,
             self.segment,
@@ -313,7 +369,7 @@ class Journal:
             self.epoch,
             self.time_ns,
             self.durable_lsn,
-            self._time.shift_ns,
+            self._time.base_ns,
         )
         self.writer.write_hint(hint)
 
@@ -361,6 +417,10 @@ class Journal:
             last = segment == self.segment
             size = self.offset if last else self.files.size(segment)
             base = self.files.base(segment)
+            if cursor.offset == codec.SEGMENT_HEADER.size and self.files.has_damaged_header(
+                segment
+            ):
+                yield base, Gap(0, cursor.offset, segment, segment, torn=False)
             scanner = self.files.scanner(segment, size, cursor.next_lsn, sealed=True)
             for item in scanner.frames(cursor.offset):
                 if isinstance(item, Gap):

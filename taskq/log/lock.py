@@ -47,8 +47,8 @@ class TailHint(NamedTuple):
     epoch: int
     time_ns: int
     durable_lsn: int
-    #: sum of the clock steps recorded so far
-    shift_ns: int
+    #: how far wall time was ahead of the steady clock, less the steps not recorded yet
+    clock_base_ns: int
 
 
 class WriterLock:
@@ -87,9 +87,18 @@ class WriterLock:
         Raises:
             LogLocked: at once when the holder said that it keeps the lock for good.
         """
-        if not self.held:
-            self._enter()
-            self.held = True
+        if self.held:
+            return self._sign()
+        self._enter()
+        self.held = True
+        try:
+            return self._sign()
+        except BaseException:
+            self.release()
+            raise
+
+    def _sign(self) -> TailHint | None:
+        """Name the holder, and read what the last one left."""
         data = self._disk.read(self._file, _SIZE, 0)
         me = self._mine if self.exclusive else self._me
         if data[:8] != me:

@@ -14,26 +14,25 @@ STEP_NS: Final = 5 * SECOND_NS
 
 
 class LogTime:
-    """What one process knows of the clock's steps.
+    """How far wall time is ahead of the steady clock, which all processes of a boot share.
 
     Attributes:
-        shift_ns: sum of the steps recorded in the log, as far as this process knows.
+        base_ns: that distance, as of the last step that the log holds. The log's processes hand
+            it on with the lock, so that each step is recorded once, also when some of them came
+            between the step and its record.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        #: what wall time was ahead of the steady clock, less the steps not recorded yet
-        self._base = clock.wall_ns() - clock.steady_ns()
-        self.shift_ns = 0
+        self.base_ns = self._seen_ns = clock.wall_ns() - clock.steady_ns()
 
-    def start(self, shift_ns: int) -> None:
-        """This process has just come: whatever was recorded lies before its own first look."""
-        self.shift_ns = shift_ns
+    def learn(self, base_ns: int) -> None:
+        """What the last holder of the lock knew."""
+        self.base_ns = self._seen_ns = base_ns
 
-    def learn(self, shift_ns: int) -> None:
-        """Another process recorded a step: it is none to record again."""
-        self._base += shift_ns - self.shift_ns
-        self.shift_ns = shift_ns
+    def recorded(self) -> None:
+        """The frame that was made with the last ``read`` is in the log, with its step."""
+        self.base_ns = self._seen_ns
 
     def read(self, last_ns: int) -> tuple[int, int]:
         """(time of the next frame, step to record before anything else in it, or 0).
@@ -42,12 +41,12 @@ class LogTime:
             last_ns: time of the last frame.
         """
         wall, steady = self._clock.wall_ns(), self._clock.steady_ns()
-        step = wall - steady - self._base
+        self._seen_ns = self.base_ns
+        step = wall - steady - self.base_ns
         if abs(step) <= STEP_NS:
             # This process saw no step; if the log's time lies ahead, one fell before it came.
             step = wall - last_ns
             if step >= -STEP_NS:
                 return max(wall, last_ns), 0
-        self._base = wall - steady
-        self.shift_ns += step
+        self._seen_ns = wall - steady
         return wall, step

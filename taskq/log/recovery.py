@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.log import codec
@@ -11,6 +13,8 @@ from taskq.log.identity import write_all, write_file
 from taskq.log.segment import Frame, Scanner, segment_lsn, segment_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from taskq.log.journal import Journal
     from taskq.log.ports import Disk
 
@@ -18,6 +22,7 @@ FAILED_FILE: Final = "failed"
 #: Torn tails that are kept for a person to look at.
 _ASIDE_MAX: Final = 16
 _MARKER_BYTES_MAX: Final = 4_096
+_COPY_BYTES: Final = 1024 * 1024
 
 
 def set_aside(disk: Disk, path: str, descriptor: int, segment: int, offset: int, size: int) -> str:
@@ -31,11 +36,23 @@ def set_aside(disk: Disk, path: str, descriptor: int, segment: int, offset: int,
         disk.make_directory(directory)
         for old in disk.names(directory)[: 1 - _ASIDE_MAX]:
             disk.remove(f"{directory}/{old}")
-        write_file(disk, f"{directory}/{name}", disk.read(descriptor, size - offset, offset))
+        _copy(disk, descriptor, offset, size, f"{directory}/{name}")
         disk.sync_directory(directory)
     disk.truncate(descriptor, offset)
     disk.sync(descriptor)
     return f"cut a torn tail of {size - offset} bytes off {segment_name(segment)} (kept in torn/)"
+
+
+def _copy(disk: Disk, source: int, offset: int, end: int, path: str) -> None:
+    target = disk.open(path, create=True)
+    try:
+        disk.truncate(target, 0)
+        for at in range(offset, end, _COPY_BYTES):
+            data = disk.read(source, min(_COPY_BYTES, end - at), at)
+            write_all(disk, target, data, at - offset)
+        disk.sync(target)
+    finally:
+        disk.close(target)
 
 
 def mark_failed(journal: Journal, error: OSError) -> None:
@@ -68,7 +85,8 @@ def save_failed_frames(journal: Journal) -> list[str]:
             saved = _save_segment(journal, segment, durable)
             if saved:
                 notes.append(f"wrote {saved} frames again after a failed fsync")
-    journal.generation += 1
+    # Not merely the next one: the last one may be unknown, and a live process may have it.
+    journal.generation = int.from_bytes(os.urandom(4), "little")
     return notes
 
 
@@ -98,56 +116,61 @@ def _save_segment(journal: Journal, segment: int, durable: int) -> int:
             return disk.read(old, count, offset)
 
         scanner = Scanner(read, seed, size, 0, sealed=False)
-        frames = [
+        frames = (
             item
             for item in scanner.frames(codec.SEGMENT_HEADER.size)
             if isinstance(item, Frame) and item.header.next_lsn > durable
-        ]
-        if not frames:
+        )
+        first = next(frames, None)
+        if first is None:
             return 0
-        _write_again(journal, frames)
-        if frames[0].header.first_lsn != segment:
-            disk.truncate(old, frames[0].offset)
-            disk.sync(old)
+        saved = _write_again(journal, first, frames)
+        if first.header.first_lsn != segment:
+            set_aside(disk, journal.path, old, segment, first.offset, size)
     finally:
         disk.close(old)
-    return len(frames)
+    return saved
 
 
-def _write_again(journal: Journal, frames: list[Frame]) -> None:
+def _write_again(journal: Journal, first_frame: Frame, others: Iterator[Frame]) -> int:
     """Make a segment of these frames; one that begins with them is replaced as a whole."""
     disk = journal.disk
-    first = frames[0].header
+    first = first_frame.header
     seed = codec.segment_seed(journal.identity.log_id, first.first_lsn)
     header = codec.SegmentHeader(
         first.first_lsn, first.epoch, journal.identity.log_id.bytes, first.time_ns
     )
-    parts = [codec.encode_segment_header(header)]
-    offset = codec.SEGMENT_HEADER.size
-    for frame in frames:
-        body = bytes(frame.data[frame.at : frame.at + frame.header.body_size])
-        head = frame.header
-        parts.append(
-            codec.encode_frame(
-                body,
-                head.records,
-                head.first_lsn,
-                head.epoch,
-                head.time_ns,
-                head.synced_through,
-                seed,
-                offset,
-            )
-        )
-        offset += head.size
     path = f"{journal.path}/log/{segment_name(first.first_lsn)}"
     temporary = f"{path}.tmp"
     descriptor = disk.open(temporary, create=True)
     try:
         disk.truncate(descriptor, 0)
-        write_all(disk, descriptor, b"".join(parts), 0)
+        write_all(disk, descriptor, codec.encode_segment_header(header), 0)
+        offset = codec.SEGMENT_HEADER.size
+        saved = 0
+        for frame in itertools.chain((first_frame,), others):
+            saved += 1
+            write_all(disk, descriptor, _moved(frame, seed, offset), offset)
+            offset += frame.header.size
         disk.sync(descriptor)
     finally:
         disk.close(descriptor)
     disk.rename(temporary, path)
     disk.sync_directory(f"{journal.path}/log")
+    return saved
+
+
+def _moved(frame: Frame, seed: int, offset: int) -> bytes:
+    """The same frame, as it stands at another place."""
+    head = frame.header
+    body = bytes(frame.data[frame.at : frame.at + head.body_size])
+    return codec.encode_frame(
+        body,
+        head.records,
+        head.first_lsn,
+        head.epoch,
+        head.time_ns,
+        head.synced_through,
+        seed,
+        offset,
+    )

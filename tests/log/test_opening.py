@@ -1,0 +1,156 @@
+"""What a first or next open finds, whatever a crash left of the one before."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskq.core.errors import FormatError
+from taskq.core.model import Extras
+from taskq.log import codec
+from taskq.log.codec import SegmentHeader
+from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
+from tests.log.world import PATH, World
+
+_FIRST = f"{PATH}/log/00000000000000000001.log"
+
+
+def _steps_of_first_open() -> int:
+    world = World()
+    world.process()
+    return world.machine.steps
+
+
+def test_an_acknowledged_job_of_a_new_directory_survives_a_power_loss() -> None:
+    """The directory's own entry, and its parents', are as durable as the first answer."""
+    for seed in range(20):
+        world = World(seed)
+        job = world.process().enqueue(b"first")
+        world.lose_power()
+        world.process()
+        view = world.view(job)
+        assert view is not None, f"seed {seed}"
+        assert view.payload == b"first"
+
+
+@pytest.mark.parametrize("step", range(1, _steps_of_first_open() + 1))
+def test_a_first_open_killed_at_any_step_leaves_a_directory_that_the_next_one_uses(
+    step: int,
+) -> None:
+    """What the killed process left in the page cache only is made durable by who builds on it."""
+    for seed in range(8):
+        world = World(seed)
+        world.machine.stop_at(step, power=False)
+        with pytest.raises(ProcessKilled):
+            world.process()
+        job = world.process().enqueue(b"kept")
+        world.lose_power()
+        again = world.process()
+        view = world.view(job)
+        assert view is not None, f"seed {seed}"
+        assert again.enqueue() > job
+
+
+@pytest.mark.parametrize("step", range(1, _steps_of_first_open() + 1))
+def test_a_first_open_cut_by_a_power_loss_at_any_step_can_be_repeated(step: int) -> None:
+    for seed in range(8):
+        world = World(seed)
+        world.machine.stop_at(step)
+        with pytest.raises(PowerLost):
+            world.process()
+        world.everyone_is_gone()
+        job = world.process().enqueue(b"kept")
+        world.lose_power()
+        world.process()
+        assert world.view(job) is not None, f"seed {seed}"
+
+
+def test_a_lost_identity_beside_segments_is_an_error_that_says_so() -> None:
+    world = World()
+    world.process().enqueue()
+    CrashableDisk(world.machine).remove(f"{PATH}/taskq.json")
+    with pytest.raises(FormatError, match=r"taskq\.json is missing"):
+        world.process()
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64])
+def test_a_last_segment_without_frames_is_normal(size: int) -> None:
+    """It is what a crash leaves of a segment that was just being made."""
+    world = World()
+    first = world.process()
+    job = first.enqueue()
+    first.close()
+    journal = first.journal
+    header = SegmentHeader(2, journal.epoch, journal.identity.log_id.bytes, journal.time_ns)
+    path = f"{PATH}/log/00000000000000000002.log"
+    world.machine.put(path, codec.encode_segment_header(header)[:size])
+    world.lose_power()
+    second = world.process()
+    assert world.view(job) is not None
+    assert second.enqueue() > job
+    assert [one.job for one in second.claim(5)][:1] == [job]
+    assert not second.catch_up().damage
+    assert not second.journal.recovered
+
+
+@pytest.mark.parametrize("same_boot", [True, False])
+@pytest.mark.parametrize("offset", [0, 12, 16, 30, 40, 50, 58])
+def test_a_damaged_segment_header_costs_no_record(offset: int, *, same_boot: bool) -> None:
+    """Name and first frame say again what it said; the damage is reported."""
+    world = World()
+    first = world.process()
+    jobs = [first.enqueue(bytes([number])) for number in range(3)]
+    first.close()
+    world.machine.corrupt(_FIRST, offset, b"\xff")
+    if not same_boot:
+        world.machine.put(f"{PATH}/write.lock", b"")
+        world.lose_power()
+    second = world.process()
+    last = second.enqueue(b"last")
+    assert last > jobs[-1]
+    assert [one.job for one in second.claim(9)] == [*jobs, last]
+    assert all(world.view(job) is not None for job in (*jobs, last))
+    damage = second.catch_up().damage
+    assert [(one.segment, one.offset, one.size) for one in damage] == [(_FIRST[-24:], 0, 64)]
+
+
+def test_a_segment_that_cannot_be_read_at_all_keeps_its_ids() -> None:
+    """Header and first frame are gone, and the hint too: what is left is never written over."""
+    world = World()
+    first = world.process()
+    first.append(b"".join(codec.encode_clock(0) for _ in range(1_000)), 1_000)
+    lost = first.enqueue(b"x" * 200)
+    first.close()
+    world.machine.corrupt(_FIRST, 0, bytes(200))
+    world.machine.put(f"{PATH}/write.lock", b"")
+    world.lose_power()
+    before = world.machine.content(_FIRST)
+    second = world.process()
+    assert second.enqueue() > lost
+    assert world.machine.content(_FIRST) == before
+
+
+def test_log_time_does_not_go_back_over_segments_without_frames() -> None:
+    """Two power losses in a row, the second into 1970: the fall is recorded, delays go on."""
+    world = World()
+    first = world.process()
+    job = first.enqueue(extras=Extras(due_ns=3_600 * 10**9))
+    world.lose_power()
+    world.process()
+    world.machine.lose_power()
+    world.neighbourhood.living.clear()
+    world.clock.reboot(wall_seconds=1_000)
+    third = world.process()
+    assert third.claim() == []
+    world.clock.advance(3_500)
+    assert third.claim() == []
+    world.clock.advance(200)
+    assert [one.job for one in third.claim()] == [job]
+
+
+def test_a_second_process_opens_without_touching_anything() -> None:
+    world = World()
+    world.process().enqueue()
+    before = {path: world.machine.content(path) for path in world.segments()}
+    second = world.process()
+    assert second.journal.recovered == []
+    assert {path: world.machine.content(path) for path in world.segments()} == before
