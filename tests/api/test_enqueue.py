@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from taskq import (
     JobHandle,
     JobNotFound,
     LogClosed,
+    LogError,
     ResultGone,
     ResultTimeout,
     State,
@@ -256,6 +258,30 @@ async def test_the_first_callers_open_the_directory_once(tmp_path: Path) -> None
     assert len({job.id for job in jobs}) == 200
     assert app.store().openers == 1
     await app.close()
+
+
+async def test_an_open_that_fails_fails_all_who_wait_for_it_and_can_be_tried_again(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "data"
+    path.write_text("in the way")
+    app = TaskQ(path, durability="os")
+    add = add_task(app)
+    failed = await asyncio.gather(*(add.enqueue(n) for n in range(5)), return_exceptions=True)
+    assert all(isinstance(error, LogError) for error in failed)
+    path.unlink()
+    assert (await add.enqueue(1)).lsn == 1
+    await app.close()
+
+
+async def test_a_close_during_the_opening_leaves_nothing_open(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", durability="os")
+    opening = asyncio.ensure_future(app.open())
+    await asyncio.sleep(0)
+    await app.close()
+    with contextlib.suppress(LogClosed):
+        await opening
+    assert app._connection.current is None
 
 
 async def test_two_apps_on_one_directory_share_it(tmp_path: Path) -> None:
