@@ -10,25 +10,28 @@ that a step of the clock moves them all at once.
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.blocks import SortedBlocks
 from taskq.core.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
     ATTEMPT_UNIT,
-    META_DUE,
     META_EXPIRES,
     STATE_MASK,
     JobTable,
 )
-from taskq.core.lanes import NO_JOB, Lane
-from taskq.core.model import PRIORITY_MAX, QueueStats, State
+from taskq.core.lanes import NO_JOB, Lane, queue_stats
+from taskq.core.model import PRIORITY_MAX, State
 from taskq.core.records import Kind
+from taskq.core.timetable import STALE_MAX, Timetable
 from taskq.core.transitions import BY_TIME, after
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
+
+    from taskq.core.model import QueueStats
 
 _READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 _SCHEDULED: Final = int(after(State.ABSENT, Kind.ENQUEUED, waits=True))
@@ -38,6 +41,7 @@ _BACK: Final = {
     for kind in (Kind.RETRIED, Kind.RELEASED)
     for waits in (False, True)
 }
+_SUCCEEDED: Final = Kind.SUCCEEDED
 _NOW_DUE: Final = int(BY_TIME[State.SCHEDULED])
 _ENDS: Final = {
     Kind.SUCCEEDED: "succeeded",
@@ -47,6 +51,8 @@ _ENDS: Final = {
 }
 #: Jobs that turn ready in one batch, so that a million of one moment do not hold the writer lock.
 PROMOTE_MAX: Final = 4_096
+#: A stale entry in so many is followed by a look whether to sweep: that spreads the work.
+_SWEEP_EVERY: Final = 64
 
 #: job, location, attempt, lane, meta
 Taken = tuple[int, int, int, Lane, int]
@@ -57,21 +63,18 @@ class Agenda:
 
     Attributes:
         running: job -> (token, epoch, owner): the claim that holds it.
-        shift_ns: sum of the clock steps so far.
     """
 
     def __init__(self) -> None:
         self.table = JobTable()
         self.lanes: list[Lane] = []
         self.running: dict[int, tuple[int, int, int]] = {}
-        self.shift_ns = 0
+        self._times = Timetable()
         self._by_key: tuple[dict[bytes, Lane], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
         self._ready: tuple[dict[Lane, None], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
-        self._due_shifted = SortedBlocks()
-        self._due_wall = SortedBlocks()
-        self._expiries = SortedBlocks()
         #: running jobs whose expiry passed meanwhile: they expire if they are given back
         self._overdue: set[int] = set()
+        self._scheduled = self._expiring = self._left = 0
 
     # -- lanes ------------------------------------------------------------------------------------
 
@@ -112,13 +115,15 @@ class Agenda:
         self, job: int, location: int, lane: Lane, meta: int, due_ns: int, is_wall: bool
     ) -> None:
         """A job that waits until ``due_ns`` of wall time."""
-        self.table.add(job, location, lane.number, meta | _SCHEDULED | META_DUE)
+        self.table.add(job, location, lane.number, meta | _SCHEDULED)
         lane.scheduled += 1
-        self._wait(job, due_ns, is_wall)
+        self._scheduled += 1
+        self._times.wait(job, due_ns, is_wall)
 
     def apply_expiry(self, job: int, expires_ns: int) -> None:
         """Note when a job that was just added expires (its meta has META_EXPIRES)."""
-        self._expiries.add(max(expires_ns, 0), job)
+        self._times.expire_at(job, expires_ns)
+        self._expiring += 1
 
     def apply_claimed(self, job: int, token: int, epoch: int, owner: int, attempt: int) -> bool:
         """Another process's claim. False: the job is unknown here."""
@@ -128,15 +133,11 @@ class Agenda:
         index = self.table.index
         meta = chunk.metas[index]
         lane = self.lanes[chunk.lanes[index]]
-        self._leave(lane, meta)
-        chunk.metas[index] = (
-            (meta & ~(STATE_MASK | ATTEMPT_MASK | META_DUE)) | _attempt(attempt) | _CLAIMED
-        )
+        self._leave(lane, job, meta)
+        if meta & STATE_MASK == _SCHEDULED:
+            self._times.forget(job)
+        chunk.metas[index] = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | _attempt(attempt) | _CLAIMED
         lane.running += 1
-        if lane.ready and lane.head() == job:
-            lane.pop(1, NO_JOB)
-        elif lane.entries > 2 * lane.ready + 8_192:
-            self._tidy(lane)
         self.running[job] = (token, epoch, owner)
         return True
 
@@ -149,16 +150,19 @@ class Agenda:
         index = self.table.index
         meta = chunk.metas[index]
         lane = self.lanes[chunk.lanes[index]]
-        self._leave(lane, meta)
-        meta = (meta & ~(STATE_MASK | ATTEMPT_MASK | META_DUE)) | _attempt(attempt)
-        waits = due_ns > now_ns
-        if meta & META_EXPIRES and job in self._overdue:
+        self._leave(lane, job, meta)
+        if meta & STATE_MASK == _SCHEDULED:
+            self._times.forget(job)
+        if job in self._overdue:
             self._overdue.remove(job)
-            self._expiries.add(0, job)
-        chunk.metas[index] = meta | _BACK[kind, waits] | (META_DUE if waits else 0)
+            self._times.expire_at(job, 0)
+        waits = due_ns > now_ns
+        meta = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | _attempt(attempt)
+        chunk.metas[index] = meta | _BACK[kind, waits]
         if waits:
             lane.scheduled += 1
-            self._wait(job, due_ns, is_wall=False)
+            self._scheduled += 1
+            self._times.wait(job, due_ns, is_wall=False)
         else:
             self._enter_ready(lane, job)
         return True
@@ -172,69 +176,57 @@ class Agenda:
         index = self.table.index
         meta = chunk.metas[index]
         lane = self.lanes[chunk.lanes[index]]
-        self._leave(lane, meta)
-        if meta & META_EXPIRES:
-            self._overdue.discard(job)
+        self._leave(lane, job, meta)
         if kind is Kind.SUCCEEDED:  # the common one, without getattr
             lane.succeeded += 1
         else:
             name = _ENDS[kind]
             setattr(lane, name, getattr(lane, name) + 1)
         self.table.remove(chunk, index)
+        if meta & META_EXPIRES:
+            self._overdue.discard(job)
+            self._expiring -= 1
+            self._count_left()
         return True
 
     def apply_clock(self, step_ns: int) -> None:
         """Wall time made a step: relative moments move with it."""
-        self.shift_ns += step_ns
+        self._times.shift_ns += step_ns
 
     # -- decide -----------------------------------------------------------------------------------
 
     def promote(self, now_ns: int, count: int = PROMOTE_MAX) -> None:
         """Turn scheduled jobs ready whose time has come, at most ``count`` of each kind."""
-        for waiting, moment in (
-            (self._due_shifted, now_ns - self.shift_ns),
-            (self._due_wall, now_ns),
-        ):
-            first = waiting.first_key()
-            if first is None or first > moment:
+        for job in self._times.due(now_ns, count):
+            chunk = self.table.find(job)
+            if chunk is None:
                 continue
-            for job in waiting.pop_until(moment, count):
-                chunk = self.table.find(job)
-                if chunk is None:
-                    continue
-                index = self.table.index
-                meta = chunk.metas[index]
-                if not meta & META_DUE:
-                    continue
-                lane = self.lanes[chunk.lanes[index]]
-                lane.scheduled -= 1
-                chunk.metas[index] = (meta & ~(STATE_MASK | META_DUE)) | _NOW_DUE
-                self._enter_ready(lane, job)
+            index = self.table.index
+            meta = chunk.metas[index]
+            if meta & STATE_MASK != _SCHEDULED:
+                continue
+            lane = self.lanes[chunk.lanes[index]]
+            lane.scheduled -= 1
+            self._scheduled -= 1
+            chunk.metas[index] = (meta & ~STATE_MASK) | _NOW_DUE
+            self._enter_ready(lane, job)
 
     def next_due_ns(self) -> int | None:
-        """Wall time at which the next scheduled job turns ready; None if none is scheduled."""
-        moments = []
-        shifted = self._due_shifted.first_key()
-        if shifted is not None:
-            moments.append(shifted + self.shift_ns)
-        wall = self._due_wall.first_key()
-        if wall is not None:
-            moments.append(wall)
-        return min(moments, default=None)
+        """Wall time before which no scheduled job turns ready; None if none is scheduled."""
+        return self._times.next_due_ns()
 
     def next_expiry_ns(self) -> int | None:
-        """Wall time at which the next job expires; None if none does."""
-        return self._expiries.first_key()
+        """Wall time before which no job expires; None if none does."""
+        return self._times.next_expiry_ns()
 
     def expired(self, now_ns: int, count: int) -> list[int]:
         """At most ``count`` waiting jobs that are expired now; the caller records each."""
         jobs = []
-        for job in self._expiries.pop_until(now_ns, count):
+        for job in self._times.expired(now_ns, count):
             chunk = self.table.find(job)
             if chunk is None:
                 continue
-            meta = chunk.metas[self.table.index]
-            if meta & STATE_MASK == _CLAIMED:
+            if chunk.metas[self.table.index] & STATE_MASK == _CLAIMED:
                 self._overdue.add(job)
             else:
                 jobs.append(job)
@@ -251,36 +243,33 @@ class Agenda:
         for level in reversed(self._ready):
             if not level:
                 continue
-            lanes = [
-                lane
+            heads = [
+                (lane.head(), lane.number)
                 for lane in level
                 if (queues is None or lane.queue in queues)
                 and (tasks is None or lane.task in tasks)
             ]
-            while lanes and len(taken) < count:
-                limit = NO_JOB
-                lane = lanes[0]
-                if len(lanes) > 1:
-                    lane, second = _two_oldest(lanes)
-                    limit = second.head()
-                if not self._take_from(lane, count - len(taken), limit, taken) or not lane.ready:
-                    lanes = [other for other in lanes if other.ready and other.entries]
+            heapify(heads)
+            while heads and len(taken) < count:
+                lane = self.lanes[heappop(heads)[1]]
+                self._take_from(lane, count - len(taken), heads[0][0] if heads else NO_JOB, taken)
+                if lane.ready and lane.entries:
+                    heappush(heads, (lane.head(), lane.number))
             if len(taken) >= count:
                 break
         return taken
 
-    def _take_from(self, lane: Lane, count: int, below: int, taken: list[Taken]) -> bool:
-        popped = lane.pop(count, below)
+    def _take_from(self, lane: Lane, count: int, below: int, taken: list[Taken]) -> None:
         table = self.table
         find = table.find
         number = len(taken)
-        for job in popped:
+        for job in lane.pop(count, below):
             chunk = find(job)
             if chunk is None:
                 continue
             index = table.index
             meta = chunk.metas[index]
-            if meta & STATE_MASK != _READY or chunk.lanes[index] != lane.number:
+            if meta & STATE_MASK != _READY:
                 continue
             if meta & ATTEMPT_MASK != ATTEMPT_MASK:
                 meta += ATTEMPT_UNIT
@@ -292,8 +281,7 @@ class Agenda:
         lane.running += number
         lane.ready -= number
         if not lane.ready:
-            self._ready[lane.priority].pop(lane, None)
-        return bool(popped)
+            self._close(lane)
 
     # -- look -------------------------------------------------------------------------------------
 
@@ -324,15 +312,8 @@ class Agenda:
         for level in reversed(self._ready):
             found: list[int] = []
             for lane in level:
-                if queues is not None and lane.queue not in queues:
-                    continue
-                popped = dict.fromkeys(
-                    lane.pop(count - len(jobs) + lane.entries - lane.ready, NO_JOB)
-                )
-                ready = [job for job in popped if self.state(job) is State.READY]
-                for job in ready:
-                    lane.give_back(job)
-                found += ready
+                if queues is None or lane.queue in queues:
+                    found += islice(self._ready_in(lane), count - len(jobs))
             jobs += sorted(found)[: count - len(jobs)]
             if len(jobs) >= count:
                 break
@@ -347,15 +328,9 @@ class Agenda:
         queues: dict[str, list[Lane]] = {}
         for lane in self.lanes:
             queues.setdefault(lane.queue, []).append(lane)
-        return tuple(_queue_stats(name, queues[name]) for name in sorted(queues))
+        return tuple(queue_stats(name, queues[name]) for name in sorted(queues))
 
     # -- inside -----------------------------------------------------------------------------------
-
-    def _wait(self, job: int, due_ns: int, is_wall: bool) -> None:
-        if is_wall:
-            self._due_wall.add(max(due_ns, 0), job)
-        else:
-            self._due_shifted.add(max(due_ns - self.shift_ns, 0), job)
 
     def _enter_ready(self, lane: Lane, job: int) -> None:
         lane.give_back(job)
@@ -363,46 +338,54 @@ class Agenda:
         if lane.ready == 1 and not lane.blocked:
             self._ready[lane.priority][lane] = None
 
-    def _leave(self, lane: Lane, meta: int) -> None:
+    def _leave(self, lane: Lane, job: int, meta: int) -> None:
         state = meta & STATE_MASK
         if state == _CLAIMED:
             lane.running -= 1
         elif state == _READY:
             lane.ready -= 1
+            lane.left += 1
             if not lane.ready:
-                self._ready[lane.priority].pop(lane, None)
+                self._close(lane)
+            elif lane.head() == job:
+                lane.pop(1, NO_JOB)
+            elif not lane.left % _SWEEP_EVERY and lane.entries > 2 * lane.ready + STALE_MAX:
+                lane.sweep(self._is_ready)
         else:
             lane.scheduled -= 1
+            self._scheduled -= 1
+            self._count_left()
 
-    def _tidy(self, lane: Lane) -> None:
-        """Drop stale entries when they outnumber the ready ones."""
-        entries = lane.pop(lane.entries, NO_JOB)
-        for job in dict.fromkeys(entries):
-            chunk = self.table.find(job)
-            if chunk is not None and chunk.metas[self.table.index] & STATE_MASK == _READY:
-                lane.push(job)
+    def _close(self, lane: Lane) -> None:
+        """No job of the lane is ready any more."""
+        self._ready[lane.priority].pop(lane, None)
+        lane.clear()
+
+    def _count_left(self) -> None:
+        """An entry of the timetable may be stale now."""
+        self._left += 1
+        if not self._left % _SWEEP_EVERY:
+            self._times.sweep_dues(self._scheduled, self._is_scheduled)
+            self._times.sweep_expiries(self._expiring, self._is_live)
+
+    def _is_ready(self, job: int) -> bool:
+        chunk = self.table.find(job)
+        return chunk is not None and chunk.metas[self.table.index] & STATE_MASK == _READY
+
+    def _is_scheduled(self, job: int) -> bool:
+        chunk = self.table.find(job)
+        return chunk is not None and chunk.metas[self.table.index] & STATE_MASK == _SCHEDULED
+
+    def _is_live(self, job: int) -> bool:
+        return self.table.find(job) is not None
+
+    def _ready_in(self, lane: Lane) -> Iterator[int]:
+        before = NO_JOB
+        for job in lane:
+            if job != before and self._is_ready(job):
+                yield job
+            before = job
 
 
 def _attempt(attempt: int) -> int:
     return (attempt << ATTEMPT_SHIFT) & ATTEMPT_MASK if attempt < 1 << 16 else ATTEMPT_MASK
-
-
-def _two_oldest(lanes: Iterable[Lane]) -> tuple[Lane, Lane]:
-    first, second, *_ = sorted(lanes, key=Lane.head)
-    return first, second
-
-
-def _queue_stats(name: str, lanes: list[Lane]) -> QueueStats:
-    def total(field: str) -> int:
-        return sum(getattr(lane, field) for lane in lanes)
-
-    return QueueStats(
-        queue=name,
-        scheduled=total("scheduled"),
-        ready=total("ready"),
-        running=total("running"),
-        succeeded=total("succeeded"),
-        dead=total("dead"),
-        cancelled=total("cancelled"),
-        expired=total("expired"),
-    )

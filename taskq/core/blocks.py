@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from typing import Final
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _BLOCK: Final = 1_024
 
@@ -17,12 +21,13 @@ _BLOCK: Final = 1_024
 class SortedBlocks:
     """Pairs of unsigned 64-bit numbers in the order of their keys; equal keys keep their order."""
 
-    __slots__ = ("_firsts", "_keys", "_values", "size")
+    __slots__ = ("_firsts", "_keys", "_swept", "_values", "size")
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._keys: list[array[int]] = []
         self._values: list[array[int]] = []
+        self._swept = 0
         self.size = 0
 
     def add(self, key: int, value: int) -> None:
@@ -63,12 +68,66 @@ class SortedBlocks:
                 break
             popped += values[:taken]
             if taken == len(keys):
-                del self._keys[0], self._values[0], self._firsts[0]
+                self._close_block(0)
             else:
                 del keys[:taken], values[:taken]
                 self._firsts[0] = keys[0]
         self.size -= len(popped)
         return popped
+
+    def __iter__(self) -> Iterator[int]:
+        """The values, by key."""
+        return chain.from_iterable(self._values)
+
+    def remove(self, value: int) -> bool:
+        """Take the first pair of that value out, looking through all; False if none has it."""
+        for number, values in enumerate(self._values):
+            try:
+                index = values.index(value)
+            except ValueError:
+                continue
+            self._replace(number, [at for at in range(len(values)) if at != index])
+            return True
+        return False
+
+    def sweep(self, keep: Callable[[int], bool]) -> int:
+        """Drop the pairs of the next block that are double or whose value ``keep`` refuses.
+
+        One block a call, the first again after the last; returns how many pairs went.
+        """
+        if not self._keys:
+            return 0
+        number = self._swept if self._swept < len(self._keys) else 0
+        keys, values = self._keys[number], self._values[number]
+        kept = [
+            at
+            for at, value in enumerate(values)
+            if keep(value) and not (at and values[at - 1] == value and keys[at - 1] == keys[at])
+        ]
+        dropped = len(keys) - len(kept)
+        blocks = len(self._keys)
+        if dropped:
+            self._replace(number, kept)
+        self._swept = number + 1 - (blocks - len(self._keys))
+        return dropped
+
+    def _replace(self, number: int, kept: list[int]) -> None:
+        """Leave only the pairs at ``kept`` in a block; join it to the one before if both fit."""
+        keys, values = self._keys[number], self._values[number]
+        self.size -= len(keys) - len(kept)
+        if not kept:
+            self._close_block(number)
+        elif number and len(self._keys[number - 1]) + len(kept) <= _BLOCK:
+            self._keys[number - 1].extend(keys[at] for at in kept)
+            self._values[number - 1].extend(values[at] for at in kept)
+            self._close_block(number)
+        else:
+            self._keys[number] = array("Q", [keys[at] for at in kept])
+            self._values[number] = array("Q", [values[at] for at in kept])
+            self._firsts[number] = self._keys[number][0]
+
+    def _close_block(self, number: int) -> None:
+        del self._keys[number], self._values[number], self._firsts[number]
 
     def _open_block(self, key: int, value: int) -> None:
         self._firsts.append(key)

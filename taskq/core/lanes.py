@@ -2,7 +2,9 @@
 
 Fresh jobs arrive in the order of their ids and go to plain blocks; given-back ones and those whose
 time has come keep their place by id through a small sorted structure beside the blocks. A job that
-left the ready state stays behind as a stale entry, and is passed over when it is reached.
+left the ready state stays behind as a stale entry, and is passed over when it is reached. Where
+stale entries prevail they are swept out, a block at a time: a million at once would hold the writer
+lock for a second.
 """
 
 from __future__ import annotations
@@ -10,11 +12,17 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import deque
-from typing import Final
+from heapq import merge
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.blocks import SortedBlocks
+from taskq.core.model import QueueStats
 
-_BLOCK: Final = 4_096
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_BLOCK: Final = 1_024
 #: Larger than any lsn.
 NO_JOB: Final = 2**64 - 1
 
@@ -24,7 +32,9 @@ class Lane:
 
     Attributes:
         number: index in the agenda's list of lanes.
+        entries: ids that ``pop`` would return, stale and double ones among them.
         ready: jobs that may be claimed now (stale entries not counted).
+        left: how often a job was taken from among the ready ones without ``pop``.
         blocked: taken out of the ready set by a limit or a condition.
     """
 
@@ -32,11 +42,13 @@ class Lane:
         "_back",
         "_blocks",
         "_head",
+        "_swept",
         "blocked",
         "cancelled",
         "dead",
         "entries",
         "expired",
+        "left",
         "number",
         "priority",
         "queue",
@@ -53,11 +65,11 @@ class Lane:
         self.task = task
         self.priority = priority
         self.blocked = False
-        self.entries = 0
+        self.entries = self.left = 0
         self.ready = self.scheduled = self.running = 0
         self.succeeded = self.dead = self.cancelled = self.expired = 0
         self._blocks: deque[array[int]] = deque()
-        self._head = 0
+        self._head = self._swept = 0
         self._back = SortedBlocks()
 
     def push(self, job: int) -> None:
@@ -94,6 +106,41 @@ class Lane:
         self.entries -= len(popped)
         return popped
 
+    def __iter__(self) -> Iterator[int]:
+        """The ids that ``pop`` would return, left where they are."""
+        fresh = chain.from_iterable(self._blocks)
+        return merge(islice(fresh, self._head, None), self._back)
+
+    def clear(self) -> None:
+        """Drop all entries: no job is ready, so all are stale."""
+        if self.entries:
+            self.entries = self._head = 0
+            self._blocks.clear()
+            if self._back.size:
+                self._back = SortedBlocks()
+
+    def sweep(self, is_ready: Callable[[int], bool]) -> None:
+        """Drop the stale and double entries of the next block, the first again after the last."""
+        blocks, number = self._blocks, self._swept
+        if number >= len(blocks):
+            self._swept = 0
+            self.entries -= self._back.sweep(is_ready)
+            return
+        block = blocks[number]
+        head = 0 if number else self._head
+        kept = array("Q", filter(is_ready, block[head:]))
+        self.entries -= len(block) - head - len(kept)
+        if not number:
+            self._head = 0
+        if number and len(blocks[number - 1]) + len(kept) <= _BLOCK:
+            blocks[number - 1].extend(kept)
+            del blocks[number]
+        elif kept:
+            blocks[number] = kept
+            self._swept = number + 1
+        else:
+            del blocks[number]
+
     def _pop_fresh(self, count: int, below: int) -> list[int]:
         popped: list[int] = []
         blocks = self._blocks
@@ -112,3 +159,21 @@ class Lane:
             blocks.popleft()
             self._head = 0
         return popped
+
+
+def queue_stats(name: str, lanes: list[Lane]) -> QueueStats:
+    """The counts of one queue's lanes together."""
+
+    def total(field: str) -> int:
+        return sum(getattr(lane, field) for lane in lanes)
+
+    return QueueStats(
+        queue=name,
+        scheduled=total("scheduled"),
+        ready=total("ready"),
+        running=total("running"),
+        succeeded=total("succeeded"),
+        dead=total("dead"),
+        cancelled=total("cancelled"),
+        expired=total("expired"),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,13 +14,15 @@ from taskq.core import blocks
 from taskq.core.blocks import SortedBlocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 LARGEST = 2**64 - 1
 KEYS = st.integers(0, 12) | st.integers(0, LARGEST)
 ADD = st.tuples(st.just("add"), KEYS, st.integers(0, LARGEST))
+REMOVE = st.tuples(st.just("remove"), st.just(0), st.integers(0, 12))
+SWEEP = st.tuples(st.just("sweep"), st.integers(1, 3), st.integers(1, 5))
 POP = st.tuples(st.just("pop"), KEYS, st.integers(0, 9))
-STEPS = st.lists(ADD | ADD | POP, max_size=120)
+STEPS = st.lists(ADD | ADD | ADD | POP | REMOVE | SWEEP, max_size=120)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,36 +41,83 @@ def pairs_of(held: SortedBlocks) -> list[tuple[int, int]]:
     ]
 
 
-@given(steps=STEPS)
-def test_any_history_of_adds_and_pops_equals_a_sorted_list(
-    steps: list[tuple[str, int, int]],
-) -> None:
-    """After every step: the same pairs, size and first key as a plain sorted list."""
-    held, model = SortedBlocks(), list[tuple[int, int]]()
-    for name, key, number in steps:
+class Checked:
+    """Blocks beside the sorted list of pairs that they must hold."""
+
+    def __init__(self) -> None:
+        self.held = SortedBlocks()
+        self.pairs: list[tuple[int, int]] = []
+
+    def step(self, name: str, key: int, number: int) -> None:
+        held, pairs = self.held, self.pairs
         if name == "add":
             held.add(key, number)
-            model.insert(bisect_right([one for one, _ in model], key), (key, number))
-        else:
-            due = [value for one, value in model if one <= key][:number]
+            pairs.insert(bisect_right([one for one, _ in pairs], key), (key, number))
+        elif name == "pop":
+            due = [value for one, value in pairs if one <= key][:number]
             assert held.pop_until(key, number) == due
-            del model[: len(due)]
-        assert held.size == len(model)
-        assert held.first_key() == (model[0][0] if model else None)
-    assert pairs_of(held) == model
+            del pairs[: len(due)]
+        elif name == "remove":
+            at = [value for _, value in pairs].index(number) if number in self.values() else None
+            assert held.remove(number) == (at is not None)
+            if at is not None:
+                del pairs[at]
+        else:
+            self.sweep_all(lambda value: value % (number + 1) != 0)
+
+    def sweep_all(self, keep: Callable[[int], bool]) -> None:
+        """One call for each block, and one more: no pair that must go is left."""
+        calls = len(self.held._keys) + 1
+        dropped = sum(self.held.sweep(keep) for _ in range(calls))
+        left = pairs_of(self.held)
+        assert dropped == len(self.pairs) - len(left)
+        wanted = [pair for pair in self.pairs if keep(pair[1])]
+        assert [pair for pair, _ in groupby(left)] == [pair for pair, _ in groupby(wanted)]
+        self.pairs = left
+
+    def values(self) -> list[int]:
+        return [value for _, value in self.pairs]
+
+
+@given(steps=STEPS)
+def test_any_history_equals_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
+    """After every step: the same pairs, size and first key as a plain sorted list."""
+    checked = Checked()
+    for step in steps:
+        checked.step(*step)
+        assert checked.held.size == len(checked.pairs)
+        assert checked.held.first_key() == (checked.pairs[0][0] if checked.pairs else None)
+    assert pairs_of(checked.held) == checked.pairs
+    assert list(checked.held) == checked.values()
 
 
 @given(steps=STEPS)
 def test_no_block_is_empty_or_over_twice_its_size(steps: list[tuple[str, int, int]]) -> None:
     """The work of one step is bounded, and ``first_key`` never looks at an empty block."""
+    checked = Checked()
+    for step in steps:
+        checked.step(*step)
+        assert all(0 < len(keys) <= 8 for keys in checked.held._keys)
+        assert checked.held._firsts == [keys[0] for keys in checked.held._keys]
+
+
+def test_a_sweep_looks_at_one_block_and_joins_what_is_left_of_several() -> None:
+    """100 blocks with one pair left in each become 25: a pair never keeps a block for itself."""
     held = SortedBlocks()
-    for name, key, number in steps:
-        if name == "add":
-            held.add(key, number)
-        else:
-            held.pop_until(key, number)
-        assert all(0 < len(keys) <= 8 for keys in held._keys)
-        assert held._firsts == [keys[0] for keys in held._keys]
+    for number in range(400):
+        held.add(number, number)
+    asked: list[int] = []
+
+    def keep(value: int) -> bool:
+        asked.append(value)
+        return value % 4 == 0
+
+    held.sweep(keep)
+    assert len(asked) <= 8
+    for _ in range(110):
+        held.sweep(keep)
+    assert list(held) == list(range(0, 400, 4))
+    assert len(held._keys) <= 50
 
 
 def test_pop_until_on_nothing_returns_nothing() -> None:

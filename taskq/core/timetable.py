@@ -1,0 +1,95 @@
+"""The moments that unsettled jobs wait for: when they are due, and when they expire.
+
+An entry is 16 bytes. A job that is settled before its time leaves its entry behind; where such
+stale ones prevail they are swept out a block at a time, so that neither memory nor a call grows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.blocks import SortedBlocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LATEST: Final = 2**64 - 1
+#: Entries that may be stale before it is worth looking for them.
+STALE_MAX: Final = 4_096
+
+
+class Timetable:
+    """Due times and expiries by moment; a job whose time comes is handed out once for each entry.
+
+    Relative due times are kept in shifted time: wall time less ``shift_ns``, the sum of all
+    recorded clock steps. So a step of the clock moves them all at once. Expiries are wall time.
+    """
+
+    __slots__ = ("_expiries", "_shifted", "_wall", "shift_ns")
+
+    def __init__(self) -> None:
+        self.shift_ns = 0
+        self._shifted = SortedBlocks()
+        self._wall = SortedBlocks()
+        self._expiries = SortedBlocks()
+
+    def wait(self, job: int, due_ns: int, is_wall: bool) -> None:
+        """The job is due at ``due_ns`` of wall time, as the clock stands now."""
+        if is_wall:
+            self._wall.add(_bounded(due_ns), job)
+        else:
+            self._shifted.add(_bounded(due_ns - self.shift_ns), job)
+
+    def forget(self, job: int) -> None:
+        """The job is claimed or given back while it waits: the old moment must not wake it later.
+
+        It looks through every entry, for it is rare: the claimer found the job due before the
+        clock stepped back, or records before this one are damaged.
+        """
+        if not self._shifted.remove(job):
+            self._wall.remove(job)
+
+    def due(self, now_ns: int, count: int) -> list[int]:
+        """Take out the jobs whose time has come, at most ``count`` of each kind."""
+        moment = now_ns - self.shift_ns
+        first = self._shifted.first_key()
+        jobs = [] if first is None or first > moment else self._shifted.pop_until(moment, count)
+        first = self._wall.first_key()
+        if first is not None and first <= now_ns:
+            jobs += self._wall.pop_until(now_ns, count)
+        return jobs
+
+    def next_due_ns(self) -> int | None:
+        """Wall time of the next entry, None if there is none."""
+        shifted, wall = self._shifted.first_key(), self._wall.first_key()
+        if shifted is None:
+            return wall
+        shifted += self.shift_ns
+        return shifted if wall is None or shifted < wall else wall
+
+    def expire_at(self, job: int, expires_ns: int) -> None:
+        """The job expires then; 0 if its time has passed."""
+        self._expiries.add(_bounded(expires_ns), job)
+
+    def expired(self, now_ns: int, count: int) -> list[int]:
+        """Take out at most ``count`` jobs that are expired."""
+        return self._expiries.pop_until(now_ns, count)
+
+    def next_expiry_ns(self) -> int | None:
+        """Wall time of the next entry, None if there is none."""
+        return self._expiries.first_key()
+
+    def sweep_dues(self, waiting: int, keep: Callable[[int], bool]) -> None:
+        """Sweep a block if more entries are stale than the ``waiting`` jobs' own."""
+        if self._shifted.size + self._wall.size > 2 * waiting + STALE_MAX:
+            self._shifted.sweep(keep)
+            self._wall.sweep(keep)
+
+    def sweep_expiries(self, expiring: int, keep: Callable[[int], bool]) -> None:
+        """Sweep a block if more entries are stale than the ``expiring`` jobs' own."""
+        if self._expiries.size > 2 * expiring + STALE_MAX:
+            self._expiries.sweep(keep)
+
+
+def _bounded(moment_ns: int) -> int:
+    return min(max(moment_ns, 0), _LATEST)

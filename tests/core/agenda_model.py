@@ -1,0 +1,129 @@
+"""What an agenda promises, said with a dict and ``sorted``: slow, and plainly right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from taskq.core.model import LIVE_STATES, QueueStats, State
+from taskq.core.records import Kind
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One job of the model. ``due`` is shifted time unless ``is_wall``."""
+
+    number: int
+    lane: int
+    queue: str
+    task: str
+    priority: int
+    state: State
+    attempt: int = 0
+    due: int = 0
+    is_wall: bool = False
+    #: None: never
+    expires: int | None = None
+    token: int = 0
+
+
+@dataclass(slots=True)
+class Model:
+    """All jobs that ever were."""
+
+    jobs: dict[int, Job] = field(default_factory=dict)
+    blocked: set[int] = field(default_factory=set)
+    now: int = 1_000
+    shift: int = 0
+
+    def in_state(self, *states: State) -> list[int]:
+        return [job.number for job in self.jobs.values() if job.state in states]
+
+    def is_due(self, job: Job) -> bool:
+        return job.due <= (self.now if job.is_wall else self.now - self.shift)
+
+    def promote(self) -> None:
+        for job in self.jobs.values():
+            if job.state is State.SCHEDULED and self.is_due(job):
+                job.state = State.READY
+
+    def claimable(self, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> list[int]:
+        """Every job that a claim may return, in the order in which claims return them."""
+        ready = [
+            job
+            for job in self.jobs.values()
+            if job.state is State.READY
+            and job.lane not in self.blocked
+            and (queues is None or job.queue in queues)
+            and (tasks is None or job.task in tasks)
+        ]
+        return [job.number for job in sorted(ready, key=lambda job: (-job.priority, job.number))]
+
+    def claim(self, number: int, token: int) -> None:
+        job = self.jobs[number]
+        job.state, job.token = State.RUNNING, token
+        job.attempt += 1
+
+    def back(self, number: int, attempt: int, due: int) -> None:
+        job = self.jobs[number]
+        job.attempt = attempt
+        job.state = State.READY
+        if due > self.now:
+            job.state, job.due, job.is_wall = State.SCHEDULED, due - self.shift, False
+
+    def end(self, number: int, kind: Kind) -> None:
+        ends = {
+            Kind.SUCCEEDED: State.SUCCEEDED,
+            Kind.DIED: State.DEAD,
+            Kind.CANCELLED: State.CANCELLED,
+            Kind.EXPIRED: State.EXPIRED,
+        }
+        self.jobs[number].state = ends[kind]
+
+    def expired(self) -> set[int]:
+        """Waiting jobs whose time has passed; running ones are noted, for when they come back."""
+        passed = [
+            job
+            for job in self.jobs.values()
+            if job.state in LIVE_STATES and job.expires is not None and job.expires <= self.now
+        ]
+        for job in passed:
+            job.expires = 0
+        return {job.number for job in passed if job.state is not State.RUNNING}
+
+    def live_state(self, number: int) -> State:
+        state = self.jobs[number].state
+        return state if state in LIVE_STATES else State.ABSENT
+
+    def next_due(self) -> int | None:
+        moments = [
+            job.due if job.is_wall else job.due + self.shift
+            for job in self.jobs.values()
+            if job.state is State.SCHEDULED
+        ]
+        return min(moments, default=None)
+
+    def next_expiry(self) -> int | None:
+        moments = [
+            job.expires
+            for job in self.jobs.values()
+            if job.expires is not None and job.state in {State.READY, State.SCHEDULED}
+        ]
+        return min(moments, default=None)
+
+    def stats(self, queues: set[str]) -> tuple[QueueStats, ...]:
+        def count(queue: str, state: State) -> int:
+            return sum(job.queue == queue and job.state is state for job in self.jobs.values())
+
+        return tuple(
+            QueueStats(
+                queue=queue,
+                scheduled=count(queue, State.SCHEDULED),
+                ready=count(queue, State.READY),
+                running=count(queue, State.RUNNING),
+                succeeded=count(queue, State.SUCCEEDED),
+                dead=count(queue, State.DEAD),
+                cancelled=count(queue, State.CANCELLED),
+                expired=count(queue, State.EXPIRED),
+            )
+            for queue in sorted(queues)
+        )

@@ -1,0 +1,340 @@
+"""``Agenda``, promise by promise; ``test_agenda_machine`` mixes them all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.agenda import PROMOTE_MAX, Agenda
+from taskq.core.jobtable import META_EXPIRES
+from taskq.core.model import ATTEMPTS_MAX, State
+from taskq.core.records import Kind
+from taskq.core.transitions import TRANSITIONS
+
+if TYPE_CHECKING:
+    from taskq.core.lanes import Lane
+
+SECOND = 1_000_000_000
+NOW = 1_000 * SECOND
+ALL = 2**62
+
+
+def lane_of(agenda: Agenda, priority: int = 5, queue: str = "default", task: str = "t") -> Lane:
+    key = bytes((len(queue), len(task))) + queue.encode() + task.encode()
+    return agenda.lane(priority, key)
+
+
+def enqueue(agenda: Agenda, lane: Lane, *jobs: int, meta: int = 0) -> None:
+    for job in jobs:
+        agenda.apply_enqueued(job, job * 8, lane, meta)
+
+
+def claim(agenda: Agenda, count: int = 1_000) -> list[int]:
+    taken = [one[0] for one in agenda.take(count, None, None)]
+    agenda.running.update(dict.fromkeys(taken, (1, 1, 1)))
+    return taken
+
+
+def entries(agenda: Agenda) -> int:
+    """Entries of the timetable, stale ones among them."""
+    times = agenda._times
+    return times._shifted.size + times._wall.size + times._expiries.size
+
+
+# -- order ----------------------------------------------------------------------------------------
+
+
+def test_higher_priorities_go_first_and_the_oldest_of_one() -> None:
+    """Across queues and tasks: 9 before 8 … before 0, and within one by id alone."""
+    agenda = Agenda()
+    job = 0
+    for _ in range(3):
+        for priority in (0, 3, 9, 5):
+            for queue in ("mail", "default"):
+                for task in ("b", "a"):
+                    job += 1
+                    enqueue(agenda, lane_of(agenda, priority, queue, task), job)
+    order = [(-lane.priority, job) for job, _, _, lane, _ in agenda.take(100, None, None)]
+    assert len(order) == 48
+    assert order == sorted(order)
+
+
+def test_a_thousand_interleaved_tasks_are_merged_by_id() -> None:
+    agenda = Agenda()
+    lanes = [lane_of(agenda, task=f"task{number}") for number in range(1_000)]
+    for job in range(1, 5_001):
+        enqueue(agenda, lanes[job * 7 % 1_000], job)
+    assert claim(agenda, 2_500) == list(range(1, 2_501))
+    assert claim(agenda, 5_000) == list(range(2_501, 5_001))
+
+
+def test_a_claimer_gets_only_its_queues_and_tasks() -> None:
+    agenda = Agenda()
+    for job, (queue, task) in enumerate((("a", "x"), ("b", "x"), ("a", "y"), ("b", "y")), 1):
+        enqueue(agenda, lane_of(agenda, queue=queue, task=task), job)
+    assert agenda.next_ready(9, frozenset({"b"})) == [2, 4]
+    assert [one[0] for one in agenda.take(9, frozenset({"b"}), frozenset({"y"}))] == [4]
+    assert [one[0] for one in agenda.take(9, None, frozenset({"y", "z"}))] == [3]
+    assert agenda.take(9, frozenset(), None) == []
+    assert claim(agenda) == [1, 2]
+
+
+def test_a_given_back_job_is_the_oldest_again() -> None:
+    """A retry that is due goes before all that were enqueued after it."""
+    agenda = Agenda()
+    enqueue(agenda, lane_of(agenda), 1, 2, 3, 4)
+    assert claim(agenda, 3) == [1, 2, 3]
+    for job in (3, 1):
+        agenda.apply_back(Kind.RELEASED, job, 0, 0, NOW)
+    assert claim(agenda) == [1, 3, 4]
+
+
+def test_a_blocked_lane_is_passed_over_until_it_is_unblocked() -> None:
+    """Jobs that come in, come due or come back while it is blocked wait with the others."""
+    agenda = Agenda()
+    limited, free = lane_of(agenda, task="limited"), lane_of(agenda, task="free")
+    enqueue(agenda, limited, 1, 2)
+    assert claim(agenda, 1) == [1]
+    agenda.block(limited)
+    assert not agenda.any_ready()
+    agenda.apply_scheduled(3, 24, limited, 0, NOW, is_wall=False)
+    agenda.promote(NOW)
+    agenda.apply_back(Kind.RETRIED, 1, 1, 0, NOW)
+    enqueue(agenda, limited, 4)
+    enqueue(agenda, free, 5)
+    assert claim(agenda) == [5]
+    agenda.unblock(limited)
+    assert claim(agenda) == [1, 2, 3, 4]
+
+
+def test_a_job_that_was_released_often_is_claimed_once() -> None:
+    """Each release by another process leaves an entry behind; only one of them counts."""
+    agenda = Agenda()
+    enqueue(agenda, lane_of(agenda), 1, 2, 3)
+    for token in range(10, 30):
+        agenda.apply_claimed(2, token, 1, 7, 1)
+        agenda.apply_back(Kind.RELEASED, 2, 0, 0, NOW)
+    assert agenda.next_ready(9, None) == [1, 2, 3]
+    assert claim(agenda) == [1, 2, 3]
+    assert claim(agenda) == []
+
+
+# -- time -----------------------------------------------------------------------------------------
+
+
+def test_a_delay_moves_with_a_clock_step_and_an_eta_does_not() -> None:
+    """The clock is set an hour ahead: the delayed job still waits its minute, the eta has come."""
+    agenda, hour = Agenda(), 3_600 * SECOND
+    lane = lane_of(agenda)
+    agenda.apply_scheduled(1, 8, lane, 0, NOW + 60 * SECOND, is_wall=False)
+    agenda.apply_scheduled(2, 16, lane, 0, NOW + 60 * SECOND, is_wall=True)
+    agenda.apply_clock(hour)
+    agenda.promote(NOW + hour)
+    assert claim(agenda) == [2]
+    assert agenda.next_due_ns() == NOW + hour + 60 * SECOND
+    agenda.promote(NOW + hour + 60 * SECOND - 1)
+    assert claim(agenda) == []
+    agenda.promote(NOW + hour + 60 * SECOND)
+    assert claim(agenda) == [1]
+
+
+def test_a_delay_outlives_a_clock_that_is_set_back() -> None:
+    agenda, hour = Agenda(), 3_600 * SECOND
+    lane = lane_of(agenda)
+    agenda.apply_scheduled(1, 8, lane, 0, NOW + 60 * SECOND, is_wall=False)
+    agenda.apply_clock(-hour)
+    agenda.promote(NOW - hour + 60 * SECOND)
+    assert claim(agenda) == [1]
+
+
+def test_due_jobs_turn_ready_a_bounded_number_at_a_time() -> None:
+    """A million jobs of one moment must not hold the writer lock; each batch takes some."""
+    agenda = Agenda()
+    lane = lane_of(agenda)
+    for job in range(1, PROMOTE_MAX + 11):
+        agenda.apply_scheduled(job, 0, lane, 0, NOW, is_wall=False)
+    agenda.promote(NOW)
+    assert (lane.ready, lane.scheduled) == (PROMOTE_MAX, 10)
+    assert agenda.next_due_ns() == NOW
+    agenda.promote(NOW)
+    assert (lane.ready, lane.scheduled) == (PROMOTE_MAX + 10, 0)
+    assert agenda.next_due_ns() is None
+
+
+def test_a_backoff_is_not_cut_short_by_the_moment_of_an_earlier_delay() -> None:
+    """Another process claimed a job that waits here (its clock was ahead), and retried it later."""
+    agenda = Agenda()
+    lane = lane_of(agenda)
+    for job, is_wall in ((1, False), (2, True)):
+        agenda.apply_scheduled(job, 0, lane, 0, NOW + 10, is_wall=is_wall)
+        agenda.apply_claimed(job, 10 + job, 1, 7, 1)
+        agenda.apply_back(Kind.RETRIED, job, 1, NOW + 500, NOW)
+    agenda.promote(NOW + 499)
+    assert claim(agenda) == []
+    agenda.promote(NOW + 500)
+    assert claim(agenda) == [1, 2]
+
+
+def test_a_backoff_counts_from_the_last_release() -> None:
+    """Two releases without a claim between (its record is damaged): the later one stands."""
+    agenda = Agenda()
+    enqueue(agenda, lane_of(agenda), 1)
+    assert claim(agenda) == [1]
+    agenda.apply_back(Kind.RETRIED, 1, 1, NOW + 10, NOW)
+    agenda.apply_back(Kind.RETRIED, 1, 2, NOW + 500, NOW)
+    agenda.promote(NOW + 499)
+    assert agenda.state(1) is State.SCHEDULED
+    agenda.promote(NOW + 500)
+    assert agenda.state(1) is State.READY
+    assert agenda.attempt(1) == 2
+
+
+def test_a_running_job_expires_only_when_it_is_given_back() -> None:
+    agenda = Agenda()
+    lane = lane_of(agenda)
+    for job in (1, 2):
+        enqueue(agenda, lane, job, meta=META_EXPIRES)
+        agenda.apply_expiry(job, NOW)
+    assert claim(agenda) == [1, 2]
+    assert agenda.expired(NOW, 10) == []
+    assert agenda.next_expiry_ns() is None
+    agenda.apply_ended(Kind.SUCCEEDED, 1)
+    agenda.apply_back(Kind.RETRIED, 2, 1, NOW + SECOND, NOW)
+    assert agenda.expired(NOW, 10) == [2]
+    assert agenda._overdue == set()
+
+
+def test_expired_jobs_come_in_bounded_numbers_soonest_first() -> None:
+    agenda = Agenda()
+    lane = lane_of(agenda)
+    for job, moment in ((1, 30), (2, 10), (3, 20), (4, 31)):
+        enqueue(agenda, lane, job, meta=META_EXPIRES)
+        agenda.apply_expiry(job, NOW + moment)
+    assert agenda.next_expiry_ns() == NOW + 10
+    assert agenda.expired(NOW + 30, 2) == [2, 3]
+    assert agenda.expired(NOW + 30, 2) == [1]
+    assert agenda.next_expiry_ns() == NOW + 31
+
+
+def test_moments_beyond_all_bounds_are_kept_at_the_bound() -> None:
+    """A foreign log may hold any 64-bit moment, and clocks that stepped by centuries."""
+    agenda = Agenda()
+    lane = lane_of(agenda)
+    agenda.apply_clock(-(2**63))
+    agenda.apply_scheduled(1, 0, lane, 0, 2**63 - 1, is_wall=False)
+    agenda.apply_clock(2**63 - 1)
+    agenda.apply_clock(2**63 - 1)
+    agenda.apply_scheduled(2, 0, lane, 0, 5, is_wall=False)
+    agenda.apply_scheduled(3, 0, lane, 0, -5, is_wall=True)
+    agenda.promote(2**64)
+    assert agenda.state(3) is State.READY
+
+
+# -- attempts and states --------------------------------------------------------------------------
+
+
+def test_attempts_are_counted_up_to_their_limit_and_no_further() -> None:
+    agenda = Agenda()
+    enqueue(agenda, lane_of(agenda), 1, meta=META_EXPIRES)
+    assert claim(agenda) == [1]
+    assert agenda.attempt(1) == 1
+    for attempt in (ATTEMPTS_MAX - 1, ATTEMPTS_MAX, ATTEMPTS_MAX + 5, 2**32 - 1):
+        agenda.apply_back(Kind.RETRIED, 1, attempt, 0, NOW)
+        assert agenda.attempt(1) == min(attempt, ATTEMPTS_MAX)
+        ((_, _, counted, _, meta),) = agenda.take(1, None, None)
+        assert counted == min(attempt + 1, ATTEMPTS_MAX)
+        assert meta & META_EXPIRES
+    assert agenda.attempt(2) == 0
+
+
+def test_the_agenda_follows_the_table_of_transitions() -> None:
+    """Every legal pair, applied to a job in that state, leads where the table says."""
+    for (before, kind), allowed in TRANSITIONS.items():
+        if before is State.ABSENT:
+            continue
+        for waits in (False, True):
+            agenda = Agenda()
+            bring_to(agenda, before)
+            if kind is Kind.CLAIMED:
+                assert claim(agenda) == [1]
+            elif kind in {Kind.RETRIED, Kind.RELEASED}:
+                agenda.apply_back(kind, 1, 1, NOW + 9 if waits else 0, NOW)
+            else:
+                agenda.apply_ended(kind, 1)
+            expected = allowed[-1] if waits else allowed[0]
+            counts = agenda.stats()[0]
+            assert getattr(counts, expected.name.lower()) == 1, (before, kind)
+
+
+def bring_to(agenda: Agenda, state: State) -> None:
+    lane = lane_of(agenda)
+    if state is State.SCHEDULED:
+        agenda.apply_scheduled(1, 0, lane, 0, NOW + 1, is_wall=False)
+        return
+    enqueue(agenda, lane, 1)
+    if state is State.RUNNING:
+        claim(agenda)
+
+
+def test_the_location_of_an_unknown_job_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        Agenda().location(5)
+
+
+# -- nothing grows without bound ------------------------------------------------------------------
+
+
+def test_jobs_that_finish_before_they_expire_leave_nothing() -> None:
+    """Tasks with expires="1d" that run at once: 50 000 of them leave a bounded timetable."""
+    agenda = Agenda()
+    lane = lane_of(agenda)
+    for job in range(1, 50_001):
+        enqueue(agenda, lane, job, meta=META_EXPIRES)
+        agenda.apply_expiry(job, NOW + 86_400 * SECOND + job)
+        assert claim(agenda, 1) == [job]
+        agenda.apply_ended(Kind.SUCCEEDED, job)
+    assert entries(agenda) < 12_000
+    assert agenda.table.live == 0
+
+
+@pytest.mark.parametrize("is_wall", [False, True])
+def test_scheduled_jobs_that_are_cancelled_leave_nothing(is_wall: bool) -> None:
+    """Reminders set a year ahead and taken back: 50 000 of them leave a bounded timetable."""
+    agenda = Agenda()
+    lane = lane_of(agenda)
+    for job in range(1, 50_001):
+        agenda.apply_scheduled(job, 0, lane, 0, NOW + job * SECOND, is_wall=is_wall)
+        if job > 100:
+            agenda.apply_ended(Kind.CANCELLED, job - 100)
+    assert lane.scheduled == 100
+    assert entries(agenda) < 12_000
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_ready_jobs_that_are_cancelled_leave_nothing(step: int) -> None:
+    """Of 50 000 ready jobs all but one are cancelled, in either order: a claim finds it at once."""
+    agenda = Agenda()
+    lane = lane_of(agenda)
+    jobs = range(1, 50_001)
+    enqueue(agenda, lane, *jobs)
+    for job in jobs[::step][:-1]:
+        agenda.apply_ended(Kind.CANCELLED, job)
+    assert lane.entries < 5_000
+    assert claim(agenda) == [jobs[::step][-1]]
+    assert lane.entries == 0
+
+
+def test_what_other_processes_claim_leaves_nothing() -> None:
+    """This process only reads along while others claim from everywhere: 30 000 jobs, 3 left."""
+    agenda = Agenda()
+    lane = lane_of(agenda)
+    jobs = range(1, 30_001)
+    enqueue(agenda, lane, *jobs)
+    for job in sorted(jobs, key=lambda job: job * 7_919 % 30_011):
+        if job % 10_000:
+            agenda.apply_claimed(job, 1, 1, 7, 1)
+            agenda.apply_ended(Kind.SUCCEEDED, job)
+    assert lane.entries < 5_000
+    assert claim(agenda) == [10_000, 20_000, 30_000]
+    assert agenda.running.keys() == {10_000, 20_000, 30_000}

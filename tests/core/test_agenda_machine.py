@@ -1,0 +1,272 @@
+"""``Agenda``: any history of enqueues, claims, settles, steps of the clock … equals the model's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from taskq.core import agenda, blocks, jobtable, lanes, timetable
+from taskq.core.agenda import Agenda
+from taskq.core.jobtable import META_EXPIRES
+from taskq.core.model import State
+from taskq.core.records import Kind
+from tests.core.agenda_model import Job, Model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.core.lanes import Lane
+
+QUEUES = ("default", "mail")
+TASKS = ("", "a", "b")
+ALL = 2**62
+EPOCH = 77
+LANES = st.tuples(st.sampled_from((0, 5, 9)), st.sampled_from(QUEUES), st.sampled_from(TASKS))
+SOME_QUEUES = st.none() | st.frozensets(st.sampled_from(QUEUES))
+SOME_TASKS = st.none() | st.frozensets(st.sampled_from(TASKS))
+DELAYS = st.integers(-20, 200)
+EXPIRIES = st.none() | st.integers(-20, 300)
+PICK = st.integers(0, 10_000)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_parts() -> Iterator[None]:
+    """Parts so small that a short history splits, tidies and merges them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "_BLOCK", 4)
+        patch.setattr(lanes, "_BLOCK", 4)
+        patch.setattr(jobtable, "CHUNK", 16)
+        patch.setattr(agenda, "STALE_MAX", 4)
+        patch.setattr(timetable, "STALE_MAX", 4)
+        patch.setattr(agenda, "_SWEEP_EVERY", 2)
+        yield
+
+
+class AgendaMachine(RuleBasedStateMachine):
+    """An agenda beside its model; every rule does one thing to both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.agenda = Agenda()
+        self.model = Model()
+        self.lsn = 0
+
+    # -- jobs come ---------------------------------------------------------------------------------
+
+    def lane(self, where: tuple[int, str, str]) -> Lane:
+        priority, queue, task = where
+        key = bytes((len(queue), len(task))) + queue.encode() + task.encode()
+        return self.agenda.lane(priority, key)
+
+    def born(self, where: tuple[int, str, str], state: State, expires: int | None) -> Job:
+        self.lsn += 1
+        priority, queue, task = where
+        job = Job(
+            number=self.lsn,
+            lane=self.lane(where).number,
+            queue=queue,
+            task=task,
+            priority=priority,
+            state=state,
+            expires=None if expires is None else self.model.now + expires,
+        )
+        self.model.jobs[job.number] = job
+        return job
+
+    @rule(where=LANES, count=st.integers(1, 12), expires=EXPIRIES)
+    def enqueue(self, where: tuple[int, str, str], count: int, expires: int | None) -> None:
+        for _ in range(count):
+            job = self.born(where, State.READY, expires)
+            meta = 0 if expires is None else META_EXPIRES
+            self.agenda.apply_enqueued(job.number, job.number * 3, self.lane(where), meta)
+            if job.expires is not None:
+                self.agenda.apply_expiry(job.number, job.expires)
+
+    @rule(where=LANES, due=DELAYS, is_wall=st.booleans(), expires=EXPIRIES)
+    def schedule(
+        self, where: tuple[int, str, str], due: int, is_wall: bool, expires: int | None
+    ) -> None:
+        job = self.born(where, State.SCHEDULED, expires)
+        moment = self.model.now + due
+        job.is_wall, job.due = is_wall, moment - (0 if is_wall else self.model.shift)
+        meta = 0 if expires is None else META_EXPIRES
+        self.agenda.apply_scheduled(
+            job.number, job.number * 3, self.lane(where), meta, moment, is_wall
+        )
+        if job.expires is not None:
+            self.agenda.apply_expiry(job.number, job.expires)
+
+    # -- time goes ---------------------------------------------------------------------------------
+
+    @rule(span=st.integers(0, 150))
+    def time_goes(self, span: int) -> None:
+        self.model.now += span
+        self.promote()
+
+    @rule()
+    def promote(self) -> None:
+        self.model.promote()
+        self.agenda.promote(self.model.now, ALL)
+
+    @rule(step=st.integers(-300, 300))
+    def clock_steps(self, step: int) -> None:
+        """Wall time jumps; what was relative moves along."""
+        self.model.now += step
+        self.model.shift += step
+        self.agenda.apply_clock(step)
+
+    @rule(count=st.integers(1, 5))
+    def expire(self, count: int) -> None:
+        expected = self.model.expired()
+        found: list[int] = []
+        while True:
+            following = self.agenda.next_expiry_ns()
+            if following is None or following > self.model.now:
+                break
+            found += self.agenda.expired(self.model.now, count)
+        assert sorted(found) == sorted(expected)
+        for job in found:
+            assert self.agenda.apply_ended(Kind.EXPIRED, job)
+            self.model.end(job, Kind.EXPIRED)
+
+    # -- claims ------------------------------------------------------------------------------------
+
+    @rule(count=st.integers(0, 15), queues=SOME_QUEUES, tasks=SOME_TASKS)
+    def take(self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> None:
+        expected = self.model.claimable(queues, tasks)[:count]
+        if tasks is None:
+            assert self.agenda.next_ready(count, queues) == expected
+        taken = self.agenda.take(count, queues, tasks)
+        assert [one[0] for one in taken] == expected
+        for number, location, attempt, lane, _ in taken:
+            self.lsn += 1
+            self.model.claim(number, self.lsn)
+            self.agenda.running[number] = (self.lsn, EPOCH, 1)
+            job = self.model.jobs[number]
+            assert (location, attempt, lane.number) == (number * 3, job.attempt, job.lane)
+
+    @rule(count=st.integers(1, 20), queues=SOME_QUEUES)
+    def look(self, count: int, queues: frozenset[str] | None) -> None:
+        """Looking twice shows the same: looking changes nothing."""
+        expected = self.model.claimable(queues, None)[:count]
+        assert self.agenda.next_ready(count, queues) == expected
+        assert self.agenda.next_ready(count, queues) == expected
+
+    @precondition(lambda self: self.model.in_state(State.READY))
+    @rule(pick=PICK, count=st.integers(1, 9), oldest=st.booleans())
+    def another_process_claims(self, pick: int, count: int, oldest: bool) -> None:
+        """Of its own queues and tasks, so from anywhere; also from lanes that we have blocked."""
+        ready = self.model.claimable(None, None) if oldest else self.model.in_state(State.READY)
+        for number in ready[0 if oldest else pick % len(ready) :][:count]:
+            self.lsn += 1
+            self.model.claim(number, self.lsn)
+            attempt = self.model.jobs[number].attempt
+            assert self.agenda.apply_claimed(number, self.lsn, EPOCH, 2, attempt)
+
+    @precondition(lambda self: self.model.in_state(State.SCHEDULED))
+    @rule(pick=PICK)
+    def another_process_claims_what_waits_here(self, pick: int) -> None:
+        """Its clock was ahead before a step back: what the record says happened, happened."""
+        waiting = self.model.in_state(State.SCHEDULED)
+        number = waiting[pick % len(waiting)]
+        self.lsn += 1
+        self.model.claim(number, self.lsn)
+        attempt = self.model.jobs[number].attempt
+        assert self.agenda.apply_claimed(number, self.lsn, EPOCH, 2, attempt)
+
+    # -- jobs go -----------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.model.in_state(State.RUNNING))
+    @rule(pick=PICK, count=st.integers(1, 9), kind=st.sampled_from((Kind.SUCCEEDED, Kind.DIED)))
+    def settle(self, pick: int, count: int, kind: Kind) -> None:
+        running = self.model.in_state(State.RUNNING)
+        for number in running[pick % len(running) :][:count]:
+            assert self.agenda.apply_ended(kind, number)
+            self.model.end(number, kind)
+
+    @precondition(lambda self: self.model.in_state(State.RUNNING))
+    @rule(
+        pick=PICK,
+        count=st.integers(1, 9),
+        delay=st.just(0) | DELAYS,
+        kind=st.sampled_from((Kind.RETRIED, Kind.RELEASED)),
+    )
+    def give_back(self, pick: int, count: int, delay: int, kind: Kind) -> None:
+        running = self.model.in_state(State.RUNNING)
+        due = self.model.now + delay if delay > 0 else 0
+        for number in running[pick % len(running) :][:count]:
+            attempt = self.model.jobs[number].attempt - (kind is Kind.RELEASED)
+            assert self.agenda.apply_back(kind, number, attempt, due, self.model.now)
+            self.model.back(number, attempt, due)
+
+    @precondition(lambda self: self.model.in_state(State.READY, State.SCHEDULED))
+    @rule(pick=PICK, count=st.integers(1, 12))
+    def cancel(self, pick: int, count: int) -> None:
+        waiting = self.model.in_state(State.READY, State.SCHEDULED)
+        for number in waiting[pick % len(waiting) :][:count]:
+            assert self.agenda.apply_ended(Kind.CANCELLED, number)
+            self.model.end(number, Kind.CANCELLED)
+
+    @rule(where=LANES)
+    def block(self, where: tuple[int, str, str]) -> None:
+        lane = self.lane(where)
+        self.agenda.block(lane)
+        self.model.blocked.add(lane.number)
+
+    @rule(where=LANES)
+    def unblock(self, where: tuple[int, str, str]) -> None:
+        lane = self.lane(where)
+        self.agenda.unblock(lane)
+        self.model.blocked.discard(lane.number)
+
+    @rule(pick=PICK)
+    def records_of_unknown_jobs_change_nothing(self, pick: int) -> None:
+        """Of settled jobs, of numbers that are no job's, of jobs whose record was damaged."""
+        known = self.model.in_state(State.SCHEDULED, State.READY, State.RUNNING)
+        job = pick % (self.lsn + 2)
+        if job in known:
+            return
+        assert not self.agenda.apply_claimed(job, 1, EPOCH, 2, 1)
+        assert not self.agenda.apply_back(Kind.RETRIED, job, 1, 0, self.model.now)
+        assert not self.agenda.apply_ended(Kind.SUCCEEDED, job)
+
+    # -- always ------------------------------------------------------------------------------------
+
+    @invariant()
+    def counts_equal_a_recount(self) -> None:
+        queues = {lane.queue for lane in self.agenda.lanes}
+        assert self.agenda.stats() == self.model.stats(queues)
+        assert self.agenda.any_ready() == bool(self.model.claimable(None, None))
+
+    @invariant()
+    def every_job_is_in_its_state(self) -> None:
+        for number, job in self.model.jobs.items():
+            state = self.model.live_state(number)
+            assert self.agenda.state(number) is state
+            assert self.agenda.attempt(number) == (job.attempt if state else 0)
+            if state:
+                assert self.agenda.location(number) == number * 3
+
+    @invariant()
+    def claims_are_known(self) -> None:
+        tokens = {job: claim[0] for job, claim in self.agenda.running.items()}
+        assert tokens == {n: self.model.jobs[n].token for n in self.model.in_state(State.RUNNING)}
+
+    @invariant()
+    def nobody_sleeps_too_long(self) -> None:
+        """A waker that sleeps until the next moment is never late; early, it only looks in vain."""
+        for promised, true in (
+            (self.agenda.next_due_ns(), self.model.next_due()),
+            (self.agenda.next_expiry_ns(), self.model.next_expiry()),
+        ):
+            if true is not None:
+                assert promised is not None
+                assert promised <= true
+
+
+TestAgenda = AgendaMachine.TestCase
+TestAgenda.settings = settings(max_examples=100, stateful_step_count=40)

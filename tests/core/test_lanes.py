@@ -1,0 +1,127 @@
+"""``Lane``: ids come out oldest first, whether they came fresh or were given back."""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskq.core import blocks, lanes
+from taskq.core.lanes import NO_JOB, Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PUSH = st.tuples(st.just("push"), st.integers(1, 4), st.just(0))
+BACK = st.tuples(st.just("give back"), st.integers(0, 10_000), st.just(0))
+POP = st.tuples(st.just("pop"), st.integers(0, 11), st.integers(0, 200) | st.just(NO_JOB))
+SWEEP = st.tuples(st.just("sweep"), st.integers(1, 5), st.just(0))
+STEPS = st.lists(PUSH | PUSH | PUSH | BACK | POP | SWEEP, max_size=120)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_blocks() -> Iterator[None]:
+    """Blocks of 4 ids, so that a short history meets their ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "_BLOCK", 4)
+        patch.setattr(lanes, "_BLOCK", 4)
+        yield
+
+
+def lane() -> Lane:
+    return Lane(0, "default", "t", 5)
+
+
+def sweep_all(held: Lane, stale: set[int]) -> None:
+    """A call for every block of fresh jobs and of those given back, and as many again."""
+    for _ in range(2 * (len(held._blocks) + held.entries) + 2):
+        held.sweep(lambda job: job not in stale)
+
+
+@given(steps=STEPS)
+def test_any_history_equals_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
+    """Pops return the smallest ids under the bound, each as often as it was put in."""
+    held, model, gone = lane(), list[int](), [0]
+    last = 0
+    for name, number, below in steps:
+        if name == "push":
+            last += number
+            held.push(last)
+            model.append(last)
+        elif name == "give back":
+            job = gone[number % len(gone)]
+            held.give_back(job)
+            insort(model, job)
+        elif name == "sweep":
+            swept = {job for job in model if job % (number + 1) == 0}
+            sweep_all(held, swept)
+            gone += swept
+            left = list(held)
+            assert set(left) == set(model) - swept
+            assert left == sorted(left)
+            model = left
+        else:
+            expected = [job for job in model if job < below][:number]
+            assert held.pop(number, below) == expected
+            del model[: len(expected)]
+            gone += expected
+        assert held.entries == len(model)
+        assert list(held) == model
+        assert held.head() == (model[0] if model else NO_JOB)
+    assert held.pop(len(model) + 1, NO_JOB) == model
+
+
+def test_a_given_back_job_keeps_its_place() -> None:
+    held = lane()
+    for job in range(1, 11):
+        held.push(job)
+    assert held.pop(5, NO_JOB) == [1, 2, 3, 4, 5]
+    held.give_back(4)
+    held.give_back(2)
+    assert held.head() == 2
+    assert held.pop(4, NO_JOB) == [2, 4, 6, 7]
+
+
+def test_an_empty_lane_has_no_head_and_pops_nothing() -> None:
+    assert lane().head() == NO_JOB
+    assert lane().pop(10, NO_JOB) == []
+
+
+def test_a_cleared_lane_starts_anew() -> None:
+    held = lane()
+    for job in range(1, 11):
+        held.push(job)
+    assert held.pop(3, NO_JOB) == [1, 2, 3]
+    held.give_back(2)
+    held.clear()
+    assert (held.entries, held.head(), list(held)) == (0, NO_JOB, [])
+    held.push(11)
+    assert held.pop(5, NO_JOB) == [11]
+
+
+def test_a_sweep_drops_an_entry_that_a_job_has_twice() -> None:
+    """A job that other processes claim and release again and again gains one entry each time."""
+    held = lane()
+    for job in (1, 2, 3):
+        held.push(job)
+    for _ in range(100):
+        held.give_back(2)
+    sweep_all(held, set())
+    assert held.entries <= 3 + 25
+
+
+def test_a_sweep_looks_at_one_block() -> None:
+    held = lane()
+    for job in range(1, 1_000):
+        held.push(job)
+    asked: list[int] = []
+
+    def is_ready(job: int) -> bool:
+        asked.append(job)
+        return True
+
+    held.sweep(is_ready)
+    assert len(asked) <= 4
