@@ -16,7 +16,7 @@ from taskq_workers.lines import Facts, banner, style_for
 from taskq_workers.loader import load_app
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT, Worker
 from taskq_workers.reporting import Reporter
-from taskq_workers.supervisor import Supervisor, leave_threads_behind
+from taskq_workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,11 +88,12 @@ def worker(
         facts = _facts(one, store, time.perf_counter() - began)
         reporter.open(banner(facts, style))
 
+    supervisor = Supervisor(one, on_ready, reporter.say)
     try:
-        Supervisor(one, on_ready, reporter.say).run()
+        supervisor.run()
     finally:
         reporter.close()
-    leave_threads_behind(one.lingering)
+    supervisor.exit_despite_threads()
 
 
 def _names(queues: tuple[str, ...]) -> list[str] | None:

@@ -8,6 +8,9 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -25,6 +28,10 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _SIGNALLED: Final = 128
 _CANCEL_AT: Final = 2
 _EXIT_AT: Final = 3
+#: How long what jobs have started may take to end, once the worker has stopped.
+END_SECONDS: Final = 1.0
+#: Names of the default executor's threads begin so.
+_EXECUTOR: Final = "taskq-executor"
 
 
 class Supervisor:
@@ -48,29 +55,52 @@ class Supervisor:
         self._on_ready = on_ready
         self._say = say
         self._signals = 0
+        # Made here, since the loop's own could not be told from others when the end comes.
+        self._executor = ThreadPoolExecutor(thread_name_prefix=_EXECUTOR)
         self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop
 
     def run(self) -> None:
-        """Return once the worker has stopped and its log is closed.
+        """Return once the worker has stopped, its log is closed, and what it started has ended.
 
         Raises:
             TaskqError: the log could not be opened, or failed.
         """
-        with asyncio.Runner() as runner:
-            self._loop = runner.get_loop()
+        loop = self._loop = asyncio.new_event_loop()
+        loop.set_default_executor(self._executor)
+        try:
             self._take_signals()
-            main = self._loop.create_task(self._main(), name="taskq-supervisor")
-            while True:
-                try:
-                    self._loop.run_until_complete(main)
-                except (SystemExit, KeyboardInterrupt) as error:
-                    # Raised in a task that a job started: asyncio lets it through the loop itself.
-                    if main.done():
-                        raise
-                    _log.warning("%s raised within a task of a job: ignored", type(error).__name__)
-                else:
-                    return
+            self._drive(loop.create_task(self._main(), name="taskq-supervisor"))
+        finally:
+            _end(loop)
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def exit_despite_threads(self) -> None:
+        """End the process if sync functions still run in it, their jobs being released.
+
+        An ordinary exit would wait for those of the executor, and could for the others in an atexit
+        function of some library. Returns if there are none.
+        """
+        deadline = time.monotonic() + END_SECONDS
+        for thread in _executor_threads():
+            thread.join(max(deadline - time.monotonic(), 0))
+        count = self._worker.lingering + len(_executor_threads())
+        if count:
+            _log.warning("%d sync functions did not return in time and are left behind", count)
+            logging.shutdown()
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(0)
+
+    def _drive(self, main: asyncio.Task[None]) -> None:
+        while True:
+            try:
+                return self._loop.run_until_complete(main)
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Raised in a task that a job started: asyncio lets it through the loop itself.
+                if main.done():
+                    raise
+                _log.warning("%s raised in a task of a job: ignored", type(error).__name__)
 
     async def _main(self) -> None:
         try:
@@ -122,17 +152,19 @@ class Supervisor:
             self._store.between_batches(_pause)
 
 
-def leave_threads_behind(count: int) -> None:
-    """End the process although so many sync functions still run, their jobs being released.
+def _executor_threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith(_EXECUTOR)]
 
-    An ordinary exit could wait for their threads, in an atexit function of some library.
-    """
-    if count:
-        _log.warning("%d sync functions did not return in time and are left behind", count)
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(0)
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is left and close; unlike ``asyncio.Runner``, wait for nobody for ever."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=END_SECONDS))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
 
 
 def _pause() -> None:

@@ -1,0 +1,279 @@
+"""``taskq worker`` as a process of its own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from typing import IO, TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import State, TaskQ
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SECONDS = 20
+
+JOBS = """
+import asyncio, os, sys
+from taskq import TaskQ, current_job, retry
+
+app = TaskQ("data")
+
+def here(*words):
+    print("HERE", *words, flush=True)
+
+@app.task
+async def add(a: int, b: int) -> int:
+    return a + b
+
+@app.task(retry=retry.fixed(2, delay=0))
+async def fail() -> None:
+    raise ValueError("no way")
+
+@app.task
+async def gate() -> None:
+    here(current_job().attempt)
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    pipe = os.fdopen(os.open("gate", os.O_RDONLY | os.O_NONBLOCK), "rb")
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    await reader.readline()
+
+@app.task
+def thread() -> None:
+    here()
+    open("gate").read()
+
+@app.task
+async def executor() -> None:
+    here()
+    await asyncio.to_thread(lambda: open("gate").read())
+
+@app.task
+async def blocks() -> None:
+    here()
+    open("gate").read()
+
+@app.task
+async def leaves() -> None:
+    async def leave() -> None:
+        sys.exit(3)
+    await asyncio.wait([asyncio.create_task(leave())])
+"""
+
+
+class Process:
+    """A running worker whose lines are read as they come."""
+
+    def __init__(self, *arguments: str, **options: Any) -> None:
+        command = [sys.executable, "-m", "taskq", "worker", *arguments]
+        self.popen = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        )
+        self.lines: list[str] = []
+
+    def until(self, words: str) -> str:
+        """The first line that holds the words, read now or before."""
+        assert self.popen.stdout is not None
+        for line in itertools.chain(list(self.lines), self._new_lines(self.popen.stdout)):
+            if words in line:
+                return line
+        raise AssertionError(f"ended without {words!r}: {self.lines}")
+
+    def signal(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def end(self) -> int:
+        out, self.errors = self.popen.communicate(timeout=SECONDS)
+        self.lines += out.splitlines()
+        return self.popen.returncode
+
+    def _new_lines(self, stream: IO[str]) -> Iterator[str]:
+        for line in stream:
+            self.lines.append(line.rstrip("\n"))
+            yield self.lines[-1]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    (tmp_path / "jobs.py").write_text(JOBS)
+    os.mkfifo(tmp_path / "gate")
+    processes = []
+
+    def start_one(*arguments: str, **options: Any) -> Process:
+        processes.append(Process(*arguments, **options))
+        return processes[-1]
+
+    yield start_one
+    for one in processes:
+        if one.popen.poll() is None:
+            one.popen.kill()
+        one.popen.communicate()
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[TaskQ]:
+    queue = TaskQ(tmp_path / "data")
+    yield queue
+    queue.close_sync()
+
+
+def put(queue: TaskQ, name: str, **arguments: object) -> str:
+    return queue.enqueue_by_name_sync(f"jobs.{name}", **arguments).id
+
+
+def look(queue: TaskQ, job_id: str) -> tuple[State, int]:
+    one = queue.job(job_id).view_sync()
+    return one.state, one.attempt
+
+
+def test_a_burst_prints_a_banner_and_a_line_for_each_job_then_ends(
+    start: Any, queue: TaskQ
+) -> None:
+    added = put(queue, "add", a=1, b=2)
+    failed = queue.enqueue_sync(queue.call_by_name("jobs.fail").options(attempts=2)).id
+    worker = start("jobs:app", "--burst")
+    assert worker.end() == 0
+    assert worker.errors == ""
+    ready = next(n for n, line in enumerate(worker.lines) if line.strip().startswith("ready"))
+    assert ready < 8
+    jobs = worker.lines[ready + 1 :]
+    assert sum(f"✓ jobs.add  {added}" in line for line in jobs) == 1
+    assert sum(f"↻ jobs.fail  {failed}" in line for line in jobs) == 1
+    assert sum("✗" in line and "attempt 2/2  ValueError: no way" in line for line in jobs) == 1
+    assert "\x1b" not in "".join(worker.lines)
+    assert look(queue, added)[0] is State.SUCCEEDED
+
+
+def test_quiet_prints_no_job_lines_and_the_queues_and_directory_are_as_told(
+    start: Any, tmp_path: Path
+) -> None:
+    queue = TaskQ(tmp_path / "other")
+    call = queue.call_by_name("jobs.add", a=1, b=2)
+    taken = queue.enqueue_sync(call.options(queue="mail")).id
+    left = queue.enqueue_sync(call.options(queue="else")).id
+    worker = start("jobs", "-q", "--burst", "-Q", "mail,more", "-Q", "third", "-d", "other")
+    assert worker.end() == 0
+    assert any("mail, more, third" in line for line in worker.lines)
+    assert any(str(tmp_path / "other") in line for line in worker.lines)
+    assert not any("✓" in line for line in worker.lines)
+    assert look(queue, taken)[0] is State.SUCCEEDED
+    assert look(queue, left)[0] is State.READY
+    queue.close_sync()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_first_signal_lets_the_running_job_finish(
+    start: Any, queue: TaskQ, tmp_path: Path, number: int
+) -> None:
+    job = put(queue, "gate")
+    worker = start("jobs:app")
+    worker.until("HERE")
+    worker.signal(number)
+    worker.until("draining: 1 running job")
+    (tmp_path / "gate").write_text("go on\n")
+    assert worker.end() == 0
+    assert look(queue, job)[0] is State.SUCCEEDED
+
+
+def test_a_second_signal_cancels_and_releases_without_burning_an_attempt(
+    start: Any, queue: TaskQ
+) -> None:
+    job = put(queue, "gate")
+    worker = start("jobs:app", "--drain-timeout", "1000")
+    worker.until("HERE")
+    worker.signal(signal.SIGTERM)
+    worker.until("draining")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
+    assert any("given back" in line for line in worker.lines)
+    assert look(queue, job) == (State.READY, 0)
+
+
+@pytest.mark.parametrize("task", ["thread", "executor"])
+def test_a_drain_ends_although_a_thread_does_not(start: Any, queue: TaskQ, task: str) -> None:
+    job = put(queue, task)
+    worker = start("jobs:app", "--drain-timeout", "0")
+    worker.until("HERE")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
+    assert "left behind" in worker.errors
+    assert look(queue, job) == (State.READY, 0)
+
+
+def test_a_third_signal_ends_a_process_whose_loop_is_stuck(start: Any, queue: TaskQ) -> None:
+    put(queue, "blocks")
+    worker = start("jobs:app")
+    worker.until("HERE")
+    for _ in range(SECONDS * 10):
+        worker.signal(signal.SIGTERM)
+        try:
+            worker.popen.wait(0.1)
+        except subprocess.TimeoutExpired:
+            continue
+        break
+    assert worker.end() == 128 + signal.SIGTERM
+
+
+def test_a_killed_workers_job_is_recovered_by_the_next_and_the_banner_says_so(
+    start: Any, queue: TaskQ, tmp_path: Path
+) -> None:
+    job = put(queue, "gate")
+    first = start("jobs:app")
+    assert first.until("HERE") == "HERE 1"
+    first.signal(signal.SIGKILL)
+    first.popen.wait(SECONDS)
+    second = start("jobs:app", "--burst")
+    second.until("1 in-flight job of")
+    assert second.until("HERE") == "HERE 2"
+    (tmp_path / "gate").write_text("go on\n")
+    assert second.end() == 0
+    assert look(queue, job) == (State.SUCCEEDED, 2)
+
+
+def test_a_stopped_worker_goes_on_when_continued(start: Any, queue: TaskQ, tmp_path: Path) -> None:
+    job = put(queue, "gate")
+    worker = start("jobs:app", start_new_session=True)
+    worker.until("HERE")
+    worker.signal(signal.SIGTSTP)
+    _, status = os.waitpid(worker.popen.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    worker.signal(signal.SIGCONT)
+    worker.signal(signal.SIGTERM)
+    worker.until("draining")
+    (tmp_path / "gate").write_text("go on\n")
+    assert worker.end() == 0
+    assert look(queue, job)[0] is State.SUCCEEDED
+
+
+def test_an_exit_in_a_task_that_a_job_started_ends_no_worker(start: Any, queue: TaskQ) -> None:
+    left = put(queue, "leaves")
+    added = put(queue, "add", a=1, b=2)
+    worker = start("jobs:app", "--burst")
+    assert worker.end() == 0
+    assert "SystemExit raised in a task of a job: ignored" in worker.errors
+    assert look(queue, left)[0] is State.SUCCEEDED
+    assert look(queue, added)[0] is State.SUCCEEDED
+
+
+def test_a_wrong_app_is_one_line_on_stderr_and_exit_code_2(start: Any) -> None:
+    worker = start("jobs:ap")
+    assert worker.end() == 2
+    assert worker.lines == []
+    assert worker.errors == "taskq: module 'jobs' has no 'ap': did you mean jobs:app?\n"
+
+
+def test_a_directory_that_cannot_be_used_is_one_message_and_exit_code_1(
+    start: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "data").write_text("not a directory")
+    worker = start("jobs:app")
+    assert worker.end() == 1
+    assert worker.errors.startswith("taskq: ")
+    assert "Traceback" not in worker.errors

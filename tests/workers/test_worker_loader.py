@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq import UsageError
+from taskq.app import default_app
+from taskq_workers.loader import load_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test imports from its directory is forgotten after it."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    before = set(sys.modules)
+    default_app.cache_clear()
+    yield
+    default_app.cache_clear()
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", "") is None or "pytest" in str(
+            getattr(sys.modules[name], "__file__", "")
+        ):
+            del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def shop(tmp_path: Path) -> Path:
+    package = tmp_path / "shop"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "jobs.py").write_text(
+        "from taskq import TaskQ\n"
+        "app = TaskQ('data')\n"
+        "class holder:\n"
+        "    inner = app\n"
+        "@app.task\n"
+        "async def send() -> None: ...\n"
+    )
+    (package / "two.py").write_text(
+        "from taskq import TaskQ\nfirst = TaskQ('a')\nsecond = TaskQ('b')\n"
+    )
+    (package / "none.py").write_text("value = 1\n")
+    (package / "bare.py").write_text(
+        "from taskq import task\n@task\nasync def send() -> None: ...\n"
+    )
+    (package / "broken.py").write_text("def work():\n    return 1 / 0\n\nwork()\n")
+    (package / "needs.py").write_text("import surely_not_installed\n")
+    (package / "leaves.py").write_text("import sys\nsys.exit('bye')\n")
+    (package / "typo.py").write_text("def (:\n")
+    return tmp_path
+
+
+def problem(target: str) -> str:
+    with pytest.raises(UsageError) as info:
+        load_app(target)
+    return str(info.value)
+
+
+@pytest.mark.parametrize("target", ["shop.jobs:app", "shop.jobs", "shop.jobs:holder.inner"])
+def test_an_app_is_found_by_module_and_name_or_by_module_alone(target: str) -> None:
+    app = load_app(target)
+    assert list(app._tasks) == ["shop.jobs.send"]
+
+
+def test_tasks_of_the_default_app_are_found_by_their_module(shop: Path) -> None:
+    assert list(load_app("shop.bare")._tasks) == ["shop.bare.send"]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("shop.jobz:app", "there is no module 'shop.jobz': did you mean 'shop.jobs'?"),
+        ("shap.jobs:app", "there is no module 'shap': did you mean 'shop'?"),
+        ("shop.jobs.deep:app", "'shop.jobs' is a module and no package"),
+        ("qqqqqq:app", "run this from the folder that holds it"),
+        ("shop.jobs:ap", "has no 'ap': did you mean shop.jobs:app?"),
+        ("shop.jobs:zzzzz", "has no 'zzzzz': did you mean shop.jobs:app?"),
+        ("shop.jobs:send", "is of type AsyncTask and no TaskQ: give shop.jobs:app"),
+        ("shop.two", "has 2 apps: say which shop.two:first or shop.two:second"),
+        ("shop.none", "has no TaskQ: make one there"),
+        ("shop.none:value", "is of type int and no TaskQ"),
+        ("shop/jobs.py:app", "is a path: give the module's name, 'shop.jobs:app'"),
+        ("shop.jobs:", "is not of the form module:app"),
+        (":app", "is not of the form module:app"),
+    ],
+)
+def test_a_wrong_target_is_one_line_that_says_what_to_type(target: str, words: str) -> None:
+    text = problem(target)
+    assert words in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("shop.broken", "return 1 / 0"),
+        ("shop.broken", "ZeroDivisionError"),
+        ("shop.needs", "import surely_not_installed"),
+        ("shop.leaves", "SystemExit: bye"),
+        ("shop.typo", "SyntaxError"),
+    ],
+)
+def test_an_error_within_the_module_shows_its_own_lines_alone(target: str, words: str) -> None:
+    text = problem(target)
+    assert text.startswith(f"importing '{target}' failed:")
+    assert words in text
+    assert "importlib" not in text
+    assert "taskq_workers" not in text
