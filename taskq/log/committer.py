@@ -7,6 +7,7 @@ disk.
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,16 +18,15 @@ from taskq.log.batch import Batch
 from taskq.log.facets import Facets
 from taskq.log.operations import Operations, failure
 from taskq.log.requests import ClaimRequest, Op
-from taskq.log.survey import Request, Survey
+from taskq.log.survey import Answer, Request, Survey, refusals
 from taskq.log.watchers import Watchers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from taskq.log.config import LogConfig
     from taskq.log.journal import Journal
     from taskq.log.ports import Peers
 
+_log: Final = logging.getLogger("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _SETTLE_SOON: Final = int(Op.SETTLE_SOON)
 _LOOK: Final = int(Op.LOOK)
@@ -35,10 +35,6 @@ _NEEDS_AGENDA: Final = frozenset({Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL
 DEAD_OWNER_CHECK_NS: Final = 250_000_000
 #: Room that an append must find after the disk was full, besides its own size.
 _MARGIN_BYTES: Final = 64 * 1024
-
-
-#: (port, future, value or error); with no future, a call for the port's side
-Answer = tuple[Any, Any, Any]
 
 
 class Committer:
@@ -104,14 +100,29 @@ class Committer:
         except (TaskqError, OSError) as error:
             self._refuse(self.take_in_flight() or requests, failure(error))
             return
+        # Some callers may have been told meanwhile that the lock was not to be had.
+        requests = self.take_in_flight()
         try:
-            # Some callers may have been told meanwhile that the lock was not to be had.
-            self._locked(self.take_in_flight(), survey)
+            self._locked(requests, survey)
         except TaskqError as error:
-            self.facets.discard()
             self._refuse(requests, error)
+        except Exception as error:  # noqa: BLE001 - one that makes no sense, or a bug
+            self.journal.unlock()
+            self._one_by_one(requests, error)
         finally:
             self.journal.unlock()
+
+    def _one_by_one(self, requests: list[Request], error: Exception) -> None:
+        """Nothing of a batch was appended since something in it broke: find out what."""
+        waiting, self.waiting = self.waiting, []
+        if requests and (waiting or len(requests) > 1):
+            for request in requests:
+                self._commit([request], Survey.of([request]))
+            self.waiting = waiting + self.waiting
+            return
+        _log.error("%s: a request broke its batch", self.journal.path, exc_info=error)
+        claims = [(int(Op.CLAIM), port, future, claim) for claim, port, future in waiting]
+        self.now += refusals([*requests, *claims], failure(error))
 
     def take_in_flight(self) -> list[Request]:
         """The requests of this batch; whoever takes them answers them. One thread at a time."""
@@ -170,9 +181,14 @@ class Committer:
                 self.facets.appended(start)
                 self.batches += 1
                 self.unsynced = self.unsynced or batch.interest != 0
-        except OSError as error:
+        except Exception as error:
             now, later, self.later_lsn, self.waiting = before
             del self.now[now:], self.later[later:]
+            # What was applied is thrown away with the fold, and folded anew.
+            self.facets.discard()
+            self.operations.recent.clear()
+            if not isinstance(error, OSError):
+                raise
             self._give_up(requests, error)
             return
         self._answer_watchers()
@@ -259,16 +275,14 @@ class Committer:
             self._serve_claims(batch)
 
     def _run_other(self, batch: Batch, op: int, port: Any, future: Any, operand: Any) -> None:
-        operations = self.operations
         if future is not None and future.cancelled():
             return
         try:
             if op == _SETTLE_SOON:
                 items, on_error = operand
                 for item in items:
-                    try:
-                        operations.settle(batch, item)
-                    except TaskqError as error:
+                    error = self._settle_one(batch, item)
+                    if error is not None:
                         self.now.append((port, None, (on_error, item, error)))
                 return
             if op == Op.CLAIM:
@@ -278,8 +292,8 @@ class Committer:
                 self.watchers.add(operand, port, future)
                 return
             value = self._decide(batch, op, operand)
-        except TaskqError as error:
-            self.now.append((port, future, error))
+        except TaskqError as refusal:
+            self.now.append((port, future, refusal))
             return
         self.later.append((port, future, value))
         self.later_lsn = max(self.later_lsn, batch.lsn)
@@ -351,24 +365,25 @@ class Committer:
         try:
             self.journal.sync()
         except OSError as error:
-            unknown = OutcomeUnknown(self.journal.path, error)
-            self.later = [(port, future, unknown) for port, future, _ in self.later]
+            self.refuse_later(OutcomeUnknown(self.journal.path, error))
             self.journal.fail(error)
+
+    def refuse_later(self, error: TaskqError) -> None:
+        """Turn the answers that wait for the disk into this error."""
+        self.later = [(port, future, error) for port, future, _ in self.later]
 
     # -- trouble ----------------------------------------------------------------------------------
 
     def _refuse(self, requests: list[Request], error: TaskqError) -> None:
         if not isinstance(error, LogError):
-            patient = [request for request in requests if request[0] == Op.CLAIM]
+            patient = [one for one in requests if one[0] == Op.CLAIM]
             self.waiting += [(operand, port, future) for _, port, future, operand in patient]
-            requests = [request for request in requests if request[0] != Op.CLAIM]
+            requests = [one for one in requests if one[0] != Op.CLAIM]
         self.now += refusals(requests, error)
 
     def _give_up(self, requests: list[Request], error: OSError) -> None:
-        """The append failed: what was applied is thrown away with the fold, and folded anew."""
+        """The append failed: callers are told, and what can wait is tried again."""
         self._must_check_room = True
-        self.facets.discard()
-        self.operations.recent.clear()
         failed = AppendFailed(self.journal.path, error)
         for request in requests:
             op, port, future, operand = request
@@ -382,15 +397,3 @@ class Committer:
                     self.held.append(request)
             else:
                 self.now.append((port, future, failed))
-
-
-def refusals(requests: Iterable[Request], error: TaskqError) -> list[Answer]:
-    """The same error for each of them."""
-    answers: list[Answer] = []
-    for op, port, future, operand in requests:
-        if op == _SETTLE_SOON:
-            items, on_error = operand
-            answers += [(port, None, (on_error, item, error)) for item in items]
-        else:
-            answers.append((port, future, error))
-    return answers

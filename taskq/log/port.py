@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras, JobView
-    from taskq.log.committer import Answer, Committer
+    from taskq.log.committer import Committer
     from taskq.log.requests import Duplicate, EnqueueSpec
     from taskq.log.store import Store
+    from taskq.log.survey import Answer
 
 _log: Final = logging.getLogger("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)

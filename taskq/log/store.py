@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from taskq.core.errors import LogClosed, LogError, UsageError
 from taskq.log import forks
-from taskq.log.committer import refusals
 from taskq.log.config import MAILBOX_MAX, LogConfig
 from taskq.log.port import LoopPort, ThreadPort
+from taskq.log.survey import refusals
 from taskq.log.thread import StorageThread, run_chore
 
 if TYPE_CHECKING:

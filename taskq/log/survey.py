@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.log import codec
 from taskq.log.requests import Op
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskq.core.errors import TaskqError
+
 _ENQUEUE: Final = int(Op.ENQUEUE)
 #: (op, port, future, operand); see ``requests``
 Request = tuple[int, Any, Any, Any]
+#: (port, future, value or error); with no future, a call for the port's side
+Answer = tuple[Any, Any, Any]
 
 
 class Survey:
@@ -60,3 +67,15 @@ def _size(request: Request) -> int:
         items = operand if op == Op.SETTLE else operand[0]
         return sum(len(item.body or b"") + codec.BACK.size for item in items)
     return codec.BACK.size
+
+
+def refusals(requests: Iterable[Request], error: TaskqError) -> list[Answer]:
+    """The same error for each of them."""
+    answers: list[Answer] = []
+    for op, port, future, operand in requests:
+        if op == Op.SETTLE_SOON:
+            items, on_error = operand
+            answers += [(port, None, (on_error, item, error)) for item in items]
+        else:
+            answers.append((port, future, error))
+    return answers

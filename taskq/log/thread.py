@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import SECOND_NS, Durability
-from taskq.log.committer import DEAD_OWNER_CHECK_NS, Committer, refusals
+from taskq.log.committer import DEAD_OWNER_CHECK_NS, Committer
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.disk import LocalDisk, SystemClock
 from taskq.log.journal import Journal
@@ -25,12 +25,11 @@ from taskq.log.operations import failure
 from taskq.log.peers import LocalPeers
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import Op
-from taskq.log.survey import Request, Survey
+from taskq.log.survey import Answer, Request, Survey, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.log.committer import Answer
     from taskq.log.store import Store
 
 _log: Final = logging.getLogger("taskq")
@@ -108,8 +107,12 @@ class StorageThread:
         add = survey.add
         for _ in range(len(mailbox)):
             request = mailbox.popleft()
+            try:
+                add(request)
+            except Exception as error:  # noqa: BLE001 - its operand is none: it harms only itself
+                self.committer.now += refusals([request], failure(error))
+                continue
             requests.append(request)
-            add(request)
             if survey.size >= BATCH_BYTES_MAX:
                 break
         while store.waiting_for_room:
@@ -120,19 +123,19 @@ class StorageThread:
         committer = self.committer
         try:
             committer.commit(requests, survey)
+        except Exception as error:  # noqa: BLE001 - a bug must not leave callers waiting for ever
+            _log.exception("%s: a batch could not be decided", self.path)
+            committer.facets.discard()
+            committer.now += refusals(requests, failure(error))
+        try:
             interest = committer.take_interest()
             if interest and self.peers is not None:
                 self.peers.wake(interest)
             self._sync_if_due()
-        except Exception as error:  # noqa: BLE001 - a bug must not leave callers waiting for ever
-            _log.exception("%s: the storage thread met an unexpected error", self.path)
-            committer.facets.discard()
-            answered = {id(answer[1]) for answer in (*committer.now, *committer.later)}
-            committer.now += [
-                (port, future, failure(error))
-                for _, port, future, _ in requests
-                if future is not None and id(future) not in answered
-            ]
+        except Exception as error:  # noqa: BLE001 - nor tell them what is not on disk
+            _log.exception("%s: a batch could not be completed", self.path)
+            if committer.unsynced:
+                committer.refuse_later(failure(error))
         self._hand_out()
 
     def _sync_if_due(self) -> None:

@@ -135,6 +135,24 @@ class Child:
             pipe.close()
 
 
+class Pause:
+    """Keeps a store's storage thread between two batches until told to go on."""
+
+    def __init__(self, store: Store) -> None:
+        self._go_on = threading.Event()
+        reached = threading.Event()
+
+        def chore() -> None:
+            reached.set()
+            self._go_on.wait(20)
+
+        store.between_batches(chore)
+        assert reached.wait(10)
+
+    def end(self) -> None:
+        self._go_on.set()
+
+
 def open_here(path: Path, durability: Durability = Durability.OS, **options: float) -> Store:
     """The log, opened in the test's own process."""
     return open_store(str(path), LogConfig(durability=durability, **options))  # type: ignore[arg-type]

@@ -14,33 +14,14 @@ from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
-from tests.processes.harness import Child, log_records, of_kind, open_here, put
+from tests.processes.harness import Child, Pause, log_records, of_kind, open_here, put
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.log.requests import Delivery
-    from taskq.log.store import Store
 
 SPEC = EnqueueSpec()
-
-
-class Pause:
-    """Keeps a store's storage thread between two batches until told to go on."""
-
-    def __init__(self, store: Store) -> None:
-        self._go_on = threading.Event()
-        reached = threading.Event()
-
-        def chore() -> None:
-            reached.set()
-            self._go_on.wait(20)
-
-        store.between_batches(chore)
-        assert reached.wait(10)
-
-    def end(self) -> None:
-        self._go_on.set()
 
 
 def test_a_full_mailbox_makes_threads_wait(tmp_path: Path) -> None:
