@@ -1,0 +1,210 @@
+"""The bytes of the format: what is written today must be readable for ever, so they are pinned."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+import zlib
+from typing import Final
+
+import pytest
+
+from taskq.core.model import Extras
+from taskq.core.records import Cause, Flag, Kind
+from taskq.log import codec
+from taskq.log.logrecord import LogRecord, decode_record
+from taskq.log.options import encode_extras, encode_key_hash
+from taskq.log.requests import EnqueueSpec
+
+_LOG_ID: Final = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
+_EPOCH: Final = 0x1122334455667788
+_SEGMENT: Final = (
+    "7461736b716c6f67 0100 4000 00000000 1500000000000000 8877665544332211"
+    "00112233445566778899aabbccddeeff 4d00000000000000 7441d7ef 00000000"
+)
+_FRAME: Final = (
+    "544b51f3 18000000 01000000 0000 0000 1600000000000000 8877665544332211"
+    "15cd5b0700000000 1400000000000000 de511fe4 a087364e"
+    "18000000 20 00 0000 00000000 00000000 fbffffffffffffff"
+)
+_SPEC: Final = EnqueueSpec("mail", "mail.send", 7, 3, Flag.DROP_RESULT)
+_RICH: Final = Extras(
+    due_ns=5, expires_ns=9, expires_is_wall=True, key=b"k", window_ns=7, headers={"a": "é"}
+)
+#: As they are read back: moments are wall time, counted from 1000.
+_RICH_READ: Final = Extras(
+    due_ns=1_005, expires_ns=9, expires_is_wall=True, key=b"k", window_ns=7, headers={"a": "é"}
+)
+_ETA: Final = Extras(due_ns=5, due_is_wall=True)
+
+
+def _enqueued(extras: Extras | None) -> bytes:
+    options = encode_extras(extras, 1_000) if extras is not None else b""
+    tail = codec.enqueue_tail(
+        _SPEC.priority, int(_SPEC.flags), _SPEC.attempts, 4, 9, _SPEC.route, options
+    )
+    return codec.encode_checked(tail, b'{"to":1}', 31)
+
+
+def _job(extras: Extras) -> LogRecord:
+    return LogRecord(
+        Kind.ENQUEUED, 31, 8, 9, Flag.CHECKED | Flag.DROP_RESULT, job=31, queue=b"mail",
+        task=b"mail.send", priority=7, attempts_max=3, extras=extras, body=b'{"to":1}',
+    )  # fmt: skip
+
+
+def _of_job(
+    kind: Kind,
+    attempt: int,
+    token: int,
+    body: bytes | None,
+    cause: Cause = Cause.CALLER,
+    due_ns: int = 0,
+    key_hash: int = 0,
+) -> LogRecord:
+    flags = 0 if body is None else Flag.CHECKED
+    return LogRecord(
+        kind, 31, 8, 9, flags, job=22, token=token, attempt=attempt, cause=cause, due_ns=due_ns,
+        key_hash=key_hash, body=body,
+    )  # fmt: skip
+
+
+_RECORDS: Final = {
+    "enqueued": (
+        _enqueued(None),
+        (
+            "29000000 01 07 0000 03000000 0300 04 09 6d61696c 6d61696c2e73656e64"
+            "7b22746f223a317d d9aa1b31"
+        ),
+        _job(Extras()),
+    ),
+    "enqueued with every option": (
+        _enqueued(_RICH),
+        (
+            "58000000 01 07 2f00 03000000 0300 04 09 6d61696c 6d61696c2e73656e64"
+            "01 0800 ed03000000000000 03 0800 0900000000000000 04 0100 6b 05 0800 0700000000000000"
+            "06 0700 0100 61 0200 c3a9 7b22746f223a317d b78b5dc5"
+        ),
+        _job(_RICH_READ),
+    ),
+    "enqueued for a moment": (
+        _enqueued(_ETA),
+        (
+            "34000000 01 07 0b00 03000000 0300 04 09 6d61696c 6d61696c2e73656e64"
+            "02 0800 0500000000000000 7b22746f223a317d 250e8684"
+        ),
+        _job(_ETA),
+    ),
+    "claimed": (
+        codec.encode_job(Kind.CLAIMED, 0, 2, 22, 0xABCD),
+        "20000000 02 00 0000 00000000 02000000 1600000000000000 cdab000000000000",
+        _of_job(Kind.CLAIMED, 2, 0xABCD, None),
+    ),
+    "succeeded without a result": (
+        codec.encode_job(Kind.SUCCEEDED, 0, 2, 22, 30),
+        "20000000 03 00 0000 00000000 02000000 1600000000000000 1e00000000000000",
+        _of_job(Kind.SUCCEEDED, 2, 30, None),
+    ),
+    "succeeded": (
+        codec.encode_job(Kind.SUCCEEDED, 0, 2, 22, 30, b"42", 31),
+        "26000000 03 00 0000 01000000 02000000 1600000000000000 1e00000000000000 3432 b621e313",
+        _of_job(Kind.SUCCEEDED, 2, 30, b"42"),
+    ),
+    "succeeded, and its key is free": (
+        codec.encode_job(
+            Kind.SUCCEEDED, 0, 2, 22, 30, b"42", 31, encode_key_hash(0x0102030405060708)
+        ),
+        (
+            "31000000 03 00 0b00 01000000 02000000 1600000000000000 1e00000000000000"
+            "08 0800 0807060504030201 3432 dd621e26"
+        ),
+        _of_job(Kind.SUCCEEDED, 2, 30, b"42", key_hash=0x0102030405060708),
+    ),
+    "died": (
+        codec.encode_job(Kind.DIED, Cause.EXHAUSTED, 3, 22, 30, b"no", 31),
+        "26000000 05 04 0000 01000000 03000000 1600000000000000 1e00000000000000 6e6f 00f5698f",
+        _of_job(Kind.DIED, 3, 30, b"no", cause=Cause.EXHAUSTED),
+    ),
+    "cancelled": (
+        codec.encode_job(Kind.CANCELLED, Cause.CALLER, 0, 22, 0),
+        "20000000 07 00 0000 00000000 00000000 1600000000000000 0000000000000000",
+        _of_job(Kind.CANCELLED, 0, 0, None),
+    ),
+    "expired": (
+        codec.encode_job(Kind.EXPIRED, Cause.CALLER, 1, 22, 0),
+        "20000000 08 00 0000 00000000 01000000 1600000000000000 0000000000000000",
+        _of_job(Kind.EXPIRED, 1, 0, None),
+    ),
+    "retried": (
+        codec.encode_back(Kind.RETRIED, Cause.EXHAUSTED, 2, 22, 30, 5_000, b"no", 31),
+        (
+            "2e000000 04 04 0000 01000000 02000000 1600000000000000 1e00000000000000"
+            "8813000000000000 6e6f 8cee42fd"
+        ),
+        _of_job(Kind.RETRIED, 2, 30, b"no", cause=Cause.EXHAUSTED, due_ns=5_000),
+    ),
+    "released": (
+        codec.encode_back(Kind.RELEASED, Cause.DRAIN, 1, 22, 30, 0, b"", 31),
+        (
+            "2c000000 06 01 0000 01000000 01000000 1600000000000000 1e00000000000000"
+            "0000000000000000 a172cafa"
+        ),
+        _of_job(Kind.RELEASED, 1, 30, b"", cause=Cause.DRAIN),
+    ),
+    "clock": (
+        codec.encode_clock(-5),
+        "18000000 20 00 0000 00000000 00000000 fbffffffffffffff",
+        LogRecord(Kind.CLOCK, 31, 8, 9, 0, step_ns=-5),
+    ),
+    "owner": (
+        codec.encode_owner(0xABCD, b"{}", 31),
+        "1e000000 80 00 0000 01000000 00000000 cdab000000000000 7b7d 17db81e1",
+        LogRecord(Kind.OWNER, 31, 8, 9, Flag.CHECKED, token=0xABCD, body=b"{}"),
+    ),
+}
+
+
+def test_a_segment_header_has_these_bytes() -> None:
+    header = codec.SegmentHeader(21, _EPOCH, _LOG_ID.bytes, 77)
+    data = codec.encode_segment_header(header)
+    assert data == bytes.fromhex(_SEGMENT)
+    assert codec.decode_segment_header(data, "x") == header
+    assert struct.unpack_from("<I", data, 56)[0] == zlib.crc32(data[:56])
+
+
+def test_a_frame_has_these_bytes() -> None:
+    """Its CRCs start from (log id, first lsn of the segment, its own offset), as specified."""
+    seed = codec.segment_seed(_LOG_ID, 21)
+    data = codec.encode_frame(codec.encode_clock(-5), 1, 22, _EPOCH, 123_456_789, 20, seed, 64)
+    assert data == bytes.fromhex(_FRAME)
+    place = zlib.crc32(_LOG_ID.bytes + struct.pack("<QQ", 21, 64))
+    assert struct.unpack_from("<II", data, 48) == (
+        zlib.crc32(data[56:80], place),
+        zlib.crc32(data[:52], place),
+    )
+    header = codec.decode_frame_header(data, 0, seed, 64)
+    assert header is not None
+    assert header[:6] == (24, 1, 22, _EPOCH, 123_456_789, 20)
+    assert header.size == len(data) == 80
+    assert codec.body_is_whole(data[56:80], header, seed, 64)
+
+
+@pytest.mark.parametrize("size", range(1, 18))
+def test_a_frame_ends_at_a_multiple_of_eight_in_zeros(size: int) -> None:
+    data = codec.encode_frame(b"\xff" * size, 1, 1, 1, 1, 1, 0, 64)
+    assert len(data) % 8 == 0
+    assert len(data) - 56 - size < 8
+    assert not data[56 + size :].strip(b"\0")
+
+
+@pytest.mark.parametrize("name", _RECORDS)
+def test_each_kind_of_record_has_these_bytes_and_reads_back(name: str) -> None:
+    data, expected, record = _RECORDS[name]
+    assert data == bytes.fromhex(expected)
+    assert decode_record(data, 31, 8, 9) == record
+    if record.flags & Flag.CHECKED:
+        assert struct.unpack("<I", data[-4:])[0] == zlib.crc32(data[:-4], 31)
+
+
+def test_every_kind_of_record_is_pinned() -> None:
+    assert {record.kind for _, _, record in _RECORDS.values()} == set(Kind)
