@@ -405,8 +405,8 @@ async def test_a_thread_that_does_not_end_is_left_behind_and_its_job_released(
 
     @fake.task
     def stuck() -> None:
-        fake.loop.call_soon_threadsafe(fake.fake.poke)
         runs.set()
+        fake.loop.call_soon_threadsafe(fake.fake.poke)
         assert end.wait(30)
 
     fake.loop = asyncio.get_running_loop()
@@ -428,8 +428,8 @@ async def test_a_sync_job_that_waits_for_a_thread_when_cancelled_never_runs(
     @fake.task
     def one_by_one(n: int) -> None:
         ran.append(n)
-        fake.loop.call_soon_threadsafe(fake.fake.poke)
         runs.set()
+        fake.loop.call_soon_threadsafe(fake.fake.poke)
         assert end.wait(30)
 
     fake.loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ import pytest
 from taskq import (
     Discard,
     JobFailed,
+    LogClosed,
     Snooze,
     State,
     TaskQ,
@@ -193,6 +194,26 @@ async def test_two_workers_share_a_log_and_priorities_come_first(app: TaskQ) -> 
         one, two = Worker(app, burst=True), Worker(app, burst=True)
         await asyncio.gather(one.run(), two.run())
         assert len(order) == 505
+
+
+async def test_a_log_that_is_closed_under_a_worker_stops_it_with_that_error(app: TaskQ) -> None:
+    runs, end = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def hold() -> None:
+        runs.set()
+        await end.wait()
+
+    worker = Worker(app)
+    running = asyncio.create_task(worker.run())
+    await hold.enqueue()
+    await runs.wait()
+    await app.close()
+    end.set()
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(LogClosed):
+            await running
+    assert worker.stopped.is_set()
 
 
 async def test_events_tell_of_every_end(app: TaskQ) -> None:

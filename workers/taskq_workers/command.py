@@ -12,6 +12,7 @@ import click
 
 import taskq
 from taskq.cli.options import data_dir_option
+from taskq.core.errors import TaskqError
 from taskq_workers.lines import Facts, banner, style_for
 from taskq_workers.loader import load_app
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT, Worker
@@ -89,11 +90,16 @@ def worker(
         reporter.open(banner(facts, style))
 
     supervisor = Supervisor(one, on_ready, reporter.say)
+    failure = None
     try:
         supervisor.run()
+    except TaskqError as error:
+        failure = error
     finally:
         reporter.close()
-    supervisor.exit_despite_threads()
+    supervisor.exit_despite_threads(failure)
+    if failure is not None:
+        raise failure
 
 
 def _names(queues: tuple[str, ...]) -> list[str] | None:

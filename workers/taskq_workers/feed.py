@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
+from taskq.core.errors import TaskqError
 from taskq.log.requests import ClaimRequest
 from taskq_workers.pace import Pace
 from taskq_workers.settling import PASSING, Pause
@@ -115,8 +116,12 @@ class Feed:
             until_ns = self._burst_clock()
             self._asked_when_quiet = not self.buffer and self._takers.quiet()
         self._request = ClaimRequest(count, self._queues, self._tasks(), until_ns)
-        self._claim = self._port.claim(self._request)
-        self._claim.add_done_callback(self._on_claimed)
+        try:
+            self._claim = self._port.claim(self._request)
+        except TaskqError as error:
+            self._rest(error)
+        else:
+            self._claim.add_done_callback(self._on_claimed)
 
     def finished(self, count: int) -> None:
         """So many outcomes were handed to the log."""

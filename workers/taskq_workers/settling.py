@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskq.core.errors import AppendFailed, LogLocked, StaleDelivery, TaskqError, UsageError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from taskq.context import JobContext
     from taskq.log.port import LoopPort
-    from taskq.log.requests import Duplicate, Settlement
+    from taskq.log.requests import Delivery, Duplicate, Settlement
 
     #: What the log answers to one settlement; ids of its children, where it has some.
     Settled: TypeAlias = TaskqError | list[int | Duplicate] | None
@@ -59,6 +60,7 @@ class Settler:
         outcomes: those of this turn of the loop. A slot appends, then calls ``flush_soon`` if
             ``scheduled`` is false, or ``flush`` when there are ``OUTCOMES_MAX`` of them.
         refused: how many wait to be handed over again.
+        parents: jobs whose success, in ``outcomes``, brings children.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Settler:
         self.outcomes: list[Settlement] = []
         self.scheduled = False
         self.refused = 0
+        self.parents: dict[Delivery, JobContext] = {}
         self._loop = loop
         self._port = port
         self._flushed = flushed
@@ -83,14 +86,6 @@ class Settler:
         self.outcomes.append(settlement)
         self.flush_soon()
 
-    def add_with_children(self, settlement: Settlement, job: JobContext) -> None:
-        """Hand over the success of a job that enqueues others, and tell those their ids."""
-        # In the order of the outcomes before it.
-        self.flush()
-        future = self._port.settle([settlement])
-        future.add_done_callback(lambda done: self._on_settled(settlement, job, done))
-        self._flushed(1)
-
     def flush_soon(self) -> None:
         """Flush at the end of this turn of the loop."""
         if not self.scheduled:
@@ -98,14 +93,21 @@ class Settler:
             self._loop.call_soon(self._flush_scheduled)
 
     def flush(self) -> None:
-        """Hand over what there is."""
-        count = len(self.outcomes)
-        if count:
-            # The list itself stays, because slots hold on to its append method.
-            items = self.outcomes[:]
-            self.outcomes.clear()
+        """Hand over what there is; a log that was closed meanwhile stops the worker."""
+        if not self.outcomes:
+            return
+        # The list itself stays, because slots hold on to its append method.
+        items = self.outcomes[:]
+        self.outcomes.clear()
+        parents, self.parents = self.parents, {}
+        try:
+            if parents:
+                items = self._settle_parents(items, parents)
             self._port.settle_soon(items, self._on_error)
-            self._flushed(count)
+        except TaskqError as error:
+            for settlement in items:
+                self._on_error(settlement, error)
+        self._flushed(len(items) + len(parents))
 
     async def settle_all(self) -> None:
         """Hand everything over and wait until the log took it; what it refuses is tried twice.
@@ -113,6 +115,7 @@ class Settler:
         Raises:
             TaskqError: the log takes no outcomes any more.
         """
+        self.flush()
         await self._settle_what_is_left()
         # Those that were on their way before these have been answered by now, some of them badly.
         await self._settle_what_is_left()
@@ -129,6 +132,20 @@ class Settler:
     def _flush_scheduled(self) -> None:
         self.scheduled = False
         self.flush()
+
+    def _settle_parents(
+        self, items: list[Settlement], parents: dict[Delivery, JobContext]
+    ) -> list[Settlement]:
+        """Hand over the successes that bring children, whose ids come back; returns the others."""
+        others = []
+        for settlement in items:
+            job = parents.get(settlement.delivery)
+            if job is None:
+                others.append(settlement)
+            else:
+                future = self._port.settle([settlement])
+                future.add_done_callback(partial(self._on_settled, settlement, job))
+        return others
 
     def _on_settled(
         self, settlement: Settlement, job: JobContext, done: asyncio.Future[list[Settled]]

@@ -3,6 +3,9 @@
 The job's coroutine is awaited here, within the slot's own task. So one that never suspends costs no
 task, no turn of the loop and no callback, and ``asyncio.current_task()`` and ``asyncio.timeout()``
 are right from its first step. While a job suspends, the next slot takes the next delivery.
+
+Context variables that a job changes end with it. What a library keeps by ``current_task()`` does
+not, since the next job runs in the same task: close such things within the job.
 """
 
 from __future__ import annotations
@@ -79,9 +82,10 @@ class Slot:
             plan = plans[delivery.lane.task]
             decode, call, none_is_kept = plan.hot
             job = JobContext(delivery, app)
-            entered = _current.set(job)
             if no_job is None:
-                no_job = entered
+                no_job = _current.set(job)
+            else:
+                _current.set(job)
             before = copy_context()
             args = None
             try:
@@ -93,14 +97,11 @@ class Slot:
                 if value is None and none_is_kept and job._children is None:
                     settlement = _new(Settlement, (_SUCCEEDED, delivery, None, 0, _CALLER, ()))
                 else:
-                    settlement = _succeeded(plan, delivery, job, value)
+                    settlement = self._succeeded(plan, delivery, job, value)
             if self.abandoned:
                 return
             self.delivery = None
-            if settlement.children:
-                settler.add_with_children(settlement, job)
-            else:
-                outcomes.append(settlement)
+            outcomes.append(settlement)
             if not settler.scheduled:
                 settler.flush_soon()
             elif len(outcomes) >= OUTCOMES_MAX:
@@ -130,16 +131,17 @@ class Slot:
             return reject(delivery, describe(error))
         return settle_failure(plan.task, delivery, error)
 
-
-def _succeeded(plan: Plan, delivery: Delivery, job: JobContext, value: Any) -> Settlement:
-    try:
-        body = plan.task.encode_result(value)
-    except Exception as error:  # noqa: BLE001 - a result may raise what it likes when it is read
-        return settle_bad_result(plan.task, delivery, value, error)
-    if job._children is None:
-        return Settlement(_SUCCEEDED, delivery, body)
-    children = tuple(child[1:] for child in job._children)
-    return Settlement(_SUCCEEDED, delivery, body, children=children)
+    def _succeeded(self, plan: Plan, delivery: Delivery, job: JobContext, value: Any) -> Settlement:
+        try:
+            body = plan.task.encode_result(value)
+        except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
+            return settle_bad_result(plan.task, delivery, value, error)
+        if job._children is None:
+            return Settlement(_SUCCEEDED, delivery, body)
+        children = tuple(child[1:] for child in job._children)
+        settlement = Settlement(_SUCCEEDED, delivery, body, children=children)
+        self._crew.settler.parents[delivery] = job
+        return settlement
 
 
 def _changed(before: Context) -> bool:

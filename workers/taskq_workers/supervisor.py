@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from taskq.app import TaskQ
+    from taskq.core.errors import TaskqError
     from taskq.log.store import Store
     from taskq_workers.pool import Worker
 
@@ -75,7 +76,7 @@ class Supervisor:
             _end(loop)
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def exit_despite_threads(self) -> None:
+    def exit_despite_threads(self, failure: TaskqError | None) -> None:
         """End the process if sync functions still run in it, their jobs being released.
 
         An ordinary exit would wait for those of the executor, and could for the others in an atexit
@@ -85,12 +86,15 @@ class Supervisor:
         for thread in _executor_threads():
             thread.join(max(deadline - time.monotonic(), 0))
         count = self._worker.lingering + len(_executor_threads())
-        if count:
-            _log.warning("%d sync functions did not return in time and are left behind", count)
-            logging.shutdown()
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(0)
+        if not count:
+            return
+        _log.warning("%d sync functions did not return in time and are left behind", count)
+        if failure is not None:
+            _log.error("%s", failure)
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0 if failure is None else 1)
 
     def _drive(self, main: asyncio.Task[None]) -> None:
         while True:
@@ -123,7 +127,8 @@ class Supervisor:
         # Not loop.add_signal_handler: the third signal must work while a job keeps the loop busy.
         for number in _STOP_SIGNALS:
             signal.signal(number, self._on_stop_signal)
-        if hasattr(signal, "SIGTSTP"):
+        # A shell without job control has it ignored, and so it stays.
+        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
             signal.signal(signal.SIGTSTP, self._on_pause_signal)
 
     def _on_stop_signal(self, number: int, frame: FrameType | None) -> None:
