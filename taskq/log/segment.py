@@ -104,7 +104,7 @@ class Scanner:
                         data = self._read(end, offset)
             frame = self._whole(data, at, header, offset)
             if frame is None:
-                gap = self._gap(offset)
+                gap = self._gap(offset, header)
                 yield gap
                 if gap.torn:
                     return
@@ -126,21 +126,27 @@ class Scanner:
             return None
         return Frame(data, start, header, offset)
 
-    def _gap(self, offset: int) -> Gap:
-        """What the bad bytes at ``offset`` are, from the frames that stand behind them."""
-        resume = next_lsn = 0
-        for header, found in self._candidates(offset + 1):
-            start = found + codec.FRAME_HEADER_SIZE
-            body = self._read(header.body_size, start)
-            if not codec.body_is_whole(body, header, self._seed, found):
-                continue
+    def _gap(self, offset: int, own: codec.FrameHeader | None) -> Gap:
+        """What the bad bytes at ``offset`` are, from the frames that stand behind them.
+
+        It ends where its own header says, or else at the next whole header: a bad frame behind it
+        is another gap.
+        """
+        first_lsn = self._next_lsn
+        resume, next_lsn = (offset + own.size, own.next_lsn) if own is not None else (0, 0)
+        is_damage = self._sealed
+        for header, found in () if resume and is_damage else self._candidates(offset + 1):
             if not resume:
                 resume, next_lsn = found, header.first_lsn
-            if self._sealed or header.synced_through > self._next_lsn:
-                return Gap(
-                    offset, resume, self._next_lsn, max(next_lsn, self._next_lsn), torn=False
-                )
-        return Gap(offset, self._size, self._next_lsn, self._next_lsn, torn=not self._sealed)
+            if not is_damage and header.synced_through > first_lsn:
+                body = self._read(header.body_size, found + codec.FRAME_HEADER_SIZE)
+                is_damage = codec.body_is_whole(body, header, self._seed, found)
+            if is_damage:
+                break
+        if not is_damage:
+            return Gap(offset, self._size, first_lsn, first_lsn, torn=True)
+        resume = min(resume or self._size, self._size)
+        return Gap(offset, resume, first_lsn, max(next_lsn, first_lsn), torn=False)
 
     def _candidates(self, offset: int) -> Iterator[tuple[codec.FrameHeader, int]]:
         offset = (offset + 7) & ~7

@@ -1,0 +1,278 @@
+"""Torn tails are cut without a person; damage is reported with its place, and costs only itself."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskq.core.model import Damage
+from taskq.log import codec
+from taskq.log.reader import LogReader
+from taskq.log.requests import Op
+from tests.log.world import PATH, PLAIN, Process, World
+
+if TYPE_CHECKING:
+    from taskq.log.segment import Frame
+
+_NAME: Final = "00000000000000000001.log"
+_FIRST: Final = f"{PATH}/log/{_NAME}"
+Files = dict[str, bytes]
+
+
+def _files(world: World) -> Files:
+    return {path: world.machine.content(path) for path in world.machine.paths()}
+
+
+def _revive(files: Files, *, same_boot: bool) -> World:
+    """The same directory, all of it on disk, on this boot of the machine or the next."""
+    world = World()
+    world.process().close()
+    for path, data in files.items():
+        world.machine.put(path, data)
+    if not same_boot:
+        world.lose_power()
+    return world
+
+
+def _enqueue_together(process: Process, bodies: list[bytes]) -> list[int]:
+    items = [(PLAIN, body, None) for body in bodies]
+    lsns: list[int] = process.ask(Op.ENQUEUE_MANY, items)
+    return lsns
+
+
+def _frames(world: World) -> list[Frame]:
+    journal = world.reader()
+    found = [item for _, item in journal.frames(journal.start())]
+    return [item for item in found if hasattr(item, "header")]  # type: ignore[misc]
+
+
+def _three_frames(middle: list[bytes]) -> tuple[Files, list[list[int]], Frame]:
+    """Frames of which each was synced before the next was written; the middle one."""
+    world = World()
+    process = world.process()
+    jobs = [_enqueue_together(process, bodies) for bodies in ([b"a"], middle, [b"y", b"z"])]
+    jobs.append([process.enqueue(b"last")])
+    process.close()
+    return _files(world), jobs, _frames(world)[1]
+
+
+# -- torn tails ------------------------------------------------------------------------------------
+
+
+def _last_three(*, together: bool) -> tuple[Files, list[int], list[int], list[tuple[int, int]]]:
+    """(files, jobs before, last three jobs, where each one's frame ends without and with padding)."""
+    world = World()
+    process = world.process()
+    before = [process.enqueue(b"first"), *_enqueue_together(process, [b"second", b"third"])]
+    if together:
+        last = _enqueue_together(process, [b"x", b"yy", b"zzz"])
+    else:
+        last = [process.enqueue(body) for body in (b"x", b"yy", b"zzz")]
+    process.close()
+    frames = [next(one for one in _frames(world) if one.header.next_lsn > job) for job in last]
+    ends = [(_record_ends(one)[-1], one.end) for one in frames]
+    return _files(world), before, last, ends
+
+
+@pytest.mark.parametrize("same_boot", [True, False])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_segment_cut_at_any_byte_of_its_last_three_records_opens_at_once(
+    *, together: bool, same_boot: bool
+) -> None:
+    """Whole frames are kept, the rest is set aside, and no id is used again."""
+    files, before, last, ends = _last_three(together=together)
+    whole = files[_FIRST]
+    start = _frames(_revive(files, same_boot=True))[2].offset
+    for size in range(start, len(whole) + 1):
+        world = _revive(files | {_FIRST: whole[:size]}, same_boot=same_boot)
+        process = world.process()
+        # The zeros behind a frame's last record say nothing: they may be missing.
+        kept = [job for job, end in zip(last, ends, strict=True) if size >= end[0]]
+        is_whole = size == start or any(end[0] <= size <= end[1] for end in ends)
+        assert [one.job for one in process.claim(9)] == [*before, *kept], size
+        assert process.enqueue() > last[-1], size
+        assert not process.catch_up().damage, size
+        assert bool(process.journal.recovered) is not is_whole, size
+        if not is_whole:
+            aside = [path for path in world.machine.paths() if "/torn/" in path]
+            assert whole[:size].endswith(world.machine.content(aside[0])), size
+
+
+def test_a_tail_that_nobody_declared_synced_is_cut_with_everything_behind_it() -> None:
+    """Two processes had frames in the air, and the power loss took the first of them."""
+    world = World()
+    first, second = world.process(), world.process()
+    kept = first.enqueue(b"kept")
+    lost = first.send(Op.ENQUEUE, (PLAIN, b"lost", None))
+    later = second.send(Op.ENQUEUE, (PLAIN, b"later", None))
+    assert not lost.done()
+    assert not later.done()
+    files = _files(world)
+    frame = _frames(world)[1]
+    data = bytearray(files[_FIRST])
+    data[frame.offset + 60] ^= 0x40
+    world = _revive(files | {_FIRST: bytes(data)}, same_boot=False)
+    third = world.process()
+    assert [one.job for one in third.claim(9)] == [kept]
+    assert not third.catch_up().damage
+    assert len(third.journal.recovered) == 1
+
+
+def test_a_torn_tail_of_zeros_is_cut() -> None:
+    """What a file system leaves that kept the size and lost the data."""
+    files, before, last, _ = _last_three(together=False)
+    world = _revive(files | {_FIRST: files[_FIRST] + bytes(5_000)}, same_boot=False)
+    process = world.process()
+    assert [one.job for one in process.claim(9)] == [*before, *last]
+    assert process.journal.recovered == [
+        f"cut a torn tail of 5000 bytes off {_NAME} (kept in torn/)"
+    ]
+
+
+def test_only_the_latest_torn_tails_are_kept() -> None:
+    world = World()
+    for number in range(20):
+        process = world.process()
+        process.enqueue()
+        process.close()
+        path = world.segments()[-1]
+        world.machine.put(path, world.machine.content(path) + bytes(8 + number))
+    world.process()
+    aside = [path for path in world.machine.paths() if "/torn/" in path]
+    assert len(aside) == 16
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def test_every_flipped_byte_of_a_synced_frame_costs_only_its_own_record() -> None:
+    files, jobs, frame = _three_frames([b"job one", b"job two", b"job three"])
+    records = [job for job in jobs[1] if job]
+    others = [*jobs[0], *jobs[2], *jobs[3]]
+    ends = _record_ends(frame)
+    for at in range(frame.offset, frame.end):
+        data = bytearray(files[_FIRST])
+        data[at] ^= 0x21
+        process = _revive(files | {_FIRST: bytes(data)}, same_boot=at % 2 == 0).process()
+        claimed = [one.job for one in process.claim(9)]
+        damage = process.catch_up().damage
+        assert process.enqueue() > jobs[3][0], at
+        if at >= ends[-1]:
+            assert claimed == sorted([*others, *records]), "padding holds nothing"
+            assert not damage
+            continue
+        # A record that was hit is gone; behind a wrong length nobody knows where the next begins.
+        in_body = at >= frame.offset + codec.FRAME_HEADER_SIZE
+        hit = next(number for number, end in enumerate(ends) if at < end) if in_body else None
+        saved = [job for number, job in enumerate(records) if number != hit and job in claimed]
+        assert claimed == sorted([*others, *saved]), at
+        least = len(records) if hit is None else hit
+        assert len(saved) >= least, at
+        assert damage == [
+            Damage(
+                segment=_NAME,
+                offset=frame.offset,
+                size=frame.end - frame.offset,
+                first_lsn=records[0],
+                next_lsn=records[-1] + 1,
+                salvaged=len(saved),
+            )
+        ], at
+
+
+def _record_ends(frame: Frame) -> list[int]:
+    ends, at = [], frame.at
+    for _ in range(frame.header.records):
+        at += codec.LENGTH.unpack_from(frame.data, at)[0]
+        ends.append(frame.offset + codec.FRAME_HEADER_SIZE + at - frame.at)
+    return ends
+
+
+def test_salvage_saves_all_records_but_the_one_that_was_hit() -> None:
+    files, jobs, frame = _three_frames([b"job one", b"job two", b"job three"])
+    ends = _record_ends(frame)
+    data = bytearray(files[_FIRST])
+    data[ends[1] - 6] ^= 1  # in the payload of the second
+    process = _revive(files | {_FIRST: bytes(data)}, same_boot=False).process()
+    bodies = [one.payload for one in process.claim(9)]
+    assert bodies == [b"a", b"job one", b"job three", b"y", b"z", b"last"]
+    assert process.catch_up().damage[0].salvaged == 2
+    assert jobs[1][1] not in [one.job for one in process.claim(9)]
+
+
+def test_two_damaged_frames_in_a_row_are_two_damages_each_salvaged() -> None:
+    world = World()
+    process = world.process()
+    groups = [_enqueue_together(process, [b"%d %d" % (n, m) for m in range(3)]) for n in range(5)]
+    process.close()
+    frames = _frames(world)
+    for frame in frames[1:3]:
+        world.machine.corrupt(_FIRST, frame.offset + codec.FRAME_HEADER_SIZE + 30, b"\xff\xff")
+    world.lose_power()
+    after = world.process()
+    damage = after.catch_up().damage
+    assert [(one.offset, one.first_lsn, one.next_lsn) for one in damage] == [
+        (frame.offset, group[0], group[-1] + 1)
+        for frame, group in zip(frames[1:3], groups[1:3], strict=True)
+    ]
+    lost = {groups[1][0], groups[2][0]}
+    assert {one.job for one in after.claim(20)} == {job for one in groups for job in one} - lost
+
+
+def test_verify_names_segment_offset_lsns_and_the_jobs_concerned(tmp_path: Path) -> None:
+    world = World()
+    process = world.process()
+    jobs = _enqueue_together(process, [b"one", b"two", b"three"])
+    process.enqueue(b"more")
+    for delivery in process.claim(3):
+        process.settle(delivery)
+    process.close()
+    frame = _frames(world)[0]
+    data = bytearray(world.machine.content(_FIRST))
+    data[_record_ends(frame)[1] - 6] ^= 1
+    files = _files(world) | {_FIRST: bytes(data) + b"torn tail"}
+    for path, content in files.items():
+        place = tmp_path / Path(path).relative_to(PATH)
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(content)
+    reader = LogReader.open(str(tmp_path))
+    report = reader.verify()
+    assert report.damage == (
+        Damage(
+            segment=_NAME,
+            offset=frame.offset,
+            size=frame.end - frame.offset,
+            first_lsn=jobs[0],
+            next_lsn=jobs[-1] + 1,
+            salvaged=2,
+        ),
+    )
+    assert f"{reader.tag}-{jobs[1]}" in report.jobs
+    assert report.torn_bytes == len(b"torn tail")
+    assert report.segments == 1
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_damage_never_keeps_a_log_from_opening(seed: int) -> None:
+    """Whatever is wrong with a segment's frames, the next open works, and so does a new job."""
+    chance = random.Random(seed)
+    files, jobs, _ = _three_frames([bytes(chance.randrange(300)) for _ in range(5)])
+    data = bytearray(files[_FIRST])
+    for _ in range(chance.choice((1, 3, 20))):
+        start = chance.randrange(codec.SEGMENT_HEADER.size, len(data))
+        size = chance.choice((1, 4, 64, 512))
+        data[start : start + size] = chance.randbytes(min(size, len(data) - start))
+    if chance.random() < 0.3:
+        del data[chance.randrange(codec.SEGMENT_HEADER.size, len(data)) :]
+    world = _revive(files | {_FIRST: bytes(data)}, same_boot=chance.random() < 0.5)
+    process = world.process()
+    new = process.enqueue(b"new")
+    assert new > jobs[-1][-1]
+    known = {job for group in jobs for job in group} | {new}
+    claimed = [one.job for one in process.claim(99)]
+    assert new in claimed
+    assert set(claimed) <= known
+    assert len(set(claimed)) == len(claimed)
