@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import itertools
+import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +15,7 @@ from anyio.lowlevel import checkpoint
 
 from taskq import Discard, Retry, Snooze, current_job, retry
 from taskq.core.records import Cause, Kind
-from taskq_workers import JobFinished, Worker
+from taskq_workers import JobFinished, Worker, slot
 from taskq_workers.pace import BATCH_MAX
 
 if TYPE_CHECKING:
@@ -25,6 +28,11 @@ leaked: contextvars.ContextVar[str] = contextvars.ContextVar("leaked", default="
 def body(settled: Settlement) -> bytes:
     assert settled.body is not None
     return settled.body
+
+
+@dataclass
+class Parcel:
+    n: int
 
 
 async def settle_one(fake: FakeApp, task: Any, *args: Any, attempt: int = 1) -> Any:
@@ -92,6 +100,50 @@ async def test_jobs_that_never_suspend_run_in_one_task_and_no_other(fake: FakeAp
         await fake.fake.settlements(8)
     assert len(tasks) == 1
     assert None not in tasks
+
+
+async def test_jobs_that_never_suspend_let_the_loop_turn_when_they_took_long(
+    fake: FakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot, "TURN_SECONDS", 0)
+    turns = 0
+    seen = []
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        asyncio.get_running_loop().call_soon(turn)
+
+    @fake.task
+    async def busy() -> None:
+        seen.append(turns)
+
+    for _ in range(8):
+        fake.put(busy)
+    turn()
+    async with Worker(fake, concurrency=8):
+        await fake.fake.settlements(8)
+    assert seen == sorted(seen)
+    assert seen[-1] > seen[0]
+
+
+async def test_an_idle_worker_keeps_nothing_of_the_jobs_it_ran(fake: FakeApp) -> None:
+    arguments: list[weakref.ref[Parcel]] = []
+
+    @fake.task
+    async def carry(parcel: Parcel) -> Parcel:
+        arguments.append(weakref.ref(parcel))
+        return parcel
+
+    for n in range(3):
+        fake.put(carry, Parcel(n))
+    async with Worker(fake, concurrency=2):
+        await fake.fake.settlements(3)
+        await fake.fake.until(lambda: len(fake.fake.waiting()) == 1)
+        fake.fake.settled.clear()
+        await checkpoint()
+        gc.collect()
+        assert [one() for one in arguments] == [None] * 3
 
 
 async def test_fast_jobs_are_claimed_in_growing_batches(fake: FakeApp) -> None:

@@ -135,6 +135,8 @@ def _note(event: JobFinished) -> str:
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 0.000_01:  # noqa: PLR2004
+        return "<0.01 ms"
     if seconds < 0.01:  # noqa: PLR2004
         return f"{seconds * 1e3:.2f} ms"
     if seconds < 0.9995:  # noqa: PLR2004 - from here on it would round to 1000 ms
