@@ -126,7 +126,7 @@ class Operations:
 
     def _prepare(self, batch: Batch, spec: EnqueueSpec, extras: Extras) -> Prepared:
         if extras.key is not None:
-            self._facets.need_dedup().check_room()
+            self._facets.need_dedup().check_room(batch.time_ns)
         return Prepared(spec, extras, batch.time_ns)
 
     def _enqueue_prepared(

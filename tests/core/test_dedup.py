@@ -1,0 +1,194 @@
+"""``Dedup``: a key is held for its window, or until its job is settled, and not a moment longer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from taskq.core import dedup
+from taskq.core.dedup import Dedup, key_hash
+from taskq.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Few values, so that hashes collide; neighbours at both ends; and any.
+HASHES = st.integers(1, 30) | st.integers(2**64 - 5, 2**64 - 1) | st.integers(1, 2**64 - 1)
+WINDOWS = st.just(0) | st.integers(1, 60)
+PICK = st.integers(0, 10_000)
+HOUR = 3_600 * 10**9
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_pages() -> Iterator[None]:
+    """Pages of 4 keys, so that a short history splits, sweeps and joins them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dedup, "_PAGE", 4)
+        patch.setattr(dedup, "_SWEEP_EVERY", 2)
+        yield
+
+
+@dataclass(slots=True)
+class Holder:
+    """A key of the model; ``until`` is shifted time, None until the job is settled."""
+
+    hashed: int
+    job: int
+    until: int | None
+
+
+class DedupMachine(RuleBasedStateMachine):
+    """The table beside a list of holders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dedup = Dedup()
+        self.held: list[Holder] = []
+        self.now = 1_000
+        self.shift = 0
+        self.job = 0
+
+    def model(self, hashed: int) -> list[tuple[int, int]]:
+        moment = self.now - self.shift
+        return [
+            (holder.job, holder.job * 3)
+            for holder in self.held
+            if holder.hashed == hashed and (holder.until is None or holder.until > moment)
+        ]
+
+    @rule(hashed=HASHES, window=WINDOWS)
+    def take(self, hashed: int, window: int) -> None:
+        self.job += 1
+        self.dedup.apply_taken(hashed, self.job, self.job * 3, window, self.now)
+        until = self.now - self.shift + window if window else None
+        self.held.append(Holder(hashed, self.job, until))
+
+    @rule(first=HASHES, count=st.integers(1, 30), window=WINDOWS)
+    def take_many(self, first: int, count: int, window: int) -> None:
+        for number in range(count):
+            self.take(max((first + number * 7) % 2**64, 1), window)
+
+    @precondition(lambda self: self.held)
+    @rule(pick=PICK, count=st.integers(1, 20))
+    def settle(self, pick: int, count: int) -> None:
+        """Frees keys held until then; a window goes on."""
+        for holder in self.held[pick % len(self.held) :][:count]:
+            self.dedup.apply_free(holder.hashed, holder.job)
+            if holder.until is None:
+                self.held.remove(holder)
+
+    @rule(hashed=HASHES, job=st.integers(10**6, 10**7))
+    def settle_a_job_that_holds_nothing(self, hashed: int, job: int) -> None:
+        self.dedup.apply_free(hashed, job)
+
+    @rule(span=st.integers(0, 40))
+    def time_goes(self, span: int) -> None:
+        self.now += span
+
+    @rule(step=st.integers(-500, 500))
+    def clock_steps(self, step: int) -> None:
+        self.now += step
+        self.shift += step
+        self.dedup.apply_clock(step)
+
+    @rule(hashed=HASHES)
+    def look(self, hashed: int) -> None:
+        assert list(self.dedup.holders(hashed, self.now)) == self.model(hashed)
+
+    @invariant()
+    def every_key_has_its_holders(self) -> None:
+        for hashed in {holder.hashed for holder in self.held}:
+            assert list(self.dedup.holders(hashed, self.now)) == self.model(hashed)
+
+    @invariant()
+    def the_size_is_a_recount(self) -> None:
+        assert self.dedup.size == sum(len(page.hashes) for page in self.dedup._pages)
+
+    @invariant()
+    def pages_are_sorted_and_bounded(self) -> None:
+        """What bisection relies on. Only keys of one hash may fill a page beyond its size."""
+        table = self.dedup
+        assert table._firsts[0] == 0
+        assert table._firsts == sorted(set(table._firsts))
+        for first, after, page in zip(
+            table._firsts, [*table._firsts[1:], 2**64], table._pages, strict=True
+        ):
+            assert {len(column) for column in page.columns()} == {len(page.hashes)}
+            assert list(page.hashes) == sorted(page.hashes)
+            assert all(first <= hashed < after for hashed in page.hashes)
+            assert len(page.hashes) <= 8 or len(set(page.hashes)) == 1
+
+
+TestDedup = DedupMachine.TestCase
+TestDedup.settings = settings(max_examples=80, stateful_step_count=40)
+
+
+def holders(table: Dedup, hashed: int, now: int) -> list[int]:
+    return [job for job, _ in table.holders(hashed, now)]
+
+
+def test_a_window_moves_with_the_clock() -> None:
+    """Set an hour ahead, the clock ends no window of a minute; set back, it prolongs none."""
+    for step in (HOUR, -HOUR):
+        table, now = Dedup(), 10 * HOUR
+        table.apply_taken(7, 1, 8, 60, now)
+        table.apply_clock(step)
+        assert holders(table, 7, now + step + 59) == [1]
+        assert holders(table, 7, now + step + 60) == []
+
+
+def test_a_window_outlives_its_job() -> None:
+    """The same key within its window answers with the first job, also a finished one."""
+    table = Dedup()
+    table.apply_taken(7, 1, 8, 60, 0)
+    table.apply_free(7, 1)
+    assert holders(table, 7, 59) == [1]
+
+
+def test_jobs_whose_hashes_collide_are_all_candidates() -> None:
+    """The caller tells them apart by their records; freeing one leaves the others."""
+    table = Dedup()
+    for job in range(1, 101):
+        table.apply_taken(7, job, job * 8, 0, 0)
+    table.apply_free(7, 50)
+    assert holders(table, 7, 0) == [job for job in range(1, 101) if job != 50]
+
+
+def test_windows_without_end_are_kept_at_the_bound() -> None:
+    table = Dedup()
+    table.apply_taken(7, 1, 8, 2**63 - 1, 2**62)
+    table.apply_taken(8, 2, 8, -(2**63), 5)
+    assert holders(table, 7, 2**62) == [1]
+    assert holders(table, 8, 5) == []
+
+
+def test_windows_that_are_over_leave_nothing() -> None:
+    """A key a moment, each for 100 moments: 20 000 of them leave a bounded table."""
+    table = Dedup()
+    for job in range(1, 20_001):
+        table.apply_taken(job * 0x9E3779B97F4A7C15 % 2**64, job, 0, 100, job)
+    assert table.size < 1_000
+    assert len(table._pages) < 500
+
+
+def test_a_full_table_refuses_until_windows_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the limit; and a table that was full once is not full for ever."""
+    monkeypatch.setattr(dedup, "KEYS_MAX", 8)
+    table = Dedup()
+    for job in range(1, 9):
+        table.check_room(0)
+        table.apply_taken(job, job, 0, 60, 0)
+    with pytest.raises(UsageError, match="8 dedup keys are held, the limit is 8"):
+        table.check_room(59)
+    table.check_room(60)
+
+
+def test_the_hash_of_a_key_is_fixed_for_ever() -> None:
+    """It stands in records on disk. Never 0, and a queue's name is no part of the key's."""
+    assert key_hash(b"default", b"a@b.c:hi") == 0x4861EBC25D6964FA
+    assert key_hash(b"ab", b"c") != key_hash(b"a", b"bc")
