@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.model import AttemptView, JobView, State
 from taskq.core.records import Cause, Kind
 from taskq.core.transitions import after
-from taskq.log import codec
 from taskq.log.fold import FINAL_KINDS
-from taskq.log.logrecord import LogRecord, decode_record
+from taskq.log.logrecord import LogRecord, decode_record, places
 from taskq.log.requests import Outcome
 from taskq.log.segment import Gap
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 #: Attempts of one job that are kept for display; of more, the latest.
 _ATTEMPTS_SHOWN: Final = 100
+_KIND_AT: Final = 4
 _STATES: Final = {kind: after(State.RUNNING, kind) for kind in (Kind.SUCCEEDED, Kind.DIED)} | {
     kind: after(State.READY, kind) for kind in (Kind.CANCELLED, Kind.EXPIRED)
 }
@@ -38,12 +38,10 @@ def records(
             if on_gap is not None:
                 on_gap(base, item)
             continue
-        header, at = item.header, item.at
-        for lsn in range(header.first_lsn, header.next_lsn):
-            length = codec.LENGTH.unpack_from(item.data, at)[0]
+        header = item.header
+        for lsn, at, length in places(item):
             record = item.data[at : at + length]
             yield decode_record(record, lsn, header.epoch, header.time_ns)
-            at += length
 
 
 def is_job(journal: Journal, lsn: int) -> bool:
@@ -51,10 +49,9 @@ def is_job(journal: Journal, lsn: int) -> bool:
     for _, item in journal.frames(journal.cursor_at(lsn)):
         if isinstance(item, Gap) or item.header.next_lsn <= lsn:
             continue
-        at = item.at
-        for _ in range(lsn - item.header.first_lsn):
-            at += codec.LENGTH.unpack_from(item.data, at)[0]
-        return item.header.first_lsn <= lsn and item.data[at + 4] == Kind.ENQUEUED
+        found = (at for number, at, _ in places(item) if number == lsn)
+        at = next(found, None)
+        return at is not None and item.data[at + _KIND_AT] == Kind.ENQUEUED
     return False
 
 

@@ -11,7 +11,10 @@ from taskq.log import codec
 from taskq.log.options import decode_extras, decode_key_hash
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from taskq.core.model import Extras
+    from taskq.log.segment import Frame
 
 _CRC_SIZE: Final = 4
 _SKIPPABLE: Final = 128
@@ -45,12 +48,28 @@ class LogRecord(NamedTuple):
     step_ns: int = 0
 
 
+def places(frame: Frame) -> Iterator[tuple[int, int, int]]:
+    """(lsn, place in ``frame.data``, length) of each record.
+
+    Raises:
+        FormatError: a length that cannot be.
+    """
+    at, end = frame.at, frame.at + frame.header.body_size
+    for lsn in range(frame.header.first_lsn, frame.header.next_lsn):
+        length = kind = 0
+        if at + codec.PREFIX.size <= end:
+            length, kind, _, _, _ = codec.PREFIX.unpack_from(frame.data, at)
+        if length < codec.FIXED_SIZES.get(kind, codec.PREFIX.size) or at + length > end:
+            raise FormatError(f"record at lsn {lsn} has an impossible length of {length} bytes")
+        yield lsn, at, length
+        at += length
+
+
 def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
     """One record from exactly its bytes.
 
     Raises:
         FormatError: the type is unknown and may not be skipped.
-        struct.error: the record is too short for its type.
     """
     length, kind, byte, options_size, flags = codec.PREFIX.unpack_from(data)
     fixed = codec.FIXED_SIZES.get(kind)

@@ -170,11 +170,11 @@ def salvage(data: bytes, lsn: int) -> Iterator[tuple[int, int, bytes]]:
     at = 0
     while at + codec.ENQUEUED.size <= len(data):
         length, kind, _, _, flags = codec.PREFIX.unpack_from(data, at)
-        fixed = codec.FIXED_SIZES.get(kind)
-        if fixed is None or length < fixed or at + length > len(data):
+        fixed = codec.FIXED_SIZES.get(kind, codec.PREFIX.size)
+        if not kind or length < fixed or at + length > len(data):
             return
         record = data[at : at + length]
-        if flags & 1 and length >= fixed + 4:
+        if flags & 1 and length >= fixed + 4 and kind in codec.FIXED_SIZES:
             crc = int.from_bytes(record[-4:], "little")
             if crc == codec.crc32(record[:-4], lsn & 0xFFFFFFFF):
                 yield lsn, at, record

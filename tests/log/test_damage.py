@@ -63,7 +63,7 @@ def _three_frames(middle: list[bytes]) -> tuple[Files, list[list[int]], Frame]:
 
 
 def _last_three(*, together: bool) -> tuple[Files, list[int], list[int], list[tuple[int, int]]]:
-    """(files, jobs before, last three jobs, where each one's frame ends without and with padding)."""
+    """(files, jobs before, last three jobs, where each one's frame ends, twice)."""
     world = World()
     process = world.process()
     before = [process.enqueue(b"first"), *_enqueue_together(process, [b"second", b"third"])]

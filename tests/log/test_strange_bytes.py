@@ -1,0 +1,255 @@
+"""Lengths from disk are not trusted, payloads are not parsed, and what is newer is named."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskq.core.errors import FormatError, LogError, PayloadTooLarge
+from taskq.core.records import Kind
+from taskq.log import codec
+from taskq.log.reader import LogReader
+from tests.log.world import PATH, SMALL, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_FIRST: Final = f"{PATH}/log/00000000000000000001.log"
+_HUGE: Final = 2**32 - 1
+#: A reader asks the disk for 1 MiB at a time.
+_MEMORY_MAX: Final = 4 * 1024 * 1024
+
+
+def _peak_bytes(action: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def _record(kind: int, length: int | None = None, size: int = 24) -> bytes:
+    return codec.PREFIX.pack(size if length is None else length, kind, 0, 0, 0) + bytes(size - 12)
+
+
+def _dump(world: World, directory: Path) -> LogReader:
+    for path in world.machine.paths():
+        place = directory / Path(path).relative_to(PATH)
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(world.machine.content(path))
+    return LogReader.open(str(directory))
+
+
+# -- lengths ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole_header", [True, False])
+def test_a_frame_that_claims_four_gigabytes_costs_no_memory(*, whole_header: bool) -> None:
+    """Also when its header's CRC is right: the bound is checked before anything is read."""
+    world = World()
+    first = world.process()
+    kept = first.enqueue(b"kept")
+    offset, seed = first.journal.offset, first.journal.files.seed(1)
+    head = codec.FRAME_HEADER.pack(codec.FRAME_MAGIC, _HUGE, 1, 0, 0, 2, 7, 7, 2, 0, 0)[:52]
+    crc = codec.crc32(head, codec.crc32(struct.pack("<Q", offset), seed)) if whole_header else 0
+    first.close()
+    data = world.machine.content(_FIRST) + head + struct.pack("<I", crc) + bytes(200)
+    world.machine.put(_FIRST, data)
+    world.lose_power()
+    assert _peak_bytes(lambda: world.process().enqueue()) < _MEMORY_MAX
+    assert [one.job for one in world.process().claim()] == [kept]
+
+
+def test_a_record_that_claims_four_gigabytes_costs_no_memory_and_is_named(tmp_path: Path) -> None:
+    """In a frame whose CRC is right it was written so, by whatever program."""
+    world = World()
+    first = world.process()
+    first.enqueue(b"kept")
+    first.append(_record(Kind.ENQUEUED, _HUGE) + _record(Kind.CLOCK), 2)
+
+    def claim() -> None:
+        with pytest.raises(FormatError, match="record at lsn 2 has an impossible length"):
+            world.process().claim()
+
+    assert _peak_bytes(claim) < _MEMORY_MAX
+    assert first.enqueue() == 4, "an enqueue without a key reads no records"
+    reader = _dump(world, tmp_path)
+    with pytest.raises(FormatError, match="record at lsn 2 has an impossible length"):
+        reader.jobs(None, None, None, 10)
+    with pytest.raises(LogError):
+        reader.verify()
+
+
+@pytest.mark.parametrize("length", [0, 11, 15])
+def test_a_record_that_is_too_short_is_named(length: int, tmp_path: Path) -> None:
+    world = World()
+    first = world.process()
+    first.append(_record(Kind.CANCELLED, length), 1)
+    with pytest.raises(FormatError, match="record at lsn 1 has an impossible length"):
+        first.claim()
+    with pytest.raises(LogError):
+        _dump(world, tmp_path).jobs(None, None, None, 10)
+
+
+def test_a_damaged_length_of_a_record_costs_no_memory() -> None:
+    world = World()
+    first = world.process()
+    first.enqueue(b"hit")
+    kept = [first.enqueue(b"kept"), first.enqueue(b"kept")]
+    world.machine.corrupt(_FIRST, 64 + 56, struct.pack("<I", _HUGE))
+    world.lose_power()
+    after = world.process()
+    claimed: list[int] = []
+    assert _peak_bytes(lambda: claimed.extend(one.job for one in after.claim(9))) < _MEMORY_MAX
+    assert claimed == kept
+
+
+def test_a_frame_that_no_reader_would_accept_is_never_written() -> None:
+    world = World()
+    first = world.process()
+    before = world.machine.content(_FIRST)
+    with pytest.raises(PayloadTooLarge):
+        first.append(bytes(codec.FRAME_BODY_MAX + 1))
+    assert world.machine.content(_FIRST) == before
+    first.append(_record(200, size=codec.FRAME_BODY_MAX))
+    assert world.process().enqueue() == 2
+
+
+# -- payloads --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shift", range(8))
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_payload_that_holds_the_whole_segment_is_never_taken_for_records(
+    shift: int, *, cut: bool
+) -> None:
+    """Neither at any alignment, nor when the frame around it is damaged or cut short."""
+    world = World()
+    first = world.process()
+    jobs = [first.enqueue(bytes([number]) * 50) for number in range(3)]
+    segment = world.machine.content(_FIRST)
+    carrier = first.enqueue(bytes(shift) + segment + segment)
+    jobs.append(first.enqueue(b"behind"))
+    first.close()
+    whole = world.machine.content(_FIRST)
+    data = bytearray(whole)
+    data[len(segment) + 20] ^= 1  # the header of the frame that carries the copies
+    if cut:
+        del data[len(segment) + 56 + len(segment) + 80 :]
+        jobs.pop()
+    world.machine.put(_FIRST, bytes(data))
+    world.lose_power()
+    after = world.process()
+    deliveries = after.claim(99)
+    # Its header is gone, but the record says by its own CRC that it is whole.
+    assert [one.job for one in deliveries] == sorted([*jobs, carrier] if not cut else jobs)
+    assert len(after.catch_up().damage) == (0 if cut else 1)
+
+
+def test_a_copy_at_the_very_same_offsets_of_the_next_segment_is_no_frame() -> None:
+    """The seed of a frame's CRC names its segment, besides log and offset."""
+    world = World(config=SMALL)
+    first = world.process()
+    jobs = [first.enqueue(b"x" * 40_000), first.enqueue(b"y" * 40_000)]
+    segment = world.machine.content(_FIRST)
+    record_start = 64 + 56 + len(codec.ENQUEUED.pack(*([0] * 8))) + len("default" + "mail.send")
+    carrier = first.enqueue(segment[record_start:])
+    second = world.segments()[1]
+    copied = world.machine.content(second)
+    assert copied[record_start : len(segment)] == segment[record_start:]
+    # From here on the two files hold the same bytes at the same places.
+    world.machine.corrupt(second, 70, b"\xff")
+    world.lose_power()
+    after = world.process()
+    assert [one.job for one in after.claim(9)] == jobs
+    assert after.enqueue() > carrier
+
+
+# -- newer formats ---------------------------------------------------------------------------------
+
+
+def test_an_unknown_segment_version_is_an_error_that_names_it() -> None:
+    world = World()
+    world.process().close()
+    data = bytearray(world.machine.content(_FIRST))
+    data[8:10] = (7).to_bytes(2, "little")
+    data[56:60] = struct.pack("<I", codec.crc32(bytes(data[:56])))
+    world.machine.put(_FIRST, bytes(data))
+    world.lose_power()
+    with pytest.raises(FormatError, match=rf"{_FIRST}: segment format 7 is unknown"):
+        world.process()
+
+
+def test_a_record_of_an_unknown_type_is_an_error_that_names_it(tmp_path: Path) -> None:
+    world = World()
+    first = world.process()
+    first.enqueue()
+    first.append(_record(100), 1)
+    with pytest.raises(FormatError, match="record type 100 at lsn 2 is unknown"):
+        first.claim()
+    with pytest.raises(FormatError, match="record type 100 at lsn 2 is unknown"):
+        world.process().claim()
+    with pytest.raises(FormatError, match="record type 100 at lsn 2 is unknown"):
+        _dump(world, tmp_path).jobs(None, None, None, 10)
+
+
+def test_a_record_of_an_unknown_type_from_128_on_is_passed_over(tmp_path: Path) -> None:
+    world = World()
+    first = world.process()
+    before = first.enqueue()
+    first.append(_record(200) + _record(255, size=16), 2)
+    after = first.enqueue()
+    assert [one.job for one in world.process().claim(9)] == [before, after]
+    views = _dump(world, tmp_path).jobs(None, None, None, 10)
+    assert [view.lsn for view in views] == [after, before]
+
+
+def test_an_unknown_type_from_128_on_does_not_end_a_salvage() -> None:
+    world = World()
+    first = world.process()
+    lsn = first.journal.next_lsn
+    tail = codec.enqueue_tail(5, 1, 5, 7, 9, b"defaultmail.send", b"")
+    jobs = [codec.encode_checked(tail, b"x", lsn), codec.encode_checked(tail, b"y", lsn + 2)]
+    first.append(jobs[0] + _record(200) + jobs[1], 3)
+    first.enqueue(b"later")
+    first.enqueue(b"last")
+    world.machine.corrupt(_FIRST, 64 + 30, b"\xff")
+    world.lose_power()
+    assert [one.payload for one in world.process().claim(9)] == [b"x", b"y", b"later", b"last"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"format": 2}, "format 2 is unknown"),
+        ({"features": {"incompat": ["encrypted"]}}, r"features \['encrypted'\] is unknown"),
+        ({"log_id": "nonsense"}, "not readable"),
+    ],
+)
+def test_an_unknown_feature_or_format_of_the_directory_is_an_error_that_names_it(
+    changes: dict[str, object], match: str
+) -> None:
+    world = World()
+    world.process().close()
+    path = f"{PATH}/taskq.json"
+    values = json.loads(world.machine.content(path)) | changes
+    world.machine.put(path, json.dumps(values).encode())
+    with pytest.raises(FormatError, match=match):
+        world.process()
+
+
+def test_a_feature_that_may_be_ignored_is_ignored() -> None:
+    world = World()
+    world.process().close()
+    path = f"{PATH}/taskq.json"
+    values = json.loads(world.machine.content(path))
+    values["features"]["compat"] = ["index"]
+    values["note"] = "from a person"
+    world.machine.put(path, json.dumps(values).encode())
+    assert world.process().enqueue() == 1
