@@ -261,7 +261,7 @@ class Committer:
         for request in requests:
             op, port, future, operand = request
             if op == _ENQUEUE:
-                if future.cancelled():  # withdrawn in time
+                if future.done():  # withdrawn in time
                     continue
                 try:
                     later.append((port, future, enqueue(batch, operand)))
@@ -275,7 +275,7 @@ class Committer:
             self._serve_claims(batch)
 
     def _run_other(self, batch: Batch, op: int, port: Any, future: Any, operand: Any) -> None:
-        if future is not None and future.cancelled():
+        if future is not None and future.done():
             return
         try:
             if op == _SETTLE_SOON:
@@ -322,7 +322,7 @@ class Committer:
         steady = self.journal.clock.steady_ns()
         for claim in self.waiting:
             request, port, future = claim
-            if future.cancelled():
+            if future.done():
                 continue
             deliveries, must_sync = self.operations.claim(batch, request)
             if deliveries:

@@ -126,13 +126,19 @@ class WriterLock:
         return _decode(self._disk.read(self._file, _TAIL_SIZE, _HOLDER.size))
 
     def locked_error(self, waited_seconds: float) -> LogLocked:
-        """What to tell callers who waited too long."""
-        # Read past the disk port: this is called from the watcher's thread.
+        """What to tell callers who waited too long; asked from any thread.
+
+        The culprit has the lock, or is the next in line and does not pass the turnstile. Where the
+        system does not tell, it is whoever wrote last.
+        """
+        path = Path(self._path)
         try:
-            holder = Path(f"{self._path}/write.lock").read_bytes()[: _HOLDER.size]
+            # Read past the disk port, which serves the storage thread alone.
+            last = (path / "write.lock").read_bytes()[: _HOLDER.size]
         except OSError:
-            holder = b""
-        pid = _HOLDER.unpack(holder.ljust(_HOLDER.size, b"\0"))[0]
+            last = b""
+        holders = flock_holders(path / "write.lock", path / "turnstile.lock")
+        pid = next(filter(None, holders), 0) or _HOLDER.unpack(last.ljust(_HOLDER.size, b"\0"))[0]
         return LogLocked(self._path, pid, process_state(pid), waited_seconds)
 
     def close(self) -> None:
@@ -145,6 +151,15 @@ class WriterLock:
         self._disk.close(self._gate)
 
     def _enter(self) -> None:
+        try:
+            self._pass_turnstile()
+        finally:
+            if self.waiting_since:
+                waited = time.monotonic() - self.waiting_since
+                self.longest_wait_seconds = max(self.longest_wait_seconds, waited)
+                self.waiting_since = 0.0
+
+    def _pass_turnstile(self) -> None:
         disk = self._disk
         if disk.try_lock(self._gate):
             try:
@@ -166,11 +181,10 @@ class WriterLock:
 
     def _wait(self, descriptor: int) -> None:
         """Wait in the kernel's line: it is fair and wakes at once; the watcher minds the time."""
-        start = self.waiting_since = time.monotonic()
+        # Waiting at the turnstile and then for the lock is one wait.
+        self.waiting_since = self.waiting_since or time.monotonic()
         self.on_wait()
         self._disk.lock(descriptor)
-        self.waiting_since = 0.0
-        self.longest_wait_seconds = max(self.longest_wait_seconds, time.monotonic() - start)
 
     def _refuse_if_exclusive(self) -> None:
         holder = self._disk.read(self._file, 8, 0)
@@ -180,6 +194,19 @@ class WriterLock:
         # One that was killed left its flag behind; its lock is gone all the same.
         if flags & _EXCLUSIVE and Path(f"/proc/{pid}").exists():
             raise self.locked_error(0.0)
+
+
+def flock_holders(*paths: Path) -> list[int]:
+    """Ids of the processes that hold an flock on these files; 0 for none, or if it is unknown."""
+    try:
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+        inodes = [path.stat().st_ino for path in paths]
+    except OSError:
+        return [0] * len(paths)
+    # "1: FLOCK ADVISORY WRITE pid major:minor:inode 0 EOF"; one that waits has "->" behind "1:".
+    held = [fields for fields in map(str.split, lines) if fields[1] == "FLOCK"]
+    pids = {int(fields[5].rpartition(":")[2]): int(fields[4]) for fields in held}
+    return [max(pids.get(inode, 0), 0) for inode in inodes]
 
 
 def process_state(pid: int) -> str:

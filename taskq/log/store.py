@@ -202,6 +202,8 @@ class Store:
         self.wake_up()
         self._thread.join(self.config.lock_wait_seconds + 1)
         self.usable = False
+        if self._thread.is_alive() and self._storage is not None:
+            self._storage.abandon()
 
     def end(self) -> None:
         """Nobody takes the mailbox any more; on the storage thread, as its last word."""

@@ -285,6 +285,21 @@ class StorageThread:
         peers = self.peers.descriptors if self.peers is not None else ()
         return [*peers, *self.journal.descriptors]
 
+    def abandon(self) -> None:
+        """Tell all who still wait that the log closes, while this thread waits for the lock.
+
+        On the closer's thread. Should the lock come after all, only settlements are still written.
+        """
+        closed = LogClosed(f"{self.path}: closed while the writer lock was not to be had")
+        committer = self.committer
+        claims = [one for one in list(committer.held) if one[0] == Op.CLAIM]
+        answers = refusals([*committer.take_in_flight(), *claims], closed)
+        answers += [(port, future, closed) for _, port, future in list(committer.waiting)]
+        answers += [(port, future, closed) for port, future in committer.watchers.all()]
+        if answers:
+            self._deliver(answers)
+        self._store.refuse_rest()
+
     # -- on the watcher's thread ------------------------------------------------------------------
 
     def _answer_late(self, waited_seconds: float) -> None:
