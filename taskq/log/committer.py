@@ -97,8 +97,11 @@ class Committer:
             self._build_before_lock(survey)
             self.in_flight = requests
             self.journal.lock()
-        except (TaskqError, OSError) as error:
-            self._refuse(self.take_in_flight() or requests, failure(error))
+        except TaskqError as error:
+            self._refuse(self.take_in_flight() or requests, error)
+            return
+        except OSError as error:
+            self._give_up(self.take_in_flight() or requests, error)
             return
         # Some callers may have been told meanwhile that the lock was not to be had.
         requests = self.take_in_flight()
@@ -382,7 +385,7 @@ class Committer:
         self.now += refusals(requests, error)
 
     def _give_up(self, requests: list[Request], error: OSError) -> None:
-        """The append failed: callers are told, and what can wait is tried again."""
+        """The disk refused: callers are told, and what can wait is tried again."""
         self._must_check_room = True
         failed = AppendFailed(self.journal.path, error)
         for request in requests:

@@ -123,7 +123,7 @@ class Process:
 
     def sync(self) -> None:
         """What must follow a batch, sooner or later."""
-        if self.committer.must_sync():
+        if self.committer.must_sync() or self.committer.unsynced:
             self.committer.sync()
         self._hand_out_now()
         self._hand_out_later()
