@@ -173,4 +173,6 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _pause() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this very thread: a signal to the process may be taken by another thread, and stops this
+    # one a moment later, when it has the writer lock again.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

@@ -1,0 +1,72 @@
+"""The app of the worker tests: its tasks tell when they start, and some never end by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import time
+
+from taskq import TaskQ, current_job
+
+app = TaskQ("unused", durability="os")
+
+
+def tell(text: str) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+def told_attempt() -> int:
+    attempt = current_job().attempt
+    tell(f"attempt {attempt} {time.monotonic()} {os.getpid()}")
+    return attempt
+
+
+@app.task
+async def quick(number: int) -> int:
+    return number
+
+
+@app.task
+async def long_job() -> int:
+    """Lasts for ever, unless it was tried before."""
+    attempt = told_attempt()
+    if attempt == 1:
+        await asyncio.Event().wait()
+    return attempt
+
+
+def last_for_ever() -> None:
+    tell(f"orphan {os.getpid()}")
+    while True:
+        signal.pause()
+
+
+@app.task
+def forks_by_multiprocessing() -> int:
+    """Leaves a child behind that lives on when its worker is killed."""
+    attempt = told_attempt()
+    if attempt == 1:
+        child = multiprocessing.get_context("fork").Process(target=last_for_ever)
+        child.start()
+        child.join()
+    return attempt
+
+
+@app.task
+def forks_by_itself() -> int:
+    """The same with os.fork."""
+    attempt = told_attempt()
+    if attempt == 1:
+        child = os.fork()
+        if not child:
+            last_for_ever()
+        os.waitpid(child, 0)
+    return attempt
+
+
+@app.task
+async def kills_its_worker() -> None:
+    told_attempt()
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,161 @@
+"""A worker that is killed -9 in the middle of a job: another, or the next one, runs it again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import TaskQ
+from taskq.core.model import JobView, State
+from taskq.log.reader import LogReader
+from tests.processes.harness import SCRIPTS, Child, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq import JobHandle
+
+#: A dead worker's job is taken over within this time of its death, or of the next worker's start.
+TAKEOVER_SECONDS = 1.0
+LEAVING_A_CHILD = ["jobs.forks_by_multiprocessing", "jobs.forks_by_itself"]
+
+
+def start_worker(path: Path) -> Child:
+    return Child(sys.executable, "-m", "taskq", "worker", "jobs:app", "-d", path, cwd=SCRIPTS)
+
+
+def enqueue(path: Path, task: str, *args: Any, attempts: int = 5) -> JobHandle[Any]:
+    app = TaskQ(path, durability="os")
+    job = app.enqueue_sync(app.call_by_name(task, *args).options(attempts=attempts))
+    app.close_sync()
+    return job
+
+
+def view(path: Path, job: JobHandle[Any]) -> JobView:
+    found = LogReader.open(str(path)).job(job.lsn)
+    assert found is not None
+    return found
+
+
+def attempt(worker: Child) -> tuple[int, float]:
+    """(attempt, monotonic seconds when it started) of the next attempt that the worker tells."""
+    number, moment, _ = worker.expect("attempt").split()
+    return int(number), float(moment)
+
+
+@contextmanager
+def killing_orphan(pid: int) -> Iterator[None]:
+    """What the killed worker left running ends with the block."""
+    try:
+        yield
+        assert Path(f"/proc/{pid}").exists(), "the orphan was to outlive its worker"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def check_second_attempt_succeeded(path: Path, job: JobHandle[Any]) -> None:
+    eventually(lambda: view(path, job).state is State.SUCCEEDED)
+    told = view(path, job)
+    assert told.attempt == 2
+    assert told.result == b"2"
+    assert [one.outcome for one in told.attempts] == ["lost", "succeeded"]
+
+
+def test_a_second_worker_takes_a_killed_ones_job_over_within_a_second(tmp_path: Path) -> None:
+    """It waits for jobs meanwhile; the second attempt succeeds."""
+    job = enqueue(tmp_path, "jobs.long_job")
+    with start_worker(tmp_path) as first:
+        assert attempt(first)[0] == 1
+        with start_worker(tmp_path) as second:
+            second.expect("  ready")
+            killed = time.monotonic()
+            first.kill()
+            number, moment = attempt(second)
+            print(f"taken over {moment - killed:.3f} s after the kill")  # noqa: T201 - a figure
+            assert number == 2
+            assert moment - killed < TAKEOVER_SECONDS
+            check_second_attempt_succeeded(tmp_path, job)
+
+
+def test_the_next_worker_takes_a_killed_ones_job_over_within_a_second(tmp_path: Path) -> None:
+    """With none running, a restarted one says how many it recovered, and runs them at once."""
+    job = enqueue(tmp_path, "jobs.long_job")
+    with start_worker(tmp_path) as first:
+        assert attempt(first)[0] == 1
+        first.kill()
+    with start_worker(tmp_path) as second:
+        number, moment = attempt(second)
+        print(f"taken over {moment - second.started:.3f} s after the start")  # noqa: T201 - a figure
+        assert number == 2
+        assert moment - second.started < TAKEOVER_SECONDS
+        check_second_attempt_succeeded(tmp_path, job)
+
+
+@pytest.mark.parametrize("task", LEAVING_A_CHILD)
+def test_a_child_of_its_task_does_not_keep_a_killed_worker_alive(tmp_path: Path, task: str) -> None:
+    """The child holds copies of what the worker had open; its locks must not live on in it."""
+    job = enqueue(tmp_path, task)
+    with start_worker(tmp_path) as first:
+        assert attempt(first)[0] == 1
+        with killing_orphan(int(first.expect("orphan"))), start_worker(tmp_path) as second:
+            second.expect("  ready")
+            killed = time.monotonic()
+            first.kill()
+            number, moment = attempt(second)
+            assert number == 2
+            assert moment - killed < TAKEOVER_SECONDS
+            check_second_attempt_succeeded(tmp_path, job)
+
+
+@pytest.mark.parametrize("task", LEAVING_A_CHILD)
+def test_nor_does_it_when_the_worker_is_restarted(tmp_path: Path, task: str) -> None:
+    """The same with no second worker running."""
+    job = enqueue(tmp_path, task)
+    with start_worker(tmp_path) as first:
+        assert attempt(first)[0] == 1
+        with killing_orphan(int(first.expect("orphan"))):
+            first.kill()
+            with start_worker(tmp_path) as second:
+                number, moment = attempt(second)
+                assert number == 2
+                assert moment - second.started < TAKEOVER_SECONDS
+                check_second_attempt_succeeded(tmp_path, job)
+
+
+def test_a_job_that_kills_its_worker_each_time_ends_as_a_dead_letter(tmp_path: Path) -> None:
+    """After its attempts, with a reason that says so; and the others' jobs go on."""
+    job = enqueue(tmp_path, "jobs.kills_its_worker", attempts=3)
+    for number in (1, 2, 3):
+        with start_worker(tmp_path) as worker:
+            assert attempt(worker)[0] == number
+            assert worker.wait() == -signal.SIGKILL
+    other = enqueue(tmp_path, "jobs.quick", 7)
+    with start_worker(tmp_path):
+        eventually(lambda: view(tmp_path, other).state is State.SUCCEEDED)
+    told = view(tmp_path, job)
+    assert told.state is State.DEAD
+    assert told.attempt == 3
+    assert told.reason == "WorkerLost: the worker process died while it ran attempt 3"
+
+
+def test_ctrl_z_on_a_busy_worker_never_keeps_the_lock(tmp_path: Path) -> None:
+    """SIGTSTP takes effect between two batches, so that the others go on beside it."""
+    app = TaskQ(tmp_path, durability="os", lock_wait=0.5)
+    quick = app.call_by_name("jobs.quick", 1)
+    app.enqueue_many_sync([quick] * 5_000)
+    with start_worker(tmp_path) as worker:
+        worker.expect("  ready")
+        for _ in range(30):
+            worker.send(signal.SIGTSTP)
+            eventually(lambda: worker.state() == "T")
+            app.enqueue_many_sync([quick] * 200)
+            worker.send(signal.SIGCONT)
+            eventually(lambda: worker.state() != "T")
+    app.close_sync()
