@@ -3,10 +3,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A deadline per example would fail on a busy machine; a test's own timeout is pytest's business.
-settings.register_profile(
-    "taskq", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+# The examples are the same in every run, so that a red run means a change; and none has a deadline,
+# which a busy machine would miss. New ones are looked for with --hypothesis-profile=explore.
+_COMMON = settings(
+    deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], database=None
 )
+settings.register_profile("taskq", _COMMON, derandomize=True)
+settings.register_profile("explore", _COMMON, max_examples=2_000)
 settings.load_profile("taskq")
 
 

@@ -120,8 +120,6 @@ class JobTable:
         self._last = Chunk(CHUNK)
         self._firsts.append(job)
         self._chunks.append(self._last)
-        if full.used and not full.live:
-            self._drop(len(self._chunks) - 2)
         if len(self._chunks) > _YOUNG:
             # One straggler must not keep a whole chunk: an old one is rewritten once three quarters
             # of it are gone. A young one is likely to empty by itself.
@@ -133,9 +131,6 @@ class JobTable:
 
     def _tidy(self, chunk: Chunk) -> None:
         number = bisect_right(self._firsts, chunk.ids[0]) - 1
-        if not chunk.live:
-            self._drop(number)
-            return
         parts = [chunk]
         if number and self._chunks[number - 1].live + chunk.live <= CHUNK // 4:
             number -= 1

@@ -30,6 +30,7 @@ _ENDED: Final = frozenset({int(Kind.DIED), int(Kind.CANCELLED), int(Kind.EXPIRED
 #: Records that settle a job for good.
 FINAL_KINDS: Final = _ENDED | {_SUCCEEDED}
 _CLOCK: Final = int(Kind.CLOCK)
+_CLOCK_BYTE: Final = bytes((_CLOCK,))
 _DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _SKIPPABLE: Final = 128
@@ -74,8 +75,9 @@ def fold_frame(
         FormatError: a type that is unknown and may not be skipped, or lengths that do not fit.
     """
     data, at, header, offset = frame
-    if agenda is not None:
-        # What was due when the frame was written was ready then; see ``Agenda.promote``.
+    if agenda is not None and data[at + 4 : at + 5] != _CLOCK_BYTE:
+        # What was due when the frame was written was ready then; see ``Agenda.promote``. A frame
+        # that opens with a step of the clock is of the new time: the step must be known first.
         agenda.promote(header.time_ns, _ALL)
     where = base + offset + codec.FRAME_HEADER_SIZE - at
     fold_records(data, at, at + header.body_size, header, where, agenda, dedup, watch)
@@ -129,6 +131,8 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call for each record
             for facet in (agenda, dedup):
                 if facet is not None:
                     facet.apply_clock(step)
+            if agenda is not None:
+                agenda.promote(time_ns, _ALL)
         elif kind < _SKIPPABLE:
             raise FormatError(f"record type {kind} at lsn {lsn} is unknown: use a newer taskq")
         at += length

@@ -32,7 +32,7 @@ class Model:
 
     jobs: dict[int, Job] = field(default_factory=dict)
     blocked: set[int] = field(default_factory=set)
-    now: int = 1_000
+    now: int = 1_000_000
     shift: int = 0
 
     def in_state(self, *states: State) -> list[int]:

@@ -49,7 +49,7 @@ class DedupMachine(RuleBasedStateMachine):
         super().__init__()
         self.dedup = Dedup()
         self.held: list[Holder] = []
-        self.now = 1_000
+        self.now = 1_000_000
         self.shift = 0
         self.job = 0
 

@@ -1,0 +1,151 @@
+"""Folding what was written gives what the writer holds: the log is the only truth."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskq.core.agenda import Agenda
+from taskq.core.dedup import Dedup
+from taskq.core.model import Extras, State
+from taskq.log import codec
+from taskq.log.fold import Watch, fold_frame
+from tests.core.history import ALL, BASE, SPECS, History, Step, frames_of
+
+NUMBER = st.integers(0, 300)
+
+
+def step(name: str, first: st.SearchStrategy[int] = NUMBER) -> st.SearchStrategy[Step]:
+    return st.tuples(st.just(name), first, NUMBER, st.booleans())
+
+
+STEPS = st.lists(
+    st.one_of(
+        step("begin"),
+        step("enqueue"),
+        step("enqueue"),
+        step("claim"),
+        step("claim_elsewhere"),
+        step("give_back"),
+        step("settle"),
+        step("cancel"),
+        step("expire"),
+        step("note"),
+    ),
+    max_size=60,
+)
+CUTS = st.frozensets(st.integers(1, 80), max_size=30)
+
+
+def fold(data: bytes) -> tuple[Agenda, Dedup]:
+    agenda, dedup = Agenda(), Dedup()
+    for frame in frames_of(data):
+        fold_frame(BASE, frame, agenda, dedup, None)
+    return agenda, dedup
+
+
+def payload_at(data: bytes, location: int) -> bytes:
+    at = location - BASE
+    return codec.enqueue_body(data[at : at + codec.LENGTH.unpack_from(data, at)[0]])
+
+
+def check_same(history: History, agenda: Agenda, dedup: Dedup) -> None:
+    """All that a decision is made from, now and later."""
+    live, jobs = history.agenda, range(1, history.lsn)
+    for one in (live, agenda):
+        one.promote(history.time_ns, ALL)
+    assert [agenda.state(job) for job in jobs] == [live.state(job) for job in jobs]
+    assert [agenda.attempt(job) for job in jobs] == [live.attempt(job) for job in jobs]
+    assert agenda.running == live.running
+    assert agenda.stats() == live.stats()
+    assert agenda.next_ready(1_000, None) == live.next_ready(1_000, None)
+    for hashed in history.hashes:
+        for later in (0, 50, 150, 299, 301, ALL):
+            moment = history.time_ns + later
+            there = [job for job, _ in dedup.holders(hashed, moment)]
+            assert there == [job for job, _ in history.dedup.holders(hashed, moment)]
+    for span in (50, 100, 150, 200, ALL):
+        for one in (live, agenda):
+            one.promote(history.time_ns + span, ALL)
+        assert agenda.next_ready(1_000, None) == live.next_ready(1_000, None)
+    assert sorted(agenda.expired(ALL, ALL)) == sorted(live.expired(ALL, ALL))
+
+
+@settings(max_examples=150)
+@given(steps=STEPS)
+def test_a_fold_equals_what_was_applied_while_writing(steps: list[Step]) -> None:
+    """States, attempts, claims, counts, order, keys and moments, with locations to the byte."""
+    history = History()
+    history.run(steps)
+    data = history.segment()
+    agenda, dedup = fold(data)
+    for job in range(1, history.lsn):
+        if agenda.state(job):
+            assert agenda.location(job) == history.agenda.location(job)
+            assert payload_at(data, agenda.location(job)) == b"payload of %d" % job
+    for hashed in history.hashes:
+        held = list(dedup.holders(hashed, history.time_ns))
+        assert held == list(history.dedup.holders(hashed, history.time_ns))
+    check_same(history, agenda, dedup)
+
+
+@settings(max_examples=100)
+@given(steps=STEPS, cuts=CUTS)
+def test_it_does_not_matter_how_records_are_framed(steps: list[Step], cuts: frozenset[int]) -> None:
+    """The records of one moment in one frame or in several: the same fold."""
+    history = History()
+    history.run(steps)
+    data = history.segment(cuts)
+    agenda, dedup = fold(data)
+    for job in range(1, history.lsn):
+        if agenda.state(job):
+            assert payload_at(data, agenda.location(job)) == b"payload of %d" % job
+    check_same(history, agenda, dedup)
+
+
+@settings(max_examples=50)
+@given(steps=STEPS, part=st.integers(0, 80))
+def test_catching_up_equals_folding_at_once(steps: list[Step], part: int) -> None:
+    """A fold of a part, then of the rest: what a second process does."""
+    history = History()
+    history.run(steps)
+    agenda, dedup = Agenda(), Dedup()
+    frames = frames_of(history.segment(frozenset({part})))
+    for some in (frames[: part % 7], frames[part % 7 :]):
+        for frame in some:
+            fold_frame(BASE, frame, agenda, None, None)
+        for frame in some:
+            fold_frame(BASE, frame, None, dedup, None)
+    check_same(history, agenda, dedup)
+
+
+@settings(max_examples=50)
+@given(steps=STEPS)
+def test_a_watch_sees_every_end_once(steps: list[Step]) -> None:
+    history = History()
+    history.run(steps)
+    watch = Watch()
+    watch.jobs.update(range(1, history.lsn))
+    data = history.segment()
+    for frame in frames_of(data):
+        fold_frame(BASE, frame, None, None, watch)
+    settled = [job for job, _ in watch.settled]
+    assert len(settled) == len(set(settled))
+    counts = history.agenda.stats()
+    assert len(settled) == sum(c.succeeded + c.dead + c.cancelled + c.expired for c in counts)
+    for job, location in watch.settled:
+        assert codec.JOB.unpack_from(data, location - BASE)[6] == job
+        assert history.agenda.state(job) is State.ABSENT
+
+
+def test_a_clock_step_does_not_end_delays_in_another_process() -> None:
+    """The frame that records the step is of the new time: what it holds must be known first."""
+    history, hour = History(), 3_600 * 10**9
+    history._enqueue(SPECS[0], Extras(due_ns=hour // 2))
+    history.begin(0, hour + 150, has_step=True)
+    history.enqueue(1, 1, is_wall=False)
+    history.close()
+    agenda, _ = fold(history.segment())
+    assert history.agenda.state(1) is State.SCHEDULED
+    assert agenda.state(1) is State.SCHEDULED
+    assert agenda.next_due_ns() == history.time_ns + hour // 2
