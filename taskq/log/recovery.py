@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.log import codec
 from taskq.log.identity import write_all, write_file
-from taskq.log.segment import Frame, Scanner, segment_lsn, segment_name
+from taskq.log.segment import Frame, Gap, Scanner, segment_lsn, segment_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,10 +80,10 @@ def save_failed_frames(journal: Journal) -> list[str]:
     durable = int(marker.get("durable_lsn", 0))
     lsns = [lsn for name in disk.names(f"{path}/log") if (lsn := segment_lsn(name)) is not None]
     notes = []
-    for segment in lsns:
+    for segment, following in zip(lsns, [*lsns[1:], 0], strict=True):
         # A segment is whole on disk before its successor gets a byte, but for the marked one.
-        if segment == lsns[-1] or segment == marker.get("segment"):
-            saved = _save_segment(journal, segment, durable)
+        if not following or segment == marker.get("segment"):
+            saved = _save_segment(journal, segment, durable, following)
             if saved:
                 notes.append(f"wrote {saved} frames again after a failed fsync")
     # Not merely the next one: the last one may be unknown, and a live process may have it.
@@ -104,32 +105,49 @@ def _read_marker(disk: Disk, path: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _save_segment(journal: Journal, segment: int, durable: int) -> int:
+def _save_segment(journal: Journal, segment: int, durable: int, following: int) -> int:
+    """Move the frames that may be lost to a segment of their own; returns how many.
+
+    Those that the ``following`` segment begins with were moved before, by a try that was cut short
+    before it could cut off the old ones.
+    """
     disk = journal.disk
-    old_path = f"{journal.path}/log/{segment_name(segment)}"
-    old = disk.open(old_path)
+    old = disk.open(f"{journal.path}/log/{segment_name(segment)}")
     try:
-        seed = codec.segment_seed(journal.identity.log_id, segment)
         size = disk.size(old)
 
-        def read(count: int, offset: int) -> bytes:
-            return disk.read(old, count, offset)
+        def items(end: int) -> Iterator[Frame | Gap]:
+            seed = codec.segment_seed(journal.identity.log_id, segment)
+            read = functools.partial(_read_from, disk, old)
+            return Scanner(read, seed, end, segment, sealed=False).frames(codec.SEGMENT_HEADER.size)
 
-        scanner = Scanner(read, seed, size, 0, sealed=False)
-        frames = (
-            item
-            for item in scanner.frames(codec.SEGMENT_HEADER.size)
-            if isinstance(item, Frame) and item.header.next_lsn > durable
-        )
-        first = next(frames, None)
-        if first is None:
-            return 0
-        saved = _write_again(journal, first, frames)
-        if first.header.first_lsn != segment:
-            set_aside(disk, journal.path, old, segment, first.offset, size)
+        end, first = size, None
+        for item in items(size):
+            if following and _first_lsn(item) >= following:
+                end = item.offset
+                break
+            if first is None and isinstance(item, Frame) and item.header.next_lsn > durable:
+                first = item
+        saved = 0
+        if first is not None:
+            start = first.offset
+            frames = (one for one in items(end) if isinstance(one, Frame) and one.offset > start)
+            saved = _write_again(journal, first, frames)
+            # One that holds nothing else was replaced as a whole.
+            end = start if first.header.first_lsn != segment else size
+        if end < size:
+            set_aside(disk, journal.path, old, segment, end, size)
     finally:
         disk.close(old)
     return saved
+
+
+def _first_lsn(item: Frame | Gap) -> int:
+    return item.header.first_lsn if isinstance(item, Frame) else item.first_lsn
+
+
+def _read_from(disk: Disk, descriptor: int, count: int, offset: int) -> bytes:
+    return disk.read(descriptor, count, offset)
 
 
 def _write_again(journal: Journal, first_frame: Frame, others: Iterator[Frame]) -> int:

@@ -1,0 +1,290 @@
+"""An fsync fails: nobody builds on what may be lost, and the next open saves what reads back."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+import pytest
+
+from taskq.core.errors import LogFailed, OutcomeUnknown
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.requests import ClaimRequest, Op
+from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.log.world import PATH, PLAIN, Process, World
+
+_MARKER: Final = f"{PATH}/failed"
+_MANY: Final = [(PLAIN, b"many %d" % number + bytes(300), None) for number in range(5)]
+
+
+class Failed:
+    """A log whose fsync has just failed: what was acknowledged before, and what is unknown now."""
+
+    def __init__(self, seed: int = 0, before: int = 3) -> None:
+        self.world = World(seed)
+        self.first, self.second = self.world.process(), self.world.process()
+        self.kept = [self.first.enqueue(b"kept %d" % number) for number in range(before)]
+        # Durable, but not by the knowledge of the process that will fail.
+        self.kept.append(self.second.enqueue(b"kept by the second"))
+        self.other = self.second.send(Op.ENQUEUE, (PLAIN, b"in the air", None))
+        self.many = self.first.send(Op.ENQUEUE_MANY, _MANY)
+        self.claim = self.first.send(Op.CLAIM, ClaimRequest(1, wait_until_ns=0))
+        self.world.machine.fail_next_syncs()
+        self.first.sync()
+
+    def check(self, process: Process, *, may_lose: bool) -> None:
+        """Everything acknowledged is there, and of the failed frame all or nothing."""
+        views = [self.world.view(job) for job in self.kept]
+        assert all(view is not None for view in views)
+        bodies = [view.payload for view in views if view is not None]
+        assert bodies[-1] == b"kept by the second"
+        payloads = [record.body for record in self.world.records() if record.body is not None]
+        many = sum(body.startswith(b"many") for body in payloads)
+        assert many in (0, 5)
+        assert many == 5 or may_lose
+        assert b"in the air" in payloads or may_lose
+        assert not process.catch_up().damage
+        assert _MARKER not in self.world.machine.paths()
+        new = process.enqueue(b"new")
+        view = self.world.view(new)
+        assert view is not None
+        assert view.payload == b"new"
+
+
+def test_every_waiter_of_a_failed_sync_is_told_that_the_outcome_is_unknown() -> None:
+    failed = Failed()
+    error = failed.many.exception(0)
+    assert isinstance(error, OutcomeUnknown)
+    assert "Check the disk, then open the log again" in str(error)
+    assert failed.claim.result(0), "a claim waits for no sync"
+
+
+@pytest.mark.parametrize("reaches_all", [True, False])
+def test_another_process_with_a_frame_in_the_air_is_told_the_same(*, reaches_all: bool) -> None:
+    """Also where the system reports a lost page only once: the next fsync succeeds then."""
+    failed = Failed()
+    failed.world.machine.errors_reach_all = reaches_all
+    failed.second.sync()
+    assert isinstance(failed.other.exception(0), OutcomeUnknown)
+
+
+def test_every_process_refuses_to_write_and_names_the_remedy() -> None:
+    failed = Failed()
+    for process in (failed.first, failed.second):
+        with pytest.raises(LogFailed, match="close every process that uses this directory"):
+            process.enqueue()
+        with pytest.raises(LogFailed, match="open it again"):
+            process.claim()
+    assert _MARKER in failed.world.machine.paths()
+
+
+def test_a_worker_that_waits_for_jobs_is_told_too() -> None:
+    """It would sit there for ever, and look healthy."""
+    world = World()
+    first, second = world.process(), world.process()
+    claim = second.send(Op.CLAIM, ClaimRequest(1))
+    assert not claim.done()
+    world.machine.fail_next_syncs()
+    first.send(Op.ENQUEUE, (PLAIN, b"", None))
+    first.sync()
+    second.commit([])
+    assert isinstance(claim.exception(0), LogFailed)
+
+
+def test_processes_close_after_a_failed_sync() -> None:
+    failed = Failed()
+    failed.first.close()
+    failed.second.close()
+    failed.check(failed.world.process(), may_lose=False)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("others_live", [True, False])
+def test_the_next_open_writes_again_what_reads_back(before: int, *, others_live: bool) -> None:
+    """So it holds all that was acknowledged and the failed frames, also after a power loss."""
+    for seed in range(10):
+        failed = Failed(seed, before)
+        if not others_live:
+            failed.first.close()
+            failed.second.close()
+        third = failed.world.process()
+        assert any("after a failed fsync" in note for note in third.journal.recovered)
+        failed.check(third, may_lose=False)
+        third.close()
+        failed.world.lose_power()
+        failed.check(failed.world.process(), may_lose=False)
+
+
+def test_processes_that_stayed_go_on_after_the_next_open() -> None:
+    failed = Failed()
+    third = failed.world.process()
+    jobs = [process.enqueue(b"later") for process in (failed.first, failed.second, third)]
+    taken = {one.job for process in (failed.first, third) for one in process.claim(99)}
+    assert taken >= {*jobs, *failed.kept} - {one.job for one in failed.claim.result(0)}
+    for process in (failed.first, failed.second, third):
+        assert not process.catch_up().damage
+    failed.world.lose_power()
+    failed.world.process()
+    assert all(failed.world.view(job) is not None for job in jobs)
+
+
+def test_a_second_failure_on_the_same_boot_is_noticed_by_all_who_stayed() -> None:
+    failed = Failed()
+    world = failed.world
+    third = world.process()
+    failed.second.catch_up()
+    world.machine.fail_next_syncs()
+    again = failed.first.send(Op.ENQUEUE_MANY, _MANY)
+    failed.first.sync()
+    assert isinstance(again.exception(0), OutcomeUnknown)
+    fourth = world.process()
+    jobs = [process.enqueue(b"x") for process in (failed.first, failed.second, third, fourth)]
+    for process in (failed.first, failed.second, third, fourth):
+        facets = process.catch_up()
+        assert not facets.damage
+        assert facets.agenda is not None
+        assert facets.agenda.stats() == world.fold().need_agenda().stats()
+    assert len(set(jobs)) == 4
+
+
+def test_a_late_error_of_a_failure_that_was_repaired_does_not_fail_the_log_again() -> None:
+    """Linux reports a lost page to each descriptor once, however long after."""
+    failed = Failed()
+    third = failed.world.process()
+    failed.second.sync()
+    assert isinstance(failed.other.exception(0), OutcomeUnknown)
+    assert third.enqueue() > 0
+    assert failed.second.enqueue() > 0
+
+
+def test_a_failed_sync_of_a_full_segment_refuses_the_batch_that_needed_the_next() -> None:
+    """Not as a full disk: what stands in the old segment may be lost."""
+    world = World()
+    first, second = world.process(), world.process()
+    answered = [first.enqueue(b"x" * 5_000)]
+    while first.journal.offset < SEGMENT_BYTES_MIN:
+        first.send(Op.ENQUEUE, (PLAIN, b"x" * 5_000, None))
+    world.machine.fail_next_syncs()
+    with pytest.raises(LogFailed):
+        second.enqueue()
+    with pytest.raises(LogFailed):
+        first.enqueue()
+    assert len(world.segments()) == 1
+    count = len(world.records())
+    third = world.process()
+    assert third.enqueue() > count
+    world.lose_power()
+    world.process()
+    assert len(world.records()) == count + 1
+    assert world.view(answered[0]) is not None
+
+
+@pytest.mark.parametrize("problem", ["create", "sync"])
+def test_a_marker_that_cannot_be_written_is_not_needed_on_the_same_boot(problem: str) -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    kept = first.enqueue(b"kept")
+
+    def on_step(operation: str, path: str) -> None:
+        if operation == problem and path == _MARKER:
+            raise OSError(errno.EIO, "Input/output error")
+
+    world.machine.on_step = on_step
+    world.machine.fail_next_syncs()
+    unknown = first.send(Op.ENQUEUE, (PLAIN, b"unknown", None))
+    first.sync()
+    assert isinstance(unknown.exception(0), OutcomeUnknown)
+    world.machine.on_step = None
+    with pytest.raises(LogFailed):
+        second.enqueue()
+    third = world.process()
+    world.lose_power()
+    world.process()
+    assert world.view(kept) is not None
+    assert world.view(kept + 1) is not None
+    del third
+
+
+def test_a_marker_without_a_hint_keeps_everybody_from_writing() -> None:
+    failed = Failed()
+    failed.world.machine.put(f"{PATH}/write.lock", b"")
+    with pytest.raises(LogFailed):
+        failed.second.enqueue()
+    failed.check(failed.world.process(), may_lose=False)
+
+
+def test_a_marker_of_nonsense_saves_the_whole_last_segment() -> None:
+    failed = Failed()
+    failed.world.machine.put(_MARKER, b"\0" * 100)
+    failed.check(failed.world.process(), may_lose=False)
+
+
+def test_a_recovery_whose_own_sync_fails_is_tried_again_by_the_next_open() -> None:
+    for nth in range(1, 4):
+        failed = Failed(nth)
+        failed.first.close()
+        failed.second.close()
+        failed.world.machine.fail_next_syncs(nth)
+        for _ in range(nth):
+            with pytest.raises((OSError, LogFailed)):
+                failed.world.process()
+        failed.check(failed.world.process(), may_lose=False)
+
+
+def test_a_power_loss_right_after_the_failure_keeps_all_that_was_acknowledged() -> None:
+    for seed in range(40):
+        failed = Failed(seed)
+        failed.world.lose_power()
+        failed.check(failed.world.process(), may_lose=True)
+
+
+def _crash_in_recovery(seed: int, before: int, step: int, *, power: bool) -> tuple[Failed, bool]:
+    failed = Failed(seed, before)
+    failed.first.close()
+    failed.second.close()
+    world = failed.world
+    world.machine.stop_at(world.machine.steps + step, power=power)
+    try:
+        world.process()
+    except PowerLost:
+        world.everyone_is_gone()
+    except ProcessKilled:
+        pass
+    else:
+        world.machine.stop_at(None)
+        return failed, False
+    return failed, True
+
+
+@pytest.mark.parametrize("power", [True, False])
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_recovery_cut_short_at_any_step_is_repeated_by_the_next_open(
+    before: int, *, power: bool
+) -> None:
+    step = crashed = 1
+    while crashed:
+        step += 1
+        for seed in range(6):
+            failed, crashed = _crash_in_recovery(seed, before, step - 1, power=power)
+            failed.check(failed.world.process(), may_lose=power)
+            failed.world.lose_power()
+            failed.check(failed.world.process(), may_lose=power)
+    assert step > 20
+
+
+def test_a_killed_recovery_does_not_let_others_write() -> None:
+    """The marker is the last thing to go."""
+    step, crashed = 0, True
+    while crashed:
+        step += 1
+        failed = Failed()
+        world = failed.world
+        world.machine.stop_at(world.machine.steps + step, power=False)
+        crashed = False
+        try:
+            world.process()
+        except ProcessKilled:
+            crashed = True
+        if _MARKER in world.machine.paths():
+            with pytest.raises(LogFailed):
+                failed.second.enqueue()
