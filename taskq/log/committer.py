@@ -11,14 +11,21 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import AppendFailed, JobNotFound, LogError, OutcomeUnknown, TaskqError
+from taskq.core.errors import (
+    AppendFailed,
+    JobNotFound,
+    LogError,
+    LogFailed,
+    OutcomeUnknown,
+    TaskqError,
+)
 from taskq.core.model import Durability
 from taskq.log import codec
 from taskq.log.batch import Batch
 from taskq.log.facets import Facets
 from taskq.log.operations import Operations, failure
 from taskq.log.requests import ClaimRequest, Op
-from taskq.log.survey import Answer, Request, Survey, refusals
+from taskq.log.survey import Answer, Request, Survey, claims, refusals
 from taskq.log.watchers import Watchers
 
 if TYPE_CHECKING:
@@ -124,8 +131,7 @@ class Committer:
             self.waiting = waiting + self.waiting
             return
         _log.error("%s: a request broke its batch", self.journal.path, exc_info=error)
-        claims = [(int(Op.CLAIM), port, future, claim) for claim, port, future in waiting]
-        self.now += refusals([*requests, *claims], failure(error))
+        self.now += refusals([*requests, *claims(waiting)], failure(error))
 
     def take_in_flight(self) -> list[Request]:
         """The requests of this batch; whoever takes them answers them. One thread at a time."""
@@ -378,6 +384,9 @@ class Committer:
     # -- trouble ----------------------------------------------------------------------------------
 
     def _refuse(self, requests: list[Request], error: TaskqError) -> None:
+        if isinstance(error, LogFailed):
+            # Nothing will come until a person has looked: no worker may sit there and seem well.
+            requests, self.waiting = [*requests, *claims(self.waiting)], []
         if not isinstance(error, LogError):
             patient = [one for one in requests if one[0] == Op.CLAIM]
             self.waiting += [(operand, port, future) for _, port, future, operand in patient]

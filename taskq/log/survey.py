@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.log import codec
-from taskq.log.requests import Op
+from taskq.log.requests import ClaimRequest, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,6 +67,11 @@ def _size(request: Request) -> int:
         items = operand if op == Op.SETTLE else operand[0]
         return sum(len(item.body or b"") + codec.BACK.size for item in items)
     return codec.BACK.size
+
+
+def claims(waiting: Iterable[tuple[ClaimRequest, Any, Any]]) -> list[Request]:
+    """Claims that wait, as the requests that they came as."""
+    return [(int(Op.CLAIM), port, future, operand) for operand, port, future in waiting]
 
 
 def refusals(requests: Iterable[Request], error: TaskqError) -> list[Answer]:
