@@ -1,15 +1,7 @@
-"""The real disk and the real clock.
-
-Between lock and unlock the storage thread must not give up the GIL: beside a CPU-bound thread
-every such call costs a switch interval, and the lock was held 10 ms instead of 13 µs (measured).
-So the few calls made under the lock go through ``ctypes.PyDLL``, which keeps the GIL; where that
-is not to be had, plain ``os`` calls do the same, slower.
-"""
+"""The real disk and the real clock; what is called under the lock keeps the GIL (``syscalls``)."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import fcntl
 import hashlib
 import os
@@ -17,37 +9,19 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from taskq.log import syscalls
 
 #: Reads up to this size keep the GIL: copying more would hold up the other threads.
 _SMALL_READ: Final = 16 * 1024
-_SEEK_END: Final = 2
-
-
-def _library() -> Any:
-    try:
-        library = ctypes.PyDLL(None, use_errno=True)
-        library.pread.argtypes = (
-            ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64,
-        )  # fmt: skip
-        library.pwrite.argtypes = (
-            ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64,
-        )  # fmt: skip
-        library.lseek.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int)
-        library.flock.argtypes = (ctypes.c_int, ctypes.c_int)
-        library.pread.restype = library.pwrite.restype = ctypes.c_ssize_t
-        library.lseek.restype = ctypes.c_int64
-    except (OSError, AttributeError):
-        return None
-    return library
 
 
 class LocalDisk:
     """The files of this machine. One instance serves one thread."""
 
     def __init__(self) -> None:
-        self._library = _library()
-        self._buffer = ctypes.create_string_buffer(_SMALL_READ)
+        self._small = syscalls.SmallReader(_SMALL_READ)
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
         """A close-on-exec descriptor."""
@@ -60,15 +34,12 @@ class LocalDisk:
 
     def size(self, descriptor: int) -> int:
         """Bytes in the file."""
-        if self._library is None:
-            return os.fstat(descriptor).st_size
-        return _checked(self._library.lseek(descriptor, 0, _SEEK_END))
+        return syscalls.size(descriptor)
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
         """At most ``count`` bytes; fewer only at the end of the file."""
-        if count <= _SMALL_READ and self._library is not None:
-            got = _checked(self._library.pread(descriptor, self._buffer, count, offset))
-            return ctypes.string_at(self._buffer, got)
+        if count <= _SMALL_READ:
+            return self._small.read(descriptor, count, offset)
         parts: list[bytes] = []
         while count:
             part = os.pread(descriptor, count, offset)
@@ -81,9 +52,7 @@ class LocalDisk:
 
     def write(self, descriptor: int, data: bytes, offset: int) -> int:
         """Bytes written, which may be fewer than given."""
-        if self._library is None:
-            return os.pwrite(descriptor, data, offset)
-        return _checked(self._library.pwrite(descriptor, data, len(data), offset))
+        return syscalls.write_at(descriptor, data, offset)
 
     def truncate(self, descriptor: int, size: int) -> None:
         """Cut the file."""
@@ -129,18 +98,7 @@ class LocalDisk:
 
     def try_lock(self, descriptor: int) -> bool:
         """Take the lock if nobody has it."""
-        if self._library is not None:
-            if self._library.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) == 0:
-                return True
-            code = ctypes.get_errno()
-            if code in (errno.EWOULDBLOCK, errno.EINTR):
-                return False
-            raise OSError(code, os.strerror(code))
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        return syscalls.try_flock(descriptor)
 
     def lock(self, descriptor: int) -> None:
         """Wait in line for the lock."""
@@ -148,10 +106,7 @@ class LocalDisk:
 
     def unlock(self, descriptor: int) -> None:
         """Give the lock back."""
-        if self._library is not None:
-            _checked(self._library.flock(descriptor, fcntl.LOCK_UN))
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        syscalls.unflock(descriptor)
 
     def boot_id(self) -> int:
         """A number of this boot of this machine; of this process where the system tells nothing."""
@@ -166,13 +121,6 @@ class LocalDisk:
             parts.append(str(int(time.time() - time.monotonic()) // 60).encode())
             parts.append(os.uname().nodename.encode())
         return int.from_bytes(hashlib.blake2b(b"".join(parts), digest_size=8).digest(), "little")
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
 
 
 class SystemClock:

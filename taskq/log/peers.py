@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Final
 
 from taskq.core.errors import LogError
-from taskq.log import forks
+from taskq.log import forks, syscalls
 
 _SLOT: Final = struct.Struct("<QB7x")
 _SLOTS_MAX: Final = 4_096
+_SLOTS_USUAL: Final = 64
 _PIPE_BYTES: Final = 4_096
 #: Open ends of other owners' pipes that are kept.
 _PIPES_MAX: Final = 64
@@ -63,6 +64,7 @@ class LocalPeers:
         self._lock = self._open_lock()
         self._pipe = self._open_pipe()
         self._board = os.open(self._path / "board", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._small = syscalls.SmallReader(_SLOT.size * _SLOTS_USUAL)
         self._slot = self._take_slot()
         self._poll = select.poll()
         self._poll.register(self._pipe, select.POLLIN)
@@ -92,7 +94,9 @@ class LocalPeers:
 
     def wake(self, interest: int) -> None:
         """Wake the other owners that sleep with any of these bits."""
-        board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
+        board = self._small.read(self._board, self._small.size_max, 0)
+        if len(board) == self._small.size_max:
+            board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
         if not board[8 :: _SLOT.size].strip(b"\0"):
             return
         for slot, (owner, wanted) in enumerate(_SLOT.iter_unpack(board)):
@@ -101,7 +105,7 @@ class LocalPeers:
 
     def announce(self, interest: int) -> None:
         """Tell the others what this owner is about to sleep for."""
-        os.pwrite(self._board, bytes((interest,)), self._slot * _SLOT.size + 8)
+        syscalls.write_at(self._board, bytes((interest,)), self._slot * _SLOT.size + 8)
 
     def sleep(self, interest: int, timeout_seconds: float | None) -> None:
         """Block until poked, woken or out of time."""
@@ -114,7 +118,7 @@ class LocalPeers:
     def poke(self) -> None:
         """Wake this owner's own sleep, from any thread."""
         with contextlib.suppress(OSError):  # full: it is awake already; closed: nobody sleeps
-            os.write(self._pipe, b"\1")
+            syscalls.write(self._pipe, b"\1")
 
     def close(self) -> None:
         """Leave. The lock goes last, since with it this owner dies."""
@@ -165,7 +169,7 @@ class LocalPeers:
                 if len(self._pipes) >= _PIPES_MAX:
                     os.close(self._pipes.pop(next(iter(self._pipes))))
                 self._pipes[owner] = pipe
-            os.write(pipe, b"\1")
+            syscalls.write(pipe, b"\1")
         except BlockingIOError:
             return True
         except OSError as error:

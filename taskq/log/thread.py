@@ -37,9 +37,14 @@ _log: Final = logging.getLogger("taskq")
 _FALLBACK_SECONDS: Final = 5.0
 #: How soon settlements that the disk refused are tried again.
 _HELD_SECONDS: Final = 0.5
+#: Settlements that nobody waits for are synced after so long, unless another sync took them along.
+_QUIET_SYNC_SECONDS: Final = 0.005
+#: How long such settlements wait for company before they get a frame of their own.
+_KEEP_SECONDS: Final = 0.001
 #: An fsync that takes longer is worth a line in the program's log.
 _SLOW_SYNC_SECONDS: Final = 1.0
 #: Requests that outlive a wait for the lock: nobody waits for their answer with a time in mind.
+_KEPT_MAX: Final = 64
 _PATIENT: Final = frozenset({Op.SETTLE_SOON, Op.CLAIM})
 
 
@@ -62,7 +67,13 @@ class StorageThread:
         self.journal = Journal(disk, SystemClock(), self.path, config, self.writer)
         self.peers: LocalPeers | None = None
         self._watch = LockWatch(self.writer, config.lock_wait_seconds, self._answer_late)
-        self._last_sync = time.monotonic()
+        self._unsynced_since = 0.0
+        self._sync_seconds = {
+            Durability.FSYNC: _QUIET_SYNC_SECONDS,
+            Durability.INTERVAL: config.interval_seconds,
+            Durability.OS: float("inf"),
+        }[config.durability]
+        self._kept: list[Request] = []
 
     def open(self) -> None:
         """Open the log, and join those who have it open."""
@@ -88,6 +99,10 @@ class StorageThread:
             while store.chores:
                 run_chore(store.chores.popleft())
             requests, survey = self._take()
+            if requests and self._may_keep(requests, survey):
+                self._kept = requests
+                self._nap()
+                requests, survey = self._take()
             if requests:
                 self._cycle(requests, survey)
             elif store.closing:
@@ -102,8 +117,8 @@ class StorageThread:
         """The next batch: 256 KiB, and whatever the last request has beyond that."""
         store = self._store
         mailbox = store.mailbox
-        requests: list[Request] = []
-        survey = Survey()
+        requests, self._kept = self._kept, []
+        survey = Survey.of(requests) if requests else Survey()
         add = survey.add
         for _ in range(len(mailbox)):
             request = mailbox.popleft()
@@ -118,6 +133,28 @@ class StorageThread:
         while store.waiting_for_room:
             run_chore(store.waiting_for_room.popleft())
         return requests, survey
+
+    def _may_keep(self, requests: list[Request], survey: Survey) -> bool:
+        """Whether a batch may wait a moment for company: nobody waits for any of it.
+
+        With few producers every other batch would hold nothing but the settlements of the jobs
+        that the one before has handed out, while the next enqueues are a moment away.
+        """
+        if not survey.ops <= _PATIENT or self._store.closing or self.committer.watchers:
+            return False
+        agenda = self.committer.facets.agenda
+        if agenda is None or agenda.any_ready() or len(requests) > _KEPT_MAX:
+            return False
+        return Op.SETTLE_SOON in survey.ops
+
+    def _nap(self) -> None:
+        """Sleep a moment, or until the next request."""
+        store, peers = self._store, self.peers
+        assert peers is not None
+        store.asleep = True
+        if not store.has_work:
+            peers.sleep(0, _KEEP_SECONDS)
+        store.asleep = False
 
     def _cycle(self, requests: list[Request], survey: Survey) -> None:
         committer = self.committer
@@ -146,19 +183,23 @@ class StorageThread:
                 now, committer.now = committer.now, []
                 self._deliver(now)
             self._sync()
-        elif self._interval_left() <= 0:
+        elif self._until_sync() <= 0:
             self._sync()
 
-    def _interval_left(self) -> float:
-        """Seconds until the interval's sync is due; infinite when none is."""
-        if not self.committer.unsynced or self._config.durability is not Durability.INTERVAL:
+    def _until_sync(self) -> float:
+        """Seconds until a sync is due that nobody waits for; infinite when none is."""
+        if not self.committer.unsynced:
+            self._unsynced_since = 0.0
             return float("inf")
-        return self._last_sync + self._config.interval_seconds - time.monotonic()
+        now = time.monotonic()
+        self._unsynced_since = self._unsynced_since or now
+        return self._unsynced_since + self._sync_seconds - now
 
     def _sync(self) -> None:
-        self._last_sync = time.monotonic()
+        self._unsynced_since = 0.0
+        start = time.monotonic()
         self.committer.sync()
-        took = time.monotonic() - self._last_sync
+        took = time.monotonic() - start
         if took > _SLOW_SYNC_SECONDS:
             _log.warning("%s: an fsync took %.1f s", self.path, took)
 
@@ -186,11 +227,6 @@ class StorageThread:
         """Nothing is in the mailbox: do what has fallen due, else sleep until something does."""
         store, committer, peers = self._store, self.committer, self.peers
         assert peers is not None
-        if committer.unsynced and self._config.durability is Durability.FSYNC:
-            # Nobody waits for it, so it was put off; now there is time.
-            with contextlib.suppress(TaskqError, OSError):
-                self._sync()
-            return
         committer.watchers.forget_cancelled()
         timeout = self._timeout()
         if timeout is not None and timeout <= 0:
@@ -217,7 +253,7 @@ class StorageThread:
     def _timeout(self) -> float | None:
         """Seconds until something falls due; None when nothing will."""
         committer, clock = self.committer, self.journal.clock
-        limits = [self._interval_left()]
+        limits = [self._until_sync()]
         if committer.held:
             limits.append(_HELD_SECONDS)
         if committer.watchers or committer.waiting:
