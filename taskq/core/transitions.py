@@ -60,3 +60,7 @@ def diagram() -> str:
     ends = [s for s in State if s is not State.ABSENT and all(b is not s for b, _ in TRANSITIONS)]
     lines += [f"    {state.name.lower()} --> [*]" for state in ends]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(f"```mermaid\n{diagram()}\n```")  # noqa: T201 - for the README

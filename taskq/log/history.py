@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import AttemptView, JobView, State
 from taskq.core.records import Cause, Kind
-from taskq.core.transitions import after
+from taskq.core.transitions import BY_TIME, after
 from taskq.log.fold import FINAL_KINDS
 from taskq.log.logrecord import LogRecord, decode_record, places
 from taskq.log.requests import Outcome
@@ -123,7 +123,7 @@ class Story:
         born = self._born
         state = self.state
         if state is State.SCHEDULED and self._due_ns <= now_ns:
-            state = State.READY
+            state = BY_TIME[state]
         extras = born.extras
         return JobView(
             lsn=born.lsn,
