@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, LogError
 from taskq.log import codec
+from taskq.log.cursor import Cursor
 from taskq.log.identity import write_file
-from taskq.log.segment import Gap, Scanner, segment_lsn, segment_name
+from taskq.log.segment import Frame, Gap, Scanner, segment_lsn, segment_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from uuid import UUID
 
     from taskq.log.ports import Disk
@@ -103,10 +105,13 @@ class SegmentFiles:
         self._disk.sync_directory(f"{self._path}/log")
         self.refresh()
 
-    def remove(self, lsn: int) -> None:
-        """Remove a segment's file."""
-        self._disk.remove(self.file_path(lsn))
-        self.lsns.remove(lsn)
+    def remove_empty(self, last: int) -> None:
+        """Remove segments that never got a frame, but for the last."""
+        for lsn in list(self.lsns):
+            # One whose header is damaged is left alone if there is more in it.
+            if lsn != last and self.size(lsn) <= codec.SEGMENT_HEADER.size:
+                self._disk.remove(self.file_path(lsn))
+                self.lsns.remove(lsn)
 
     def size(self, lsn: int) -> int:
         """Bytes of a segment."""
@@ -152,6 +157,40 @@ class SegmentFiles:
         self._window = (-1, 0, b"")
 
     # -- reading ----------------------------------------------------------------------------------
+
+    def cursor_at(self, lsn: int) -> Cursor | None:
+        """The start of the segment that holds ``lsn``, or of the first; None if there is none."""
+        self.refresh()
+        if not self.lsns:
+            return None
+        segment = max((one for one in self.lsns if one <= lsn), default=self.lsns[0])
+        return Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+
+    def frames(self, cursor: Cursor, end: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
+        """See ``Journal.frames``."""
+        if cursor.segment not in self:
+            raise LogDamaged(f"{self._path}: {segment_name(cursor.segment)} is gone")
+        while True:
+            segment = cursor.segment
+            last = segment == end.segment
+            size = end.offset if last else self.size(segment)
+            base = self.base(segment)
+            if cursor.offset == codec.SEGMENT_HEADER.size and self.has_damaged_header(segment):
+                yield base, Gap(0, cursor.offset, segment, segment, torn=False)
+            for item in self.scanner(segment, size, cursor.next_lsn, sealed=True).frames(
+                cursor.offset
+            ):
+                if isinstance(item, Gap):
+                    cursor.offset, cursor.next_lsn = item.resume, item.next_lsn
+                else:
+                    cursor.offset, cursor.next_lsn = item.end, item.header.next_lsn
+                yield base, item
+            cursor.offset = max(cursor.offset, size)
+            following = None if last else self.after(segment, end.segment)
+            if following is None:
+                return
+            cursor.segment, cursor.offset = following, codec.SEGMENT_HEADER.size
+            cursor.next_lsn = max(cursor.next_lsn, following)
 
     def base(self, lsn: int) -> int:
         """Location of a segment's first byte."""

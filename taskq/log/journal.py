@@ -11,7 +11,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from taskq.core.errors import FormatError, LogDamaged, LogError, LogFailed, PayloadTooLarge
+from taskq.core.errors import FormatError, LogError, LogFailed, PayloadTooLarge
 from taskq.log import codec
 from taskq.log.config import LSN_SKIP, LogConfig
 from taskq.log.cursor import Cursor, Marks
@@ -25,8 +25,14 @@ from taskq.log.identity import (
 )
 from taskq.log.lock import TailHint, WriterLock
 from taskq.log.logtime import LogTime
-from taskq.log.recovery import FAILED_FILE, mark_failed, save_failed_frames, set_aside
-from taskq.log.segment import Frame, Gap, segment_lsn, segment_name
+from taskq.log.recovery import (
+    FAILED_FILE,
+    is_marked_failed,
+    mark_failed,
+    save_failed_frames,
+    set_aside,
+)
+from taskq.log.segment import Frame, Gap, segment_lsn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +102,7 @@ class Journal:
             identity = create_identity(self.disk, self.path, self.clock.wall_ns())
         self._identify(identity)
         self._is_failed = hint is not None and hint.failed != 0
-        if self._is_failed or self._has_failed_marker():
+        if self._is_failed or is_marked_failed(self.disk, self.path):
             self._is_failed = True
             self.recovered += save_failed_frames(self)
             self.files.refresh()
@@ -124,9 +130,6 @@ class Journal:
         if usable:
             self._enter(usable[-1])
             self._walk(None)
-
-    def _has_failed_marker(self) -> bool:
-        return FAILED_FILE in self.disk.names(self.path)
 
     def _identify(self, identity: Identity) -> None:
         self.identity = identity
@@ -164,7 +167,7 @@ class Journal:
         return hint is not None and (hint.offset != self.offset or hint.segment != self.segment)
 
     def _locate(self, hint: TailHint | None) -> None:
-        if hint.failed if hint is not None else self._has_failed_marker():
+        if hint.failed if hint is not None else is_marked_failed(self.disk, self.path):
             raise LogFailed(self.path, "an fsync failed in one of its processes")
         lost = hint is None or hint.boot != self.boot
         if hint is not None and not lost:
@@ -204,7 +207,7 @@ class Journal:
         if lost or cut or not usable or self.next_lsn < floor:
             lsn = max(self.next_lsn, floor)
             self._begin_segment(lsn + LSN_SKIP if lsn else 1, new_epoch=True)
-            self._remove_empty()
+            self.files.remove_empty(self.segment)
         self._write_hint()
 
     def _enter(self, segment: int) -> None:
@@ -278,13 +281,6 @@ class Journal:
             raise LogFailed(self.path, f"an fsync failed ({error.strerror or error})") from error
         self.durable_lsn = max(self.durable_lsn, self.next_lsn)
 
-    def _remove_empty(self) -> None:
-        """Drop segments that never got a frame, and files that never got a header."""
-        for lsn in list(self.files.lsns):
-            # One whose header is damaged is left alone if there is more in it.
-            if lsn != self.segment and self.files.size(lsn) <= codec.SEGMENT_HEADER.size:
-                self.files.remove(lsn)
-
     # -- writing ----------------------------------------------------------------------------------
 
     def log_time(self) -> tuple[int, int]:
@@ -341,18 +337,7 @@ class Journal:
 
     def fail(self, error: OSError) -> None:
         """After a failed fsync: nobody writes any more until the log is opened again."""
-        was_held = self.writer.held
-        hint = self.writer.acquire()
-        try:
-            if hint is not None and hint.generation != self.generation:
-                return  # somebody opened the log since, and wrote again what had failed
-            if not self._has_failed_marker():
-                mark_failed(self, error)
-            if hint is not None:
-                self.writer.write_hint(hint._replace(failed=1))
-        finally:
-            if not was_held:
-                self.writer.release()
+        mark_failed(self, error)
 
     def too_much_in_the_air(self) -> bool:
         """Whether so much is not synced that a loss could reach the ids after a restart."""
@@ -377,11 +362,7 @@ class Journal:
 
     def start(self) -> Cursor:
         """The beginning of the log."""
-        self.files.refresh()
-        if not self.files.lsns:
-            return self.end()
-        first = self.files.lsns[0]
-        return Cursor(first, codec.SEGMENT_HEADER.size, first)
+        return self.files.cursor_at(0) or self.end()
 
     def end(self) -> Cursor:
         """The end of the log as of the last ``lock`` or ``refresh``."""
@@ -393,14 +374,7 @@ class Journal:
 
     def cursor_at(self, lsn: int) -> Cursor:
         """A cursor at or before the frame that holds ``lsn``."""
-        near = self._marks.before(lsn)
-        if near is not None:
-            return near
-        self.files.refresh()
-        if not self.files.lsns:
-            return self.end()
-        segment = max((s for s in self.files.lsns if s <= lsn), default=self.files.lsns[0])
-        return Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+        return self._marks.before(lsn) or self.files.cursor_at(lsn) or self.end()
 
     def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
         """(location of the segment's first byte, frame or damage) from the cursor to the known end.
@@ -410,30 +384,7 @@ class Journal:
         Raises:
             LogDamaged: the cursor's segment is gone.
         """
-        if cursor.segment not in self.files:
-            raise LogDamaged(f"{self.path}: {segment_name(cursor.segment)} is gone")
-        while True:
-            segment = cursor.segment
-            last = segment == self.segment
-            size = self.offset if last else self.files.size(segment)
-            base = self.files.base(segment)
-            if cursor.offset == codec.SEGMENT_HEADER.size and self.files.has_damaged_header(
-                segment
-            ):
-                yield base, Gap(0, cursor.offset, segment, segment, torn=False)
-            scanner = self.files.scanner(segment, size, cursor.next_lsn, sealed=True)
-            for item in scanner.frames(cursor.offset):
-                if isinstance(item, Gap):
-                    cursor.offset, cursor.next_lsn = item.resume, item.next_lsn
-                else:
-                    cursor.offset, cursor.next_lsn = item.end, item.header.next_lsn
-                yield base, item
-            cursor.offset = max(cursor.offset, size)
-            following = None if last else self.files.after(segment, self.segment)
-            if following is None:
-                return
-            cursor.segment, cursor.offset = following, codec.SEGMENT_HEADER.size
-            cursor.next_lsn = max(cursor.next_lsn, following)
+        return self.files.frames(cursor, self.end())
 
     def next_location(self) -> int:
         """Where the first record of the next frame will stand."""

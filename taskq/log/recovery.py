@@ -56,8 +56,29 @@ def _copy(disk: Disk, source: int, offset: int, end: int, path: str) -> None:
         disk.close(target)
 
 
+def is_marked_failed(disk: Disk, path: str) -> bool:
+    """Whether an fsync failed, and the log was not opened since."""
+    return FAILED_FILE in disk.names(path)
+
+
 def mark_failed(journal: Journal, error: OSError) -> None:
-    """Leave a marker that says how far the log is known to be on disk."""
+    """Keep everybody from writing, and note how far the log is known to be on disk."""
+    writer = journal.writer
+    was_held = writer.held
+    hint = writer.acquire()
+    try:
+        if hint is not None and hint.generation != journal.generation:
+            return  # somebody opened the log since, and wrote again what had failed
+        if not is_marked_failed(journal.disk, journal.path):
+            _write_marker(journal, error)
+        if hint is not None:
+            writer.write_hint(hint._replace(failed=1))
+    finally:
+        if not was_held:
+            writer.release()
+
+
+def _write_marker(journal: Journal, error: OSError) -> None:
     marker = {
         "segment": journal.segment,
         "durable_lsn": journal.durable_lsn,
