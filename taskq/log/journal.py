@@ -306,9 +306,7 @@ class Journal:
             body, count, self.next_lsn, self.epoch, time_ns, self.durable_lsn, seed, self.offset
         )
         try:
-            written = self.disk.write(self._tail, frame, self.offset)
-            if written != len(frame):
-                write_all(self.disk, self._tail, frame[written:], self.offset + written)
+            write_all(self.disk, self._tail, frame, self.offset)
         except OSError:
             self.disk.truncate(self._tail, self.offset)
             raise
@@ -345,17 +343,9 @@ class Journal:
 
     def _write_hint(self) -> None:
         hint = TailHint(
-            int(self._is_failed),
-            self.generation,
-            self.boot,
-            self.segment,
-            self.offset,
-            self.next_lsn,
-            self.epoch,
-            self.time_ns,
-            self.durable_lsn,
-            self._time.base_ns,
-        )
+            int(self._is_failed), self.generation, self.boot, self.segment, self.offset,
+            self.next_lsn, self.epoch, self.time_ns, self.durable_lsn, self._time.base_ns,
+        )  # fmt: skip
         self.writer.write_hint(hint)
 
     # -- reading along ----------------------------------------------------------------------------
@@ -391,11 +381,6 @@ class Journal:
         return self.files.base(self.segment) + self.offset + codec.FRAME_HEADER_SIZE
 
     # -- the end ----------------------------------------------------------------------------------
-
-    @property
-    def descriptors(self) -> list[int]:
-        """What a forked child has to close."""
-        return [*self.writer.descriptors, *self.files.open_descriptors]
 
     def close(self) -> None:
         """Close every file. The lock is given back if it was held."""
