@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from taskq.log import syscalls
+from taskq.log import forks, syscalls
 
 #: Reads up to this size keep the GIL: copying more would hold up the other threads.
 _SMALL_READ: Final = 16 * 1024
@@ -24,13 +24,14 @@ class LocalDisk:
         self._small = syscalls.SmallReader(_SMALL_READ)
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
-        """A close-on-exec descriptor."""
-        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
-        return os.open(path, flags | (os.O_CREAT if create else 0), 0o644)
+        """A descriptor that no child inherits; a forked one may read on with those for reading."""
+        if not write:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return forks.open_unshared(path, os.O_RDWR | (os.O_CREAT if create else 0))
 
     def close(self, descriptor: int) -> None:
         """Give the descriptor back."""
-        os.close(descriptor)
+        forks.close_unshared(descriptor)
 
     def size(self, descriptor: int) -> int:
         """Bytes in the file."""

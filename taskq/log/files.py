@@ -144,11 +144,6 @@ class SegmentFiles:
         self._descriptors[lsn] = descriptor
         return descriptor
 
-    @property
-    def open_descriptors(self) -> list[int]:
-        """What a forked child has to close."""
-        return list(self._descriptors.values())
-
     def forget(self) -> None:
         """Close every file; what was read of them may not be true any more."""
         for descriptor in self._descriptors.values():

@@ -1,18 +1,24 @@
 """What a forked child must do before anything else: close what it inherited and forget it.
 
 A lock that lives on in a child outlives its owner; a storage thread does not exist in a child at
-all.
+all. So files that are written or locked are opened and closed here, where a fork waits for them:
+the child knows each of them, whatever other threads did when it was made.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 _actions: list[Callable[[], object]] = []
+_unshared: set[int] = set()
+_guard = threading.RLock()
 
 
 def on_fork(action: Callable[[], object]) -> None:
@@ -20,9 +26,38 @@ def on_fork(action: Callable[[], object]) -> None:
     _actions.append(action)
 
 
+def open_unshared(path: str | Path, flags: int) -> int:
+    """A descriptor that no child has, neither a forked nor an executed one."""
+    with _guard:
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        _unshared.add(descriptor)
+        return descriptor
+
+
+def close_unshared(descriptor: int) -> None:
+    """Close what ``open_unshared`` gave, or any other descriptor."""
+    with _guard:
+        _unshared.discard(descriptor)
+        os.close(descriptor)
+
+
+def _before() -> None:
+    _guard.acquire()
+
+
+def _in_parent() -> None:
+    _guard.release()
+
+
 def _in_child() -> None:
+    global _guard  # noqa: PLW0603 - its threads do not exist here
+    _guard = threading.RLock()
+    for descriptor in _unshared:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _unshared.clear()
     for action in _actions:
         action()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

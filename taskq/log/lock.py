@@ -78,7 +78,7 @@ class WriterLock:
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """What a forked child has to close."""
+        """Of the turnstile and of the lock."""
         return self._gate, self._file
 
     def acquire(self) -> TailHint | None:

@@ -63,16 +63,11 @@ class LocalPeers:
         ).encode()
         self._lock = self._open_lock()
         self._pipe = self._open_pipe()
-        self._board = os.open(self._path / "board", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._board = forks.open_unshared(self._path / "board", os.O_RDWR | os.O_CREAT)
         self._small = syscalls.SmallReader(_SLOT.size * _SLOTS_USUAL)
         self._slot = self._take_slot()
         self._poll = select.poll()
         self._poll.register(self._pipe, select.POLLIN)
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """What a forked child has to close."""
-        return self._lock, self._pipe, self._board, *self._pipes.values()
 
     def alive(self, owner: int) -> bool:
         """Whether that owner's process still has the log open."""
@@ -129,12 +124,12 @@ class LocalPeers:
             os.pwrite(self._board, bytes(_SLOT.size), self._slot * _SLOT.size)
         self.forget(self.owner)
         _local.pop(self.owner, None)
-        for descriptor in self.descriptors:
-            os.close(descriptor)
+        for descriptor in (self._pipe, self._board, *self._pipes.values(), self._lock):
+            forks.close_unshared(descriptor)
 
     def _open_lock(self) -> int:
         temporary = self._path / f"{self.owner:016x}.tmp"
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = forks.open_unshared(temporary, os.O_RDWR | os.O_CREAT)
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(descriptor, self.description)
         _local[self.owner] = descriptor
@@ -145,7 +140,7 @@ class LocalPeers:
         path = self._path / f"{self.owner:016x}.pipe"
         os.mkfifo(path, 0o644)
         # Open for writing too: the pipe never reports its end when a waker closes it.
-        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        return forks.open_unshared(path, os.O_RDWR | os.O_NONBLOCK)
 
     def _take_slot(self) -> int:
         board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
@@ -165,9 +160,9 @@ class LocalPeers:
         try:
             if pipe is None:
                 path = self._path / f"{owner:016x}.pipe"
-                pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                pipe = forks.open_unshared(path, os.O_WRONLY | os.O_NONBLOCK)
                 if len(self._pipes) >= _PIPES_MAX:
-                    os.close(self._pipes.pop(next(iter(self._pipes))))
+                    forks.close_unshared(self._pipes.pop(next(iter(self._pipes))))
                 self._pipes[owner] = pipe
             syscalls.write(pipe, b"\1")
         except BlockingIOError:
@@ -176,7 +171,7 @@ class LocalPeers:
             if error.errno not in (errno.ENXIO, errno.EPIPE, errno.ENOENT):
                 raise
             if self._pipes.pop(owner, None) is not None and pipe is not None:
-                os.close(pipe)
+                forks.close_unshared(pipe)
             return False
         return True
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import os
 import threading
 from collections import deque
 from pathlib import Path
@@ -228,10 +227,6 @@ class Store:
         """In a forked child: this log belongs to the parent."""
         self.usable = False
         self.closing = True
-        if self._storage is not None:
-            for descriptor in self._storage.descriptors:
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
 
 
 _registry: dict[tuple[int, int], Store] = {}

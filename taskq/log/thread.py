@@ -315,12 +315,6 @@ class StorageThread:
             self.peers.close()
         self.journal.close()
 
-    @property
-    def descriptors(self) -> list[int]:
-        """What a forked child has to close."""
-        peers = self.peers.descriptors if self.peers is not None else ()
-        return [*peers, *self.journal.descriptors]
-
     def abandon(self) -> None:
         """Tell all who still wait that the log closes, while this thread waits for the lock.
 
