@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras, JobView
     from taskq.log.logrecord import LogRecord
-    from taskq.log.requests import Delivery
+    from taskq.log.requests import Delivery, Duplicate
     from taskq.log.survey import Request
 
 PATH: Final = "/srv/data"
@@ -164,9 +164,17 @@ class Process:
     def enqueue(
         self, body: bytes = b"{}", extras: Extras | None = None, spec: EnqueueSpec = PLAIN
     ) -> int:
-        """A durable job's lsn."""
-        lsn: int = self.ask(Op.ENQUEUE, (spec, body, extras))
+        """A new and durable job's lsn."""
+        lsn = self.offer(body, extras, spec)
+        assert isinstance(lsn, int)
         return lsn
+
+    def offer(
+        self, body: bytes = b"{}", extras: Extras | None = None, spec: EnqueueSpec = PLAIN
+    ) -> int | Duplicate:
+        """The same, or the job that holds the key."""
+        answer: int | Duplicate = self.ask(Op.ENQUEUE, (spec, body, extras))
+        return answer
 
     def claim(self, count: int = 1) -> list[Delivery]:
         """Deliveries, at once; [] if there are none."""
