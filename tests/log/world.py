@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq.core.model import Durability
 from taskq.core.records import Cause, Kind
 from taskq.log.committer import Committer
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
@@ -123,7 +124,8 @@ class Process:
 
     def sync(self) -> None:
         """What must follow a batch, sooner or later."""
-        if self.committer.must_sync() or self.committer.unsynced:
+        idle = self.committer.unsynced and self.committer.config.durability is Durability.FSYNC
+        if self.committer.must_sync() or idle:
             self.committer.sync()
         self._hand_out_now()
         self._hand_out_later()

@@ -1,0 +1,179 @@
+"""No answer is more durable than its source: what waits for the disk, and what need not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskq.core.errors import StaleDelivery
+from taskq.core.model import Durability, Extras, State
+from taskq.core.records import Kind
+from taskq.log.config import LSN_SKIP, SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Op, Outcome, Settlement
+from tests.log.world import PLAIN, SMALL, Process, World
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_KEYED: Final = Extras(key=b"k")
+
+
+def _two() -> tuple[World, Process, Process]:
+    world = World()
+    return world, world.process(), world.process()
+
+
+def _waits_for(process: Process, future: Future[Any]) -> Any:
+    """The answer comes with the sync, not before."""
+    assert not future.done()
+    assert process.committer.must_sync()
+    process.sync()
+    return future.result(0)
+
+
+def test_an_enqueue_is_answered_when_it_is_on_disk() -> None:
+    world, first, _ = _two()
+    job = _waits_for(first, first.send(Op.ENQUEUE, (PLAIN, b"x", None)))
+    world.lose_power()
+    world.process()
+    assert world.view(job) is not None
+
+
+def test_a_duplicate_of_another_processs_unsynced_job_waits_for_that_job() -> None:
+    """Else power fails, and both have lost the one job that they rely on."""
+    world, first, second = _two()
+    original = first.send(Op.ENQUEUE, (PLAIN, b"x", _KEYED))
+    answer = _waits_for(second, second.send(Op.ENQUEUE, (PLAIN, b"y", _KEYED)))
+    assert not original.done()
+    world.lose_power()
+    world.process()
+    assert isinstance(answer, Duplicate)
+    view = world.view(answer.lsn)
+    assert view is not None
+    assert view.payload == b"x"
+
+
+def test_a_duplicate_of_a_synced_job_needs_no_sync() -> None:
+    _, first, second = _two()
+    first.enqueue(extras=_KEYED)
+    first.enqueue()
+    second.enqueue()
+    future = second.send(Op.ENQUEUE, (PLAIN, b"y", _KEYED))
+    assert future.done()
+
+
+def test_an_outcome_that_another_process_wrote_waits_until_it_is_durable() -> None:
+    world, first, second = _two()
+    job = first.enqueue()
+    outcome = first.send(Op.OUTCOME, job)
+    delivery = second.claim()[0]
+    second.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery, b"42")])
+    first.follow()
+    assert _waits_for(first, outcome) == Outcome(State.SUCCEEDED, b"42")
+    world.lose_power()
+    world.process()
+    view = world.view(job)
+    assert view is not None
+    assert view.state is State.SUCCEEDED
+
+
+def test_a_look_waits_for_all_that_it_saw() -> None:
+    _, first, second = _two()
+    first.send(Op.ENQUEUE, (PLAIN, b"x", None))
+    look = second.send(Op.LOOK, (lambda one: one.facets.need_agenda().stats()[0].ready, True))
+    assert _waits_for(second, look) == 1
+
+
+def test_a_refusal_that_rests_on_an_unsynced_record_waits_for_it() -> None:
+    _, first, second = _two()
+    job = first.enqueue()
+    delivery = first.claim()[0]
+    first.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery)])
+    again = second.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery)])
+    assert isinstance(_waits_for(second, again)[0], StaleDelivery)
+    _, first, second = _two()
+    job = first.enqueue()
+    first.send(Op.CLAIM, ClaimRequest(1))
+    assert _waits_for(second, second.send(Op.CANCEL, job)) is False
+
+
+def test_claims_wait_for_no_sync() -> None:
+    """Losing one only means that the job is ready again."""
+    world, first, second = _two()
+    job = first.enqueue()
+    claim = second.send(Op.CLAIM, ClaimRequest(1))
+    assert claim.result(0)[0].job == job
+    assert not second.committer.must_sync()
+    world.lose_power()
+    assert [one.job for one in world.process().claim()] == [job]
+
+
+def test_a_job_with_a_single_attempt_is_handed_out_when_its_claim_is_on_disk() -> None:
+    for seed in range(10):
+        world = World(seed)
+        first = world.process()
+        job = first.enqueue(spec=EnqueueSpec(attempts=1))
+        claim = first.send(Op.CLAIM, ClaimRequest(1))
+        assert _waits_for(first, claim)[0].job == job
+        world.lose_power()
+        assert world.process().claim() == []
+        view = world.view(job)
+        assert view is not None
+        assert view.state is State.DEAD
+
+
+@pytest.mark.parametrize("durability", [Durability.OS, Durability.INTERVAL])
+def test_other_modes_wait_for_nothing_and_survive_the_process(durability: Durability) -> None:
+    world = World()
+    config = LogConfig(durability=durability, segment_bytes=SEGMENT_BYTES_MIN)
+    first = world.process(config)
+    future = first.send(Op.ENQUEUE, (PLAIN, b"x", None))
+    assert future.done()
+    assert not first.committer.must_sync()
+    first.kill()
+    assert [one.job for one in world.process().claim()] == [future.result(0)]
+
+
+def test_no_mode_lets_more_ids_hang_in_the_air_than_a_loss_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert LSN_SKIP == 2**20
+    monkeypatch.setattr("taskq.log.journal.LSN_SKIP", 100)
+    for seed in range(30):
+        world = World(seed)
+        config = LogConfig(durability=Durability.OS, segment_bytes=SEGMENT_BYTES_MIN)
+        first, second = world.process(config), world.process(config)
+        seen = set()
+        for number in range(130):
+            process = (first, second)[number % 2]
+            seen.add(process.enqueue())
+        assert first.journal.durable_lsn + second.journal.durable_lsn > 100
+        world.lose_power()
+        assert world.process().enqueue() not in seen
+
+
+def test_the_old_segment_is_on_disk_before_the_first_byte_of_the_next() -> None:
+    world = World(config=SMALL)
+    first, second = world.process(), world.process()
+    events: list[tuple[str, str]] = []
+    while len(world.segments()) < 3:
+        events.clear()
+        world.machine.on_step = lambda operation, path: events.append((operation, path))
+        first.send(Op.ENQUEUE, (PLAIN, bytes(9_000), None))
+        second.send(Op.ENQUEUE, (PLAIN, bytes(9_000), None))
+    old, new = world.segments()[-2:]
+    order = [event for event in events if event[1] in (old, new)]
+    assert order.index(("sync", old)) < order.index(("create", new))
+    assert ("write", old) not in order[order.index(("sync", old)) :]
+
+
+def test_a_later_sync_of_anybody_covers_all_frames_before_it() -> None:
+    world, first, second = _two()
+    early = first.send(Op.ENQUEUE, (PLAIN, b"early", None))
+    late = second.enqueue(b"late")
+    world.lose_power()
+    world.process()
+    assert not early.done()
+    assert world.view(late) is not None
+    assert world.view(late - 1) is not None
