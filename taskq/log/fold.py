@@ -80,7 +80,13 @@ def fold_frame(
         # that opens with a step of the clock is of the new time: the step must be known first.
         agenda.promote(header.time_ns, _ALL)
     where = base + offset + codec.FRAME_HEADER_SIZE - at
-    fold_records(data, at, at + header.body_size, header, where, agenda, dedup, watch)
+    try:
+        fold_records(data, at, at + header.body_size, header, where, agenda, dedup, watch)
+    except struct.error as error:
+        raise FormatError(
+            f"a record of the frame at lsn {header.first_lsn} is shorter than its type: "
+            f"use a newer taskq"
+        ) from error
 
 
 def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call for each record would double it

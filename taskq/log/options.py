@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import PayloadTooLarge, UsageError
+from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
 from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, Extras
 from taskq.core.records import Option
 from taskq.log import codec
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _OPTION: Final = struct.Struct("<BH")
 _I64: Final = struct.Struct("<q")
 _U64: Final = struct.Struct("<Q")
+_U64_MASK: Final = 2**64 - 1
 
 
 def encode_key_hash(hashed: int) -> bytes:
@@ -62,12 +63,19 @@ def _encode_headers(headers: dict[str, str]) -> bytes:
     size = 0
     for pair in headers.items():
         for text in pair:
-            data = text.encode()
+            data = _utf8(text)
             size += 2 + len(data)
             if size > HEADERS_BYTES_MAX:
                 raise PayloadTooLarge("the headers", size, HEADERS_BYTES_MAX)
             parts.append(len(data).to_bytes(2, "little") + data)
     return b"".join(parts)
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"header {text!r:.60} holds what is no text: {error.reason}") from error
 
 
 def _decode_headers(data: bytes) -> dict[str, str]:
@@ -91,20 +99,34 @@ def each_option(data: Buffer, at: int, size: int) -> Iterator[tuple[int, bytes]]
         place += length
 
 
+def _number(tag: int, value: bytes) -> int:
+    if len(value) != _I64.size:
+        raise FormatError(
+            f"option {tag} has {len(value)} bytes, this taskq knows it with {_I64.size}: "
+            f"use a newer one"
+        )
+    number: int = _I64.unpack(value)[0]
+    return number
+
+
 def decode_extras(data: Buffer, at: int, size: int) -> Extras:
-    """The options of an ENQUEUED record; its moments are all wall time."""
+    """The options of an ENQUEUED record; its moments are all wall time.
+
+    Raises:
+        FormatError: a number of another size.
+    """
     extras = Extras()
     for tag, value in each_option(data, at, size):
         if tag == Option.DUE:
-            extras.due_ns = _I64.unpack(value)[0]
+            extras.due_ns = _number(tag, value)
         elif tag == Option.DUE_WALL:
-            extras.due_ns, extras.due_is_wall = _I64.unpack(value)[0], True
+            extras.due_ns, extras.due_is_wall = _number(tag, value), True
         elif tag == Option.EXPIRES:
-            extras.expires_ns, extras.expires_is_wall = _I64.unpack(value)[0], True
+            extras.expires_ns, extras.expires_is_wall = _number(tag, value), True
         elif tag == Option.KEY:
             extras.key = value
         elif tag == Option.WINDOW:
-            extras.window_ns = _I64.unpack(value)[0]
+            extras.window_ns = _number(tag, value)
         elif tag == Option.HEADERS:
             extras.headers = _decode_headers(value)
     return extras
@@ -114,8 +136,7 @@ def decode_key_hash(data: Buffer, at: int, size: int) -> int:
     """The key hash among a record's options, 0 if there is none."""
     for tag, value in each_option(data, at, size):
         if tag == Option.KEY_HASH:
-            hashed: int = _U64.unpack(value)[0]
-            return hashed
+            return _number(tag, value) & _U64_MASK
     return 0
 
 

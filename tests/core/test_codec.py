@@ -1,0 +1,343 @@
+"""What was encoded decodes to the same; what was not is refused, never guessed at."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskq.core.agenda import Agenda
+from taskq.core.dedup import Dedup
+from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
+from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, TIME_NS_MAX, Extras
+from taskq.core.records import Cause, Flag, Kind, Option
+from taskq.log import codec
+from taskq.log.fold import Watch, fold_frame
+from taskq.log.logrecord import LogRecord, decode_record
+from taskq.log.options import (
+    decode_extras,
+    decode_key_hash,
+    each_option,
+    encode_extras,
+    encode_key_hash,
+    enqueue_extras,
+)
+from taskq.log.requests import EnqueueSpec
+from taskq.log.segment import Frame, salvage
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+NOW = 1_700_000_000_000_000_000
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+I64 = st.integers(-(2**63), 2**63 - 1)
+LSN = st.integers(1, 2**63 - 1)
+SEED = U32
+BODY = st.binary(max_size=300)
+NAMES = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=60)
+SPAN = st.integers(0, TIME_NS_MAX // 2)
+CAUSES = st.sampled_from(Cause)
+EXTRAS = st.builds(
+    Extras,
+    due_ns=SPAN,
+    due_is_wall=st.booleans(),
+    expires_ns=SPAN,
+    expires_is_wall=st.booleans(),
+    key=st.none() | st.binary(min_size=1, max_size=KEY_BYTES_MAX),
+    window_ns=SPAN,
+    headers=st.dictionaries(st.text(max_size=20), st.text(max_size=200), max_size=5),
+)
+SPECS = st.builds(
+    EnqueueSpec,
+    queue=NAMES,
+    task=st.just("") | NAMES,
+    priority=st.integers(0, 9),
+    attempts=st.integers(0, 65_535),
+    flags=st.sampled_from((Flag(0), Flag.DROP_RESULT, Flag.DURABLE_CLAIM)),
+)
+
+
+def enqueued(spec: EnqueueSpec, options: bytes, body: bytes, lsn: int) -> bytes:
+    sizes = spec.lane_key[:2]
+    tail = codec.enqueue_tail(
+        spec.priority, int(spec.flags), spec.attempts, sizes[0], sizes[1], spec.route, options
+    )
+    return codec.encode_checked(tail, body, lsn)
+
+
+def read(record: bytes, lsn: int) -> LogRecord:
+    """The record decoded, after the checks that each encoder must meet."""
+    assert codec.LENGTH.unpack_from(record)[0] == len(record)
+    if record[8] & Flag.CHECKED:
+        assert list(salvage(record, lsn)) == [(lsn, 0, record)]
+    return decode_record(record, lsn, 7, NOW)
+
+
+def as_read(extras: Extras) -> Extras:
+    """Moments are counted from the frame's time in the record; a window without a key is none."""
+    due, expires = extras.due_ns, extras.expires_ns
+    return Extras(
+        due_ns=due + NOW if due and not extras.due_is_wall else due,
+        due_is_wall=bool(due) and extras.due_is_wall,
+        expires_ns=expires + NOW if expires and not extras.expires_is_wall else expires,
+        expires_is_wall=bool(expires),
+        key=extras.key,
+        window_ns=extras.window_ns if extras.key is not None else 0,
+        headers=extras.headers,
+    )
+
+
+# -- records --------------------------------------------------------------------------------------
+
+
+@given(spec=SPECS, extras=EXTRAS, body=BODY, lsn=LSN)
+def test_an_enqueue_reads_back_in_every_part(
+    spec: EnqueueSpec, extras: Extras, body: bytes, lsn: int
+) -> None:
+    record = enqueued(spec, encode_extras(extras, NOW), body, lsn)
+    found = read(record, lsn)
+    assert (found.kind, found.lsn, found.job, found.epoch) == (Kind.ENQUEUED, lsn, lsn, 7)
+    assert (found.queue.decode(), found.task.decode()) == (spec.queue, spec.task)
+    assert (found.priority, found.attempts_max) == (spec.priority, spec.attempts)
+    assert found.flags == int(spec.flags)
+    assert found.body == body == codec.enqueue_body(record)
+    assert found.extras == as_read(extras) == enqueue_extras(record)
+
+
+@given(spec=SPECS, body=BODY, lsn=LSN)
+def test_a_plain_enqueue_is_the_specs_tail_and_the_body(
+    spec: EnqueueSpec, body: bytes, lsn: int
+) -> None:
+    """The hot path encodes nothing but a length and a checksum."""
+    record = codec.encode_checked(spec.tail, body, lsn)
+    assert record == enqueued(spec, b"", body, lsn)
+    assert enqueue_extras(record) == Extras()
+
+
+@given(
+    kind=st.sampled_from((Kind.CLAIMED, Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED)),
+    cause=CAUSES,
+    attempt=U32,
+    job=U64,
+    token=U64,
+    body=st.none() | BODY,
+    lsn=LSN,
+    hashed=st.none() | st.integers(1, 2**64 - 1),
+)
+def test_claims_and_ends_read_back(
+    kind: Kind,
+    cause: Cause,
+    attempt: int,
+    job: int,
+    token: int,
+    body: bytes | None,
+    lsn: int,
+    hashed: int | None,
+) -> None:
+    """A result of no bytes is a result; none is none."""
+    options = b"" if hashed is None else encode_key_hash(hashed)
+    record = codec.encode_job(kind, cause, attempt, job, token, body, lsn, options)
+    found = read(record, lsn)
+    assert (found.kind, found.cause, found.attempt) == (kind, cause, attempt)
+    assert (found.job, found.token, found.body) == (job, token, body)
+    assert found.key_hash == (hashed or 0)
+
+
+@given(
+    kind=st.sampled_from((Kind.RETRIED, Kind.RELEASED)),
+    cause=CAUSES,
+    attempt=U32,
+    job=U64,
+    token=U64,
+    due=I64,
+    body=BODY,
+    lsn=LSN,
+)
+def test_retries_and_releases_read_back(
+    kind: Kind, cause: Cause, attempt: int, job: int, token: int, due: int, body: bytes, lsn: int
+) -> None:
+    found = read(codec.encode_back(kind, cause, attempt, job, token, due, body, lsn), lsn)
+    assert (found.kind, found.cause, found.attempt) == (kind, cause, attempt)
+    assert (found.job, found.token, found.due_ns, found.body) == (job, token, due, body)
+
+
+@given(step=I64, owner=U64, body=BODY, lsn=LSN)
+def test_clock_and_owner_records_read_back(step: int, owner: int, body: bytes, lsn: int) -> None:
+    assert read(codec.encode_clock(step), lsn).step_ns == step
+    found = read(codec.encode_owner(owner, body, lsn), lsn)
+    assert (found.kind, found.token, found.body) == (Kind.OWNER, owner, body)
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+def test_headers_up_to_the_limit_are_kept_and_one_byte_more_is_refused() -> None:
+    """Lengths count: 2 bytes for each name and value."""
+    value = "x" * (HEADERS_BYTES_MAX - 5)
+    options = encode_extras(Extras(headers={"a": value}), NOW)
+    assert decode_extras(options, 0, len(options)).headers == {"a": value}
+    with pytest.raises(PayloadTooLarge, match=rf"headers has 32769 .*{HEADERS_BYTES_MAX}"):
+        encode_extras(Extras(headers={"a": value + "x"}), NOW)
+    with pytest.raises(PayloadTooLarge, match=str(HEADERS_BYTES_MAX)):
+        encode_extras(Extras(headers=dict.fromkeys(map(str, range(5_000)), "")), NOW)
+
+
+def test_headers_that_are_no_text_are_refused_by_name() -> None:
+    """Half a surrogate pair has no UTF-8: it comes from file names of unknown encoding."""
+    with pytest.raises(UsageError, match="header"):
+        encode_extras(Extras(headers={"path": "caf\udce9"}), NOW)
+
+
+def test_a_key_has_1_to_1024_bytes() -> None:
+    longest = b"k" * KEY_BYTES_MAX
+    options = encode_extras(Extras(key=longest), NOW)
+    assert decode_extras(options, 0, len(options)).key == longest
+    for key in (b"", longest + b"k"):
+        with pytest.raises(UsageError, match=rf"{len(key)} bytes, it must have 1 to 1024"):
+            encode_extras(Extras(key=key), NOW)
+
+
+def test_the_options_of_one_record_always_fit_their_length_field() -> None:
+    """Every limit reached at once: less than the 65 535 bytes that 16 bits can say."""
+    extras = Extras(
+        due_ns=1, expires_ns=1, key=b"k" * KEY_BYTES_MAX, window_ns=1,
+        headers={"a": "x" * (HEADERS_BYTES_MAX - 5)},
+    )  # fmt: skip
+    assert len(encode_extras(extras, NOW)) < 2**16
+
+
+# -- frames and segments --------------------------------------------------------------------------
+
+
+@given(body=BODY, count=st.integers(1, 2**32 - 1), lsn=LSN, epoch=U64, time=I64, seed=SEED,
+       offset=st.integers(0, 2**31))  # fmt: skip
+def test_a_frame_reads_back_in_its_place_and_nowhere_else(
+    body: bytes, count: int, lsn: int, epoch: int, time: int, seed: int, offset: int
+) -> None:
+    """Another offset, another segment or another log has another seed."""
+    frame = codec.encode_frame(body, count, lsn, epoch, time, lsn - 1, seed, offset)
+    header = codec.decode_frame_header(frame, 0, seed, offset)
+    assert header is not None
+    assert (header.body_size, header.records, header.first_lsn) == (len(body), count, lsn)
+    assert (header.epoch, header.time_ns, header.synced_through) == (epoch, time, lsn - 1)
+    assert header.size == len(frame) == codec.frame_size(len(body))
+    found = memoryview(frame)[codec.FRAME_HEADER_SIZE :][: header.body_size]
+    assert codec.body_is_whole(found, header, seed, offset)
+    assert codec.decode_frame_header(b"junk" + frame, 4, seed, offset) == header
+    assert codec.decode_frame_header(frame, 0, seed, offset + 8) is None
+    assert codec.decode_frame_header(frame, 0, seed ^ 1, offset) is None
+    assert not codec.body_is_whole(found, header, seed, offset + 8)
+
+
+@given(body=st.binary(min_size=1, max_size=60), seed=SEED, bit=st.integers(0, 10_000))
+def test_no_flipped_bit_of_a_frame_goes_unnoticed(body: bytes, seed: int, bit: int) -> None:
+    frame = bytearray(codec.encode_frame(body, 1, 5, 6, NOW, 4, seed, 64))
+    bit %= 8 * (codec.FRAME_HEADER_SIZE + len(body))
+    frame[bit // 8] ^= 1 << bit % 8
+    header = codec.decode_frame_header(frame, 0, seed, 64)
+    start = codec.FRAME_HEADER_SIZE
+    if header is not None:
+        body = bytes(frame[start : start + header.body_size])
+        assert not codec.body_is_whole(body, header, seed, 64)
+
+
+@given(lsn=LSN, epoch=U64, log_id=st.uuids(), created=I64)
+def test_a_segment_header_reads_back(lsn: int, epoch: int, log_id: UUID, created: int) -> None:
+    header = codec.SegmentHeader(lsn, epoch, log_id.bytes, created)
+    data = codec.encode_segment_header(header)
+    assert len(data) == codec.SEGMENT_HEADER.size
+    assert codec.decode_segment_header(data + b"frames", "a.log") == header
+    assert codec.decode_segment_header(data[:-1], "a.log") is None
+    assert codec.segment_seed(log_id, lsn) != codec.segment_seed(log_id, lsn - 1)
+
+
+# -- bytes that nobody wrote ----------------------------------------------------------------------
+
+
+@given(data=st.binary(max_size=200), at=st.integers(0, 220), seed=SEED)
+def test_random_bytes_are_no_frame_and_no_segment(data: bytes, at: int, seed: int) -> None:
+    assert codec.decode_frame_header(data, at, seed, at) is None
+    assert codec.decode_segment_header(data, "a.log") is None
+
+
+@given(data=st.binary(max_size=200), at=st.integers(0, 220), size=st.integers(0, 2**16))
+def test_options_never_reach_beyond_their_bounds(data: bytes, at: int, size: int) -> None:
+    """Whatever lengths stand there, what comes out was in there."""
+    found = list(each_option(data, at, size))
+    assert sum(3 + len(value) for _, value in found) <= max(len(data) - at, 0) + 3
+    assert all(value in data for _, value in found)
+    for decode in (decode_extras, decode_key_hash):
+        try:
+            decode(data, at, size)
+        except FormatError:
+            continue
+
+
+@given(tag=st.sampled_from(Option), value=st.binary(max_size=12))
+def test_a_number_of_the_wrong_size_is_an_error_that_names_its_option(
+    tag: Option, value: bytes
+) -> None:
+    data = struct.pack("<BH", tag, len(value)) + value
+    numbers = {Option.DUE, Option.DUE_WALL, Option.EXPIRES, Option.WINDOW}
+    if tag in numbers and len(value) != 8:
+        with pytest.raises(FormatError, match=f"option {int(tag)} has {len(value)} bytes, "):
+            decode_extras(data, 0, len(data))
+    else:
+        decode_extras(data, 0, len(data))
+
+
+RECORDS = (
+    enqueued(EnqueueSpec("q", "t"), encode_extras(Extras(due_ns=5, key=b"k"), NOW), b"body", 1),
+    enqueued(EnqueueSpec("q", "t"), encode_extras(Extras(headers={"a": "b"}), NOW), b"", 2),
+    codec.encode_job(Kind.CLAIMED, 0, 1, 2, 9),
+    codec.encode_back(Kind.RETRIED, 0, 1, 2, 3, NOW + 5, b"why", 4),
+    codec.encode_clock(10**12),
+    codec.encode_owner(9, b"{}", 6),
+    codec.encode_job(Kind.SUCCEEDED, 0, 1, 2, 7, b"", 7, encode_key_hash(5)),
+)
+
+
+@st.composite
+def spoiled_bodies(draw: st.DrawFn) -> bytes:
+    """Records of every shape, with some bytes changed, behind a checksum that says all is well."""
+    body = bytearray(b"".join(draw(st.lists(st.sampled_from(RECORDS), max_size=6))))
+    for at, value in draw(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)))):
+        if body:
+            body[at % len(body)] = value
+    return bytes(body) + draw(st.binary(max_size=20))
+
+
+@given(body=spoiled_bodies())
+def test_a_fold_of_nonsense_ends_or_says_that_the_format_is_unknown(body: bytes) -> None:
+    """No other error: what a fold meets is somebody's log, and the error must say so."""
+    header = codec.FrameHeader(len(body), 7, 1, 7, NOW, 0, 0)
+    watch = Watch()
+    watch.jobs.update((1, 2))
+    try:
+        fold_frame(0, Frame(body, 0, header, 64), Agenda(), Dedup(), watch)
+    except FormatError as error:
+        assert "lsn" in str(error) or "option" in str(error)  # noqa: PT017
+
+
+@given(body=spoiled_bodies(), lsn=LSN)
+def test_a_salvage_returns_only_records_whose_checksum_fits(body: bytes, lsn: int) -> None:
+    for number, at, record in salvage(body, lsn):
+        assert body[at : at + len(record)] == record
+        crc = codec.crc32(record[:-4], number & 0xFFFFFFFF)
+        assert record[-4:] == codec.pack_length(crc)
+
+
+@given(body=spoiled_bodies())
+def test_decoding_nonsense_gives_a_record_or_says_that_the_format_is_unknown(body: bytes) -> None:
+    """As long as the length fits the type, which whoever cuts a frame up has checked."""
+    if len(body) < codec.PREFIX.size or len(body) < codec.FIXED_SIZES.get(body[4], 0):
+        return
+    try:
+        found = decode_record(body, 1, 7, NOW)
+    except FormatError:
+        return
+    assert found.kind == body[4]
