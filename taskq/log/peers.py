@@ -19,10 +19,12 @@ import errno
 import fcntl
 import json
 import os
+import re
 import select
 import socket
 import struct
 import sys
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +43,7 @@ _PIPES_MAX: Final = 64
 _local: dict[int, int] = {}
 forks.on_fork(_local.clear)
 _DESCRIPTION_BYTES_MAX: Final = 4_096
+_OWNER_NAME: Final = re.compile("[0-9a-f]{16}")
 
 
 class LocalPeers:
@@ -51,7 +54,11 @@ class LocalPeers:
         self._path.mkdir(parents=True, exist_ok=True)
         self._forget_dead()
         self._pipes: dict[int, int] = {}
+        #: owners that could not be woken, which are dead for good; at most as many as have slots
+        self._gone: set[int] = set()
         self._closed = False
+        #: a poke from another thread must not write to the number of a closed pipe
+        self._pipe_guard = threading.Lock()
         self.owner = int.from_bytes(os.urandom(8), "little") or 1
         self.description = json.dumps(
             {
@@ -82,8 +89,7 @@ class LocalPeers:
         """Tidy up after the killed: an owner whose file is gone counts as dead, too."""
         for path in self._path.glob("*.tmp"):
             path.unlink(missing_ok=True)
-        for path in self._path.glob("*.lock"):
-            owner = int(path.stem, 16)
+        for owner in known_owners(self._path):
             if not self.alive(owner):
                 self.forget(owner)
 
@@ -94,9 +100,14 @@ class LocalPeers:
             board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
         if not board[8 :: _SLOT.size].strip(b"\0"):
             return
-        for slot, (owner, wanted) in enumerate(_SLOT.iter_unpack(board)):
-            if wanted & interest and owner != self.owner and not self._ring(owner):
-                os.pwrite(self._board, b"\0", slot * _SLOT.size + 8)
+        for owner, wanted in _SLOT.iter_unpack(board):
+            if not wanted & interest or owner == self.owner or owner in self._gone:
+                continue
+            if not self._ring(owner):
+                # Its byte on the board stays: by now it may be that of a new owner, asleep.
+                if len(self._gone) >= _SLOTS_MAX:
+                    self._gone.clear()
+                self._gone.add(owner)
 
     def announce(self, interest: int) -> None:
         """Tell the others what this owner is about to sleep for."""
@@ -112,14 +123,16 @@ class LocalPeers:
 
     def poke(self) -> None:
         """Wake this owner's own sleep, from any thread."""
-        with contextlib.suppress(OSError):  # full: it is awake already; closed: nobody sleeps
-            syscalls.write(self._pipe, b"\1")
+        with self._pipe_guard, contextlib.suppress(BlockingIOError):  # full: it is awake already
+            if not self._closed:
+                syscalls.write(self._pipe, b"\1")
 
     def close(self) -> None:
         """Leave. The lock goes last, since with it this owner dies."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._pipe_guard:
+            if self._closed:
+                return
+            self._closed = True
         with contextlib.suppress(OSError):
             os.pwrite(self._board, bytes(_SLOT.size), self._slot * _SLOT.size)
         self.forget(self.owner)
@@ -169,11 +182,17 @@ class LocalPeers:
             return True
         except OSError as error:
             if error.errno not in (errno.ENXIO, errno.EPIPE, errno.ENOENT):
-                raise
+                return True  # no descriptor to be had, perhaps: it looks by itself before long
             if self._pipes.pop(owner, None) is not None and pipe is not None:
                 forks.close_unshared(pipe)
             return False
         return True
+
+
+def known_owners(directory: Path) -> list[int]:
+    """The owners that have a file here, dead or alive."""
+    names = (path.stem for path in directory.glob("*.lock"))
+    return [int(name, 16) for name in names if _OWNER_NAME.fullmatch(name)]
 
 
 def owner_alive(directory: Path, owner: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import deque
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from taskq.log.facets import Facets
 from taskq.log.history import Story, records, tell
 from taskq.log.identity import read_identity
 from taskq.log.journal import Journal
-from taskq.log.peers import describe_owner, owner_alive
+from taskq.log.peers import describe_owner, known_owners, owner_alive
 from taskq.log.segment import Gap
 
 if TYPE_CHECKING:
@@ -114,12 +113,10 @@ class LogReader:
         for _, _, owner in agenda.running.values():
             running[owner] = running.get(owner, 0) + 1
         directory = Path(self._journal.path) / "owners"
-        views = []
-        for name in sorted(os.listdir(directory)) if directory.is_dir() else ():  # noqa: PTH208
-            stem, _, suffix = name.partition(".")
-            if suffix == "lock":
-                owner = int(stem, 16)
-                views.append(_owner_view(directory, owner, running.pop(owner, 0)))
+        views = [
+            _owner_view(directory, owner, running.pop(owner, 0))
+            for owner in known_owners(directory)
+        ]
         views += [_owner_view(directory, owner, count) for owner, count in running.items()]
         return sorted(views, key=lambda view: view.started_ns)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import signal
 import threading
 from collections import deque
 from pathlib import Path
@@ -62,6 +63,8 @@ class Store:
         self._thread.start()
 
     def _run(self) -> None:
+        # A program may have asked to die of SIGPIPE; a wake-up of the dead is no reason to.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         try:
             storage = self._storage = StorageThread(self)
             try:

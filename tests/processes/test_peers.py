@@ -1,0 +1,138 @@
+"""Owners beside each other: who lives, who is woken, and what the dead leave behind."""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import TYPE_CHECKING
+
+from taskq.log.peers import LocalPeers
+from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.reader import LogReader
+from tests.processes.harness import Child, eventually, open_here, put
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+SLOT = struct.Struct("<QB7x")
+
+
+def board(path: Path) -> dict[int, int]:
+    """Owner -> what it sleeps for."""
+    data = (path / "owners" / "board").read_bytes()
+    return {owner: wanted for owner, wanted in SLOT.iter_unpack(data) if owner}
+
+
+def test_a_wake_reaches_those_who_sleep_for_it_and_nobody_else(tmp_path: Path) -> None:
+    """An owner asleep for jobs is not woken for an outcome."""
+    first, second = (LocalPeers(str(tmp_path), "") for _ in range(2))
+    second.announce(INTEREST_READY)
+    first.wake(INTEREST_OUTCOME)
+    assert not second._poll.poll(0)
+    first.wake(INTEREST_READY)
+    assert second._poll.poll(1_000)
+    second.sleep(INTEREST_READY, 0)
+    second.announce(0)
+    first.wake(INTEREST_READY)
+    assert not second._poll.poll(0)
+    first.close()
+    second.close()
+
+
+def test_a_full_pipe_is_no_trouble(tmp_path: Path) -> None:
+    """Whoever is woken a hundred thousand times before it looks is awake all the same."""
+    first, second = (LocalPeers(str(tmp_path), "") for _ in range(2))
+    second.announce(INTEREST_READY)
+    for _ in range(100_000):
+        first.wake(INTEREST_READY)
+    second.sleep(INTEREST_READY, 0)
+    first.close()
+    second.close()
+
+
+def test_waking_the_dead_does_not_silence_whoever_takes_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner that comes while another tries the dead one's pipe keeps its announcement."""
+    peers = LocalPeers(str(tmp_path), "")
+    with (tmp_path / "owners" / "board").open("ab") as file:
+        file.write(SLOT.pack(12345, INTEREST_READY))
+    arrived: list[LocalPeers] = []
+    ring = LocalPeers._ring
+
+    def ring_while_another_comes(self: LocalPeers, owner: int) -> bool:
+        if owner == 12345:
+            arrived.append(LocalPeers(str(tmp_path), ""))
+            arrived[0].announce(INTEREST_READY)
+        return ring(self, owner)
+
+    monkeypatch.setattr(LocalPeers, "_ring", ring_while_another_comes)
+    peers.wake(INTEREST_READY)
+    assert board(tmp_path) == {peers.owner: 0, arrived[0].owner: INTEREST_READY}
+    peers.wake(INTEREST_READY)
+    assert arrived[0]._poll.poll(1_000)
+    for one in (peers, *arrived):
+        one.close()
+
+
+def test_a_poke_after_the_end_writes_to_nobody(tmp_path: Path) -> None:
+    """The descriptor's number may belong to another file of the process by then."""
+    peers = LocalPeers(str(tmp_path), "")
+    number = peers._pipe
+    peers.close()
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    if writer != number:
+        os.dup2(writer, number)
+    peers.poke()
+    for descriptor in {writer, number}:
+        os.close(descriptor)
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+def test_waking_a_killed_sleeper_harms_nobody(tmp_path: Path) -> None:
+    """Also in a program that asked for death by SIGPIPE, as tools that print to pipes do."""
+    with Child("sigpipe.py", tmp_path) as producer:
+        producer.expect("open")
+        with Child("answer.py", tmp_path) as claimer:
+            owner = int(claimer.expect("open"))
+            claimer.say("claim")
+            eventually(lambda: board(tmp_path)[owner] == INTEREST_READY)
+            producer.say("enqueue")
+            claimer.expect("claimed")
+            claimer.say("claim")
+            eventually(lambda: board(tmp_path)[owner] == INTEREST_READY)
+            claimer.kill()
+        for _ in range(3):
+            producer.say("enqueue")
+            producer.expect("enqueued")
+
+
+def test_the_killed_leave_nothing_behind_for_long(tmp_path: Path) -> None:
+    """Their files go and their places on the board are used again."""
+    for _ in range(5):
+        with Child("answer.py", tmp_path) as child:
+            child.expect("open")
+            child.kill()
+    store = open_here(tmp_path)
+    put(store, b"x")
+    names = sorted(file.name for file in (tmp_path / "owners").iterdir())
+    assert names == sorted([f"{store.owner:016x}.lock", f"{store.owner:016x}.pipe", "board"])
+    assert list(board(tmp_path)) == [store.owner]
+    store.close()
+    assert [file.name for file in (tmp_path / "owners").iterdir()] == ["board"]
+
+
+def test_strange_files_among_the_owners_are_left_alone(tmp_path: Path) -> None:
+    """A backup tool's or a person's file is no owner, and no reason not to open."""
+    store = open_here(tmp_path)
+    store.close()
+    (tmp_path / "owners" / "copy of something.lock").touch()
+    store = open_here(tmp_path)
+    put(store, b"x")
+    store.close()
+    assert LogReader.open(str(tmp_path)).owners() == []
+    assert (tmp_path / "owners" / "copy of something.lock").exists()
