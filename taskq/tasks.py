@@ -93,7 +93,7 @@ class Enqueuer(Generic[P, R]):
         port = store.port()
         if port.full:
             await port.room()
-        answer = await port.enqueue(self.spec, body, extras)
+        answer = await port.ask(self.spec, body, extras)
         if type(answer) is int:
             return JobHandle(task.app, task, store.tag, answer)
         return make_handle(task.app, task, store.tag, answer)

@@ -111,6 +111,15 @@ class Agenda:
         if lane.ready == 1 and not lane.blocked:
             self._ready[lane.priority][lane] = None
 
+    def apply_enqueued_run(self, first: int, locations: list[int], lane: Lane, meta: int) -> None:
+        """Do as ``apply_enqueued`` for the jobs ``first``, ``first + 1``, … of one lane."""
+        count = len(locations)
+        self.table.extend(first, locations, lane.number, meta | _READY)
+        lane.push_run(first, count)
+        lane.ready += count
+        if lane.ready == count and not lane.blocked:
+            self._ready[lane.priority][lane] = None
+
     def apply_scheduled(
         self, job: int, location: int, lane: Lane, meta: int, due_ns: int, is_wall: bool
     ) -> None:
@@ -188,6 +197,24 @@ class Agenda:
             self._expiring -= 1
             self._count_left()
         return True
+
+    def apply_succeeded(self, jobs: list[int]) -> None:
+        """Do as ``apply_ended`` for jobs that this process ran well."""
+        table, lanes, running = self.table, self.lanes, self.running
+        find, remove = table.find, table.remove
+        for job in jobs:
+            chunk = find(job)
+            if chunk is None:
+                continue
+            index = table.index
+            if chunk.metas[index] & (STATE_MASK | META_EXPIRES) != _CLAIMED:
+                self.apply_ended(Kind.SUCCEEDED, job)
+                continue
+            running.pop(job, None)
+            lane = lanes[chunk.lanes[index]]
+            lane.running -= 1
+            lane.succeeded += 1
+            remove(chunk, index)
 
     def apply_clock(self, step_ns: int) -> None:
         """Wall time made a step: relative moments move with it."""

@@ -72,6 +72,26 @@ class JobTable:
         chunk.live += 1
         self.live += 1
 
+    def extend(self, first: int, locations: list[int], lane: int, meta: int) -> None:
+        """Append jobs with ids from ``first`` on, one for each location, in one go."""
+        done = 0
+        while done < len(locations):
+            chunk = self._last
+            used = chunk.used
+            if used == len(chunk.ids):
+                chunk = self._open_chunk(first + done)
+                used = 0
+            count = min(len(chunk.ids) - used, len(locations) - done)
+            end = used + count
+            chunk.ids[used:end] = array("Q", range(first + done, first + done + count))
+            chunk.locations[used:end] = array("Q", locations[done : done + count])
+            chunk.lanes[used:end] = array("I", (lane,)) * count
+            chunk.metas[used:end] = array("I", (meta,)) * count
+            chunk.used = end
+            chunk.live += count
+            done += count
+        self.live += done
+
     def find(self, job: int) -> Chunk | None:
         """The chunk that holds an unsettled job, or None; sets ``index``."""
         chunk = self._hint

@@ -80,6 +80,19 @@ class Lane:
         blocks[-1].append(job)
         self.entries += 1
 
+    def push_run(self, first: int, count: int) -> None:
+        """Append the jobs ``first``, ``first + 1``, … ``first + count - 1``."""
+        blocks = self._blocks
+        self.entries += count
+        end = first + count
+        while first < end:
+            if not blocks or len(blocks[-1]) >= _BLOCK:
+                blocks.append(array("Q"))
+            block = blocks[-1]
+            following = min(end, first + _BLOCK - len(block))
+            block.extend(range(first, following))
+            first = following
+
     def give_back(self, job: int) -> None:
         """Put a job in at the place of its id."""
         self._back.add(job, job)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import (
@@ -265,10 +266,15 @@ class Committer:
         return interest
 
     def _run(self, batch: Batch, requests: list[Request]) -> None:
-        operations, later = self.operations, self.later
-        enqueue = operations.enqueue
-        for request in requests:
-            op, port, future, operand = request
+        later = self.later
+        enqueue = self.operations.enqueue
+        number, end = 0, len(requests)
+        while number < end:
+            op, port, future, operand = requests[number]
+            if op == _ENQUEUE and operand[2] is None:
+                number = self._enqueue_run(batch, requests, number)
+                continue
+            number += 1
             if op == _ENQUEUE:
                 if future.done():  # withdrawn in time
                     continue
@@ -283,16 +289,32 @@ class Committer:
         if self.waiting and not self._expiring:
             self._serve_claims(batch)
 
+    def _enqueue_run(self, batch: Batch, requests: list[Request], number: int) -> int:
+        """Enqueue the plain jobs of one spec from ``number`` on; returns where the next are."""
+        spec = requests[number][3][0]
+        bodies: list[bytes] = []
+        ports: list[Any] = []
+        futures: list[Any] = []
+        for op, port, future, operand in islice(requests, number, None):
+            if op != _ENQUEUE or operand[0] is not spec or operand[2] is not None:
+                break
+            number += 1
+            if not future.done():  # else it was withdrawn in time
+                bodies.append(operand[1])
+                ports.append(port)
+                futures.append(future)
+        first = self.operations.enqueue_run(batch, spec, bodies)
+        self.later += zip(ports, futures, range(first, batch.lsn), strict=True)
+        return number
+
     def _run_other(self, batch: Batch, op: int, port: Any, future: Any, operand: Any) -> None:
         if future is not None and future.done():
             return
         try:
             if op == _SETTLE_SOON:
                 items, on_error = operand
-                for item in items:
-                    error = self._settle_one(batch, item)
-                    if error is not None:
-                        self.now.append((port, None, (on_error, item, error)))
+                for item, error in self.operations.settle_run(batch, items):
+                    self.now.append((port, None, (on_error, item, error)))
                 return
             if op == Op.CLAIM:
                 self.waiting.append((operand, port, future))

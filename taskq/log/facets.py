@@ -108,14 +108,25 @@ class Facets:
             self._cursors["watch"] = self._journal.end()
         self.watch.jobs.add(job)
 
+    def note_ends(self, jobs: list[int], location: int, size: int) -> None:
+        """Do as ``note_end`` for jobs whose records, of ``size`` bytes each, follow one another."""
+        locations = range(location, location + size * len(jobs), size)
+        self._trim_ended(len(jobs))
+        self.ended.update(zip(jobs, locations, strict=True))
+        for job in self.watch.jobs.intersection(jobs):
+            self.watch.see(job, self.ended[job])
+
     def note_end(self, job: int, location: int) -> None:
         """A record that this process writes settles the job."""
-        if len(self.ended) >= ENDED_MAX:
-            for old in list(islice(self.ended, ENDED_MAX // 2)):
-                del self.ended[old]
+        self._trim_ended(1)
         self.ended[job] = location
         if job in self.watch.jobs:
             self.watch.see(job, location)
+
+    def _trim_ended(self, more: int) -> None:
+        if len(self.ended) + more > ENDED_MAX:
+            for old in list(islice(self.ended, ENDED_MAX // 2 + more)):
+                del self.ended[old]
 
     def appended(self, start: Cursor) -> None:
         """A frame of our own was applied while it was made: step over it."""

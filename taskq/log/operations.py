@@ -124,6 +124,38 @@ class Operations:
         batch.interest |= INTEREST_READY
         return lsn
 
+    def enqueue_run(self, batch: Batch, spec: EnqueueSpec, bodies: list[bytes]) -> int:
+        """Plain jobs of one spec, in one go; returns the first one's lsn.
+
+        Most batches are runs of one task's jobs, and the columns of the agenda take a run for a
+        tenth of what single jobs cost.
+        """
+        first = lsn = batch.lsn
+        tail, extra = spec.tail, len(spec.tail) + 8
+        pack, crc32 = codec.pack_length, codec.crc32
+        location = batch.where + batch.size
+        records: list[bytes] = []
+        locations: list[int] = []
+        for body in bodies:
+            record = pack(extra + len(body)) + tail + body
+            record += pack(crc32(record, lsn & 0xFFFFFFFF))
+            records.append(record)
+            locations.append(location)
+            location += len(record)
+            lsn += 1
+        size = location - batch.where - batch.size
+        agenda = self._facets.agenda
+        if agenda is not None:
+            lane = agenda.lane(spec.priority, spec.lane_key)
+            agenda.apply_enqueued_run(first, locations, lane, enqueued_meta(spec.flags))
+            self.recent.update(zip(range(first, lsn), records, strict=True))
+            self._recent_bytes += size
+        batch.parts += records
+        batch.size += size
+        batch.lsn = lsn
+        batch.interest |= INTEREST_READY
+        return first
+
     def _prepare(self, batch: Batch, spec: EnqueueSpec, extras: Extras) -> Prepared:
         if extras.key is not None:
             self._facets.need_dedup().check_room(batch.time_ns)
@@ -190,7 +222,7 @@ class Operations:
         must_sync = False
         pack, claimed, owner = codec.JOB.pack, int(Kind.CLAIMED), self._owner
         tag, epoch, recent, running = self._tag, batch.epoch, self.recent, agenda.running
-        parts, lsn = batch.parts, batch.lsn
+        parts, lsn, new = batch.parts, batch.lsn, tuple.__new__
         damaged: list[tuple[Taken, int]] = []
         for one in taken:
             job, location, attempt, lane, meta = one
@@ -204,7 +236,7 @@ class Operations:
             parts.append(pack(_PLAIN_JOB, claimed, 0, 0, 0, attempt, job, owner))
             running[job] = (lsn, epoch, owner)
             if record:
-                deliveries.append(Delivery(tag, job, lsn, epoch, attempt, lane, record))
+                deliveries.append(new(Delivery, (tag, job, lsn, epoch, attempt, lane, record)))
             must_sync = must_sync or meta & META_DURABLE_CLAIM != 0
             lsn += 1
         batch.lsn = lsn
@@ -216,6 +248,50 @@ class Operations:
         return deliveries, must_sync
 
     # -- settle -----------------------------------------------------------------------------------
+
+    def settle_run(
+        self, batch: Batch, items: list[Settlement]
+    ) -> list[tuple[Settlement, TaskqError]]:
+        """End many deliveries, the plain successes among them in one go; returns the refused."""
+        agenda = self._facets.agenda
+        assert agenda is not None
+        refused: list[tuple[Settlement, TaskqError]] = []
+        jobs: list[int] = []
+        first_location = batch.where + batch.size
+        running, pack, parts = agenda.running, codec.JOB.pack, batch.parts
+        others: list[Settlement] = []
+        for item in items:
+            kind, delivery, body, _, _, children = item
+            job = delivery.job
+            claim = running.get(job)
+            if (
+                kind is not _SUCCEEDED
+                or body is not None
+                or children
+                or claim is None
+                or claim[0] != delivery.token
+                or claim[1] != delivery.epoch
+                or delivery.record[_FLAGS_AT] & _KEYED
+            ):
+                others.append(item)
+                continue
+            del running[job]  # a second settlement of the same delivery is stale
+            parts.append(
+                pack(_PLAIN_JOB, _SUCCEEDED_CODE, 0, 0, 0, delivery.attempt, job, delivery.token)
+            )
+            jobs.append(job)
+        if jobs:
+            batch.size += _PLAIN_JOB * len(jobs)
+            batch.lsn += len(jobs)
+            batch.interest |= INTEREST_OUTCOME
+            agenda.apply_succeeded(jobs)
+            self._facets.note_ends(jobs, first_location, _PLAIN_JOB)
+        for item in others:
+            try:
+                self.settle(batch, item)
+            except TaskqError as error:
+                refused.append((item, error))
+        return refused
 
     def settle(self, batch: Batch, item: Settlement) -> None:
         """End a delivery.
@@ -234,18 +310,6 @@ class Operations:
             )
         attempt = delivery.attempt
         keyed = delivery.record[_FLAGS_AT] & _KEYED
-        if kind is _SUCCEEDED and body is None and not keyed and not children:
-            # The common end, without a detour: nothing to keep, free or enqueue.
-            location = batch.where + batch.size
-            batch.parts.append(
-                codec.JOB.pack(_PLAIN_JOB, _SUCCEEDED_CODE, 0, 0, 0, attempt, job, delivery.token)
-            )
-            batch.size += _PLAIN_JOB
-            batch.lsn += 1
-            batch.interest |= INTEREST_OUTCOME
-            agenda.apply_ended(_SUCCEEDED, job)
-            self._facets.note_end(job, location)
-            return
         ready = [
             None if extras is None else self._prepare(batch, spec, extras)
             for spec, _, extras in children

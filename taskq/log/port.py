@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from asyncio import Future as _Future
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,11 +15,12 @@ from taskq.core.errors import LogClosed
 from taskq.core.model import LogStats
 from taskq.core.records import Cause, Kind
 from taskq.log.history import tell
+from taskq.log.reply import Reply
 from taskq.log.requests import ClaimRequest, Op, Settlement
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
+    from asyncio import AbstractEventLoop
+    from collections.abc import Callable, Iterable
 
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras, JobView
@@ -97,13 +99,14 @@ class _Port:
         """The next ready jobs, in the order in which they would be claimed."""
         return self._send(Op.LOOK, (lambda one: _peek(one, count, queue), True))
 
-    def _resolve(self, answers: list[Answer]) -> None:
+    def _resolve(self, answers: Iterable[Answer]) -> None:
         for _, future, value in answers:
             if future is None:
-                on_error, item, error = value
-                _call(on_error, item, error)
+                _call(*value)
             elif future.done():
                 self._late(value)
+            elif type(value) is int:  # the lsn of a new job: by far the most
+                future.set_result(value)
             elif isinstance(value, Exception):
                 future.set_exception(value)
             else:
@@ -119,41 +122,61 @@ class _Port:
 class LoopPort(_Port):
     """The port of one event loop; only that loop's thread uses it."""
 
-    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, store: Store, loop: AbstractEventLoop) -> None:
         super().__init__(store, loop.create_future)
         self.loop = loop
 
     def enqueue(
         self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
-    ) -> asyncio.Future[int | Duplicate]:
+    ) -> _Future[int | Duplicate]:
         """The new job's lsn once it is durable, or the job that holds its key."""
         store = self._store
         if not store.usable:
             raise LogClosed(f"{store.path}: the log is closed here; open it again")
-        future: asyncio.Future[int | Duplicate] = self.loop.create_future()
+        future: _Future[int | Duplicate] = _Future(loop=self.loop)
         self._mailbox.append((_ENQUEUE, self, future, (spec, body, extras)))
         if store.asleep:
             store.wake_up()
         return future
+
+    def ask(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> Reply:
+        """Do as ``enqueue`` for a caller that awaits the answer right away."""
+        store = self._store
+        if not store.usable:
+            raise LogClosed(f"{store.path}: the log is closed here; open it again")
+        reply = Reply(self.loop)
+        self._mailbox.append((_ENQUEUE, self, reply, (spec, body, extras)))
+        if store.asleep:
+            store.wake_up()
+        return reply
 
     async def room(self) -> None:
         """Wait until the mailbox has room."""
         while self._store.full:
             await self._emptied()
 
-    def _emptied(self) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = self.loop.create_future()
+    def _emptied(self) -> _Future[None]:
+        future: _Future[None] = self.loop.create_future()
         self._store.when_room(lambda: self.loop.call_soon_threadsafe(_wake, future))
         return future
 
     def deliver(self, answers: list[Answer]) -> None:
         """One wake-up of the loop for the whole list; on the storage thread."""
         try:
-            self.loop.call_soon_threadsafe(self._resolve, answers)
+            self.loop.call_soon_threadsafe(self._turn, answers)
         except RuntimeError:
             # The loop is closed: nobody is left to be told, but claims must not be lost with it.
             for _, _, value in answers:
                 self._late(value)
+
+    def _turn(self, answers: list[Answer]) -> None:
+        left = iter(answers)
+        try:
+            self._resolve(left)
+        except BaseException:
+            # A task that was stepped here ends the program; the others get their answers still.
+            self.loop.call_soon(self._turn, list(left))
+            raise
 
 
 class ThreadPort(_Port):
@@ -185,7 +208,7 @@ class ThreadPort(_Port):
                 self._late(answer[2])
 
 
-def _wake(future: asyncio.Future[None]) -> None:
+def _wake(future: _Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 

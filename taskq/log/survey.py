@@ -33,11 +33,14 @@ class Survey:
         """Count a request in."""
         op, _, _, operand = request
         self.ops.add(op)
-        self.size += _size(request)
         if op == _ENQUEUE:
-            extras = operand[2]
-            self.keyed = self.keyed or (extras is not None and extras.key is not None)
-        elif op == Op.ENQUEUE_MANY:
+            spec, body, extras = operand
+            self.size += len(body) + len(spec.tail)
+            if extras is not None and extras.key is not None:
+                self.keyed = True
+            return
+        self.size += _size(request)
+        if op == Op.ENQUEUE_MANY:
             self.keyed = self.keyed or any(one and one.key is not None for _, _, one in operand)
         elif op in (Op.SETTLE, Op.SETTLE_SOON):
             items = operand if op == Op.SETTLE else operand[0]

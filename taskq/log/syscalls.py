@@ -1,5 +1,4 @@
-"""System calls that keep the GIL, for places where giving it up costs far more than the call.
-call.
+"""System calls that keep the GIL, where giving it up costs far more than the call.
 
 A thread that gives the GIL up for a microsecond's call waits for it afterwards: up to a switch
 interval (5 ms) while another thread computes. Measured beside one CPU-bound thread: the writer

@@ -211,9 +211,9 @@ class StorageThread:
             self._deliver(answers)
 
     def _deliver(self, answers: list[Answer]) -> None:
-        port = answers[0][0]
-        if all(answer[0] is port for answer in answers):
-            port.deliver(answers)
+        ports = {answer[0] for answer in answers}
+        if len(ports) == 1:
+            ports.pop().deliver(answers)
             return
         by_port: dict[Any, list[Answer]] = {}
         for answer in answers:

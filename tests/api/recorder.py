@@ -46,6 +46,9 @@ class Recorder:
     def enqueue(self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None) -> Any:
         return self._answered(self._add(spec, body, extras))
 
+    def ask(self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None) -> Any:
+        return self._answered(self._add(spec, body, extras))
+
     def enqueue_many(self, items: list[tuple[EnqueueSpec, bytes, Extras | None]]) -> Any:
         return self._answered([self._add(*item) for item in items])
 
