@@ -1,0 +1,177 @@
+"""What a waiting job costs in memory: no object, 64 bytes at most, 40 more with a key."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import deque
+from itertools import pairwise
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.agenda import Agenda
+from taskq.core.dedup import Dedup
+from taskq.core.jobtable import META_EXPIRES
+from taskq.core.records import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.core.lanes import Lane
+
+JOBS = 200_000
+NOW = 10**18
+DAY = 86_400 * 10**9
+
+
+def a_lane(agenda: Agenda) -> Lane:
+    return agenda.lane(5, b"\x07\x04defaultsend")
+
+
+def ready(agenda: Agenda, _: Dedup, lane: Lane) -> None:
+    for job in range(1, JOBS + 1):
+        agenda.apply_enqueued(job, job << 8, lane, 0)
+
+
+def scheduled(agenda: Agenda, _: Dedup, lane: Lane) -> None:
+    for job in range(1, JOBS + 1):
+        agenda.apply_scheduled(job, job << 8, lane, 0, NOW + job * 1_000, is_wall=False)
+
+
+def scheduled_at_random(agenda: Agenda, _: Dedup, lane: Lane) -> None:
+    moments = Random(1)
+    for job in range(1, JOBS + 1):
+        due = NOW + moments.randrange(DAY)
+        agenda.apply_scheduled(job, job << 8, lane, 0, due, is_wall=job % 2 == 0)
+
+
+def scheduled_backwards(agenda: Agenda, _: Dedup, lane: Lane) -> None:
+    for job in range(1, JOBS + 1):
+        agenda.apply_scheduled(job, job << 8, lane, 0, NOW + DAY - job, is_wall=True)
+
+
+def scheduled_and_expiring(agenda: Agenda, _: Dedup, lane: Lane) -> None:
+    for job in range(1, JOBS + 1):
+        agenda.apply_scheduled(job, job << 8, lane, META_EXPIRES, NOW + job, is_wall=False)
+        agenda.apply_expiry(job, NOW + DAY + job)
+
+
+def retried(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
+    """Claimed, failed, and due again at once: all were given back."""
+    ready(agenda, dedup, lane)
+    while taken := agenda.take(1_000, None, None):
+        if taken[0][2] > 1:
+            break
+        for job, *_ in taken:
+            agenda.apply_back(Kind.RETRIED, job, 1, NOW + 1, NOW)
+    for job, *_ in taken:
+        agenda.apply_back(Kind.RETRIED, job, 1, NOW + 1, NOW)
+    agenda.promote(NOW + 1, JOBS)
+
+
+def left_over_of_many(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
+    """One in ten of two million would be too slow here: of 200 000, one in ten is left."""
+    ready(agenda, dedup, lane)
+    for job in range(1, JOBS + 1):
+        if job % 10:
+            agenda.apply_claimed(job, 1, 1, 7, 1)
+            agenda.apply_ended(Kind.SUCCEEDED, job)
+
+
+def keys(_: Agenda, dedup: Dedup, __: Lane) -> None:
+    hashes = Random(1)
+    for job in range(1, JOBS + 1):
+        dedup.apply_taken(hashes.getrandbits(64) or 1, job, job << 8, 0, NOW)
+
+
+def size_of(*roots: object) -> int:
+    """Bytes of all objects that are reached from the roots, with room that arrays keep to grow."""
+    seen: set[int] = set()
+    left: list[object] = list(roots)
+    total = 0
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, type):
+            continue
+        seen.add(id(one))
+        total += sys.getsizeof(one)
+        if isinstance(one, dict):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple | set | deque):
+            left += one
+        elif not isinstance(one, array | int | str | bytes):
+            left += vars(one).values() if hasattr(one, "__dict__") else ()
+            left += [getattr(one, name) for name in getattr(type(one), "__slots__", ())]
+    return total
+
+
+def measured(fill: Callable[[Agenda, Dedup, Lane], None]) -> tuple[int, Agenda, Dedup]:
+    """Bytes that the folds grew by."""
+    agenda, dedup = Agenda(), Dedup()
+    lane = a_lane(agenda)
+    before = size_of(agenda, dedup)
+    fill(agenda, dedup, lane)
+    return size_of(agenda, dedup) - before, agenda, dedup
+
+
+@pytest.mark.parametrize(
+    ("fill", "bytes_max"),
+    [
+        (ready, 36),
+        (scheduled, 46),
+        (scheduled_at_random, 46),
+        (scheduled_backwards, 46),
+        (scheduled_and_expiring, 64),
+        (retried, 46),
+        (keys, 40),
+    ],
+)
+def test_a_waiting_job_costs_few_bytes(
+    fill: Callable[[Agenda, Dedup, Lane], None], bytes_max: int
+) -> None:
+    """The bounds are tighter than the promise, so that a loss is noticed while it is small."""
+    size, agenda, dedup = measured(fill)
+    assert JOBS in {agenda.table.live, dedup.size}
+    assert size <= bytes_max * JOBS, f"{size / JOBS:.1f} bytes a job"
+
+
+def test_growing_never_takes_room_for_a_second_copy() -> None:
+    """Adding one more never allocates more than a chunk: the peak is what stays."""
+    agenda, dedup = Agenda(), Dedup()
+    lane = a_lane(agenda)
+    sizes = []
+    for job in range(1, 20_001):
+        agenda.apply_enqueued(job, job << 8, lane, 0)
+        dedup.apply_taken(job * 0x9E3779B97F4A7C15 % 2**64 or 1, job, job << 8, 0, NOW)
+        if job % 100 == 0:
+            sizes.append(size_of(agenda, dedup))
+    assert max(after - before for before, after in pairwise(sizes)) <= 200_000
+
+
+def test_what_is_left_of_many_jobs_costs_few_bytes() -> None:
+    """After nine in ten were settled by another process, in the midst of the others."""
+    size, agenda, _ = measured(left_over_of_many)
+    assert agenda.table.live == JOBS // 10
+    assert size <= 64 * agenda.table.live + 1_000_000
+
+
+def test_settled_jobs_cost_nothing() -> None:
+    """All of 200 000 keyed jobs with an expiry settled: what stays does not depend on them."""
+
+    def fill(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
+        hashes = Random(1)
+        known = [hashes.getrandbits(64) or 1 for _ in range(1_000)]
+        for first in range(1, JOBS, 1_000):
+            for job, hashed in enumerate(known, first):
+                agenda.apply_enqueued(job, job << 8, lane, META_EXPIRES)
+                agenda.apply_expiry(job, NOW + DAY)
+                dedup.apply_taken(hashed, job, job << 8, 0, NOW)
+            for job, *_ in agenda.take(1_000, None, None):
+                agenda.apply_ended(Kind.SUCCEEDED, job)
+                dedup.apply_free(known[job - first], job)
+
+    size, agenda, dedup = measured(fill)
+    assert (agenda.table.live, dedup.size) == (0, 0)
+    assert size <= 1_000_000
