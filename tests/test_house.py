@@ -1,0 +1,161 @@
+"""The rules of the house that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import inspect
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import taskq
+
+ROOT = Path(__file__).parents[1]
+SOURCE_FOLDERS = ("taskq", "workers", "plugins", "examples")
+LINES_MAX = 400
+TEST_LINES_MAX = 500
+FUNCTION_LINES_MAX = 60
+TOP_LEVEL = {
+    "CHANGELOG.md",
+    "LICENSE",
+    "README.md",
+    "examples",
+    "plugins",
+    "pyproject.toml",
+    "taskq",
+    "tests",
+    "workers",
+}
+IMPURE = {
+    "asyncio",
+    "concurrent",
+    "io",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "random",
+    "secrets",
+    "select",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+}
+#: Programs of their own that tests start; to take time is what they are for.
+STARTED = {"bench", "samples", "scripts"}
+
+SOURCES = sorted(path for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+def place(path: Path, node: ast.AST | None = None) -> str:
+    line = getattr(node, "lineno", 0)
+    return f"{path.relative_to(ROOT)}:{line}" if line else str(path.relative_to(ROOT))
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return []
+
+
+def test_no_file_is_longer_than_a_person_reads_at_a_sitting() -> None:
+    long = {place(path): lines(path) for path in SOURCES if lines(path) > LINES_MAX}
+    long |= {place(path): lines(path) for path in TESTS if lines(path) > TEST_LINES_MAX}
+    assert not long
+
+
+def test_no_function_is_longer_than_a_page() -> None:
+    long = {
+        place(path, node): node.end_lineno - node.lineno + 1
+        for path in SOURCES
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= FUNCTION_LINES_MAX
+    }
+    assert not long
+
+
+def test_the_core_imports_nothing_impure() -> None:
+    """Time, disk, threads and chance are its callers' business; they come in as arguments."""
+    found = [
+        f"{place(path, node)} imports {name}"
+        for path in sorted((ROOT / "taskq/core").rglob("*.py"))
+        for node in nodes(path)
+        for name in imported(node)
+        if name.partition(".")[0] in IMPURE
+    ]
+    assert not found
+
+
+def test_the_core_knows_nothing_of_what_stands_on_it() -> None:
+    found = [
+        f"{place(path, node)} imports {name}"
+        for path in sorted((ROOT / "taskq/core").rglob("*.py"))
+        for node in nodes(path)
+        for name in imported(node)
+        if name.startswith("taskq") and not name.startswith("taskq.core")
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("name", sorted(taskq.__all__))
+def test_every_public_name_says_what_it_is(name: str) -> None:
+    """A docstring of its own, also on each public method that it defines."""
+    thing = getattr(taskq, name)
+    assert inspect.getdoc(thing), f"taskq.{name} has no docstring"
+    if not inspect.isclass(thing):
+        return
+    for member, value in vars(thing).items():
+        called = inspect.isfunction(value) or isinstance(value, classmethod | staticmethod)
+        if not member.startswith("_") and (called or isinstance(value, property)):
+            assert inspect.getdoc(value), f"taskq.{name}.{member} has no docstring"
+
+
+def test_every_public_name_is_there_and_listed_in_order() -> None:
+    assert list(taskq.__all__) == sorted(set(taskq.__all__))
+    assert set(taskq.__all__) <= set(dir(taskq))
+
+
+def test_no_test_sleeps() -> None:
+    """A test waits for an event, or drives a clock of its own: a sleep is too short or too long."""
+    found = [
+        place(path, node)
+        for path in TESTS
+        if not STARTED & set(path.parts)
+        for node in nodes(path)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "sleep"
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "time"
+    ]
+    assert not found
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Test folders are no packages, so two files of one name would be one module to pytest."""
+    names = Counter(path.name for path in TESTS if path.name != "conftest.py")
+    assert not {name for name, count in names.items() if count > 1 and name.startswith("test_")}
+
+
+def test_the_top_level_holds_only_what_belongs_there() -> None:
+    """Dot-files and what .gitignore names aside."""
+    ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
+    names = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    names -= {name for name in names if any(fnmatch.fnmatch(name, one) for one in ignored)}
+    assert names <= TOP_LEVEL
