@@ -6,6 +6,7 @@ Nothing here sleeps for a guessed time. A test waits for a line of a child, for 
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import signal
 import subprocess
@@ -86,6 +87,16 @@ class Child:
             line = self.line(max(deadline - time.monotonic(), 0.001))
             if line.startswith(word):
                 return line[len(word) :].strip()
+
+    def lines_so_far(self, seconds: float = 0.01) -> list[str]:
+        """The lines that are there; waits a moment for the first."""
+        lines: list[str] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                line = self._lines.get(timeout=seconds if not lines else 0)
+                assert line is not None, f"{self.process.args!r} ended with {self.process.wait()}"
+                lines.append(line)
+        return lines
 
     def rest(self, seconds: float = STEP_SECONDS) -> list[str]:
         """All further lines, up to the end of the output."""

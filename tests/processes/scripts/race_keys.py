@@ -1,0 +1,54 @@
+"""Race others for keys; tell for each key "new LSN" or "duplicate LSN".
+
+Usage: race_keys.py DIRECTORY DURABILITY KEYS THREADS      (starts at a line on stdin)
+
+Every thread enqueues every key once, each in an order of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+
+from taskq.core.model import Durability, Extras
+from taskq.log.config import LogConfig
+from taskq.log.requests import Duplicate, EnqueueSpec
+from taskq.log.store import Store, open_store
+
+SPEC = EnqueueSpec()
+
+
+def race(store: Store, keys: list[str], told: list[str]) -> None:
+    port = store.thread_port
+    futures = [(key, port.enqueue(SPEC, b"x", Extras(key=key.encode()))) for key in keys]
+    for key, future in futures:
+        answer = future.result()
+        if isinstance(answer, Duplicate):
+            told.append(f"duplicate {key} {answer.lsn}")
+        else:
+            told.append(f"new {key} {answer}")
+
+
+def main() -> None:
+    path, durability, count, threads = sys.argv[1:]
+    store = open_store(path, LogConfig(durability=Durability(durability)))
+    keys = [f"key-{number}" for number in range(int(count))]
+    told: list[str] = []
+    racers = []
+    for _ in range(int(threads)):
+        order = random.sample(keys, len(keys))
+        racers.append(threading.Thread(target=race, args=(store, order, told)))
+    os.write(1, b"open\n")
+    sys.stdin.readline()
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    sys.stdout.write("\n".join([*told, "finished"]) + "\n")
+    sys.stdout.flush()
+    store.close()
+
+
+main()

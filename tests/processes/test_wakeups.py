@@ -1,0 +1,151 @@
+"""Processes that wait are woken by those that write, at once, and cost nothing meanwhile."""
+
+from __future__ import annotations
+
+import struct
+import time
+from contextlib import ExitStack
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.model import SECOND_NS, Durability, Extras
+from taskq.core.records import Kind
+from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
+from tests.processes.harness import Child, eventually, open_here, put
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SLOT = struct.Struct("<QB7x")
+ROUNDS = 100
+MEDIAN_SECONDS_MAX = 0.010
+#: A timer's precision, and what a busy machine adds.
+DUE_SECONDS_MAX = 0.25
+IDLE_SHARE_MAX = 0.01
+
+
+def sleeps_for(path: Path, owner: int, interest: int) -> bool:
+    """Whether that owner has announced that it sleeps for this."""
+    data = (path / "owners" / "board").read_bytes()
+    return (owner, interest) in SLOT.iter_unpack(data)
+
+
+def check_wait(what: str, seconds: list[float]) -> None:
+    p99 = quantiles(seconds, n=100)[98]
+    print(f"{what}: median {median(seconds) * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms")  # noqa: T201
+    assert median(seconds) < MEDIAN_SECONDS_MAX
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+def test_a_waiting_claim_gets_another_processs_job_at_once(
+    tmp_path: Path, durability: Durability
+) -> None:
+    """Within 10 ms at the median, from before the enqueue to after the delivery."""
+    store = open_here(tmp_path, durability)
+    waits = []
+    with Child("answer.py", tmp_path, f"durability={durability}") as claimer:
+        owner = int(claimer.expect("open"))
+        for _ in range(ROUNDS):
+            claimer.say("claim")
+            claimer.expect("waiting")
+            eventually(lambda: sleeps_for(tmp_path, owner, INTEREST_READY))
+            put(store, str(time.monotonic_ns()).encode())
+            waits.append(int(claimer.expect("claimed").split()[2]) / 1e9)
+        claimer.say("settle")
+        claimer.expect("settled")
+    check_wait(f"claim, {durability}", waits)
+    store.close()
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+def test_whoever_waits_for_an_outcome_elsewhere_gets_it_at_once(
+    tmp_path: Path, durability: Durability
+) -> None:
+    """In a process that is no worker: within 10 ms at the median."""
+    store = open_here(tmp_path, durability)
+    port = store.thread_port
+    waits = []
+    with Child("answer.py", tmp_path, f"durability={durability}") as waiter:
+        owner = int(waiter.expect("open"))
+        for _ in range(ROUNDS):
+            job = put(store, b"x")
+            [delivery] = port.claim(ClaimRequest(1)).result(10)
+            waiter.say(f"outcome {job}")
+            waiter.expect("waiting")
+            eventually(lambda: sleeps_for(tmp_path, owner, INTEREST_OUTCOME))
+            result = str(time.monotonic_ns()).encode()
+            port.settle([Settlement(Kind.SUCCEEDED, delivery, result)]).result(10)
+            state, ago, _ = waiter.expect("outcome").split()
+            assert state == "SUCCEEDED"
+            waits.append(int(ago) / 1e9)
+    check_wait(f"outcome, {durability}", waits)
+    store.close()
+
+
+def test_a_job_that_was_settled_before_anyone_asked_is_told_at_once(tmp_path: Path) -> None:
+    """Whoever comes late needs no wake-up."""
+    store = open_here(tmp_path)
+    port = store.thread_port
+    job = put(store, b"x")
+    [delivery] = port.claim(ClaimRequest(1)).result(10)
+    port.settle([Settlement(Kind.SUCCEEDED, delivery, b"done")]).result(10)
+    with Child("answer.py", tmp_path) as waiter:
+        waiter.say(f"outcome {job}")
+        assert waiter.expect("outcome").endswith(" done")
+        waiter.say(f"outcome {job + 1}")
+        assert waiter.expect("error").startswith("JobNotFound")
+        waiter.say(f"outcome {job + 1_000}")
+        assert waiter.expect("error").startswith("JobNotFound")
+    store.close()
+
+
+def test_a_due_job_wakes_a_waiting_claim_without_help(tmp_path: Path) -> None:
+    """Nobody writes when a delay is over: whoever waits looks at the clock itself."""
+    store = open_here(tmp_path)
+    delay_ns = SECOND_NS // 4
+    with Child("answer.py", tmp_path) as claimer:
+        claimer.expect("open")
+        claimer.say("claim")
+        claimer.expect("waiting")
+        due = str(time.monotonic_ns() + delay_ns).encode()
+        store.thread_port.enqueue(EnqueueSpec(), due, Extras(due_ns=delay_ns)).result(10)
+        late = int(claimer.expect("claimed").split()[2]) / 1e9
+    print(f"{late * 1e3:.1f} ms after it was due")  # noqa: T201 - a figure
+    assert 0 <= late < DUE_SECONDS_MAX
+    store.close()
+
+
+def test_every_waiting_process_gets_its_share(tmp_path: Path) -> None:
+    """One transaction with a job for each of six sleepers, in one process or another."""
+    store = open_here(tmp_path)
+    with ExitStack() as stack:
+        claimers = [stack.enter_context(Child("answer.py", tmp_path)) for _ in range(6)]
+        for claimer in claimers:
+            owner = int(claimer.expect("open"))
+            claimer.say("claim")
+            claimer.expect("waiting")
+            eventually(lambda: sleeps_for(tmp_path, owner, INTEREST_READY))  # noqa: B023
+        now = str(time.monotonic_ns()).encode()
+        store.thread_port.enqueue_many([(EnqueueSpec(), now, None)] * 6).result(10)
+        told = [claimer.expect("claimed").split() for claimer in claimers]
+        assert sorted(int(one[0]) for one in told) == [1, 2, 3, 4, 5, 6]
+        assert max(int(one[2]) for one in told) < SECOND_NS
+    store.close()
+
+
+@pytest.mark.parametrize("beside", ["nothing", "a running job", "an outcome"])
+def test_waiting_costs_no_cpu(tmp_path: Path, beside: str) -> None:
+    """A claim that waits for two seconds uses under 1 % of a core, whatever others hold."""
+    store = open_here(tmp_path)
+    put(store, b"x")
+    [delivery] = store.thread_port.claim(ClaimRequest(1)).result(10)
+    if beside == "nothing":
+        store.thread_port.settle([Settlement(Kind.SUCCEEDED, delivery)]).result(10)
+    with Child("idle.py", tmp_path, 2, delivery.job if beside == "an outcome" else 0) as waiter:
+        share = float(waiter.expect("share"))
+    print(f"waiting beside {beside}: {share:.2%} of a core")  # noqa: T201 - a figure
+    assert share < IDLE_SHARE_MAX
+    store.close()
