@@ -5,15 +5,18 @@ Answers come back in one wake-up per batch: the storage thread hands a port the 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from asyncio import Future as _Future
+from collections import deque
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogClosed
 from taskq.core.model import LogStats
 from taskq.core.records import Cause, Kind
+from taskq.log.bell import Bell
 from taskq.log.history import tell
 from taskq.log.reply import Reply
 from taskq.log.requests import ClaimRequest, Op, Settlement
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)
+#: A loop that has had so many answers is here to stay, and gets a bell; one made for a single call
+#: (``async_to_sync``) is spared the pipe.
+_SETTLED_IN: Final = 16
 
 
 class _Port:
@@ -125,6 +131,9 @@ class LoopPort(_Port):
     def __init__(self, store: Store, loop: AbstractEventLoop) -> None:
         super().__init__(store, loop.create_future)
         self.loop = loop
+        self._turns = 0
+        self._bell: Bell | None = None
+        self._inbox: deque[list[Answer]] = deque()
 
     def enqueue(
         self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
@@ -162,6 +171,10 @@ class LoopPort(_Port):
 
     def deliver(self, answers: list[Answer]) -> None:
         """One wake-up of the loop for the whole list; on the storage thread."""
+        if self._bell is not None and not self.loop.is_closed():
+            self._inbox.append(answers)
+            self._bell.ring()
+            return
         try:
             self.loop.call_soon_threadsafe(self._turn, answers)
         except RuntimeError:
@@ -170,6 +183,10 @@ class LoopPort(_Port):
                 self._late(value)
 
     def _turn(self, answers: list[Answer]) -> None:
+        self._turns += 1
+        if self._turns == _SETTLED_IN:
+            with contextlib.suppress(NotImplementedError, OSError):
+                self._bell = Bell(self.loop, self._rung)
         left = iter(answers)
         try:
             self._resolve(left)
@@ -177,6 +194,16 @@ class LoopPort(_Port):
             # A task that was stepped here ends the program; the others get their answers still.
             self.loop.call_soon(self._turn, list(left))
             raise
+
+    def _rung(self) -> None:
+        while self._inbox:
+            self._turn(self._inbox.popleft())
+
+    def close(self) -> None:
+        """The loop is closed."""
+        if self._bell is not None:
+            self._bell.close()
+            self._bell = None
 
 
 class ThreadPort(_Port):

@@ -148,7 +148,7 @@ class Store:
         if port is None:
             self._latest.clear()
             for other in [one for one in self._ports if one.is_closed()]:
-                del self._ports[other]
+                self._ports.pop(other).close()
             port = self._ports[loop] = LoopPort(self, loop)
         return port
 

@@ -31,6 +31,11 @@ class CrashableDisk:
         self._boot = machine.boot
         self._is_killed = False
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process or its machine is gone."""
+        return self._is_killed or self._boot != self.machine.boot
+
     def kill(self) -> None:
         """End the process: its descriptors close, its locks are free, what it wrote stays."""
         if not self._is_killed and self._boot == self.machine.boot:
