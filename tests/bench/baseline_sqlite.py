@@ -319,10 +319,12 @@ class SqliteContender:
         stop = threading.Event()
         thread = threading.Thread(target=spin, args=(stop.is_set,))
         thread.start()
-        yield
-        stop.set()
-        thread.join()
-        sys.setswitchinterval(before)
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            sys.setswitchinterval(before)
 
     async def counts(self) -> tuple[int, int]:
         """Rows in the states succeeded and ready; none may be left running."""

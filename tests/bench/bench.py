@@ -30,6 +30,8 @@ JOBS: Final = {
     "two_processes_1000": (100_000, 100_000),
     "cycle_cpu_64": (20_000, 20_000),
 }
+#: A sample takes a few seconds; one that takes so long hangs.
+SAMPLE_SECONDS_MAX: Final = 120
 CONTENDERS: Final = ("taskq", "sqlite", "sqlite-tuned", "disk")
 Samples = dict[str, list[dict[str, Any]]]
 
@@ -45,7 +47,7 @@ def sample(
             cwd=ROOT,
             stdout=subprocess.PIPE,
             check=True,
-            timeout=600,
+            timeout=SAMPLE_SECONDS_MAX,
         )
     result: dict[str, Any] = json.loads(done.stdout)
     return result

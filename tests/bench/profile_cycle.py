@@ -10,6 +10,7 @@ nothing else.)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import cProfile
 import pstats
 import sys
@@ -29,7 +30,8 @@ def threads_seconds() -> dict[str, float]:
     spent = {}
     for thread in threading.enumerate():
         schedstat = Path(f"/proc/self/task/{thread.native_id}/schedstat")
-        spent[thread.name] = int(schedstat.read_text(encoding="ascii").split()[0]) / 1e9
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            spent[thread.name] = int(schedstat.read_text(encoding="ascii").split()[0]) / 1e9
     return spent
 
 

@@ -58,8 +58,11 @@ class TaskqContender:
         """The sync task as a job like any other, in the worker's threads."""
         job = await self.spin.enqueue()
         await self.spinning.wait()
-        yield
-        self.stop.set()
+        try:
+            yield
+        finally:
+            # Also when a sample fails: the worker could not drain otherwise.
+            self.stop.set()
         await job.result()
 
     async def counts(self) -> tuple[int, int]:
