@@ -22,16 +22,14 @@ from taskq.core.jobtable import (
     STATE_MASK,
     JobTable,
 )
-from taskq.core.lanes import NO_JOB, Lane, queue_stats
-from taskq.core.model import PRIORITY_MAX, State
+from taskq.core.lanes import NO_JOB, Lane, Lanes
+from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.core.timetable import STALE_MAX, Timetable
 from taskq.core.transitions import BY_TIME, after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from taskq.core.model import QueueStats
 
 _READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 _SCHEDULED: Final = int(after(State.ABSENT, Kind.ENQUEUED, waits=True))
@@ -58,7 +56,7 @@ _SWEEP_EVERY: Final = 64
 Taken = tuple[int, int, int, Lane, int]
 
 
-class Agenda:
+class Agenda(Lanes):
     """Every unsettled job, and the lanes of the ready ones.
 
     Attributes:
@@ -66,40 +64,13 @@ class Agenda:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.table = JobTable()
-        self.lanes: list[Lane] = []
         self.running: dict[int, tuple[int, int, int]] = {}
         self._times = Timetable()
-        self._by_key: tuple[dict[bytes, Lane], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
-        self._ready: tuple[dict[Lane, None], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
         #: running jobs whose expiry passed meanwhile: they expire if they are given back
         self._overdue: set[int] = set()
         self._scheduled = self._expiring = self._left = 0
-
-    # -- lanes ------------------------------------------------------------------------------------
-
-    def lane(self, priority: int, key: bytes) -> Lane:
-        """The lane of (queue length u8, task length u8, queue, task), made at first sight."""
-        lane = self._by_key[priority].get(key)
-        if lane is None:
-            split = 2 + key[0]
-            queue = key[2:split].decode("utf-8", "replace")
-            task = key[split : split + key[1]].decode("utf-8", "replace")
-            lane = Lane(len(self.lanes), queue, task, priority)
-            self.lanes.append(lane)
-            self._by_key[priority][bytes(key)] = lane
-        return lane
-
-    def block(self, lane: Lane) -> None:
-        """Keep the lane's jobs from being claimed."""
-        lane.blocked = True
-        self._ready[lane.priority].pop(lane, None)
-
-    def unblock(self, lane: Lane) -> None:
-        """Let them be claimed again."""
-        lane.blocked = False
-        if lane.ready:
-            self._ready[lane.priority][lane] = None
 
     # -- apply ------------------------------------------------------------------------------------
 
@@ -113,11 +84,10 @@ class Agenda:
 
     def apply_enqueued_run(self, first: int, locations: list[int], lane: Lane, meta: int) -> None:
         """Do as ``apply_enqueued`` for the jobs ``first``, ``first + 1``, … of one lane."""
-        count = len(locations)
         self.table.extend(first, locations, lane.number, meta | _READY)
-        lane.push_run(first, count)
-        lane.ready += count
-        if lane.ready == count and not lane.blocked:
+        lane.push_run(first, len(locations))
+        lane.ready += len(locations)
+        if lane.ready and not lane.blocked:
             self._ready[lane.priority][lane] = None
 
     def apply_scheduled(
@@ -346,17 +316,6 @@ class Agenda:
                 break
         return jobs
 
-    def any_ready(self) -> bool:
-        """Whether any unblocked lane has a job."""
-        return any(self._ready)
-
-    def stats(self) -> tuple[QueueStats, ...]:
-        """Counts per queue, by name."""
-        queues: dict[str, list[Lane]] = {}
-        for lane in self.lanes:
-            queues.setdefault(lane.queue, []).append(lane)
-        return tuple(queue_stats(name, queues[name]) for name in sorted(queues))
-
     # -- inside -----------------------------------------------------------------------------------
 
     def _enter_ready(self, lane: Lane, job: int) -> None:
@@ -382,11 +341,6 @@ class Agenda:
             lane.scheduled -= 1
             self._scheduled -= 1
             self._count_left()
-
-    def _close(self, lane: Lane) -> None:
-        """No job of the lane is ready any more."""
-        self._ready[lane.priority].pop(lane, None)
-        lane.clear()
 
     def _count_left(self) -> None:
         """An entry of the timetable may be stale now."""

@@ -17,7 +17,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.blocks import SortedBlocks
-from taskq.core.model import QueueStats
+from taskq.core.model import PRIORITY_MAX, QueueStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -174,9 +174,59 @@ class Lane:
         return popped
 
 
-def queue_stats(name: str, lanes: list[Lane]) -> QueueStats:
-    """The counts of one queue's lanes together."""
+class Lanes:
+    """All lanes, and those of each priority that have jobs to claim.
 
+    Attributes:
+        lanes: by their number.
+    """
+
+    def __init__(self) -> None:
+        self.lanes: list[Lane] = []
+        self._by_key: tuple[dict[bytes, Lane], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
+        self._ready: tuple[dict[Lane, None], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
+
+    def lane(self, priority: int, key: bytes) -> Lane:
+        """The lane of (queue length u8, task length u8, queue, task), made at first sight."""
+        lane = self._by_key[priority].get(key)
+        if lane is None:
+            split = 2 + key[0]
+            queue = key[2:split].decode("utf-8", "replace")
+            task = key[split : split + key[1]].decode("utf-8", "replace")
+            lane = Lane(len(self.lanes), queue, task, priority)
+            self.lanes.append(lane)
+            self._by_key[priority][bytes(key)] = lane
+        return lane
+
+    def block(self, lane: Lane) -> None:
+        """Keep the lane's jobs from being claimed."""
+        lane.blocked = True
+        self._ready[lane.priority].pop(lane, None)
+
+    def unblock(self, lane: Lane) -> None:
+        """Let them be claimed again."""
+        lane.blocked = False
+        if lane.ready:
+            self._ready[lane.priority][lane] = None
+
+    def any_ready(self) -> bool:
+        """Whether any unblocked lane has a job."""
+        return any(self._ready)
+
+    def stats(self) -> tuple[QueueStats, ...]:
+        """Counts per queue, by name."""
+        queues: dict[str, list[Lane]] = {}
+        for lane in self.lanes:
+            queues.setdefault(lane.queue, []).append(lane)
+        return tuple(_queue_stats(name, queues[name]) for name in sorted(queues))
+
+    def _close(self, lane: Lane) -> None:
+        """No job of the lane is ready any more."""
+        self._ready[lane.priority].pop(lane, None)
+        lane.clear()
+
+
+def _queue_stats(name: str, lanes: list[Lane]) -> QueueStats:
     def total(field: str) -> int:
         return sum(getattr(lane, field) for lane in lanes)
 

@@ -80,6 +80,14 @@ def test_a_claimer_gets_only_its_queues_and_tasks() -> None:
     assert claim(agenda) == [1, 2]
 
 
+def test_a_run_of_no_jobs_leaves_nothing_to_claim() -> None:
+    """All of a run's callers may have withdrawn."""
+    agenda = Agenda()
+    agenda.apply_enqueued_run(7, [], lane_of(agenda), 0)
+    assert not agenda.any_ready()
+    assert claim(agenda) == []
+
+
 def test_a_given_back_job_is_the_oldest_again() -> None:
     """A retry that is due goes before all that were enqueued after it."""
     agenda = Agenda()

@@ -86,6 +86,12 @@ class AgendaMachine(RuleBasedStateMachine):
             if job.expires is not None:
                 self.agenda.apply_expiry(job.number, job.expires)
 
+    @rule(where=LANES, count=st.integers(0, 40))
+    def enqueue_run(self, where: tuple[int, str, str], count: int) -> None:
+        first = self.lsn + 1
+        jobs = [self.born(where, State.READY, None).number for _ in range(count)]
+        self.agenda.apply_enqueued_run(first, [job * 3 for job in jobs], self.lane(where), 0)
+
     @rule(where=LANES, due=DELAYS, is_wall=st.booleans(), expires=EXPIRIES)
     def schedule(
         self, where: tuple[int, str, str], due: int, is_wall: bool, expires: int | None
@@ -187,6 +193,16 @@ class AgendaMachine(RuleBasedStateMachine):
         for number in running[pick % len(running) :][:count]:
             assert self.agenda.apply_ended(kind, number)
             self.model.end(number, kind)
+
+    @rule(pick=PICK, count=st.integers(0, 20))
+    def settle_run(self, pick: int, count: int) -> None:
+        """Of jobs that run here, and of some that the agenda does not know any more."""
+        running = self.model.in_state(State.RUNNING)
+        jobs = running[pick % (len(running) + 1) :][:count]
+        settled = self.model.in_state(State.SUCCEEDED)[:2]
+        self.agenda.apply_succeeded([*settled, *jobs])
+        for number in jobs:
+            self.model.end(number, Kind.SUCCEEDED)
 
     @precondition(lambda self: self.model.in_state(State.RUNNING))
     @rule(

@@ -21,7 +21,8 @@ REMOVE = st.tuples(st.just("remove"), st.integers(0, 10_000))
 RUN = st.tuples(st.just("remove run"), st.integers(0, 10_000))
 FIND = st.tuples(st.just("find"), st.integers(0, 10_000))
 GROW = st.tuples(st.just("grow"), st.integers(1, 2 * CHUNK))
-STEPS = st.lists(ADD | REMOVE | RUN | FIND | GROW, max_size=80)
+EXTEND = st.tuples(st.just("extend"), st.integers(0, 3 * CHUNK))
+STEPS = st.lists(ADD | REMOVE | RUN | FIND | GROW | EXTEND, max_size=80)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -46,6 +47,13 @@ class Checked:
         self.table.add(self.last, *row)
         self.jobs[self.last] = row
 
+    def extend(self, count: int) -> None:
+        first = self.last + 3
+        self.last = first + count - 1 if count else self.last
+        locations = [job * 5 for job in range(first, first + count)]
+        self.table.extend(first, locations, 4, 2)
+        self.jobs.update((job, (job * 5, 4, 2)) for job in range(first, first + count))
+
     def found(self, job: int) -> tuple[int, int, int] | None:
         chunk = self.table.find(job)
         if chunk is None:
@@ -66,6 +74,8 @@ class Checked:
         elif name == "grow":
             for _ in range(number):
                 self.add(1)
+        elif name == "extend":
+            self.extend(number)
         elif name == "find":
             assert self.found(number % (self.last + 2)) == self.jobs.get(number % (self.last + 2))
         elif self.jobs:

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PUSH = st.tuples(st.just("push"), st.integers(1, 4), st.just(0))
+RUN = st.tuples(st.just("push run"), st.integers(0, 13), st.just(0))
 BACK = st.tuples(st.just("give back"), st.integers(0, 10_000), st.just(0))
 POP = st.tuples(st.just("pop"), st.integers(0, 11), st.integers(0, 200) | st.just(NO_JOB))
 SWEEP = st.tuples(st.just("sweep"), st.integers(1, 5), st.just(0))
-STEPS = st.lists(PUSH | PUSH | PUSH | BACK | POP | SWEEP, max_size=120)
+STEPS = st.lists(PUSH | PUSH | RUN | BACK | POP | SWEEP, max_size=120)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,6 +52,10 @@ def test_any_history_equals_a_sorted_list(steps: list[tuple[str, int, int]]) -> 
             last += number
             held.push(last)
             model.append(last)
+        elif name == "push run":
+            held.push_run(last + 2, number)
+            model += range(last + 2, last + 2 + number)
+            last += 1 + number
         elif name == "give back":
             job = gone[number % len(gone)]
             held.give_back(job)
