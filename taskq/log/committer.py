@@ -130,6 +130,7 @@ class Committer:
             for request in requests:
                 self._commit([request], Survey.of([request]))
             self.waiting = waiting + self.waiting
+            self._commit([], Survey())  # they get what the good ones brought
             return
         _log.error("%s: a request broke its batch", self.journal.path, exc_info=error)
         self.now += refusals([*requests, *claims(waiting)], failure(error))
