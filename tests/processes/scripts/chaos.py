@@ -1,0 +1,95 @@
+"""Produce, claim and settle at once, on small segments, and tell everything that was acknowledged.
+
+Usage: chaos.py DIRECTORY DURABILITY NAME      (a line on stdin ends it in good order)
+
+enqueued LSN BODY | duplicate LSN KEY | done LSN | stale LSN
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from taskq.core.model import Durability, Extras
+from taskq.core.records import Cause, Kind
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Settlement
+from taskq.log.store import Store, open_store
+
+if TYPE_CHECKING:
+    from taskq.log.requests import Delivery
+
+SPECS = [EnqueueSpec(priority=priority, attempts=0) for priority in (4, 5, 6)]
+KEYS = 20
+stop = threading.Event()
+
+
+def tell(text: str) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+def produce(store: Store, name: str) -> None:
+    port = store.thread_port
+    number = 0
+    while not stop.is_set():
+        number += 1
+        body = f"{name}:{number}"
+        extras = None
+        if random.random() < 0.3:
+            extras = Extras(key=f"key-{random.randrange(KEYS)}".encode())
+        elif random.random() < 0.1:
+            extras = Extras(due_ns=random.randrange(20_000_000))
+        padding = b" " * random.choice((0, 0, 100, 5_000))
+        answer = port.enqueue(random.choice(SPECS), body.encode() + padding, extras).result()
+        if isinstance(answer, Duplicate):
+            tell(f"duplicate {answer.lsn} {body}")
+        else:
+            tell(f"enqueued {answer} {body}")
+
+
+def how_it_ends(delivery: Delivery) -> Settlement:
+    draw = random.random()
+    if draw < 0.1:
+        return Settlement(Kind.RETRIED, delivery, b"again", random.randrange(10_000_000))
+    if draw < 0.2:
+        return Settlement(Kind.RELEASED, delivery, cause=Cause.DRAIN)
+    if draw < 0.25:
+        return Settlement(Kind.DIED, delivery, b"enough", cause=Cause.EXHAUSTED)
+    return Settlement(Kind.SUCCEEDED, delivery, b"result")
+
+
+def work(store: Store) -> None:
+    port = store.thread_port
+    while not stop.is_set():
+        until = store.steady_ns() + 100_000_000
+        taken = port.claim(ClaimRequest(random.randrange(1, 9), wait_until_ns=until)).result()
+        ends = [how_it_ends(one) for one in taken]
+        for end, error in zip(ends, port.settle(ends).result(), strict=True):
+            tell(f"{'stale' if error else end.kind.name.lower()} {end.delivery.job}")
+
+
+def main() -> None:
+    path, durability, name = sys.argv[1:]
+    config = LogConfig(durability=Durability(durability), segment_bytes=SEGMENT_BYTES_MIN)
+    store = open_store(path, config)
+    tell(f"open {store.owner}")
+    threads = [
+        threading.Thread(target=produce, args=(store, f"{name}.1")),
+        threading.Thread(target=produce, args=(store, f"{name}.2")),
+        threading.Thread(target=work, args=(store,)),
+        threading.Thread(target=work, args=(store,)),
+    ]
+    for thread in threads:
+        thread.start()
+    sys.stdin.readline()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    store.close()
+    tell("closed")
+
+
+main()

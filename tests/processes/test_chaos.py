@@ -1,0 +1,171 @@
+"""Everything at once: processes that do all there is to do are killed, stopped and started."""
+
+from __future__ import annotations
+
+import random
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.model import LIVE_STATES, Durability, State
+from taskq.core.records import Cause, Kind
+from taskq.core.transitions import after, legal
+from taskq.log.reader import LogReader
+from tests.processes.harness import Child, eventually, log_records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq.log.logrecord import LogRecord
+
+PROCESSES = 3
+ENDS = {"succeeded": Kind.SUCCEEDED, "died": Kind.DIED}
+
+
+class Chaos:
+    """Processes that come and go, and all that they were told."""
+
+    def __init__(self, path: Path, durability: Durability, seed: int) -> None:
+        self.path = path
+        self.durability = durability
+        self.random = random.Random(seed)
+        self.started = 0
+        self.children: list[tuple[int, Child]] = []
+        self.killed: set[int] = set()
+        self.enqueued: dict[int, str] = {}
+        self.ended: dict[int, Kind] = {}
+        self.stale: set[int] = set()
+
+    def run(self, rounds: int) -> None:
+        try:
+            while len(self.children) < PROCESSES:
+                self.start()
+            for _ in range(rounds):
+                self.listen(self.random.randrange(1, 60))
+                self.strike()
+            self.finish()
+        finally:
+            for _, child in self.children:
+                child.__exit__()
+
+    def start(self) -> None:
+        self.started += 1
+        child = Child("chaos.py", self.path, self.durability, self.started)
+        self.children.append((int(child.expect("open")), child))
+
+    def listen(self, count: int) -> None:
+        for _, child in self.children:
+            for _ in range(count):
+                self.note(child.line())
+
+    def note(self, line: str) -> None:
+        word, number, *rest = line.split()
+        lsn = int(number)
+        if word == "enqueued":
+            assert lsn not in self.enqueued
+            self.enqueued[lsn] = rest[0]
+        elif word in ENDS:
+            assert lsn not in self.ended, "a job ended twice"
+            self.ended[lsn] = ENDS[word]
+        elif word == "stale":
+            self.stale.add(lsn)
+
+    def strike(self) -> None:
+        owner, victim = self.random.choice(self.children)
+        if self.random.random() < 0.4:
+            # It may stand anywhere, also inside the lock; the others wait for it.
+            victim.stop()
+            for _, child in self.children:
+                for line in child.lines_so_far():
+                    self.note(line)
+            victim.send(signal.SIGCONT)
+            return
+        victim.kill()
+        for line in victim.rest():
+            self.note(line)
+        victim.__exit__()
+        self.killed.add(owner)
+        self.children.remove((owner, victim))
+        self.start()
+
+    def finish(self) -> None:
+        for _, child in self.children:
+            child.say("stop")
+        for _, child in self.children:
+            for line in child.rest():
+                if line != "closed":
+                    self.note(line)
+            assert child.wait() == 0
+
+
+def check_story(chaos: Chaos, found: list[LogRecord]) -> None:
+    """Every record is legal after those before it, and only the killed lost their jobs."""
+    states: dict[int, State] = {}
+    claims: dict[int, LogRecord] = {}
+    keys: dict[bytes, int] = {}
+    last = 0
+    for record in found:
+        assert record.lsn > last
+        last = record.lsn
+        if not record.job:
+            continue
+        job, kind = record.job, Kind(record.kind)
+        state = states.get(job, State.ABSENT)
+        if state is State.SCHEDULED and kind is Kind.CLAIMED:
+            state = State.READY  # its time had come
+        assert legal(state, kind), f"{kind.name} of job {job}, which is {state.name}"
+        states[job] = after(state, kind, waits=record.due_ns > record.time_ns)
+        if kind is Kind.CLAIMED:
+            claims[job] = record
+        elif kind is not Kind.ENQUEUED and record.token:
+            assert record.token == claims[job].lsn
+        if record.cause is Cause.OWNER_LOST:
+            assert claims[job].token in chaos.killed, "the owner was alive"
+        if record.extras is not None and record.extras.key is not None:
+            holder = keys.get(record.extras.key)
+            assert holder is None or states[holder] not in LIVE_STATES
+            keys[record.extras.key] = job
+
+
+def check_acknowledged(chaos: Chaos, found: list[LogRecord]) -> None:
+    """What was told is there."""
+    bodies = {
+        one.lsn: (one.body or b"").decode().strip() for one in found if one.kind == Kind.ENQUEUED
+    }
+    assert len(set(bodies.values())) == len(bodies)
+    assert chaos.enqueued.items() <= bodies.items()
+    ends = {one.job: one.kind for one in found if one.kind in ENDS.values()}
+    assert chaos.ended.items() <= ends.items()
+
+
+def check_chaos(path: Path, durability: Durability, seed: int, rounds: int) -> None:
+    chaos = Chaos(path, durability, seed)
+    chaos.run(rounds)
+    found = log_records(path)
+    check_story(chaos, found)
+    check_acknowledged(chaos, found)
+    report = LogReader.open(str(path)).verify()
+    assert report.damage == ()
+    eventually(lambda: not any(one.alive for one in LogReader.open(str(path)).owners()))
+    print(  # noqa: T201 - figures
+        f"{len(chaos.killed)} kills, {len(chaos.enqueued)} jobs, {len(chaos.ended)} ends, "
+        f"{len(chaos.stale)} stale, {report.segments} segments"
+    )
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+def test_chaos_leaves_a_log_in_which_everything_told_is_true(
+    tmp_path: Path, durability: Durability
+) -> None:
+    """Kills and stops at random: no answer is taken back and no living worker loses its job."""
+    check_chaos(tmp_path, durability, seed=1, rounds=10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("durability", [*Durability])
+def test_more_chaos(tmp_path: Path, durability: Durability, seed: int) -> None:
+    """The same, longer, and from several seeds."""
+    check_chaos(tmp_path, durability, seed, rounds=60)
