@@ -91,7 +91,7 @@ class Enqueuer(Generic[P, R]):
         if store is None or not store.usable:
             store = await self._connection.opened()
         port = store.port()
-        if port.full:
+        if store.full:
             await port.room()
         answer = await port.ask(self.spec, body, extras)
         if type(answer) is int:

@@ -35,6 +35,7 @@ class Lane:
         entries: ids that ``pop`` would return, stale and double ones among them.
         ready: jobs that may be claimed now (stale entries not counted).
         left: how often a job was taken from among the ready ones without ``pop``.
+        body_at: where the payload starts in the plain enqueue records of this lane.
         blocked: taken out of the ready set by a limit or a condition.
     """
 
@@ -44,6 +45,7 @@ class Lane:
         "_head",
         "_swept",
         "blocked",
+        "body_at",
         "cancelled",
         "dead",
         "entries",
@@ -65,6 +67,7 @@ class Lane:
         self.task = task
         self.priority = priority
         self.blocked = False
+        self.body_at = 16 + len(queue.encode()) + len(task.encode())
         self.entries = self.left = 0
         self.ready = self.scheduled = self.running = 0
         self.succeeded = self.dead = self.cancelled = self.expired = 0

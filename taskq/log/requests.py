@@ -130,6 +130,7 @@ class ClaimRequest:
     wait_until_ns: int | None = None
 
 
+_NO_OPTIONS: Final = bytes(2)
 _ENQUEUED_HEAD: Final = struct.Struct("<IBBHIHBB")
 
 
@@ -181,7 +182,11 @@ class Delivery(_DeliveryFields):
     @property
     def payload(self) -> bytes:
         """The bytes that were enqueued."""
-        return codec.enqueue_body(self.record)
+        record = self.record
+        if record[6:8] == _NO_OPTIONS:
+            # The common record: what stands before the body is as long as in all of its lane.
+            return record[self.lane.body_at : -4]
+        return codec.enqueue_body(record)
 
     @property
     def extras(self) -> Extras:

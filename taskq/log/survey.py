@@ -29,6 +29,11 @@ class Survey:
         self.keyed = False
         self.size = 0
 
+    def add_plain(self, size: int) -> None:
+        """Count plain enqueues in, of ``size`` bytes together."""
+        self.ops.add(_ENQUEUE)
+        self.size += size
+
     def add(self, request: Request) -> None:
         """Count a request in."""
         op, _, _, operand = request

@@ -44,6 +44,9 @@ _KEEP_SECONDS: Final = 0.001
 #: An fsync that takes longer is worth a line in the program's log.
 _SLOW_SYNC_SECONDS: Final = 1.0
 #: Requests that outlive a wait for the lock: nobody waits for their answer with a time in mind.
+_ENQUEUE: Final = int(Op.ENQUEUE)
+#: About what a record takes besides its payload.
+_RECORD_BYTES: Final = 48
 _KEPT_MAX: Final = 64
 _PATIENT: Final = frozenset({Op.SETTLE_SOON, Op.CLAIM})
 
@@ -120,16 +123,22 @@ class StorageThread:
         requests, self._kept = self._kept, []
         survey = Survey.of(requests) if requests else Survey()
         add = survey.add
+        plain = 0
         for _ in range(len(mailbox)):
             request = mailbox.popleft()
             try:
-                add(request)
+                if request[0] == _ENQUEUE and request[3][2] is None:
+                    plain += len(request[3][1]) + _RECORD_BYTES
+                else:
+                    add(request)
             except Exception as error:  # noqa: BLE001 - its operand is none: it harms only itself
                 self.committer.now += refusals([request], failure(error))
                 continue
             requests.append(request)
-            if survey.size >= BATCH_BYTES_MAX:
+            if survey.size + plain >= BATCH_BYTES_MAX:
                 break
+        if plain:
+            survey.add_plain(plain)
         while store.waiting_for_room:
             run_chore(store.waiting_for_room.popleft())
         return requests, survey
