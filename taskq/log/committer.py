@@ -128,7 +128,12 @@ class Committer:
         waiting, self.waiting = self.waiting, []
         if requests and (waiting or len(requests) > 1):
             for request in requests:
-                self._commit([request], Survey.of([request]))
+                try:
+                    survey = Survey.of([request])
+                except Exception as refusal:  # noqa: BLE001 - its operand is none
+                    self.now += refusals([request], failure(refusal))
+                else:
+                    self._commit([request], survey)
             self.waiting = waiting + self.waiting
             self._commit([], Survey())  # they get what the good ones brought
             return
