@@ -1,6 +1,6 @@
 """The one table of legal transitions. Nothing else in the project decides a job's next state.
 
-The README's diagram is generated from this table, and ``apply`` looks its answers up in ``NEXT``.
+The README's diagram is generated from this table, and the folds look up in it through ``after``.
 """
 
 from __future__ import annotations

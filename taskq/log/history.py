@@ -67,6 +67,7 @@ class Story:
     __slots__ = (
         "_attempts",
         "_born",
+        "_due_is_wall",
         "_due_ns",
         "_reason",
         "_result",
@@ -86,6 +87,7 @@ class Story:
         self.attempt = 0
         extras = born.extras
         self._due_ns = extras.due_ns if extras else 0
+        self._due_is_wall = extras.due_is_wall if extras else False
         self.state = after(State.ABSENT, Kind.ENQUEUED, waits=self._due_ns > born.time_ns)
 
     def add(self, record: LogRecord) -> None:
@@ -94,7 +96,7 @@ class Story:
         waits = record.due_ns > record.time_ns
         self.state = after(self.state, kind, waits=waits)
         self.attempt = record.attempt
-        self._due_ns = record.due_ns
+        self._due_ns, self._due_is_wall = record.due_ns, False
         body = record.body
         if kind is Kind.CLAIMED:
             view = AttemptView(number=record.attempt, owner=record.token, started_ns=record.time_ns)
@@ -117,6 +119,11 @@ class Story:
                 outcome=_outcome(kind, record.cause),
                 reason=self._reason if kind is not Kind.SUCCEEDED else "",
             )
+
+    def clock_stepped(self, step_ns: int) -> None:
+        """Wall time made a step: a delay moves with it, a date does not."""
+        if self._due_ns and not self._due_is_wall:
+            self._due_ns += step_ns
 
     def view(self, now_ns: int) -> JobView:
         """The job as of ``now_ns``."""
@@ -155,6 +162,8 @@ def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
             if record.kind != Kind.ENQUEUED:
                 return None
             story = Story(journal.tag, record)
+        elif story is not None and record.kind == Kind.CLOCK:
+            story.clock_stepped(record.step_ns)
         elif story is not None and record.job == lsn:
             story.add(record)
             if record.kind in FINAL_KINDS:

@@ -81,6 +81,10 @@ class LogReader:
                     continue
                 live[record.lsn] = Story(self.tag, record)
                 continue
+            if record.kind == Kind.CLOCK:
+                for waiting in live.values():
+                    waiting.clock_stepped(record.step_ns)
+                continue
             story = live.get(record.job) if record.job else None
             if story is None:
                 continue
