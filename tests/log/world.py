@@ -188,9 +188,9 @@ class Process:
         """End a delivery, durably; raises what it meets."""
         if kind in (Kind.RETRIED, Kind.RELEASED):
             rest.setdefault("cause", Cause.EXHAUSTED)
-        error = self.ask(Op.SETTLE, [Settlement(kind, delivery, **rest)])[0]
-        if error is not None:
-            raise error
+        answer = self.ask(Op.SETTLE, [Settlement(kind, delivery, **rest)])[0]
+        if isinstance(answer, Exception):
+            raise answer
 
     def settle_soon(
         self, delivery: Delivery, on_error: Callable[[Settlement, TaskqError], None] | None = None

@@ -1,0 +1,216 @@
+"""What the records of a log mean, said again in the plainest way: dicts, sorting and assertions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.dedup import key_hash
+from taskq.core.model import State
+from taskq.core.records import Cause, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from taskq.log.facets import Facets
+    from taskq.log.logrecord import LogRecord
+
+_FINAL: Final = {
+    Kind.SUCCEEDED: State.SUCCEEDED,
+    Kind.DIED: State.DEAD,
+    Kind.CANCELLED: State.CANCELLED,
+    Kind.EXPIRED: State.EXPIRED,
+}
+#: These give a job back without counting the attempt.
+_FREE: Final = {Cause.DRAIN, Cause.SNOOZE, Cause.CALLER}
+
+
+@dataclass(slots=True)
+class Job:
+    """One job, as of the last record."""
+
+    lsn: int
+    queue: bytes
+    priority: int
+    body: bytes
+    key: bytes | None
+    state: State
+    attempts_max: int
+    attempt: int = 0
+    #: of the claim that holds it
+    token: int = 0
+    owner: int = 0
+    #: when it is due, less the steps of the clock so far if ``shifts``
+    due_ns: int = 0
+    shifts: bool = False
+    expires_ns: int = 0
+    result: bytes | None = None
+
+
+@dataclass(slots=True)
+class Reference:
+    """The whole log, folded record by record; what is not legal is an assertion.
+
+    Attributes:
+        may_fall: the clock fell at some time: a process may have seen a job ready before.
+        is_free: whether a claim of that token could take any job.
+    """
+
+    may_fall: bool = False
+    is_free: Callable[[int], bool] = lambda _: False
+    jobs: dict[int, Job] = field(default_factory=dict)
+    claims: dict[int, int] = field(default_factory=dict)
+    shift_ns: int = 0
+    time_ns: int = 0
+    last_lsn: int = 0
+    #: (queue, key) -> (job, until less the steps so far, None: until the job is settled)
+    holders: dict[tuple[bytes, bytes], list[tuple[int, int | None]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, records: Iterable[LogRecord], is_free: Callable[[int], bool], *, may_fall: bool
+    ) -> Reference:
+        """The fold of these."""
+        reference = cls(may_fall=may_fall, is_free=is_free)
+        for record in records:
+            reference.apply(record)
+        return reference
+
+    def apply(self, record: LogRecord) -> None:
+        """The next record."""
+        assert record.lsn > self.last_lsn
+        assert record.time_ns >= self.time_ns or record.kind == Kind.CLOCK
+        self.last_lsn, self.time_ns = record.lsn, record.time_ns
+        kind = record.kind
+        if kind == Kind.CLOCK:
+            self.shift_ns += record.step_ns
+        self._promote()
+        if kind == Kind.ENQUEUED:
+            self._enqueued(record)
+        elif kind == Kind.CLAIMED:
+            self._claimed(record)
+        elif kind in (Kind.RETRIED, Kind.RELEASED):
+            self._back(record)
+        elif kind in _FINAL:
+            self._ended(record)
+
+    def _promote(self) -> None:
+        for job in self.jobs.values():
+            if job.state is State.SCHEDULED and self._is_due(job, self.time_ns):
+                job.state = State.READY
+
+    def _is_due(self, job: Job, now_ns: int) -> bool:
+        return job.due_ns + (self.shift_ns if job.shifts else 0) <= now_ns
+
+    def _enqueued(self, record: LogRecord) -> None:
+        extras = record.extras
+        assert extras is not None
+        assert record.body is not None
+        waits = extras.due_ns > record.time_ns
+        shifts = not extras.due_is_wall
+        self.jobs[record.lsn] = Job(
+            lsn=record.lsn,
+            queue=record.queue,
+            priority=record.priority,
+            body=record.body,
+            key=extras.key,
+            state=State.SCHEDULED if waits else State.READY,
+            attempts_max=record.attempts_max,
+            due_ns=extras.due_ns - (self.shift_ns if shifts else 0),
+            shifts=shifts,
+            expires_ns=extras.expires_ns,
+        )
+        if extras.key is not None:
+            assert not self.active(record.queue, extras.key, record.time_ns), "a key held twice"
+            until = record.time_ns + extras.window_ns - self.shift_ns if extras.window_ns else None
+            holders = self.holders.setdefault((record.queue, extras.key), [])
+            holders.append((record.lsn, until))
+
+    def active(self, queue: bytes, key: bytes, now_ns: int) -> list[int]:
+        """The jobs that hold a key."""
+        return [
+            job
+            for job, until in self.holders.get((queue, key), ())
+            if (self.is_live(job) if until is None else until + self.shift_ns > now_ns)
+        ]
+
+    def is_live(self, job: int) -> bool:
+        """Whether a job is not settled."""
+        return self.jobs[job].state in (State.SCHEDULED, State.READY, State.RUNNING)
+
+    def _claimed(self, record: LogRecord) -> None:
+        job = self.jobs[record.job]
+        seen = self.may_fall and job.state is State.SCHEDULED
+        assert job.state is State.READY or seen, f"{job} was claimed"
+        if self.is_free(record.lsn) and not self.may_fall:
+            assert job.lsn == self.ready()[0], "claimed out of turn"
+        assert record.attempt == job.attempt + 1
+        assert not job.attempts_max or job.attempt < job.attempts_max, "claimed too often"
+        job.attempt = record.attempt
+        job.state, job.token, job.owner = State.RUNNING, record.lsn, record.token
+        self.claims[record.lsn] = job.lsn
+
+    def _back(self, record: LogRecord) -> None:
+        job = self.jobs[record.job]
+        assert job.state is State.RUNNING, f"{job} was given back"
+        assert record.token == job.token
+        free = record.kind == Kind.RELEASED and record.cause in _FREE
+        assert record.attempt == job.attempt - free
+        job.attempt = record.attempt
+        job.state = State.SCHEDULED if record.due_ns > record.time_ns else State.READY
+        job.due_ns, job.shifts = record.due_ns - self.shift_ns, True
+
+    def _ended(self, record: LogRecord) -> None:
+        job = self.jobs[record.job]
+        if record.kind in (Kind.SUCCEEDED, Kind.DIED):
+            assert job.state is State.RUNNING, f"{job} was settled"
+            assert record.token == job.token
+        else:
+            assert job.state in (State.READY, State.SCHEDULED), f"{job} was withdrawn"
+        if record.kind == Kind.EXPIRED:
+            assert 0 < job.expires_ns <= record.time_ns or self.may_fall
+        job.state = _FINAL[Kind(record.kind)]
+        job.result = record.body
+
+    def ready(self) -> list[int]:
+        """In the order in which they are to be claimed."""
+        jobs = [job for job in self.jobs.values() if job.state is State.READY]
+        return [job.lsn for job in sorted(jobs, key=lambda job: (-job.priority, job.lsn))]
+
+    def move_to(self, now_ns: int) -> None:
+        """Time passed since the last record."""
+        self.time_ns = max(now_ns, self.time_ns)
+        self._promote()
+
+    def check(self, facets: Facets, now_ns: int) -> None:
+        """A fold of the library says the same."""
+        agenda, dedup = facets.need_agenda(), facets.need_dedup()
+        assert not facets.damage
+        agenda.promote(now_ns, 2**62)
+        self.move_to(now_ns)
+        found = {
+            state: sorted(job.lsn for job in self.jobs.values() if job.state is state)
+            for state in State
+        }
+        assert agenda.running == {
+            lsn: (self.jobs[lsn].token, agenda.running[lsn][1], self.jobs[lsn].owner)
+            for lsn in found[State.RUNNING]
+        }
+        stats = agenda.stats()
+        for state in (State.RUNNING, State.SUCCEEDED, State.DEAD, State.CANCELLED, State.EXPIRED):
+            assert sum(getattr(one, state.name.lower()) for one in stats) == len(found[state])
+        ready = agenda.next_ready(10**6, None)
+        if self.may_fall:
+            waiting = sum(one.ready + one.scheduled for one in stats)
+            assert waiting == len(found[State.READY]) + len(found[State.SCHEDULED])
+            assert set(ready) >= set(found[State.READY])
+        else:
+            assert ready == self.ready()
+            assert sum(one.scheduled for one in stats) == len(found[State.SCHEDULED])
+        for queue, key in self.holders:
+            hashed = key_hash(queue, key)
+            holders = {job for job, _ in dedup.holders(hashed, now_ns)}
+            assert holders >= set(self.active(queue, key, now_ns)), "a held key is free"
+            assert all(self.jobs[job].key is not None for job in holders)
+            same = {job for job in holders if self.jobs[job].key == key}
+            assert same <= set(self.active(queue, key, now_ns)), "a free key is held"

@@ -1,0 +1,451 @@
+"""Random processes on a machine that fails at random, and a memory of every answer they gave."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import AppendFailed, LogError, LogFailed, OutcomeUnknown, StaleDelivery
+from taskq.core.model import SECOND_NS, Durability, Extras, State
+from taskq.core.records import Cause, Kind
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.requests import (
+    ClaimRequest,
+    Delivery,
+    Duplicate,
+    EnqueueSpec,
+    Op,
+    Outcome,
+    Settlement,
+)
+from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.log.reference import Reference
+from tests.log.world import Process, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.log.survey import Request
+
+_PROCESSES_MAX: Final = 3
+_SPECS: Final = [
+    EnqueueSpec(queue, "task", priority, attempts)
+    for queue, priority, attempts in (
+        ("mail", 5, 5), ("mail", 5, 2), ("mail", 9, 0), ("mail", 5, 1), ("sync", 5, 3),
+        ("sync", 0, 3),
+    )
+]  # fmt: skip
+_ENDS: Final = {Kind.SUCCEEDED: State.SUCCEEDED, Kind.DIED: State.DEAD}
+_ROOM_BYTES: Final = 50_000_000
+
+
+@dataclass(slots=True)
+class Memory:
+    """What was promised to anybody, ever."""
+
+    #: lsn -> what it was said to be: a job with this body, or a claim of that job
+    meanings: dict[int, tuple[str, object]] = field(default_factory=dict)
+    durable: set[int] = field(default_factory=set)
+    settled: dict[int, tuple[State, bytes | None]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    #: bodies that belong together -> whether the group was acknowledged
+    groups: dict[tuple[bytes, ...], bool] = field(default_factory=dict)
+    #: children -> the claim that they were enqueued with
+    children: dict[tuple[bytes, ...], int] = field(default_factory=dict)
+    free_claims: set[int] = field(default_factory=set)
+    run_once: set[int] = field(default_factory=set)
+
+    def end(self, lsn: int, state: State, body: bytes | None) -> None:
+        """Somebody was told that he settled a job."""
+        assert lsn not in self.ended, "settled twice"
+        self.ended.add(lsn)
+        self.know(lsn, state, body)
+
+    def know(self, lsn: int, state: State, body: bytes | None) -> None:
+        """Somebody was told how a job ended."""
+        assert self.settled.setdefault(lsn, (state, body)) == (state, body), "two outcomes"
+
+    def forgive(self, reference: Reference) -> None:
+        """A power loss took what was never promised to survive one."""
+        self.durable &= reference.jobs.keys()
+        self.groups = dict.fromkeys(self.groups, False)
+        self.settled = {
+            lsn: ended
+            for lsn, ended in self.settled.items()
+            if lsn in self.durable
+            and (reference.jobs[lsn].state, reference.jobs[lsn].result) == ended
+        }
+        self.ended &= self.settled.keys()
+
+    def mean(self, lsn: int, what: str, value: object) -> None:
+        """An lsn was told to somebody; it must never mean anything else."""
+        assert self.meanings.setdefault(lsn, (what, value)) == (what, value), f"lsn {lsn}"
+
+
+class Simulation:
+    """One run; every draw comes from the seed."""
+
+    def __init__(
+        self,
+        seed: int,
+        durability: Durability = Durability.FSYNC,
+        *,
+        steps_of_clock: bool = False,
+        faults: bool = False,
+    ) -> None:
+        self.chance = random.Random(seed)
+        config = LogConfig(durability=durability, segment_bytes=SEGMENT_BYTES_MIN)
+        self.world = World(seed, config)
+        self.memory = Memory()
+        self.processes: list[Process] = []
+        self.held: dict[Process, list[Delivery]] = {}
+        self.old: list[Delivery] = []
+        self.pending: list[tuple[Process, Future[Any], Callable[[Any], None]]] = []
+        self.counts: Counter[str] = Counter()
+        self._faults = faults
+        self._steps_of_clock = steps_of_clock
+        self._is_durable = durability is Durability.FSYNC
+        self._bodies = 0
+        self._is_failed = False
+        self._may_have_lost = False
+
+    def run(self, steps: int) -> None:
+        """So many random acts, then a power loss, and a last look."""
+        for _ in range(steps):
+            self.act()
+        self.calm()
+        self.power_loss()
+        self.check()
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def act(self) -> None:
+        """One random act; it may end in a crash."""
+        acts: list[tuple[int, Callable[[], None]]] = [
+            (30, self.work), (12, self.sync), (6, self.pass_time), (3, self.appear),
+            (2, self.kill), (1, self.power_loss), (2, self.plan_a_crash), (1, self.check),
+            (1 if self._steps_of_clock else 0, self.step_clock),
+            (2 if self._faults else 0, self.fault),
+        ]  # fmt: skip
+        weights = [weight for weight, _ in acts]
+        act = self.chance.choices([one for _, one in acts], weights)[0]
+        try:
+            if not self.processes or self._is_failed:
+                self.appear()
+                self._is_failed = False
+            if self.processes:
+                act()
+        except PowerLost:
+            self.counts["power lost in a step"] += 1
+            self._everything_is_gone()
+            self.check()
+        except ProcessKilled:
+            self.counts["killed in a step"] += 1
+            for process in [one for one in self.processes if one.disk.is_dead]:
+                self._bury(process)
+            self.check()
+        self._take_answers()
+
+    def appear(self) -> None:
+        """One more process opens the log: at the first try, whatever happened before."""
+        if len(self.processes) < _PROCESSES_MAX:
+            try:
+                process = self.world.process()
+            except (OSError, LogError):
+                assert self._faults
+                self.counts["not opened"] += 1
+                return
+            self.processes.append(process)
+            self.held[process] = []
+
+    def work(self) -> None:
+        """A process commits a batch."""
+        process = self.chance.choice(self.processes)
+        count = self.chance.choice((1, 1, 1, 2, 5))
+        process.commit([self._request(process) for _ in range(count)])
+
+    def sync(self) -> None:
+        """A process makes its answers durable."""
+        self.chance.choice(self.processes).sync()
+
+    def pass_time(self) -> None:
+        """Seconds, or an hour."""
+        self.world.clock.advance(self.chance.choice((0.001, 1, 7, 60, 3_600)))
+
+    def step_clock(self) -> None:
+        """Somebody sets the clock."""
+        self.world.clock.step(self.chance.choice((-4, -3_600, 3_600, -60, 60, 10**8, -(10**8))))
+
+    def kill(self) -> None:
+        """Kill -9 between two calls."""
+        self._bury(self.chance.choice(self.processes))
+
+    def plan_a_crash(self) -> None:
+        """Stop within the next disk accesses: power, or whichever process is at it then."""
+        step = self.world.machine.steps + self.chance.choice((1, 2, 3, 5, 8, 13, 21))
+        self.world.machine.stop_at(step, power=self.chance.random() < 0.6)
+
+    def power_loss(self) -> None:
+        """Between two calls."""
+        self.world.machine.lose_power()
+        self._everything_is_gone()
+        self.check()
+
+    def fault(self) -> None:
+        """The disk is full, or short, or fails, or is well again."""
+        machine = self.world.machine
+        kind = self.chance.choice(("full", "short", "sync", "well", "well"))
+        machine.free = self.chance.choice((0, 50, 300, 5_000)) if kind == "full" else None
+        machine.shorten = (lambda size: max(size // 2, 1)) if kind == "short" else None
+        if kind == "sync":
+            machine.errors_reach_all = self.chance.random() < 0.7
+            machine.fail_next_syncs()
+        self.counts[f"disk {kind}"] += 1
+
+    def calm(self) -> None:
+        """No more faults, and everything that waits is answered."""
+        self._heal()
+        self.world.process().close()
+        for process in list(self.processes):
+            process.commit([])
+            process.sync()
+        self._take_answers()
+
+    def _heal(self) -> None:
+        machine = self.world.machine
+        machine.free = machine.shorten = None
+        machine.fail_next_syncs(0)
+        machine.stop_at(None)
+
+    def _bury(self, process: Process) -> None:
+        process.kill()
+        self.processes.remove(process)
+        self.old += self.held.pop(process)
+        self.pending = [one for one in self.pending if one[0] is not process]
+        self.counts["killed"] += 1
+
+    def _everything_is_gone(self) -> None:
+        self.world.everyone_is_gone(self.chance.choice((1, 60, 7_200)))
+        for process in list(self.processes):
+            self.old += self.held.pop(process)
+        self.processes.clear()
+        self.pending.clear()
+        self.counts["power lost"] += 1
+        self._may_have_lost = not self._is_durable
+
+    # -- requests and their answers ---------------------------------------------------------------
+
+    def _request(self, process: Process) -> Request:
+        make = self.chance.choices(
+            (self._enqueue, self._enqueue_many, self._claim, self._settle, self._cancel,
+             self._watch),
+            (6, 1, 5, 6, 1, 1),
+        )[0]  # fmt: skip
+        op, operand, accept = make(process)
+        future: Future[Any] = Future()
+        self.pending.append((process, future, accept))
+        return op, None, future, operand
+
+    def _item(self) -> tuple[EnqueueSpec, bytes, Extras | None]:
+        self._bodies += 1
+        filler = self.chance.choice((0, 0, 0, 10, 500, 6_000))
+        body = b"%d" % self._bodies + b"." * filler
+        return self.chance.choice(_SPECS), body, self._extras()
+
+    def _extras(self) -> Extras | None:
+        now = self.world.clock.wall_ns()
+        key = b"key %d" % self.chance.randrange(4)
+        seconds = self.chance.choice((1, 60, 3_600)) * SECOND_NS
+        return self.chance.choice((
+            None, None, None, None, Extras(key=key), Extras(key=key, window_ns=seconds),
+            Extras(due_ns=seconds), Extras(due_ns=now + seconds, due_is_wall=True),
+            Extras(expires_ns=seconds), Extras(headers={"a": "b"}),
+        ))  # fmt: skip
+
+    def _enqueue(self, _: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        item = self._item()
+        return Op.ENQUEUE, item, lambda answer: self._enqueued(item, answer)
+
+    def _enqueued(self, item: tuple[EnqueueSpec, bytes, Extras | None], answer: Any) -> None:
+        if isinstance(answer, Duplicate):
+            assert item[2] is not None
+            assert item[2].key is not None
+            self.counts["duplicates"] += 1
+            lsn = answer.lsn
+        else:
+            lsn = answer
+            self.memory.mean(lsn, "job", item[1])
+            self.counts["jobs"] += 1
+        self.memory.durable.add(lsn)
+
+    def _enqueue_many(self, _: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        items = [self._item() for _ in range(self.chance.choice((2, 3, 8)))]
+        group = tuple(body for _, body, extras in items if extras is None or extras.key is None)
+        self.memory.groups[group] = False
+
+        def accept(answers: list[Any]) -> None:
+            for item, answer in zip(items, answers, strict=True):
+                self._enqueued(item, answer)
+            self.memory.groups[group] = True
+
+        return Op.ENQUEUE_MANY, items, accept
+
+    def _claim(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        queues = self.chance.choice((None, None, frozenset({"mail"})))
+        request = ClaimRequest(self.chance.choice((1, 2, 10)), queues, wait_until_ns=0)
+
+        def accept(deliveries: list[Delivery]) -> None:
+            order = [(-one.priority, one.job) for one in deliveries]
+            assert order == sorted(order), "not by priority, then first in, first out"
+            for one in deliveries:
+                assert one.job not in self.memory.settled, "settled jobs stay settled"
+                self.memory.mean(one.job, "job", one.payload)
+                self.memory.mean(one.token, "claim", one.job)
+                if queues is None:
+                    self.memory.free_claims.add(one.token)
+                if one.attempts_max == 1 and self._is_durable:
+                    assert one.job not in self.memory.run_once, "a single attempt ran twice"
+                    self.memory.run_once.add(one.job)
+            self.held[process] += deliveries
+            self.counts["claims"] += len(deliveries)
+
+        return Op.CLAIM, request, accept
+
+    def _settle(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        mine = self.held[process]
+        if not mine and not self.old:
+            return self._enqueue(process)
+        is_old = not mine or (self.old and self.chance.random() < 0.05)
+        pool = self.old if is_old else mine
+        delivery = pool.pop(self.chance.randrange(len(pool)))
+        item = self._settlement(delivery)
+        if item.kind is Kind.RELEASED:
+            # Others may claim it before the answer is out.
+            self.memory.run_once.discard(delivery.job)
+
+        def accept(answers: list[Any]) -> None:
+            if isinstance(answers[0], Exception):
+                assert isinstance(answers[0], StaleDelivery), repr(answers[0])
+                self.counts["stale"] += 1
+                return
+            self.counts["settled"] += 1
+            if item.kind in _ENDS:
+                self.memory.end(delivery.job, _ENDS[item.kind], item.body)
+            for child, lsn in zip(item.children, answers[0] or (), strict=True):
+                self._enqueued(child, lsn)
+
+        return Op.SETTLE, [item], accept
+
+    def _settlement(self, delivery: Delivery) -> Settlement:
+        last = delivery.attempts_max and delivery.attempt >= delivery.attempts_max
+        kind = self.chance.choice((Kind.SUCCEEDED, Kind.SUCCEEDED, Kind.RELEASED, Kind.DIED))
+        if not last and self.chance.random() < 0.3:
+            kind = Kind.RETRIED
+        self._bodies += 1
+        body = b"end %d" % self._bodies
+        cause = Cause.EXHAUSTED
+        if kind is Kind.RELEASED:
+            cause = self.chance.choice((Cause.DRAIN, Cause.SNOOZE, Cause.CALLER))
+        children: tuple[tuple[EnqueueSpec, bytes, Extras | None], ...] = ()
+        if kind is Kind.SUCCEEDED and self.chance.random() < 0.4:
+            children = tuple((self.chance.choice(_SPECS), self._item()[1], None) for _ in range(2))
+            self.memory.children[tuple(child for _, child, _ in children)] = delivery.token
+        delay = self.chance.choice((0, 0, 30 * SECOND_NS)) if kind not in _ENDS else 0
+        return Settlement(kind, delivery, body, delay, cause, children)
+
+    def _some_job(self) -> int | None:
+        jobs = sorted(self.memory.durable)
+        return self.chance.choice(jobs[-12:]) if jobs else None
+
+    def _cancel(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        job = self._some_job()
+        if job is None:
+            return self._enqueue(process)
+
+        def accept(done: bool) -> None:
+            if done:
+                self.memory.end(job, State.CANCELLED, None)
+                self.counts["cancelled"] += 1
+
+        return Op.CANCEL, job, accept
+
+    def _watch(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        job = self._some_job()
+        if job is None:
+            return self._enqueue(process)
+
+        def accept(outcome: Outcome) -> None:
+            self.memory.know(job, outcome.state, outcome.body)
+            self.counts["outcomes"] += 1
+
+        return Op.OUTCOME, job, accept
+
+    def _take_answers(self) -> None:
+        waiting = []
+        for process, future, accept in self.pending:
+            if not future.done():
+                waiting.append((process, future, accept))
+                continue
+            error = future.exception(0)
+            if error is None:
+                accept(future.result(0))
+            else:
+                assert self._faults, f"{error!r} for no reason"
+                assert isinstance(error, (AppendFailed, OutcomeUnknown, LogFailed)), repr(error)
+                self.counts[type(error).__name__] += 1
+                # Somebody has to open the log again.
+                self._is_failed = self._is_failed or isinstance(error, LogFailed)
+        self.pending = waiting
+
+    # -- what must hold ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Open the log once more, and hold every promise against its records."""
+        self._take_answers()
+        self._heal()
+        if self.world.machine.find("/srv/data") is None and not self.memory.durable:
+            return
+        opener = self.world.process()
+        memory = self.memory
+        records = self.world.records()
+        reference = Reference.of(
+            records, memory.free_claims.__contains__, may_fall=self._steps_of_clock
+        )
+        for lsn, (what, value) in memory.meanings.items():
+            if what == "job" and lsn in reference.jobs:
+                assert reference.jobs[lsn].body == value, "an id names another job"
+            elif lsn in reference.claims:
+                assert ("claim", reference.claims[lsn]) == (what, value), "a token of two claims"
+        if self._may_have_lost:
+            memory.forgive(reference)
+            self._may_have_lost = False
+        self._check_promises(reference)
+        now = self.world.clock.wall_ns()
+        reference.check(self.world.fold(), now)
+        for process in self.processes:
+            if not self._faults:
+                reference.check(process.catch_up(), now)
+        opener.close()
+        self.counts["checks"] += 1
+
+    def _check_promises(self, reference: Reference) -> None:
+        memory = self.memory
+        bodies = Counter(job.body for job in reference.jobs.values())
+        assert not bodies or max(bodies.values()) == 1, "a job came twice"
+        for lsn in memory.durable:
+            assert lsn in reference.jobs, f"acknowledged job {lsn} is gone"
+        for lsn, (state, body) in memory.settled.items():
+            job = reference.jobs[lsn]
+            assert (job.state, job.result) == (state, body), f"outcome of {lsn} changed"
+        for group, acknowledged in memory.groups.items():
+            there = sum(bodies[body] for body in group)
+            whole = there == len(group)
+            assert there == 0 or whole, "a part of a transaction"
+            assert whole or not acknowledged, "a transaction is gone"
+        succeeded = {job.token for job in reference.jobs.values() if job.state is State.SUCCEEDED}
+        for group, token in memory.children.items():
+            there = sum(bodies[body] for body in group)
+            assert there == (len(group) if token in succeeded else 0), "children without parent"
