@@ -25,7 +25,8 @@ from taskq.log import codec
 from taskq.log.batch import Batch
 from taskq.log.facets import Facets
 from taskq.log.operations import Operations, failure
-from taskq.log.requests import ClaimRequest, Op
+from taskq.log.otherowners import OtherOwners
+from taskq.log.requests import ClaimRequest, Op, Settlement
 from taskq.log.survey import Answer, Request, Survey, claims, refusals
 from taskq.log.watchers import Watchers
 
@@ -39,8 +40,6 @@ _ENQUEUE: Final = int(Op.ENQUEUE)
 _SETTLE_SOON: Final = int(Op.SETTLE_SOON)
 _LOOK: Final = int(Op.LOOK)
 _NEEDS_AGENDA: Final = frozenset({Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL})
-#: How often a claimer looks whether other owners still live.
-DEAD_OWNER_CHECK_NS: Final = 250_000_000
 #: Room that an append must find after the disk was full, besides its own size.
 _MARGIN_BYTES: Final = 64 * 1024
 
@@ -69,6 +68,7 @@ class Committer:
         self.unsynced = False
         self.waiting: list[tuple[ClaimRequest, Any, Any]] = []
         self.watchers = Watchers(journal, self.facets)
+        self.owners = OtherOwners(self.facets, peers)
         #: settlements that the disk refused: they are tried again, nobody waits for them
         self.held: list[Request] = []
         self.in_flight: list[Request] = []
@@ -78,7 +78,6 @@ class Committer:
         self.taken_back = 0
         #: whom to wake for what was appended since the last ``take_interest``
         self._interest = 0
-        self._looked_for_dead_ns = 0
         self._must_check_room = False
         self._expiring = False
 
@@ -223,7 +222,7 @@ class Committer:
         facets.catch_up()
         if self.waiting or not survey.ops.isdisjoint(_NEEDS_AGENDA):
             facets.need_agenda()
-        self.operations.begin()
+        self.operations.recent.trim()
         if step_ns:
             batch.add(codec.encode_clock(step_ns))
             for facet in (facets.agenda, facets.dedup):
@@ -241,30 +240,12 @@ class Committer:
             self._expiring = self.operations.expire(batch)
 
     def _take_back(self, batch: Batch) -> None:
-        steady = self.journal.clock.steady_ns()
-        if steady - self._looked_for_dead_ns < DEAD_OWNER_CHECK_NS:
-            return
-        self._looked_for_dead_ns = steady
-        dead = self.dead_owners()
+        """Give back the jobs of owners that died."""
+        dead = self.owners.dead_if_due(self.journal.clock.steady_ns())
         if dead:
             self.taken_back += self.operations.take_back(batch, dead)
             for owner in dead:
                 self.peers.forget(owner)
-
-    def other_owners(self) -> set[int]:
-        """Other owners that hold claims, as far as this process has folded the log."""
-        agenda = self.facets.agenda
-        if agenda is None:
-            return set()
-        return {claim[2] for claim in agenda.running.values()} - {self.peers.owner}
-
-    def dead_owners(self) -> set[int]:
-        """Those among them whose process is gone."""
-        return {owner for owner in self.other_owners() if not self.peers.alive(owner)}
-
-    def look_for_dead_now(self) -> None:
-        """Make the next batch look for dead owners."""
-        self._looked_for_dead_ns = 0
 
     def take_interest(self) -> int:
         """Interest bits of the sleepers to wake; asked once for each batch."""
@@ -273,7 +254,7 @@ class Committer:
 
     def _run(self, batch: Batch, requests: list[Request]) -> None:
         later = self.later
-        enqueue = self.operations.enqueue
+        enqueue = self.operations.enqueues.one
         number, end = 0, len(requests)
         while number < end:
             op, port, future, operand = requests[number]
@@ -309,7 +290,7 @@ class Committer:
                 bodies.append(operand[1])
                 ports.append(port)
                 futures.append(future)
-        first = self.operations.enqueue_run(batch, spec, bodies)
+        first = self.operations.enqueues.run(batch, spec, bodies)
         self.later += zip(ports, futures, range(first, batch.lsn), strict=True)
         return number
 
@@ -338,7 +319,7 @@ class Committer:
     def _decide(self, batch: Batch, op: int, operand: Any) -> object:
         operations = self.operations
         if op == Op.ENQUEUE_MANY:
-            return operations.enqueue_many(batch, operand)
+            return operations.enqueues.many(batch, operand)
         if op == Op.SETTLE:
             return [self._settle_one(batch, item) for item in operand]
         if op == Op.CANCEL:
@@ -347,12 +328,12 @@ class Committer:
             return operations.cancel(batch, operand)
         raise AssertionError(f"unknown operation {op}")
 
-    def _settle_one(self, batch: Batch, item: Any) -> TaskqError | None:
+    def _settle_one(self, batch: Batch, item: Settlement) -> Any:
+        """None, what its children became, or the error that it met."""
         try:
-            self.operations.settle(batch, item)
+            return self.operations.settle(batch, item) or None
         except TaskqError as error:
             return error
-        return None
 
     def _serve_claims(self, batch: Batch) -> None:
         waiting = []

@@ -10,59 +10,30 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.dedup import key_hash
 from taskq.core.errors import LogDamaged, StaleDelivery, TaskqError
-from taskq.core.jobtable import META_DURABLE_CLAIM, META_EXPIRES, META_KEYED, STATE_MASK
+from taskq.core.jobtable import META_DURABLE_CLAIM, META_KEYED, STATE_MASK
 from taskq.core.model import REASON_BYTES_MAX, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.transitions import legal
 from taskq.log import codec
-from taskq.log.fold import enqueued_meta
-from taskq.log.options import encode_extras, encode_key_hash, enqueue_extras
+from taskq.log.enqueues import Enqueues
+from taskq.log.options import encode_key_hash, enqueue_extras
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
-from taskq.log.requests import ClaimRequest, Delivery, Duplicate, EnqueueSpec, Settlement
+from taskq.log.recent import Recent
+from taskq.log.requests import ClaimRequest, Delivery, Duplicate, Settlement
 
 if TYPE_CHECKING:
     from taskq.core.agenda import Taken
-    from taskq.core.model import Extras
     from taskq.log.batch import Batch
     from taskq.log.facets import Facets
     from taskq.log.journal import Journal
 
-#: Payloads of recent jobs that are kept at hand; beyond, they are read back from the segment.
-RECENT_BYTES_MAX: Final = 4 * 1024 * 1024
 #: Expired jobs that are recorded in one batch.
 EXPIRED_MAX: Final = 2_048
-_CHECKED: Final = int(Flag.CHECKED)
 _PLAIN_JOB: Final = codec.JOB.size
 _SUCCEEDED: Final = Kind.SUCCEEDED
 _SUCCEEDED_CODE: Final = int(Kind.SUCCEEDED)
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _FLAGS_AT: Final = 8
-
-Item = tuple[EnqueueSpec, bytes, "Extras | None"]
-
-
-class Prepared:
-    """An enqueue that has been checked: what its record says besides the body."""
-
-    __slots__ = ("due_ns", "expires_ns", "flags", "hashed", "is_wall", "key", "tail", "window_ns")
-
-    def __init__(self, spec: EnqueueSpec, extras: Extras, now_ns: int) -> None:
-        options = encode_extras(extras, now_ns)
-        flags = int(spec.flags)
-        if extras.key is not None and not extras.window_ns:
-            flags |= _KEYED
-        queue_size = spec.lane_key[0]
-        self.flags = flags
-        self.key = extras.key
-        self.window_ns = extras.window_ns
-        self.hashed = key_hash(spec.route[:queue_size], extras.key) if extras.key else 0
-        self.is_wall = extras.due_is_wall
-        self.due_ns = extras.due_ns + (0 if self.is_wall or not extras.due_ns else now_ns)
-        expires = extras.expires_ns
-        self.expires_ns = expires + (now_ns if expires and not extras.expires_is_wall else 0)
-        self.tail = codec.enqueue_tail(
-            spec.priority, flags, spec.attempts, queue_size, spec.lane_key[1], spec.route, options
-        )
 
 
 class Operations:
@@ -74,137 +45,8 @@ class Operations:
         self._owner = owner
         self._description: bytes | None = description
         self._tag = journal.tag
-        #: enqueue records of recent jobs: all of this batch, and some before it
-        self.recent: dict[int, bytes] = {}
-        self._recent_bytes = 0
-
-    def begin(self) -> None:
-        """Before a batch."""
-        if self._recent_bytes > RECENT_BYTES_MAX:
-            self.recent.clear()
-            self._recent_bytes = 0
-
-    # -- enqueue ----------------------------------------------------------------------------------
-
-    def enqueue(self, batch: Batch, item: Item) -> int | Duplicate:
-        """A new job's lsn, or the job that holds its key."""
-        spec, body, extras = item
-        if extras is None:
-            return self._add(batch, spec, spec.tail, body)
-        return self._enqueue_prepared(batch, spec, body, self._prepare(batch, spec, extras))
-
-    def enqueue_many(self, batch: Batch, items: list[Item]) -> list[int | Duplicate]:
-        """All or none of them."""
-        prepared = [
-            None if extras is None else self._prepare(batch, spec, extras)
-            for spec, _, extras in items
-        ]
-        return [
-            self._add(batch, spec, spec.tail, body)
-            if ready is None
-            else self._enqueue_prepared(batch, spec, body, ready)
-            for (spec, body, _), ready in zip(items, prepared, strict=True)
-        ]
-
-    def _add(self, batch: Batch, spec: EnqueueSpec, tail: bytes, body: bytes) -> int:
-        """The hot path: a plain job that is ready at once."""
-        lsn = batch.lsn
-        record = codec.pack_length(len(tail) + len(body) + 8) + tail + body
-        record += codec.pack_length(codec.crc32(record, lsn & 0xFFFFFFFF))
-        agenda = self._facets.agenda
-        if agenda is not None:
-            lane = agenda.lane(spec.priority, spec.lane_key)
-            meta = enqueued_meta(spec.flags) if spec.flags != _CHECKED else 0
-            agenda.apply_enqueued(lsn, batch.where + batch.size, lane, meta)
-            self.recent[lsn] = record
-            self._recent_bytes += len(record)
-        batch.parts.append(record)
-        batch.size += len(record)
-        batch.lsn = lsn + 1
-        batch.interest |= INTEREST_READY
-        return lsn
-
-    def enqueue_run(self, batch: Batch, spec: EnqueueSpec, bodies: list[bytes]) -> int:
-        """Plain jobs of one spec, in one go; returns the first one's lsn.
-
-        Most batches are runs of one task's jobs, and the columns of the agenda take a run for a
-        tenth of what single jobs cost.
-        """
-        first = lsn = batch.lsn
-        tail, extra = spec.tail, len(spec.tail) + 8
-        pack, crc32 = codec.pack_length, codec.crc32
-        location = batch.where + batch.size
-        records: list[bytes] = []
-        locations: list[int] = []
-        for body in bodies:
-            record = pack(extra + len(body)) + tail + body
-            record += pack(crc32(record, lsn & 0xFFFFFFFF))
-            records.append(record)
-            locations.append(location)
-            location += len(record)
-            lsn += 1
-        size = location - batch.where - batch.size
-        agenda = self._facets.agenda
-        if agenda is not None:
-            lane = agenda.lane(spec.priority, spec.lane_key)
-            agenda.apply_enqueued_run(first, locations, lane, enqueued_meta(spec.flags))
-            self.recent.update(zip(range(first, lsn), records, strict=True))
-            self._recent_bytes += size
-        batch.parts += records
-        batch.size += size
-        batch.lsn = lsn
-        batch.interest |= INTEREST_READY
-        return first
-
-    def _prepare(self, batch: Batch, spec: EnqueueSpec, extras: Extras) -> Prepared:
-        if extras.key is not None:
-            self._facets.need_dedup().check_room(batch.time_ns)
-        return Prepared(spec, extras, batch.time_ns)
-
-    def _enqueue_prepared(
-        self, batch: Batch, spec: EnqueueSpec, body: bytes, ready: Prepared
-    ) -> int | Duplicate:
-        if ready.key is not None:
-            holder = self._holder(batch, spec, ready)
-            if holder is not None:
-                return Duplicate(holder)
-        location = batch.where + batch.size
-        record = codec.encode_checked(ready.tail, body, batch.lsn)
-        lsn = batch.add(record)
-        dedup = self._facets.dedup
-        if ready.key is not None and dedup is not None:
-            dedup.apply_taken(ready.hashed, lsn, location, ready.window_ns, batch.time_ns)
-        agenda = self._facets.agenda
-        if agenda is not None or ready.key is not None:
-            self.recent[lsn] = record
-            self._recent_bytes += len(record)
-        if agenda is not None:
-            lane = agenda.lane(spec.priority, spec.lane_key)
-            meta = enqueued_meta(ready.flags) | (META_EXPIRES if ready.expires_ns else 0)
-            if ready.due_ns > batch.time_ns:
-                agenda.apply_scheduled(lsn, location, lane, meta, ready.due_ns, ready.is_wall)
-            else:
-                agenda.apply_enqueued(lsn, location, lane, meta)
-            if ready.expires_ns:
-                agenda.apply_expiry(lsn, ready.expires_ns)
-        batch.interest |= INTEREST_READY
-        return lsn
-
-    def _holder(self, batch: Batch, spec: EnqueueSpec, ready: Prepared) -> int | None:
-        """The job that holds the key, verified against its record."""
-        dedup = self._facets.dedup
-        assert dedup is not None
-        queue = spec.route[: spec.lane_key[0]]
-        for job, location in dedup.holders(ready.hashed, batch.time_ns):
-            try:
-                record = self._record(job, location)
-            except LogDamaged:
-                return job  # it cannot be verified; running it twice would be worse
-            size = record[14]
-            held_queue = record[codec.ENQUEUED.size : codec.ENQUEUED.size + size]
-            if held_queue == queue and enqueue_extras(record).key == ready.key:
-                return job
-        return None
+        self.recent = Recent(journal.files)
+        self.enqueues = Enqueues(facets, self.recent)
 
     # -- claim ------------------------------------------------------------------------------------
 
@@ -221,7 +63,7 @@ class Operations:
         deliveries: list[Delivery] = []
         must_sync = False
         pack, claimed, owner = codec.JOB.pack, int(Kind.CLAIMED), self._owner
-        tag, epoch, recent, running = self._tag, batch.epoch, self.recent, agenda.running
+        tag, epoch, recent, running = self._tag, batch.epoch, self.recent.records, agenda.running
         parts, lsn, new = batch.parts, batch.lsn, tuple.__new__
         damaged: list[tuple[Taken, int]] = []
         for one in taken:
@@ -293,8 +135,8 @@ class Operations:
                 refused.append((item, error))
         return refused
 
-    def settle(self, batch: Batch, item: Settlement) -> None:
-        """End a delivery.
+    def settle(self, batch: Batch, item: Settlement) -> list[int | Duplicate]:
+        """End a delivery; returns what its children became.
 
         Raises:
             StaleDelivery: its claim is over.
@@ -310,10 +152,7 @@ class Operations:
             )
         attempt = delivery.attempt
         keyed = delivery.record[_FLAGS_AT] & _KEYED
-        ready = [
-            None if extras is None else self._prepare(batch, spec, extras)
-            for spec, _, extras in children
-        ]
+        prepared = self.enqueues.prepared(batch, children)
         if kind is Kind.SUCCEEDED or kind is Kind.DIED:
             options = b""
             if keyed:
@@ -335,11 +174,7 @@ class Operations:
             )
             counted = max(attempt - 1, 0) if keeps else attempt
             self._back(batch, kind, cause, job, delivery.token, counted, delay_ns, body)
-        for (spec, child, _), prepared in zip(children, ready, strict=True):
-            if prepared is None:
-                self._add(batch, spec, spec.tail, child)
-            else:
-                self._enqueue_prepared(batch, spec, child, prepared)
+        return self.enqueues.add(batch, children, prepared)
 
     def _back(
         self,
@@ -377,7 +212,7 @@ class Operations:
         chunk = agenda.table.find(job)
         if chunk is not None and chunk.metas[agenda.table.index] & META_KEYED:
             try:
-                options = self._free_key(self._record(job, agenda.location(job)), job)
+                options = self._free_key(self.recent.record(job, agenda.location(job)), job)
             except LogDamaged:
                 options = b""
         location = batch.where + batch.size
@@ -440,15 +275,11 @@ class Operations:
         if chunk is None or chunk.metas[agenda.table.index] & STATE_MASK != State.RUNNING:
             return False
         try:
-            record = self._record(job, chunk.locations[agenda.table.index])
+            record = self.recent.record(job, chunk.locations[agenda.table.index])
         except LogDamaged:
             return False
         allowed = codec.ENQUEUED.unpack_from(record)[5]
         return bool(allowed) and attempt >= allowed
-
-    def _record(self, job: int, location: int) -> bytes:
-        record = self.recent.get(job)
-        return record if record is not None else self._journal.files.record(location, job)
 
 
 def failure(error: BaseException) -> TaskqError:

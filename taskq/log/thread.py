@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import SECOND_NS, Durability
-from taskq.log.committer import DEAD_OWNER_CHECK_NS, Committer
+from taskq.log import otherowners
+from taskq.log.committer import Committer
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.disk import LocalDisk, SystemClock
 from taskq.log.journal import Journal
@@ -273,8 +274,8 @@ class StorageThread:
                 wall = clock.wall_ns()
                 moments = (agenda.next_due_ns(), agenda.next_expiry_ns())
                 limits += [(at - wall) / SECOND_NS for at in moments if at is not None]
-            if committer.other_owners():
-                limits.append(DEAD_OWNER_CHECK_NS / SECOND_NS)
+            if committer.owners.all():
+                limits.append(otherowners.CHECK_NS / SECOND_NS)
             steady = clock.steady_ns()
             limits += [
                 (claim[0].wait_until_ns - steady) / SECOND_NS
@@ -287,8 +288,8 @@ class StorageThread:
     def _do_due(self) -> None:
         committer = self.committer
         if committer.waiting or committer.held:
-            if committer.dead_owners():
-                committer.look_for_dead_now()
+            if committer.owners.dead():
+                committer.owners.look_again()
             self._cycle([], Survey())
             return
         try:
