@@ -36,6 +36,11 @@ class CrashableDisk:
         """Whether the process or its machine is gone."""
         return self._is_killed or self._boot != self.machine.boot
 
+    @property
+    def open_files(self) -> int:
+        """How many descriptors the process has."""
+        return self.machine.count_open(self)
+
     def kill(self) -> None:
         """End the process: its descriptors close, its locks are free, what it wrote stays."""
         if not self._is_killed and self._boot == self.machine.boot:

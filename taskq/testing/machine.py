@@ -204,6 +204,10 @@ class Machine:
             file.holder = None
         del self._open[descriptor], self._seen[descriptor]
 
+    def count_open(self, owner: object) -> int:
+        """Descriptors of one process."""
+        return sum(one.owner is owner for one in self._open.values())
+
     def close_all(self, owner: object) -> None:
         """A process ends."""
         for descriptor in [number for number, one in self._open.items() if one.owner is owner]:
