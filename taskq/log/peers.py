@@ -89,7 +89,8 @@ class LocalPeers:
         """Tidy up after the killed: an owner whose file is gone counts as dead, too."""
         for path in self._path.glob("*.tmp"):
             path.unlink(missing_ok=True)
-        for owner in known_owners(self._path):
+        # One that was killed while it left, or came, has a pipe and no lock file.
+        for owner in {*known_owners(self._path), *known_owners(self._path, ".pipe")}:
             if not self.alive(owner):
                 self.forget(owner)
 
@@ -189,9 +190,9 @@ class LocalPeers:
         return True
 
 
-def known_owners(directory: Path) -> list[int]:
-    """The owners that have a file here, dead or alive."""
-    names = (path.stem for path in directory.glob("*.lock"))
+def known_owners(directory: Path, suffix: str = ".lock") -> list[int]:
+    """The owners that have such a file here, dead or alive."""
+    names = (path.stem for path in directory.glob(f"*{suffix}"))
     return [int(name, 16) for name in names if _OWNER_NAME.fullmatch(name)]
 
 

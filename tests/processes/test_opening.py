@@ -91,6 +91,14 @@ def test_processes_that_open_at_once_make_one_log(tmp_path: Path) -> None:
             child.__exit__()
 
 
+@pytest.mark.parametrize("how", ["fresh", "shared"])
+def test_a_process_may_be_killed_at_any_step_of_its_life(tmp_path: Path, how: str) -> None:
+    """While it makes, opens, uses or closes a log: the next open succeeds, and tidies up."""
+    with Child("die_anywhere.py", tmp_path, how) as parent:
+        assert int(parent.expect("killed")) > 15
+        assert parent.wait() == 0
+
+
 def test_exclusive_keeps_others_out_at_once_and_names_the_holder(tmp_path: Path) -> None:
     """Another process's open fails without waiting; after the holder's close it succeeds."""
     with Child("answer.py", tmp_path, "exclusive=True") as holder:

@@ -179,6 +179,18 @@ def test_close_answers_everything_though_the_lock_is_not_to_be_had(tmp_path: Pat
     again.close()
 
 
+def test_a_process_ends_though_the_lock_is_not_to_be_had(tmp_path: Path) -> None:
+    """Its exit waits for the limit, not for whoever holds the lock."""
+    with Child("answer.py", tmp_path, f"lock_wait_seconds={LIMIT_SECONDS}") as child:
+        child.expect("open")
+        with Child("stop.py", tmp_path, "before") as stopped:
+            stopped.expect("inside")
+            child.say("enqueue refused")
+            assert child.expect("error").startswith("LogLocked")
+            child.say("exit")
+            assert child.wait(LIMIT_SECONDS + 1 + PATIENCE_SECONDS) == 0
+
+
 def test_ctrl_z_stops_a_process_between_two_batches(tmp_path: Path) -> None:
     """So that a producer put to sleep by its user never keeps the lock from the others."""
     store = open_impatient(tmp_path)

@@ -1,0 +1,99 @@
+"""Processes that open, use and close a log, each killed one step further than the one before.
+
+Usage: die_anywhere.py DIRECTORY fresh|shared
+
+A step is an audit event of the interpreter: an open, a rename, a lock, a removal and so on. After
+each kill this process opens the log and checks that everything acknowledged is there. fresh: in a
+new directory each time; shared: in one. Tells "killed N" at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+
+from taskq.core.model import Durability
+from taskq.core.records import Kind
+from taskq.log.config import LogConfig
+from taskq.log.history import records
+from taskq.log.reader import LogReader
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
+from taskq.log.store import Store, open_store
+
+STEPS_MAX = 500
+CONFIG = LogConfig(durability=Durability.FSYNC, lock_wait_seconds=5)
+
+
+def put(store: Store) -> int:
+    lsn = store.thread_port.enqueue(EnqueueSpec(), b"x").result(5)
+    assert isinstance(lsn, int)
+    return lsn
+
+
+def live(path: str, step: int, told: int) -> None:
+    """A process's life; never returns."""
+    left = step
+
+    def count(event: str, _: object) -> None:
+        nonlocal left
+        if event.startswith(("open", "os.", "fcntl", "shutil", "socket")):
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    store = open_store(path, CONFIG)
+    os.write(told, f"{put(store)}\n".encode())
+    port = store.thread_port
+    taken = port.claim(ClaimRequest(1)).result(5)
+    port.settle([Settlement(Kind.SUCCEEDED, one) for one in taken]).result(5)
+    os.write(told, f"{put(store)}\n".encode())
+    store.close()
+    os._exit(0)
+
+
+def run(path: str, step: int) -> tuple[int, list[int]]:
+    """(exit code, acknowledged jobs) of one process."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        live(path, step, writing)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        told = [int(line) for line in file]
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), told
+
+
+def check(path: str, told: list[int]) -> int:
+    """Open the log at the first try; returns a new job."""
+    store = open_store(path, CONFIG)
+    fresh = put(store)
+    store.close()
+    journal = LogReader.open(path)._journal
+    found = [one.lsn for one in records(journal, journal.start()) if one.kind == Kind.ENQUEUED]
+    assert set(told) <= set(found), f"lost {set(told) - set(found)}"
+    assert fresh == max(found)
+    left = os.listdir(f"{path}/owners")  # noqa: PTH208 - names are all that is wanted
+    assert left == ["board"], left
+    return fresh
+
+
+def main() -> None:
+    base, how = sys.argv[1:]
+    acknowledged: list[int] = []
+    for step in range(1, STEPS_MAX):
+        path = f"{base}/{step}" if how == "fresh" else base
+        code, told = run(path, step)
+        if code == 0:
+            os.write(1, f"killed {step - 1}\n".encode())
+            return
+        assert code == -signal.SIGKILL, f"at step {step} it ended with {code}"
+        acknowledged = told if how == "fresh" else [*acknowledged, *told]
+        acknowledged.append(check(path, acknowledged))
+        if how == "fresh":
+            shutil.rmtree(path)
+
+
+main()
