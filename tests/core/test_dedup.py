@@ -125,7 +125,7 @@ class DedupMachine(RuleBasedStateMachine):
 
 
 TestDedup = DedupMachine.TestCase
-TestDedup.settings = settings(max_examples=80, stateful_step_count=40)
+TestDedup.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def holders(table: Dedup, hashed: int, now: int) -> list[int]:

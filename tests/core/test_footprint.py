@@ -158,12 +158,12 @@ def test_what_is_left_of_many_jobs_costs_few_bytes() -> None:
 
 
 def test_settled_jobs_cost_nothing() -> None:
-    """All of 200 000 keyed jobs with an expiry settled: what stays does not depend on them."""
+    """100 000 keyed jobs with an expiry, all settled: what stays does not depend on them."""
 
     def fill(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
         hashes = Random(1)
         known = [hashes.getrandbits(64) or 1 for _ in range(1_000)]
-        for first in range(1, JOBS, 1_000):
+        for first in range(1, JOBS // 2, 1_000):
             for job, hashed in enumerate(known, first):
                 agenda.apply_enqueued(job, job << 8, lane, META_EXPIRES)
                 agenda.apply_expiry(job, NOW + DAY)
