@@ -44,6 +44,11 @@ def view(path: Path, job: JobHandle[Any]) -> JobView:
     return found
 
 
+def limit(first: Child, first_attempt: float) -> float:
+    """Seconds that a takeover may last: one, or two starts where a start lasts that long."""
+    return max(TAKEOVER_SECONDS, 2 * (first_attempt - first.started))
+
+
 def attempt(worker: Child) -> tuple[int, float]:
     """(attempt, monotonic seconds when it started) of the next attempt that the worker tells."""
     number, moment, _ = worker.expect("attempt").split()
@@ -72,7 +77,8 @@ def test_a_second_worker_takes_a_killed_ones_job_over_within_a_second(tmp_path: 
     """It waits for jobs meanwhile; the second attempt succeeds."""
     job = enqueue(tmp_path, "jobs.long_job")
     with start_worker(tmp_path) as first:
-        assert attempt(first)[0] == 1
+        number, began = attempt(first)
+        assert number == 1
         with start_worker(tmp_path) as second:
             second.expect("  ready")
             killed = time.monotonic()
@@ -80,7 +86,7 @@ def test_a_second_worker_takes_a_killed_ones_job_over_within_a_second(tmp_path: 
             number, moment = attempt(second)
             print(f"taken over {moment - killed:.3f} s after the kill")  # noqa: T201 - a figure
             assert number == 2
-            assert moment - killed < TAKEOVER_SECONDS
+            assert moment - killed < limit(first, began)
             check_second_attempt_succeeded(tmp_path, job)
 
 
@@ -88,13 +94,14 @@ def test_the_next_worker_takes_a_killed_ones_job_over_within_a_second(tmp_path: 
     """With none running, a restarted one says how many it recovered, and runs them at once."""
     job = enqueue(tmp_path, "jobs.long_job")
     with start_worker(tmp_path) as first:
-        assert attempt(first)[0] == 1
+        number, began = attempt(first)
+        assert number == 1
         first.kill()
     with start_worker(tmp_path) as second:
         number, moment = attempt(second)
         print(f"taken over {moment - second.started:.3f} s after the start")  # noqa: T201 - a figure
         assert number == 2
-        assert moment - second.started < TAKEOVER_SECONDS
+        assert moment - second.started < limit(first, began)
         check_second_attempt_succeeded(tmp_path, job)
 
 
@@ -103,14 +110,15 @@ def test_a_child_of_its_task_does_not_keep_a_killed_worker_alive(tmp_path: Path,
     """The child holds copies of what the worker had open; its locks must not live on in it."""
     job = enqueue(tmp_path, task)
     with start_worker(tmp_path) as first:
-        assert attempt(first)[0] == 1
+        number, began = attempt(first)
+        assert number == 1
         with killing_orphan(int(first.expect("orphan"))), start_worker(tmp_path) as second:
             second.expect("  ready")
             killed = time.monotonic()
             first.kill()
             number, moment = attempt(second)
             assert number == 2
-            assert moment - killed < TAKEOVER_SECONDS
+            assert moment - killed < limit(first, began)
             check_second_attempt_succeeded(tmp_path, job)
 
 
@@ -119,13 +127,14 @@ def test_nor_does_it_when_the_worker_is_restarted(tmp_path: Path, task: str) -> 
     """The same with no second worker running."""
     job = enqueue(tmp_path, task)
     with start_worker(tmp_path) as first:
-        assert attempt(first)[0] == 1
+        number, began = attempt(first)
+        assert number == 1
         with killing_orphan(int(first.expect("orphan"))):
             first.kill()
             with start_worker(tmp_path) as second:
                 number, moment = attempt(second)
                 assert number == 2
-                assert moment - second.started < TAKEOVER_SECONDS
+                assert moment - second.started < limit(first, began)
                 check_second_attempt_succeeded(tmp_path, job)
 
 
