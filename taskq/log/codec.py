@@ -61,7 +61,7 @@ EXPIRED    32    byte: cause; attempt u32, job u64, 0 u64
 RETRIED    40    byte: cause; attempt u32, job u64, token u64, due i64 (relative,
                  wall time when written); body: reason
 RELEASED   40    as RETRIED
-CLOCK      24    byte: 0; 0 u32, step i64 in nanoseconds
+CLOCK      24    byte: 0; 0 u32, step i64 in nanoseconds; always with its CRC
 OWNER      24    byte: 0; 0 u32, owner u64; body: JSON
 =========  ====  ==================================================================
 
@@ -223,17 +223,23 @@ def encode_frame(
 
 
 def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameHeader | None:
-    """The header at ``data[at:]``, ``offset`` of its segment; None if there is none."""
+    """The header at ``data[at:]``, ``offset`` of its segment; None if there is none.
+
+    Raises:
+        FormatError: it has flags that this taskq does not know.
+    """
     view = memoryview(data)[at : at + FRAME_HEADER_SIZE]
     if len(view) < FRAME_HEADER_SIZE:
         return None
-    magic, size, count, _, _, first, epoch, time_ns, synced, body_crc, crc = FRAME_HEADER.unpack(
-        view
+    magic, size, count, flags, _, first, epoch, time_ns, synced, body_crc, crc = (
+        FRAME_HEADER.unpack(view)
     )
     if magic != FRAME_MAGIC or size > FRAME_BODY_MAX or not count or first >= LSN_MAX:
         return None
     if crc != crc32(view[:52], crc32(_U64.pack(offset), seed)):
         return None
+    if flags:
+        raise FormatError(f"frame flags {flags:#x} at offset {offset}: a newer taskq wrote them")
     return FrameHeader(size, count, first, epoch, time_ns, synced, body_crc)
 
 
@@ -296,9 +302,9 @@ def encode_back(
     return encode_checked(fixed[4:], body, lsn)
 
 
-def encode_clock(step_ns: int) -> bytes:
-    """A CLOCK record."""
-    return CLOCK.pack(CLOCK.size, Kind.CLOCK, 0, 0, 0, 0, step_ns)
+def encode_clock(step_ns: int, lsn: int) -> bytes:
+    """A CLOCK record; checked, since a step that is lost with a damaged frame shifts all after."""
+    return encode_checked(CLOCK.pack(0, Kind.CLOCK, 0, 0, _CHECKED, 0, step_ns)[4:], b"", lsn)
 
 
 def encode_owner(owner: int, description: bytes, lsn: int) -> bytes:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import (
     AppendFailed,
-    JobNotFound,
     LogError,
     LogFailed,
     OutcomeUnknown,
@@ -26,7 +25,7 @@ from taskq.log.batch import Batch
 from taskq.log.facets import Facets
 from taskq.log.operations import Operations, failure
 from taskq.log.otherowners import OtherOwners
-from taskq.log.requests import ClaimRequest, Op, Settlement
+from taskq.log.requests import ClaimRequest, Op
 from taskq.log.survey import Answer, Request, Survey, claims, refusals
 from taskq.log.watchers import Watchers
 
@@ -224,7 +223,7 @@ class Committer:
             facets.need_agenda()
         self.operations.recent.trim()
         if step_ns:
-            batch.add(codec.encode_clock(step_ns))
+            batch.add(codec.encode_clock(step_ns, batch.lsn))
             for facet in (facets.agenda, facets.dedup):
                 if facet is not None:
                     facet.apply_clock(step_ns)
@@ -309,31 +308,12 @@ class Committer:
             if op == Op.OUTCOME:
                 self.watchers.add(operand, port, future)
                 return
-            value = self._decide(batch, op, operand)
+            value = self.operations.decide(batch, op, operand)
         except TaskqError as refusal:
             self.now.append((port, future, refusal))
             return
         self.later.append((port, future, value))
         self.later_lsn = max(self.later_lsn, batch.lsn)
-
-    def _decide(self, batch: Batch, op: int, operand: Any) -> object:
-        operations = self.operations
-        if op == Op.ENQUEUE_MANY:
-            return operations.enqueues.many(batch, operand)
-        if op == Op.SETTLE:
-            return [self._settle_one(batch, item) for item in operand]
-        if op == Op.CANCEL:
-            if not 0 < operand < batch.lsn:
-                raise JobNotFound(f"no job {self.journal.tag}-{operand} in this log")
-            return operations.cancel(batch, operand)
-        raise AssertionError(f"unknown operation {op}")
-
-    def _settle_one(self, batch: Batch, item: Settlement) -> Any:
-        """None, what its children became, or the error that it met."""
-        try:
-            return self.operations.settle(batch, item) or None
-        except TaskqError as error:
-            return error
 
     def _serve_claims(self, batch: Batch) -> None:
         waiting = []

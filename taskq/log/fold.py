@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.dedup import key_hash
 from taskq.core.errors import FormatError
 from taskq.core.jobtable import META_DURABLE_CLAIM, META_EXPIRES, META_KEYED
+from taskq.core.model import PRIORITY_MAX
 from taskq.core.records import Flag, Kind, Option
 from taskq.log import codec
 from taskq.log.options import decode_extras, decode_key_hash, each_option
@@ -34,6 +35,8 @@ _CLOCK_BYTE: Final = bytes((_CLOCK,))
 _DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _SKIPPABLE: Final = 128
+#: The least length of a record, by its type.
+_SIZES: Final = [codec.FIXED_SIZES.get(kind, codec.PREFIX.size) for kind in range(256)]
 _ALL: Final = 2**62
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_ONLY: Final = struct.Struct("<Q")
@@ -103,15 +106,18 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call for each record
     _, _, lsn, epoch, time_ns, _, _ = header
     unpack = codec.PREFIX.unpack_from
     job_fields = _JOB_FIELDS.unpack_from
-    smallest = codec.ENQUEUED.size
     jobs = watch.jobs if watch is not None else ()
     while at < end:
         length, kind, byte, options_size, flags = unpack(data, at)
-        if length < smallest or at + length > end:
+        if length < _SIZES[kind] or at + length > end:
             raise FormatError(f"record at lsn {lsn} has an impossible length of {length} bytes")
         if kind == _ENQUEUED:
             if agenda is not None:
-                _fold_enqueued(data, at, byte, options_size, flags, lsn, where, time_ns, agenda)
+                if options_size:
+                    _fold_enqueued(data, at, byte, options_size, flags, lsn, where, time_ns, agenda)
+                else:
+                    at, lsn = _fold_run(data, at, end, lsn, where, agenda)
+                    continue
             if dedup is not None and options_size:
                 _fold_key(data, at, options_size, lsn, where, time_ns, dedup)
         elif kind == _CLAIMED:
@@ -143,6 +149,30 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call for each record
             raise FormatError(f"record type {kind} at lsn {lsn} is unknown: use a newer taskq")
         at += length
         lsn += 1
+
+
+def _fold_run(
+    data: bytes, at: int, end: int, lsn: int, where: int, agenda: Agenda
+) -> tuple[int, int]:
+    """Apply the plain enqueues of one lane that start here; returns what follows, and its lsn."""
+    start = at + codec.PREFIX.size
+    names = data[at + 14 : at + 16 + data[at + 14] + data[at + 15]]
+    # Type, priority, no options, flags: what must be the same, as must be the names.
+    head = data[at + 4 : start]
+    locations: list[int] = []
+    unpack_length = codec.LENGTH.unpack_from
+    shortest = codec.ENQUEUED.size
+    size = len(names)
+    while at < end and data[at + 4 : at + 12] == head and data[at + 14 : at + 14 + size] == names:
+        length = unpack_length(data, at)[0]
+        if length < shortest or at + length > end:
+            break
+        locations.append(where + at)
+        at += length
+    lane = agenda.lane(min(head[1], PRIORITY_MAX), names)
+    flags = int.from_bytes(head[4:8], "little")
+    agenda.apply_enqueued_run(lsn, locations, lane, enqueued_meta(flags))
+    return at, lsn + len(locations)
 
 
 def fold_damaged(

@@ -6,10 +6,10 @@ A method either raises before it has added anything, or adds all that belongs to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.dedup import key_hash
-from taskq.core.errors import LogDamaged, StaleDelivery, TaskqError
+from taskq.core.errors import JobNotFound, LogDamaged, StaleDelivery, TaskqError
 from taskq.core.jobtable import META_DURABLE_CLAIM, META_KEYED, STATE_MASK
 from taskq.core.model import REASON_BYTES_MAX, State
 from taskq.core.records import Cause, Flag, Kind
@@ -19,7 +19,7 @@ from taskq.log.enqueues import Enqueues
 from taskq.log.options import encode_key_hash, enqueue_extras
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.recent import Recent
-from taskq.log.requests import ClaimRequest, Delivery, Duplicate, Settlement
+from taskq.log.requests import ClaimRequest, Delivery, Duplicate, Op, Settlement
 
 if TYPE_CHECKING:
     from taskq.core.agenda import Taken
@@ -47,6 +47,16 @@ class Operations:
         self._tag = journal.tag
         self.recent = Recent(journal.files)
         self.enqueues = Enqueues(facets, self.recent)
+
+    def decide(self, batch: Batch, op: int, operand: Any) -> object:
+        """Carry out a request that is neither an enqueue of one job nor a claim."""
+        if op == Op.ENQUEUE_MANY:
+            return self.enqueues.many(batch, operand)
+        if op == Op.SETTLE:
+            return [self._settle_one(batch, item) for item in operand]
+        if op == Op.CANCEL:
+            return self.cancel(batch, operand)
+        raise AssertionError(f"unknown operation {op}")
 
     # -- claim ------------------------------------------------------------------------------------
 
@@ -102,6 +112,7 @@ class Operations:
         first_location = batch.where + batch.size
         running, pack, parts = agenda.running, codec.JOB.pack, batch.parts
         others: list[Settlement] = []
+        other_jobs: set[int] = set()
         for item in items:
             kind, delivery, body, _, _, children = item
             job = delivery.job
@@ -114,8 +125,10 @@ class Operations:
                 or claim[0] != delivery.token
                 or claim[1] != delivery.epoch
                 or delivery.record[_FLAGS_AT] & _KEYED
+                or job in other_jobs
             ):
                 others.append(item)
+                other_jobs.add(job)
                 continue
             del running[job]  # a second settlement of the same delivery is stale
             parts.append(
@@ -134,6 +147,13 @@ class Operations:
             except TaskqError as error:
                 refused.append((item, error))
         return refused
+
+    def _settle_one(self, batch: Batch, item: Settlement) -> Any:
+        """None, what its children became, or the error that it met."""
+        try:
+            return self.settle(batch, item) or None
+        except TaskqError as error:
+            return error
 
     def settle(self, batch: Batch, item: Settlement) -> list[int | Duplicate]:
         """End a delivery; returns what its children became.
@@ -234,7 +254,13 @@ class Operations:
     # -- the rest ---------------------------------------------------------------------------------
 
     def cancel(self, batch: Batch, job: int) -> bool:
-        """Withdraw a waiting job; False if it is running or settled."""
+        """Withdraw a waiting job; False if it is running or settled.
+
+        Raises:
+            JobNotFound: no record has that number.
+        """
+        if not 0 < job < batch.lsn:
+            raise JobNotFound(f"no job {self._tag}-{job} in this log")
         agenda = self._facets.agenda
         assert agenda is not None
         if not legal(agenda.state(job), Kind.CANCELLED):

@@ -70,7 +70,7 @@ class History:
             self.time_ns += step - 150
         self.batches.append(Batch(self.time_ns, self.lsn))
         if has_step:
-            self.add(codec.encode_clock(step - 150))
+            self.add(codec.encode_clock(step - 150, self.lsn))
             self.agenda.apply_clock(step - 150)
             self.dedup.apply_clock(step - 150)
         self.agenda.promote(self.time_ns, ALL)

@@ -167,7 +167,7 @@ def test_retries_and_releases_read_back(
 
 @given(step=I64, owner=U64, body=BODY, lsn=LSN)
 def test_clock_and_owner_records_read_back(step: int, owner: int, body: bytes, lsn: int) -> None:
-    assert read(codec.encode_clock(step), lsn).step_ns == step
+    assert read(codec.encode_clock(step, lsn), lsn).step_ns == step
     found = read(codec.encode_owner(owner, body, lsn), lsn)
     assert (found.kind, found.token, found.body) == (Kind.OWNER, owner, body)
 
@@ -295,7 +295,7 @@ RECORDS = (
     enqueued(EnqueueSpec("q", "t"), encode_extras(Extras(headers={"a": "b"}), NOW), b"", 2),
     codec.encode_job(Kind.CLAIMED, 0, 1, 2, 9),
     codec.encode_back(Kind.RETRIED, 0, 1, 2, 3, NOW + 5, b"why", 4),
-    codec.encode_clock(10**12),
+    codec.encode_clock(10**12, 5),
     codec.encode_owner(9, b"{}", 6),
     codec.encode_job(Kind.SUCCEEDED, 0, 1, 2, 7, b"", 7, encode_key_hash(5)),
 )

@@ -22,10 +22,10 @@ _SEGMENT: Final = (
     "7461736b716c6f67 0100 4000 00000000 1500000000000000 8877665544332211"
     "00112233445566778899aabbccddeeff 4d00000000000000 7441d7ef 00000000"
 )
+_BODY: Final = "18000000 20 00 0000 00000000 00000000 fbffffffffffffff"
 _FRAME: Final = (
     "544b51f3 18000000 01000000 0000 0000 1600000000000000 8877665544332211"
-    "15cd5b0700000000 1400000000000000 de511fe4 a087364e"
-    "18000000 20 00 0000 00000000 00000000 fbffffffffffffff"
+    "15cd5b0700000000 1400000000000000 de511fe4 a087364e" + _BODY
 )
 _SPEC: Final = EnqueueSpec("mail", "mail.send", 7, 3, Flag.DROP_RESULT)
 _RICH: Final = Extras(
@@ -152,9 +152,9 @@ _RECORDS: Final = {
         _of_job(Kind.RELEASED, 1, 30, b"", cause=Cause.DRAIN),
     ),
     "clock": (
-        codec.encode_clock(-5),
-        "18000000 20 00 0000 00000000 00000000 fbffffffffffffff",
-        LogRecord(Kind.CLOCK, 31, 8, 9, 0, step_ns=-5),
+        codec.encode_clock(-5, 31),
+        "1c000000 20 00 0000 01000000 00000000 fbffffffffffffff 1dac678f",
+        LogRecord(Kind.CLOCK, 31, 8, 9, Flag.CHECKED, step_ns=-5),
     ),
     "owner": (
         codec.encode_owner(0xABCD, b"{}", 31),
@@ -175,7 +175,8 @@ def test_a_segment_header_has_these_bytes() -> None:
 def test_a_frame_has_these_bytes() -> None:
     """Its CRCs start from (log id, first lsn of the segment, its own offset), as specified."""
     seed = codec.segment_seed(_LOG_ID, 21)
-    data = codec.encode_frame(codec.encode_clock(-5), 1, 22, _EPOCH, 123_456_789, 20, seed, 64)
+    body = bytes.fromhex(_BODY)
+    data = codec.encode_frame(body, 1, 22, _EPOCH, 123_456_789, 20, seed, 64)
     assert data == bytes.fromhex(_FRAME)
     place = zlib.crc32(_LOG_ID.bytes + struct.pack("<QQ", 21, 64))
     assert struct.unpack_from("<II", data, 48) == (

@@ -117,7 +117,7 @@ def test_a_segment_that_cannot_be_read_at_all_keeps_its_ids() -> None:
     """Header and first frame are gone, and the hint too: what is left is never written over."""
     world = World()
     first = world.process()
-    first.append(b"".join(codec.encode_clock(0) for _ in range(1_000)), 1_000)
+    first.append(b"".join(codec.encode_clock(0, 1) for _ in range(1_000)), 1_000)
     lost = first.enqueue(b"x" * 200)
     first.close()
     world.machine.corrupt(_FIRST, 0, bytes(200))
