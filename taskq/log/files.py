@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogDamaged, LogError
 from taskq.log import codec
@@ -20,6 +20,19 @@ _READ_AHEAD: Final = 16 * 1024
 _DESCRIPTORS_MAX: Final = 32
 _OFFSET_BITS: Final = 32
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
+
+
+class Walk(NamedTuple):
+    """What a walk to the last whole frame found."""
+
+    #: behind that frame
+    offset: int
+    next_lsn: int
+    #: its header, None if there was no frame
+    last: codec.FrameHeader | None
+    #: the highest position that any of the frames declares synced
+    synced_through: int
+    is_torn: bool
 
 
 class SegmentFiles:
@@ -160,6 +173,19 @@ class SegmentFiles:
             return None
         segment = max((one for one in self.lsns if one <= lsn), default=self.lsns[0])
         return Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+
+    def walk(self, lsn: int, size: int, offset: int, next_lsn: int) -> Walk:
+        """Where the whole frames of a last segment end."""
+        last, synced_through = None, 0
+        for item in self.scanner(lsn, size, next_lsn, sealed=False).frames(offset):
+            if not isinstance(item, Gap):
+                offset, last, next_lsn = item.end, item.header, item.header.next_lsn
+                synced_through = max(synced_through, last.synced_through)
+            elif item.torn:
+                return Walk(item.offset, next_lsn, last, synced_through, is_torn=True)
+            else:
+                offset, next_lsn = item.resume, item.next_lsn
+        return Walk(offset, next_lsn, last, synced_through, is_torn=False)
 
     def frames(self, cursor: Cursor, end: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
         """See ``Journal.frames``."""

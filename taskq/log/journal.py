@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from taskq.core.errors import FormatError, LogError, LogFailed, PayloadTooLarge
+from taskq.core.model import Durability
 from taskq.log import codec
 from taskq.log.config import LSN_SKIP, LogConfig
 from taskq.log.cursor import Cursor, Marks
@@ -31,6 +32,7 @@ from taskq.log.recovery import (
     mark_failed,
     save_failed_frames,
     set_aside,
+    write_once_more,
 )
 from taskq.log.segment import Frame, Gap, segment_lsn
 
@@ -47,6 +49,7 @@ class Journal:
         next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
         segment, offset: where the next frame goes.
         durable_lsn: every record below it is known to be on disk.
+        clean_offset: every byte of the segment before it is known to be on disk.
         generation: another when frames were moved, so that what was folded must be folded anew.
         recovered: what opening had to repair, in words; empty for a clean log.
         torn_bytes: bytes behind the last whole frame, when it was last looked for.
@@ -66,7 +69,7 @@ class Journal:
         self.files = SegmentFiles(disk, path, writable=writer is not None)
         self.recovered: list[str] = []
         self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
-        self.durable_lsn = self.generation = self.torn_bytes = 0
+        self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
         self._is_failed = False
         self._writer = writer
         self._time = LogTime(clock)
@@ -114,6 +117,9 @@ class Journal:
             self._write_hint()
         else:
             self._locate(hint)
+            if self.clean_offset < self.offset and self.config.durability is not Durability.OS:
+                self._secure()
+                self._write_hint()
 
     def open_for_reading(self) -> None:
         """Stand at the last whole frame, having written nothing.
@@ -179,6 +185,7 @@ class Journal:
 
     def _adopt(self, hint: TailHint) -> None:
         self.durable_lsn = max(self.durable_lsn, hint.durable_lsn)
+        known = self.clean_offset if hint.segment == self.segment else 0
         self._time.learn(hint.clock_base_ns)
         if hint.generation != self.generation:
             self.generation = hint.generation
@@ -189,6 +196,7 @@ class Journal:
             if hint.segment not in self.files:
                 return
             self._enter(hint.segment)
+        self.clean_offset = max(known, hint.clean_offset)
         self.offset, self.next_lsn = hint.offset, hint.next_lsn
         self.epoch, self.time_ns = hint.epoch, hint.time_ns
 
@@ -205,6 +213,8 @@ class Journal:
         else:
             keep_directory(self.disk, self.path)
         if lost or cut or not usable or self.next_lsn < floor:
+            if usable and (hint is None or hint.boot == self.boot):
+                self._secure()
             lsn = max(self.next_lsn, floor)
             self._begin_segment(lsn + LSN_SKIP if lsn else 1, new_epoch=True)
             self.files.remove_empty(self.segment)
@@ -219,34 +229,22 @@ class Journal:
         """Set position to behind the last whole frame; True if a torn tail was cut."""
         header = self.files.header(self.segment)
         assert header is not None
-        offset = codec.SEGMENT_HEADER.size
+        offset = self.clean_offset = codec.SEGMENT_HEADER.size
         self.next_lsn, self.epoch, _, self.time_ns = header
         size = self.files.size(self.segment)
-        if (
-            hint is not None
-            and hint.boot == self.boot
-            and hint.segment == self.segment
-            and hint.offset <= size
-        ):
+        if hint is not None and hint.fits(self.boot, self.segment, size):
             offset, self.next_lsn, self.epoch = hint.offset, hint.next_lsn, hint.epoch
-            self.time_ns = hint.time_ns
-        torn: Gap | None = None
-        for item in self.files.scanner(self.segment, size, self.next_lsn, sealed=False).frames(
-            offset
-        ):
-            if isinstance(item, Gap):
-                torn = item if item.torn else None
-                offset, self.next_lsn = item.resume, item.next_lsn
-            else:
-                offset, self.next_lsn = item.end, item.header.next_lsn
-                self.epoch, self.time_ns = item.header.epoch, item.header.time_ns
-                self.durable_lsn = max(self.durable_lsn, item.header.synced_through)
-        self.offset = torn.offset if torn else offset
-        self.torn_bytes = size - self.offset if torn else 0
-        if torn and self._writer is not None:
-            note = set_aside(self.disk, self.path, self._tail, self.segment, torn.offset, size)
+            self.time_ns, self.clean_offset = hint.time_ns, hint.clean_offset
+        walk = self.files.walk(self.segment, size, offset, self.next_lsn)
+        self.offset, self.next_lsn, last, synced_through, is_torn = walk
+        if last is not None:
+            self.epoch, self.time_ns = last.epoch, last.time_ns
+        self.durable_lsn = max(self.durable_lsn, synced_through)
+        self.torn_bytes = size - self.offset if is_torn else 0
+        if is_torn and self._writer is not None:
+            note = set_aside(self.disk, self.path, self._tail, self.segment, self.offset, size)
             self.recovered.append(note)
-        return torn is not None
+        return is_torn
 
     def _begin_segment(self, first_lsn: int, *, new_epoch: bool) -> None:
         """Seal the present segment and open the next; everything before it is on disk first."""
@@ -264,12 +262,17 @@ class Journal:
             raise
         self._enter(first_lsn)
         self.epoch = epoch
-        self.offset = codec.SEGMENT_HEADER.size
+        self.offset = self.clean_offset = codec.SEGMENT_HEADER.size
         self.next_lsn = first_lsn
         self._write_hint()
 
+    def _secure(self) -> None:
+        """Sync what somebody may have failed to sync, without being able to say so."""
+        write_once_more(self.disk, self._tail, self.clean_offset, self.offset)
+        self._seal()
+
     def _seal(self) -> None:
-        """Sync the present segment for the last time.
+        """Sync the present segment, whatever others know of it.
 
         Raises:
             LogFailed: it may be lost, so nobody may build on it.
@@ -279,7 +282,7 @@ class Journal:
         except OSError as error:
             self.fail(error)
             raise LogFailed(self.path, f"an fsync failed ({error.strerror or error})") from error
-        self.durable_lsn = max(self.durable_lsn, self.next_lsn)
+        self.durable_lsn, self.clean_offset = max(self.durable_lsn, self.next_lsn), self.offset
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -331,7 +334,7 @@ class Journal:
         hint = self.writer.peek()
         if hint is not None and (hint.failed or hint.generation != self.generation):
             raise OSError(errno.EIO, "another process's fsync of this file failed")
-        self.durable_lsn = max(self.durable_lsn, through)
+        self.durable_lsn, self.clean_offset = max(self.durable_lsn, through), self.offset
 
     def fail(self, error: OSError) -> None:
         """After a failed fsync: nobody writes any more until the log is opened again."""
@@ -344,7 +347,8 @@ class Journal:
     def _write_hint(self) -> None:
         hint = TailHint(
             int(self._is_failed), self.generation, self.boot, self.segment, self.offset,
-            self.next_lsn, self.epoch, self.time_ns, self.durable_lsn, self._time.base_ns,
+            self.next_lsn, self.epoch, self.time_ns, self.durable_lsn,
+            self.clean_offset, self._time.base_ns,
         )  # fmt: skip
         self.writer.write_hint(hint)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from taskq.log.ports import Disk
 
 _HOLDER: Final = struct.Struct("<II")
-_TAIL: Final = struct.Struct("<IIQQQQQqQq")
+_TAIL: Final = struct.Struct("<IIQQQQQqQQq")
 _TAIL_SIZE: Final = _TAIL.size + 4
 _SIZE: Final = _HOLDER.size + _TAIL_SIZE
 _EXCLUSIVE: Final = 1
@@ -47,8 +47,14 @@ class TailHint(NamedTuple):
     epoch: int
     time_ns: int
     durable_lsn: int
+    #: every byte of the segment before it is known to be on disk
+    clean_offset: int
     #: how far wall time was ahead of the steady clock, less the steps not recorded yet
     clock_base_ns: int
+
+    def fits(self, boot: int, segment: int, size: int) -> bool:
+        """Whether it speaks of this segment, on this boot, while it has that many bytes."""
+        return boot == self.boot and segment == self.segment and self.offset <= size
 
 
 class WriterLock:

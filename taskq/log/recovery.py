@@ -56,6 +56,16 @@ def _copy(disk: Disk, source: int, offset: int, end: int, path: str) -> None:
         disk.close(target)
 
 
+def write_once_more(disk: Disk, descriptor: int, start: int, end: int) -> None:
+    """Write bytes in place as they read, so that the next sync is sure to put them on disk.
+
+    A process that is killed in an fsync that fails can leave no marker, and pages whose write
+    failed count as clean: whoever comes after it would sync nothing, and be told that all is well.
+    """
+    for at in range(start, end, _COPY_BYTES):
+        write_all(disk, descriptor, disk.read(descriptor, min(_COPY_BYTES, end - at), at), at)
+
+
 def is_marked_failed(disk: Disk, path: str) -> bool:
     """Whether an fsync failed, and the log was not opened since."""
     return FAILED_FILE in disk.names(path)
@@ -69,10 +79,12 @@ def mark_failed(journal: Journal, error: OSError) -> None:
     try:
         if hint is not None and hint.generation != journal.generation:
             return  # somebody opened the log since, and wrote again what had failed
+        # The hint first: it takes a microsecond, and this process may be killed at any time.
+        if hint is not None:
+            with contextlib.suppress(OSError):
+                writer.write_hint(hint._replace(failed=1))
         if not is_marked_failed(journal.disk, journal.path):
             _write_marker(journal, error)
-        if hint is not None:
-            writer.write_hint(hint._replace(failed=1))
     finally:
         if not was_held:
             writer.release()

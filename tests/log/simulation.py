@@ -201,7 +201,6 @@ class Simulation:
         machine.free = self.chance.choice((0, 50, 300, 5_000)) if kind == "full" else None
         machine.shorten = (lambda size: max(size // 2, 1)) if kind == "short" else None
         if kind == "sync":
-            machine.errors_reach_all = self.chance.random() < 0.7
             machine.fail_next_syncs()
         self.counts[f"disk {kind}"] += 1
 

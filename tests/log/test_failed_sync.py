@@ -205,6 +205,32 @@ def test_a_marker_that_cannot_be_written_is_not_needed_on_the_same_boot(problem:
     del third
 
 
+@pytest.mark.parametrize("stage", range(1, 7))
+@pytest.mark.parametrize("others_live", [True, False])
+def test_a_process_killed_as_its_sync_fails_costs_nobody_else_anything(
+    stage: int, *, others_live: bool
+) -> None:
+    """It left no marker, and to a newcomer the next fsync of clean pages would be a success."""
+    for seed in range(12):
+        world = World(seed)
+        first, second = world.process(), world.process()
+        kept = [first.enqueue(b"kept"), second.enqueue(b"kept")]
+        first.send(Op.ENQUEUE, (PLAIN, b"in the air" * 200, None))
+        world.machine.fail_next_syncs()
+        world.machine.stop_at(world.machine.steps + 1 + stage, power=False)
+        with pytest.raises(ProcessKilled):
+            first.sync()
+        first.kill()
+        if not others_live:
+            second.kill()
+        third = world.process()
+        kept.append(third.enqueue(b"kept by a newcomer"))
+        world.lose_power()
+        fourth = world.process()
+        assert all(world.view(job) is not None for job in kept), seed
+        assert not fourth.catch_up().damage
+
+
 def test_a_marker_without_a_hint_keeps_everybody_from_writing() -> None:
     failed = Failed()
     failed.world.machine.put(f"{PATH}/write.lock", b"")
