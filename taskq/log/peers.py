@@ -57,8 +57,9 @@ class LocalPeers:
         #: owners that could not be woken, which are dead for good; at most as many as have slots
         self._gone: set[int] = set()
         self._closed = False
-        #: a poke from another thread must not write to the number of a closed pipe
-        self._pipe_guard = threading.Lock()
+        #: a poke from another thread must not write to the number of a closed pipe; reentrant, as
+        #: a signal handler may poke in the middle of its thread's poke
+        self._pipe_guard = threading.RLock()
         self.owner = int.from_bytes(os.urandom(8), "little") or 1
         self.description = json.dumps(
             {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from typing import TYPE_CHECKING
 
 from taskq.log.peers import LocalPeers
@@ -91,6 +92,21 @@ def test_a_poke_after_the_end_writes_to_nobody(tmp_path: Path) -> None:
         os.close(descriptor)
     assert os.read(reader, 1) == b""
     os.close(reader)
+
+
+def test_a_signal_handler_may_poke_in_the_middle_of_a_poke(tmp_path: Path) -> None:
+    """Ctrl-Z of a busy worker does so; whatever the poke holds must not stop it."""
+    peers = LocalPeers(str(tmp_path), "")
+    poked = threading.Event()
+
+    def poke_within_a_poke() -> None:
+        with peers._pipe_guard:
+            peers.poke()
+        poked.set()
+
+    threading.Thread(target=poke_within_a_poke, daemon=True).start()
+    assert poked.wait(5)
+    peers.close()
 
 
 def test_waking_a_killed_sleeper_harms_nobody(tmp_path: Path) -> None:
