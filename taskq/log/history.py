@@ -117,7 +117,9 @@ class Story:
                 started_ns=last.started_ns,
                 ended_ns=record.time_ns,
                 outcome=_outcome(kind, record.cause),
-                reason=self._reason if kind is not Kind.SUCCEEDED else "",
+                reason=body.decode("utf-8", "replace")
+                if body and kind is not Kind.SUCCEEDED
+                else "",
             )
 
     def clock_stepped(self, step_ns: int) -> None:

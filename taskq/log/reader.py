@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
+from array import array
+from bisect import bisect_left
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError, UsageError, WrongLog
 from taskq.core.model import JobView, LogStats, OwnerView, State, VerifyReport
 from taskq.core.records import Kind
+from taskq.core.transitions import BY_TIME, after
 from taskq.log.config import LogConfig
 from taskq.log.disk import LocalDisk, SystemClock
 from taskq.log.facets import Facets
@@ -23,6 +25,8 @@ from taskq.log.segment import Gap
 
 if TYPE_CHECKING:
     import uuid
+#: Ready and scheduled jobs are told apart by their stories: so many are looked at for one wanted.
+_SLACK: Final = 64
 
 
 class LogReader:
@@ -69,34 +73,52 @@ class LogReader:
     def jobs(
         self, states: set[State] | None, queue: str | None, task: str | None, limit: int
     ) -> list[JobView]:
-        """The newest jobs that fit, newest first."""
+        """The newest jobs that fit, newest first. Takes 9 bytes a job, and two walks."""
+        chosen = self._newest(states, queue, task, limit)
+        if not chosen:
+            return []
+        stories: dict[int, Story] = {}
+        for record in records(self._journal, self._journal.cursor_at(min(chosen))):
+            if record.kind == Kind.CLOCK:
+                for story in stories.values():
+                    story.clock_stepped(record.step_ns)
+            elif record.kind == Kind.ENQUEUED:
+                if record.lsn in chosen:
+                    stories[record.lsn] = Story(self.tag, record)
+            elif record.job in stories:
+                stories[record.job].add(record)
         now_ns = time.time_ns()
-        live: dict[int, Story] = {}
-        settled: deque[JobView] = deque(maxlen=max(limit, 1) * 8)
+        views = [stories[lsn].view(now_ns) for lsn in sorted(stories, reverse=True)]
+        return [view for view in views if states is None or view.state in states][:limit]
+
+    def _newest(
+        self, states: set[State] | None, queue: str | None, task: str | None, limit: int
+    ) -> set[int]:
+        """Jobs among which the newest ``limit`` that fit are."""
+        jobs, ends = array("Q"), bytearray()
+        wanted_queue = None if queue is None else queue.encode()
+        wanted_task = None if task is None else task.encode()
         for record in records(self._journal, self._journal.start()):
             if record.kind == Kind.ENQUEUED:
-                if queue is not None and record.queue.decode("utf-8", "replace") != queue:
-                    continue
-                if task is not None and record.task.decode("utf-8", "replace") != task:
-                    continue
-                live[record.lsn] = Story(self.tag, record)
-                continue
-            if record.kind == Kind.CLOCK:
-                for waiting in live.values():
-                    waiting.clock_stepped(record.step_ns)
-                continue
-            story = live.get(record.job) if record.job else None
-            if story is None:
-                continue
-            story.add(record)
-            if story.state >= State.SUCCEEDED:
-                del live[record.job]
-                if states is None or story.state in states:
-                    settled.append(story.view(now_ns))
-        views = [story.view(now_ns) for story in live.values()]
-        wanted = [view for view in views if states is None or view.state in states]
-        newest = sorted((*wanted, *settled), key=lambda view: view.lsn, reverse=True)
-        return newest[:limit]
+                fits = wanted_queue in (None, record.queue) and wanted_task in (None, record.task)
+                if fits:
+                    jobs.append(record.lsn)
+                    ends.append(after(State.ABSENT, Kind.ENQUEUED))
+            elif record.job:
+                place = bisect_left(jobs, record.job)
+                if place < len(jobs) and jobs[place] == record.job:
+                    # Whether it is due yet is a question for its story.
+                    ends[place] = after(State(ends[place]), Kind(record.kind))
+        wide = None if states is None else set(states)
+        if wide and wide & BY_TIME.keys():
+            wide |= set(BY_TIME.values())
+        found: list[int] = []
+        for place in range(len(jobs) - 1, -1, -1):
+            if wide is None or State(ends[place]) in wide:
+                found.append(jobs[place])
+                if len(found) >= limit * (1 if wide == states else _SLACK):
+                    break
+        return set(found)
 
     def stats(self) -> LogStats:
         """Counts per queue."""
