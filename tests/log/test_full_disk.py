@@ -1,277 +1,109 @@
-"""A disk that takes no more: nothing of the batch becomes visible, and the log goes on."""
+"""The whole store on a disk that is really full: a small tmpfs."""
 
 from __future__ import annotations
 
 import errno
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+import subprocess
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq.core.errors import AppendFailed, TaskqError
-from taskq.core.model import Extras
+from taskq.core.errors import AppendFailed
+from taskq.core.model import Durability, State
 from taskq.core.records import Kind
-from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.requests import ClaimRequest, Op, Settlement
-from taskq.testing.crashable import CrashableDisk
-from tests.log.world import PATH, PLAIN, World
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.reader import LogReader
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
+from taskq.log.store import Store, open_store
 
 if TYPE_CHECKING:
-    from taskq.log.survey import Request
+    from collections.abc import Iterator
+    from pathlib import Path
 
-_ROOM: int = 10_000_000
+    from taskq.core.errors import TaskqError
 
-
-def _request(op: Op, operand: Any) -> tuple[Request, Future[Any]]:
-    future: Future[Any] = Future()
-    return (op, None, future, operand), future
-
-
-def _fill(world: World) -> None:
-    """Take the room away, as another program does."""
-    world.machine.free = 0
+_SPEC: Final = EnqueueSpec(task="mail.send")
+_SIZE_BYTES: Final = 4 * 1024 * 1024
+_BALLAST_BYTES: Final = 1024 * 1024
+_SECONDS: Final = 20
 
 
-@pytest.mark.parametrize("room", [0, 1, 57, 100, 200])
-def test_every_waiter_of_a_batch_that_does_not_fit_is_told_and_nothing_of_it_is_visible(
-    room: int,
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE_BYTES}", "tmpfs", str(place)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except OSError as error:
+        pytest.skip(f"mounting a tmpfs needs the mount command: {error}")
+    if done.returncode:
+        pytest.skip(f"mounting a tmpfs needs root: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def _unexpected(item: Settlement, error: TaskqError) -> None:
+    raise AssertionError(f"{item.delivery!r}: {error}")
+
+
+def _fill(store: Store, size: int) -> list[int]:
+    """Enqueue until the disk is full."""
+    jobs: list[int] = []
+    refused: AppendFailed | None = None
+    while refused is None:
+        try:
+            answer = store.thread_port.enqueue(_SPEC, bytes(size)).result(_SECONDS)
+        except AppendFailed as error:
+            refused = error
+        else:
+            assert isinstance(answer, int)
+            jobs.append(answer)
+    assert refused.errno == errno.ENOSPC
+    assert "Free some space" in str(refused)
+    return jobs
+
+
+@pytest.mark.parametrize("segment_bytes", [SEGMENT_BYTES_MIN, 64 * 1024 * 1024])
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+def test_a_full_disk_refuses_enqueues_and_goes_on_once_there_is_room(
+    small_disk: Path, segment_bytes: int, durability: Durability
 ) -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    kept = first.enqueue(b"kept")
-    job = first.claim()[0]
-    before = [world.machine.content(path) for path in world.segments()]
-    world.machine.free = room
-    requests = [
-        _request(Op.ENQUEUE, (PLAIN, b"x" * 300, None)),
-        _request(Op.ENQUEUE, (PLAIN, b"y", Extras(key=b"k"))),
-        _request(Op.ENQUEUE_MANY, [(PLAIN, b"1", None), (PLAIN, b"2", None)]),
-        _request(Op.SETTLE, [Settlement(Kind.SUCCEEDED, job)]),
-        _request(Op.CANCEL, kept),
-    ]
-    first.commit([request for request, _ in requests])
-    for _, future in requests:
-        error = future.exception(0)
-        assert isinstance(error, AppendFailed)
-        assert error.errno == errno.ENOSPC
-        assert "No space left on device" in str(error)
-    assert [world.machine.content(path) for path in world.segments()] == before
-    assert second.claim() == []
-    world.machine.free = _ROOM
-    first.settle(job)
-    assert first.enqueue(b"after") == world.records()[-1].lsn
-    assert [one.payload for one in second.claim(9)] == [b"after"]
-    assert not first.catch_up().damage
+    """Settlements that nobody waits for are kept until then, and no acknowledged job is lost."""
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(_BALLAST_BYTES))
+    config = LogConfig(durability=durability, segment_bytes=segment_bytes)
+    store = open_store(str(small_disk / "data"), config)
+    port = store.thread_port
+    assert port.enqueue(_SPEC, b"first").result(_SECONDS) == 1
+    jobs: list[object] = [1]
+    delivery = port.claim(ClaimRequest(1)).result(_SECONDS)[0]
+    jobs += _fill(store, 50_000)
+    jobs += _fill(store, 100)
+    done = port.outcome(delivery.job)
+    port.settle_soon([Settlement(Kind.SUCCEEDED, delivery, bytes(10_000))], _unexpected)
+    for _ in range(3):
+        with pytest.raises(AppendFailed):
+            port.enqueue(_SPEC, bytes(5_000)).result(_SECONDS)
+    assert not done.done()
+    ballast.unlink()
+    assert done.result(_SECONDS).body == bytes(10_000)
+    jobs.append(port.enqueue(_SPEC, b"last").result(_SECONDS))
+    store.close()
 
+    reader = LogReader.open(str(small_disk / "data"))
+    views = {view.lsn: view for view in reader.jobs(None, None, None, 10_000)}
+    assert set(views) == set(jobs)
+    assert views[delivery.job].state is State.SUCCEEDED
+    report = reader.verify()
+    assert not report.damage
+    assert not report.torn_bytes
+    reader._journal.close()
 
-def test_short_writes_are_written_to_the_end() -> None:
-    world = World()
-    first = world.process()
-    world.machine.shorten = lambda size: max(size // 3, 1)
-    jobs = [first.enqueue(b"x" * 500) for _ in range(5)]
-    world.lose_power()
-    assert [one.job for one in world.process().claim(9)] == jobs
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_a_write_that_fails_in_the_middle_is_cut_back(code: int) -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    kept = first.enqueue(b"kept")
-    size = len(world.machine.content(world.segments()[0]))
-    writes = 0
-
-    def on_step(operation: str, path: str) -> None:
-        nonlocal writes
-        if operation == "write" and path.endswith(".log"):
-            writes += 1
-            if writes == 3:
-                raise OSError(code, "no")
-
-    world.machine.shorten = lambda size: max(size // 4, 1)
-    world.machine.on_step = on_step
-    with pytest.raises(AppendFailed) as caught:
-        first.enqueue(b"x" * 500)
-    assert caught.value.errno == code
-    assert len(world.machine.content(world.segments()[0])) == size
-    assert [one.job for one in second.claim(9)] == [kept]
-
-
-def test_a_tail_that_could_not_even_be_cut_back_is_cut_by_the_next_writer() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    kept = first.enqueue(b"kept")
-
-    def on_step(operation: str, path: str) -> None:
-        if operation == "truncate" and path.endswith(".log"):
-            raise OSError(errno.EIO, "no")
-
-    world.machine.free = 100
-    world.machine.on_step = on_step
-    with pytest.raises(AppendFailed):
-        first.enqueue(b"x" * 500)
-    world.machine.on_step = None
-    world.machine.free = _ROOM
-    after = second.enqueue(b"after")
-    assert after > kept
-    assert [one.job for one in first.claim(9)] == [kept, after]
-    assert not first.catch_up().damage
-
-
-def test_settlements_that_nobody_waits_for_are_tried_again_until_there_is_room() -> None:
-    world = World()
-    first = world.process()
-    jobs = [first.enqueue(), first.enqueue()]
-    deliveries = first.claim(2)
-    _fill(world)
-    for delivery in deliveries:
-        first.settle_soon(delivery)
-    assert len(first.committer.held) == 2
-    first.commit([])
-    assert len(first.committer.held) == 2
-    world.machine.free = _ROOM
-    first.commit([])
-    first.sync()
-    assert not first.committer.held
-    world.lose_power()
-    world.process()
-    for job in jobs:
-        view = world.view(job)
-        assert view is not None
-        assert view.settled_ns
-
-
-def test_claims_and_watchers_wait_until_there_is_room() -> None:
-    """They ask for nothing that a full disk could refuse for good."""
-    world = World()
-    first = world.process()
-    job = first.enqueue()
-    _fill(world)
-    claim = first.send(Op.CLAIM, ClaimRequest(1))
-    outcome = first.send(Op.OUTCOME, job)
-    assert not claim.done()
-    assert not outcome.done()
-    world.machine.free = _ROOM
-    first.commit([])
-    first.settle(claim.result(0)[0], body=b"42")
-    assert outcome.result(0).body == b"42"
-
-
-def test_a_step_of_the_clock_is_recorded_even_if_the_first_try_found_no_room() -> None:
-    world = World()
-    first = world.process()
-    job = first.enqueue(extras=Extras(due_ns=3_600 * 10**9))
-    world.clock.step(7_200)
-    _fill(world)
-    with pytest.raises(AppendFailed):
-        first.enqueue()
-    world.machine.free = _ROOM
-    assert first.claim() == []
-    assert [record.step_ns for record in world.records() if record.kind == Kind.CLOCK] == [
-        7_200 * 10**9
-    ]
-    world.clock.advance(3_601)
-    assert [one.job for one in first.claim()] == [job]
-
-
-def _until_rotation(world: World) -> None:
-    first = world.process()
-    while first.journal.offset < SEGMENT_BYTES_MIN:
-        first.enqueue(b"x" * 5_000)
-    first.close()
-
-
-@pytest.mark.parametrize("room", [0, 30, 64, 100])
-def test_a_segment_that_cannot_be_begun_costs_nothing(room: int) -> None:
-    """No id is left out, nothing is lost, and what waits goes on waiting."""
-    world = World()
-    _until_rotation(world)
-    first, second = world.process(), world.process()
-    count = len(world.records())
-    delivery = first.claim()[0] if first.journal.offset < SEGMENT_BYTES_MIN else None
-    assert delivery is None
-    world.machine.free = room
-    with pytest.raises(AppendFailed):
-        first.enqueue(b"x" * 200)
-    with pytest.raises(AppendFailed):
-        second.enqueue(b"x" * 200)
-    world.machine.free = _ROOM
-    assert second.enqueue(b"after") == count + 1
-    assert first.enqueue(b"after") == count + 2
-    assert len(world.segments()) == 2
-    assert not first.catch_up().damage
-
-
-def test_after_a_crash_on_a_full_disk_settlements_wait_for_room_too() -> None:
-    """The writer that finds a torn tail needs a new segment first: no room for it is no loss."""
-    world = World()
-    first, second = world.process(), world.process()
-    job = first.enqueue()
-    delivery = first.claim()[0]
-    second.kill()
-    path = world.segments()[0]
-    world.machine.put(path, world.machine.content(path) + b"torn by a killed process")
-    _fill(world)
-    first.settle_soon(delivery)
-    with pytest.raises(AppendFailed):
-        first.enqueue()
-    world.machine.free = _ROOM
-    first.commit([])
-    first.sync()
-    view = world.view(job)
-    assert view is not None
-    assert view.settled_ns
-
-
-def test_a_lock_file_that_cannot_be_written_does_not_keep_the_lock() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    first.enqueue()
-
-    def on_step(operation: str, path: str) -> None:
-        if operation == "write" and path.endswith("write.lock"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    world.machine.on_step = on_step
-    with pytest.raises(TaskqError):
-        second.enqueue()
-    world.machine.on_step = None
-    assert first.enqueue() == 2
-
-
-def test_a_frame_whose_hint_could_not_be_written_is_in_the_log_all_the_same() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    first.enqueue()
-
-    def on_step(operation: str, path: str) -> None:
-        if operation == "write" and path.endswith("write.lock"):
-            raise OSError(errno.EIO, "no")
-
-    world.machine.on_step = on_step
-    second_job = first.enqueue()
-    world.machine.on_step = None
-    third_job = second.enqueue()
-    assert [one.job for one in first.claim(9)] == [1, second_job, third_job]
-
-
-def test_recent_payloads_of_a_refused_batch_are_not_taken_for_those_of_later_jobs() -> None:
-    """The refused jobs' ids are given out again, to other jobs."""
-    world = World()
-    first = world.process()
-    first.claim()
-    _fill(world)
-    with pytest.raises(AppendFailed):
-        first.enqueue(b"refused")
-    world.machine.free = _ROOM
-    second = world.process()
-    job = second.enqueue(b"other")
-    delivery = first.claim()[0]
-    assert (delivery.job, delivery.payload) == (job, b"other")
-
-
-def test_free_room_is_asked_of_the_disk_the_log_is_on() -> None:
-    world = World()
-    world.machine.free = 77
-    disk = CrashableDisk(world.machine)
-    assert disk.free_bytes(PATH) == 77
+    again = open_store(str(small_disk / "data"), config)
+    assert again.recovered == []
+    assert again.thread_port.enqueue(_SPEC, b"again").result(_SECONDS) not in views
+    again.close()
