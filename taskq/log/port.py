@@ -171,16 +171,27 @@ class LoopPort(_Port):
 
     def deliver(self, answers: list[Answer]) -> None:
         """One wake-up of the loop for the whole list; on the storage thread."""
-        if self._bell is not None and not self.loop.is_closed():
-            self._inbox.append(answers)
-            self._bell.ring()
-            return
+        self._inbox.append(answers)
+        bell = self._bell
         try:
-            self.loop.call_soon_threadsafe(self._turn, answers)
-        except RuntimeError:
-            # The loop is closed: nobody is left to be told, but claims must not be lost with it.
-            for _, _, value in answers:
-                self._late(value)
+            if bell is None or self.loop.is_closed():
+                self.loop.call_soon_threadsafe(self._rung)
+            else:
+                bell.ring()
+        except RuntimeError:  # the loop is closed
+            self.give_up()
+
+    @property
+    def busy(self) -> bool:
+        """Whether answers are on their way."""
+        return bool(self._inbox)
+
+    def give_up(self) -> None:
+        """The loop is closed: nobody is left to be told, but claims must not be lost with it."""
+        with contextlib.suppress(IndexError):
+            while True:
+                for _, _, value in self._inbox.popleft():
+                    self._late(value)
 
     def _turn(self, answers: list[Answer]) -> None:
         self._turns += 1
@@ -201,9 +212,10 @@ class LoopPort(_Port):
 
     def close(self) -> None:
         """The loop is closed."""
-        if self._bell is not None:
-            self._bell.close()
-            self._bell = None
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            bell.close()
+        self.give_up()
 
 
 class ThreadPort(_Port):

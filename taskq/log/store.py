@@ -147,10 +147,23 @@ class Store:
         port = self._ports.get(loop)
         if port is None:
             self._latest.clear()
-            for other in [one for one in self._ports if one.is_closed()]:
-                self._ports.pop(other).close()
+            self.leave_closed_loops()
             port = self._ports[loop] = LoopPort(self, loop)
         return port
+
+    def leave_closed_loops(self) -> bool:
+        """Take back what closed loops were not told any more; False while answers are on their way.
+
+        Other threads may come here, too.
+        """
+        settled = True
+        for loop, port in list(self._ports.items()):
+            if loop.is_closed():
+                self._ports.pop(loop, None)
+                port.close()
+            elif port.busy:
+                settled = False
+        return settled
 
     @property
     def thread_port(self) -> ThreadPort:

@@ -42,6 +42,8 @@ _HELD_SECONDS: Final = 0.5
 _QUIET_SYNC_SECONDS: Final = 0.005
 #: How long such settlements wait for company before they get a frame of their own.
 _KEEP_SECONDS: Final = 0.001
+#: How soon answers that a loop has not taken yet are looked at again: it may be closed by then.
+_UNTOLD_SECONDS: Final = 1.0
 #: An fsync that takes longer is worth a line in the program's log.
 _SLOW_SYNC_SECONDS: Final = 1.0
 #: Requests that outlive a wait for the lock: nobody waits for their answer with a time in mind.
@@ -97,7 +99,14 @@ class StorageThread:
             _log.warning("%s: %s", self.path, note)
 
     def run(self) -> None:
-        """Work until the store closes and its mailbox is empty."""
+        """Work until the store closes and its mailbox is empty, and leave nobody waiting."""
+        try:
+            self._work()
+        except BaseException:  # noqa: BLE001 - a bug closes the log, it does not freeze it
+            _log.exception("%s: the storage thread failed: the log is closed here", self.path)
+        self._finish()
+
+    def _work(self) -> None:
         store = self._store
         while True:
             while store.chores:
@@ -113,7 +122,6 @@ class StorageThread:
                 break
             else:
                 self._idle()
-        self._finish()
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -264,6 +272,8 @@ class StorageThread:
         """Seconds until something falls due; None when nothing will."""
         committer, clock = self.committer, self.journal.clock
         limits = [self._until_sync()]
+        if not self._store.leave_closed_loops():
+            limits.append(_UNTOLD_SECONDS)
         if committer.held:
             limits.append(_HELD_SECONDS)
         if committer.watchers or committer.waiting:
