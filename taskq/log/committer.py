@@ -26,7 +26,7 @@ from taskq.log.facets import Facets
 from taskq.log.operations import Operations, failure
 from taskq.log.otherowners import OtherOwners
 from taskq.log.requests import ClaimRequest, Op
-from taskq.log.survey import Answer, Request, Survey, claims, refusals
+from taskq.log.survey import Answer, Request, Survey, claims, parted, refusals
 from taskq.log.watchers import Watchers
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ class Committer:
         requests = self.take_in_flight()
         try:
             self._locked(requests, survey)
-        except TaskqError as error:
+        except LogError as error:
             self._refuse(requests, error)
-        except Exception as error:  # noqa: BLE001 - one that makes no sense, or a bug
+        except Exception as error:  # noqa: BLE001 - too much for a frame, no sense, or a bug
             self.journal.unlock()
             self._one_by_one(requests, error)
         finally:
@@ -124,6 +124,7 @@ class Committer:
     def _one_by_one(self, requests: list[Request], error: Exception) -> None:
         """Nothing of a batch was appended since something in it broke: find out what."""
         waiting, self.waiting = self.waiting, []
+        requests = parted(requests)
         if requests and (waiting or len(requests) > 1):
             for request in requests:
                 try:
@@ -243,8 +244,7 @@ class Committer:
         dead = self.owners.dead_if_due(self.journal.clock.steady_ns())
         if dead:
             self.taken_back += self.operations.take_back(batch, dead)
-            for owner in dead:
-                self.peers.forget(owner)
+            self.owners.forget(dead)
 
     def take_interest(self) -> int:
         """Interest bits of the sleepers to wake; asked once for each batch."""

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 #: Expired jobs that are recorded in one batch.
 EXPIRED_MAX: Final = 2_048
+#: Jobs of dead owners that are taken back in one batch.
+TAKEN_BACK_MAX: Final = 4_096
+#: Most jobs that one claim gets, however many it asks for.
+CLAIMED_MAX: Final = 4_096
 _PLAIN_JOB: Final = codec.JOB.size
 _SUCCEEDED: Final = Kind.SUCCEEDED
 _SUCCEEDED_CODE: Final = int(Kind.SUCCEEDED)
@@ -64,7 +68,7 @@ class Operations:
         """Deliveries, and whether their claims must be on disk before they run."""
         agenda = self._facets.agenda
         assert agenda is not None
-        taken = agenda.take(request.count, request.queues, request.tasks)
+        taken = agenda.take(min(request.count, CLAIMED_MAX), request.queues, request.tasks)
         if not taken:
             return [], False
         if self._description is not None:
@@ -282,6 +286,7 @@ class Operations:
         agenda = self._facets.agenda
         assert agenda is not None
         lost = [(job, claim[0]) for job, claim in agenda.running.items() if claim[2] in dead]
+        del lost[TAKEN_BACK_MAX:]
         for job, token in lost:
             attempt = agenda.attempt(job)
             if self._is_last(job, attempt):

@@ -38,6 +38,14 @@ class OtherOwners:
         self._looked_ns = steady_ns
         return self.dead()
 
+    def forget(self, dead: set[int]) -> None:
+        """Remove the files of those that hold nothing any more; look for the others again."""
+        left = dead & self.all()
+        for owner in dead - left:
+            self._peers.forget(owner)
+        if left:
+            self.look_again()
+
     def look_again(self) -> None:
         """Make the next batch look."""
         self._looked_ns = 0

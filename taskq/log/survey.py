@@ -11,8 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskq.core.errors import TaskqError
+    from taskq.core.model import Extras
+    from taskq.log.enqueues import Item
 
 _ENQUEUE: Final = int(Op.ENQUEUE)
+#: What moments, window and the options' own heads take at most.
+_OPTIONS_BYTES: Final = 64
 #: (op, port, future, operand); see ``requests``
 Request = tuple[int, Any, Any, Any]
 #: (port, future, value or error); with no future, a call for the port's side
@@ -41,6 +45,8 @@ class Survey:
         if op == _ENQUEUE:
             spec, body, extras = operand
             self.size += len(body) + len(spec.tail)
+            if extras is not None:
+                self.size += _extras_size(extras)
             if extras is not None and extras.key is not None:
                 self.keyed = True
             return
@@ -67,14 +73,38 @@ class Survey:
 def _size(request: Request) -> int:
     """About how many bytes a request adds to the log."""
     op, _, _, operand = request
-    if op == _ENQUEUE:
-        return len(operand[1]) + len(operand[0].tail)
     if op == Op.ENQUEUE_MANY:
-        return sum(len(body) + len(spec.tail) for spec, body, _ in operand)
+        return sum(map(_enqueue_size, operand))
     if op in (Op.SETTLE, Op.SETTLE_SOON):
         items = operand if op == Op.SETTLE else operand[0]
-        return sum(len(item.body or b"") + codec.BACK.size for item in items)
+        return sum(
+            len(item.body or b"") + codec.BACK.size + sum(map(_enqueue_size, item.children))
+            for item in items
+        )
     return codec.BACK.size
+
+
+def _enqueue_size(item: Item) -> int:
+    spec, body, extras = item
+    return len(body) + len(spec.tail) + (_extras_size(extras) if extras is not None else 0)
+
+
+def _extras_size(extras: Extras) -> int:
+    headers = sum(len(name) + len(value) for name, value in extras.headers.items())
+    return len(extras.key or b"") + headers + _OPTIONS_BYTES
+
+
+def parted(requests: list[Request]) -> list[Request]:
+    """The same, with settlements that nobody waits for on their own."""
+    parts: list[Request] = []
+    for request in requests:
+        op, port, future, operand = request
+        if op == Op.SETTLE_SOON:
+            items, on_error = operand
+            parts += [(op, port, future, ([item], on_error)) for item in items]
+        else:
+            parts.append(request)
+    return parts
 
 
 def claims(waiting: Iterable[tuple[ClaimRequest, Any, Any]]) -> list[Request]:

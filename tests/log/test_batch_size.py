@@ -1,0 +1,133 @@
+"""A batch never grows beyond what one frame may hold: it is parted, and nobody pays for others."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskq.core.errors import PayloadTooLarge, TaskqError
+from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
+from taskq.core.records import Kind
+from taskq.log import codec
+from taskq.log.requests import ClaimRequest, Op, Settlement
+from taskq.log.survey import Survey
+from tests.log.world import PLAIN, Process, World
+
+if TYPE_CHECKING:
+    from taskq.log.requests import Delivery
+    from taskq.log.survey import Request
+
+_BIG: Final = bytes(PAYLOAD_BYTES_MAX)
+_HEADERS: Final = Extras(headers={"a": "x" * 30_000})
+
+
+def _requests(op: Op, operands: list[Any]) -> tuple[list[Request], list[Future[Any]]]:
+    futures: list[Future[Any]] = [Future() for _ in operands]
+    pairs = zip(operands, futures, strict=True)
+    return [(op, None, future, operand) for operand, future in pairs], futures
+
+
+def _claimed(process: Process, count: int) -> list[Delivery]:
+    items = [(PLAIN, b"", None)] * count
+    process.ask(Op.ENQUEUE_MANY, items)
+    return process.claim(count)
+
+
+def _frames(world: World) -> int:
+    journal = world.reader()
+    return sum(1 for _ in journal.frames(journal.start()))
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        (Op.ENQUEUE, (PLAIN, b"", _HEADERS)),
+        (Op.ENQUEUE, (PLAIN, b"", Extras(key=b"k" * 1_000, headers={"a": "x" * 29_000}))),
+        (Op.ENQUEUE_MANY, [(PLAIN, b"", _HEADERS)]),
+    ],
+)
+def test_headers_and_keys_count_towards_the_size_of_a_batch(request_of: tuple[Op, Any]) -> None:
+    survey = Survey.of([(request_of[0], None, Future(), request_of[1])])
+    assert 30_000 <= survey.size <= 31_000
+
+
+def test_children_count_towards_the_size_of_a_batch() -> None:
+    process = World().process()
+    item = Settlement(Kind.SUCCEEDED, _claimed(process, 1)[0], children=((PLAIN, _BIG, _HEADERS),))
+    survey = Survey.of([(Op.SETTLE, None, Future(), [item])])
+    assert len(_BIG) + 30_000 <= survey.size <= len(_BIG) + 31_000
+
+
+def test_a_batch_that_is_too_large_for_a_frame_is_parted() -> None:
+    """However the requests came together, each is answered as if it had come alone."""
+    world = World()
+    process = world.process()
+    requests, futures = _requests(Op.ENQUEUE, [(PLAIN, _BIG, None)] * 12)
+    process.commit(requests)
+    process.sync()
+    assert [future.result(0) for future in futures] == list(range(1, 13))
+    assert _frames(world) > 1
+    assert len(world.process().claim(99)) == 12
+
+
+def test_settlements_that_are_too_large_together_are_parted() -> None:
+    world = World()
+    process = world.process()
+    deliveries = _claimed(process, 12)
+    refused: list[TaskqError] = []
+    items = [Settlement(Kind.SUCCEEDED, one, _BIG) for one in deliveries]
+    operand = (items, lambda _, error: refused.append(error))
+    process.commit([(Op.SETTLE_SOON, None, None, operand)])
+    process.sync()
+    assert not refused
+    assert world.kinds().count(Kind.SUCCEEDED) == 12
+
+
+def test_a_single_request_that_no_frame_holds_is_refused_alone() -> None:
+    world = World()
+    process = world.process()
+    deliveries = _claimed(process, 12)
+    items = [Settlement(Kind.SUCCEEDED, one, _BIG) for one in deliveries]
+    large: Future[Any] = Future()
+    small: Future[Any] = Future()
+    claim: Future[Any] = Future()
+    process.commit([
+        (Op.SETTLE, None, large, items),
+        (Op.ENQUEUE, None, small, (PLAIN, b"", None)),
+        (Op.CLAIM, None, claim, ClaimRequest(1)),
+    ])  # fmt: skip
+    process.sync()
+    assert isinstance(large.exception(0), PayloadTooLarge)
+    assert claim.result(0)[0].job == small.result(0)
+    assert not process.catch_up().damage
+    process.settle(deliveries[0], body=_BIG)
+
+
+def test_a_claim_of_any_count_fits_a_frame() -> None:
+    world = World()
+    process = world.process()
+    for _ in range(4):
+        process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"", None)] * 2_500)
+    claimed = process.claim(10**9)
+    assert 0 < len(claimed) * codec.JOB.size < codec.FRAME_BODY_MAX // 8
+    more = [one for _ in range(2) for one in process.claim(10**9)]
+    assert [one.job for one in (*claimed, *more)] == [one.job for one in claimed + more]
+    assert len(claimed) + len(more) == 10_000
+
+
+def test_the_jobs_of_a_dead_owner_are_taken_back_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million running jobs do not hold the writer lock, nor make a frame that nobody can read."""
+    monkeypatch.setattr("taskq.log.operations.TAKEN_BACK_MAX", 10)
+    world = World()
+    first, second = world.process(), world.process()
+    deliveries = _claimed(first, 35)
+    first.kill()
+    world.clock.advance(1)
+    jobs: list[int] = []
+    for _ in range(4):
+        jobs += [one.job for one in second.claim(99)]
+    assert jobs == [one.job for one in deliveries]
+    assert second.committer.taken_back == 35
+    assert second.peers.forgotten == [first.peers.owner]
