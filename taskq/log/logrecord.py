@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from taskq.log.segment import Frame
 
 _CRC_SIZE: Final = 4
+_CHECKED: Final = int(Flag.CHECKED)
 _SKIPPABLE: Final = 128
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_FIELDS_AT: Final = codec.PREFIX.size
@@ -77,7 +78,7 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
         if kind >= _SKIPPABLE:
             return LogRecord(kind, lsn, epoch, time_ns, flags)
         raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
-    end = length - _CRC_SIZE if flags & Flag.CHECKED else length
+    end = length - _CRC_SIZE if flags & _CHECKED else length
     if kind == Kind.ENQUEUED:
         _, _, _, _, _, attempts, queue_size, task_size = codec.ENQUEUED.unpack_from(data)
         at = fixed + queue_size + task_size
@@ -88,7 +89,7 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
         )  # fmt: skip
     if kind == Kind.CLOCK:
         return LogRecord(kind, lsn, epoch, time_ns, flags, step_ns=codec.CLOCK.unpack_from(data)[6])
-    body = data[fixed + options_size : end] if flags & Flag.CHECKED else None
+    body = data[fixed + options_size : end] if flags & _CHECKED else None
     if kind == Kind.OWNER:
         owner = codec.OWNER.unpack_from(data)[6]
         return LogRecord(kind, lsn, epoch, time_ns, flags, token=owner, body=body)
