@@ -1,0 +1,307 @@
+"""The simulated disk does what the real one does, and forgets what a real one may forget."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskq.log.disk import LocalDisk
+from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from taskq.log.ports import Disk
+
+_SEEDS: Final = range(60)
+
+
+@pytest.fixture(params=["local", "simulated"])
+def disks(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, Disk, str]:
+    """Two processes' disks of one machine, and a directory on it."""
+    if request.param == "local":
+        return LocalDisk(), LocalDisk(), str(tmp_path)
+    machine = Machine()
+    CrashableDisk(machine).make_directory("/srv/here")
+    return CrashableDisk(machine), CrashableDisk(machine), "/srv/here"
+
+
+# -- both ------------------------------------------------------------------------------------------
+
+
+def test_a_missing_file_is_an_error_unless_it_is_to_be_made(disks: tuple[Disk, Disk, str]) -> None:
+    disk, _, path = disks
+    with pytest.raises(FileNotFoundError):
+        disk.open(f"{path}/a")
+    with pytest.raises(FileNotFoundError):
+        disk.open(f"{path}/a", write=False)
+    with pytest.raises(FileNotFoundError):
+        disk.open(f"{path}/none/a", create=True)
+    descriptor = disk.open(f"{path}/a", create=True)
+    assert disk.size(descriptor) == 0
+    assert disk.names(path) == ["a"]
+    assert disk.names(f"{path}/none") == []
+
+
+def test_reads_end_at_the_end_and_writes_reach_beyond_it(disks: tuple[Disk, Disk, str]) -> None:
+    disk, other, path = disks
+    descriptor = disk.open(f"{path}/a", create=True)
+    assert disk.write(descriptor, b"abc", 5) == 3
+    reader = other.open(f"{path}/a", write=False)
+    assert other.read(reader, 100, 0) == b"\0\0\0\0\0abc"
+    assert other.read(reader, 2, 6) == b"bc"
+    assert other.read(reader, 10, 8) == b""
+    assert other.read(reader, 10, 1_000) == b""
+    disk.truncate(descriptor, 6)
+    assert other.read(reader, 100, 0) == b"\0\0\0\0\0a"
+    disk.truncate(descriptor, 9)
+    assert other.size(reader) == 9
+    assert other.read(reader, 100_000, 4) == b"\0a\0\0\0"
+    disk.sync(descriptor)
+    disk.sync_directory(path)
+
+
+def test_a_rename_replaces_and_a_removed_file_stays_readable(disks: tuple[Disk, Disk, str]) -> None:
+    disk, other, path = disks
+    old, new = disk.open(f"{path}/old", create=True), disk.open(f"{path}/new", create=True)
+    disk.write(old, b"old", 0)
+    disk.write(new, b"new", 0)
+    disk.rename(f"{path}/new", f"{path}/old")
+    assert disk.names(path) == ["old"]
+    assert other.read(other.open(f"{path}/old"), 9, 0) == b"new"
+    assert disk.read(old, 9, 0) == b"old"
+    disk.remove(f"{path}/old")
+    disk.remove(f"{path}/old")
+    assert disk.names(path) == []
+    assert disk.read(new, 9, 0) == b"new"
+    with pytest.raises(FileNotFoundError):
+        disk.rename(f"{path}/old", f"{path}/other")
+
+
+def test_directories_are_made_with_their_parents_and_listed(disks: tuple[Disk, Disk, str]) -> None:
+    disk, _, path = disks
+    disk.make_directory(f"{path}/x/y")
+    disk.make_directory(f"{path}/x/y")
+    assert disk.names(path) == ["x"]
+    assert disk.names(f"{path}/x") == ["y"]
+    with pytest.raises(FileNotFoundError):
+        disk.sync_directory(f"{path}/z")
+
+
+def test_a_lock_belongs_to_an_open_file_and_goes_with_it(disks: tuple[Disk, Disk, str]) -> None:
+    disk, other, path = disks
+    mine = disk.open(f"{path}/lock", create=True)
+    theirs, third = other.open(f"{path}/lock"), other.open(f"{path}/lock")
+    assert disk.try_lock(mine)
+    assert disk.try_lock(mine)
+    assert not other.try_lock(theirs)
+    disk.unlock(mine)
+    assert other.try_lock(theirs)
+    assert not other.try_lock(third)
+    assert not disk.try_lock(mine)
+    other.close(theirs)
+    disk.lock(mine)
+    assert not other.try_lock(third)
+
+
+def test_a_closed_descriptor_is_none(disks: tuple[Disk, Disk, str]) -> None:
+    disk, _, path = disks
+    descriptor = disk.open(f"{path}/a", create=True)
+    disk.close(descriptor)
+    for call in (
+        lambda: disk.size(descriptor),
+        lambda: disk.read(descriptor, 1, 0),
+        lambda: disk.write(descriptor, b"a", 0),
+    ):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            call()
+
+
+def test_a_boot_has_one_number_and_a_disk_has_room(disks: tuple[Disk, Disk, str]) -> None:
+    disk, other, path = disks
+    assert disk.boot_id() == other.boot_id() < 2**64
+    assert disk.free_bytes(path) > 0
+
+
+# -- what the simulated one forgets ----------------------------------------------------------------
+
+
+def _after_power_loss(seed: int, act: Callable[[CrashableDisk], None]) -> tuple[Machine, bytes]:
+    """What a file that was durable as 2000 times "a" holds after ``act`` and a power loss."""
+    machine = Machine(seed)
+    disk = CrashableDisk(machine)
+    disk.make_directory("/d")
+    disk.sync_directory("/")
+    descriptor = disk.open("/d/f", create=True)
+    disk.write(descriptor, b"a" * 2_000, 0)
+    disk.sync(descriptor)
+    disk.sync_directory("/d")
+    act(disk)
+    machine.lose_power()
+    return machine, machine.content("/d/f")
+
+
+def test_synced_data_is_kept() -> None:
+    def act(disk: CrashableDisk) -> None:
+        descriptor = disk.open("/d/f")
+        disk.write(descriptor, b"b" * 3_000, 1_000)
+        disk.sync(descriptor)
+
+    for seed in _SEEDS:
+        assert _after_power_loss(seed, act)[1] == b"a" * 1_000 + b"b" * 3_000
+
+
+def test_unsynced_data_is_kept_in_any_part_and_nothing_else_is_touched() -> None:
+    def act(disk: CrashableDisk) -> None:
+        disk.write(disk.open("/d/f"), b"b" * 3_000, 1_800)
+
+    found = {_after_power_loss(seed, act)[1] for seed in _SEEDS}
+    assert all(data[:1_800] == b"a" * 1_800 for data in found)
+    assert {len(data) for data in found} == {2_000, 4_800}
+    tails = {data[1_800:] for data in found}
+    assert b"a" * 200 in tails, "none of it"
+    assert b"b" * 3_000 in tails, "all of it"
+    assert any(b"\0" in tail and b"b" in tail for tail in tails), "holes"
+    assert any(tail[:200] == b"a" * 200 and b"b" in tail for tail in tails), "the end first"
+
+
+def test_an_unsynced_cut_may_come_back() -> None:
+    def act(disk: CrashableDisk) -> None:
+        disk.truncate(disk.open("/d/f"), 700)
+
+    found = {_after_power_loss(seed, act)[1] for seed in _SEEDS}
+    assert {len(data) for data in found} >= {700, 2_000}
+    assert all(data[:512] == b"a" * 512 for data in found)
+
+
+def test_unsynced_names_may_come_and_go() -> None:
+    def act(disk: CrashableDisk) -> None:
+        disk.close(disk.open("/d/new", create=True))
+        disk.close(disk.open("/d/tmp", create=True))
+        disk.rename("/d/tmp", "/d/name")
+        disk.make_directory("/d/e")
+
+    found = {tuple(CrashableDisk(_after_power_loss(s, act)[0]).names("/d")) for s in _SEEDS}
+    assert ("f",) in found
+    assert ("e", "f", "name", "new") in found
+    assert ("f", "tmp") in found
+    assert not any({"tmp", "name"} <= set(names) for names in found), "a rename is one step"
+
+
+def test_a_removed_file_may_come_back_until_its_directory_is_synced() -> None:
+    for sync, expected in ((True, {()}), (False, {(), ("f",)})):
+        found = set()
+        for seed in _SEEDS:
+            machine = Machine(seed)
+            disk = CrashableDisk(machine)
+            machine.put("/f", b"a")
+            disk.remove("/f")
+            if sync:
+                disk.sync_directory("/")
+            machine.lose_power()
+            found.add(tuple(CrashableDisk(machine).names("/")))
+        assert found == expected
+
+
+def test_what_lies_in_a_lost_directory_is_lost() -> None:
+    for seed in _SEEDS:
+        machine = Machine(seed)
+        disk = CrashableDisk(machine)
+        disk.make_directory("/d/e")
+        disk.close(disk.open("/d/e/f", create=True))
+        disk.sync_directory("/d/e")
+        machine.lose_power()
+        after = CrashableDisk(machine)
+        assert after.names("/d") in ([], ["e"])
+        assert after.names("/d/e") == (["f"] if after.names("/d") else [])
+
+
+def test_a_failed_sync_leaves_pages_that_read_back_and_are_lost() -> None:
+    def act(disk: CrashableDisk) -> None:
+        descriptor = disk.open("/d/f")
+        disk.write(descriptor, b"b" * 4_096, 0)
+        disk.machine.fail_next_syncs()
+        with pytest.raises(OSError, match="Input/output error"):
+            disk.sync(descriptor)
+        disk.sync(descriptor)
+        assert disk.read(descriptor, 9_999, 0) == b"b" * 4_096
+
+    found = {_after_power_loss(seed, act)[1] for seed in _SEEDS}
+    assert len(found) > 10
+    assert all(set(data) <= set(b"ab\0") for data in found)
+
+
+@pytest.mark.parametrize("reaches_all", [True, False])
+def test_a_failed_sync_is_told_to_each_open_file_once(*, reaches_all: bool) -> None:
+    machine = Machine()
+    machine.errors_reach_all = reaches_all
+    first, second = CrashableDisk(machine), CrashableDisk(machine)
+    mine = first.open("/f", create=True)
+    theirs = second.open("/f")
+    first.write(mine, b"a", 0)
+    machine.fail_next_syncs()
+    with pytest.raises(OSError, match="Input/output"):
+        first.sync(mine)
+    first.sync(mine)
+    if reaches_all:
+        with pytest.raises(OSError, match="Input/output"):
+            second.sync(theirs)
+    second.sync(theirs)
+    newcomer = CrashableDisk(machine)
+    newcomer.sync(newcomer.open("/f"))
+
+
+def test_a_nearly_full_disk_writes_what_fits_then_refuses() -> None:
+    machine = Machine()
+    disk = CrashableDisk(machine)
+    descriptor = disk.open("/f", create=True)
+    machine.free = 10
+    assert disk.write(descriptor, b"a" * 8, 0) == 8
+    assert disk.write(descriptor, b"b" * 8, 4) == 6
+    with pytest.raises(OSError, match="No space") as caught:
+        disk.write(descriptor, b"c", 10)
+    assert caught.value.errno == errno.ENOSPC
+    assert disk.write(descriptor, b"d" * 10, 0) == 10
+    disk.truncate(descriptor, 3)
+    assert disk.free_bytes("/") == 7
+    disk.remove("/f")
+    assert disk.free_bytes("/") == 10
+
+
+def test_a_killed_process_holds_nothing_and_can_do_nothing() -> None:
+    machine = Machine()
+    disk, other = CrashableDisk(machine), CrashableDisk(machine)
+    mine, theirs = disk.open("/f", create=True), other.open("/f")
+    assert disk.try_lock(mine)
+    disk.write(mine, b"kept", 0)
+    disk.kill()
+    assert other.try_lock(theirs)
+    assert other.read(theirs, 9, 0) == b"kept"
+    with pytest.raises(ProcessKilled):
+        disk.size(mine)
+
+
+@pytest.mark.parametrize(("power", "error"), [(True, PowerLost), (False, ProcessKilled)])
+def test_any_step_can_be_the_last(*, power: bool, error: type[BaseException]) -> None:
+    machine = Machine()
+    disk, other = CrashableDisk(machine), CrashableDisk(machine)
+    descriptor = disk.open("/f", create=True)
+    machine.stop_at(machine.steps + 2, power=power)
+    disk.write(descriptor, b"a", 0)
+    with pytest.raises(error):
+        disk.write(descriptor, b"b", 1)
+    assert disk.is_dead
+    assert other.is_dead is power
+    with pytest.raises(error):
+        disk.read(descriptor, 1, 0)
+
+
+def test_a_deadlock_is_an_assertion() -> None:
+    machine = Machine()
+    disk, other = CrashableDisk(machine), CrashableDisk(machine)
+    assert disk.try_lock(disk.open("/f", create=True))
+    with pytest.raises(AssertionError, match="deadlock"):
+        other.lock(other.open("/f"))
