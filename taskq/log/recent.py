@@ -16,7 +16,7 @@ class Recent:
 
     Attributes:
         records: job -> enqueue record.
-        size: bytes that were put in since the last ``trim`` that emptied it.
+        size: at most so many bytes are in it.
     """
 
     def __init__(self, files: SegmentFiles) -> None:
@@ -40,7 +40,11 @@ class Recent:
 
     def trim(self) -> None:
         """Between two batches: start anew when there is too much."""
-        if self.size > RECENT_BYTES_MAX:
+        if self.size <= RECENT_BYTES_MAX:
+            return
+        # What was claimed meanwhile is gone already: look at what there really is.
+        self.size = sum(map(len, self.records.values()))
+        if self.size > RECENT_BYTES_MAX // 2:
             self.clear()
 
     def clear(self) -> None:

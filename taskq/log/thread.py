@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("taskq")
 #: A sleeper looks by itself this often, should a wake-up ever be lost.
 _FALLBACK_SECONDS: Final = 5.0
+#: How often watchers that gave up are looked for: with thousands, not at every sleep.
+_FORGET_SECONDS: Final = 1.0
 #: How soon settlements that the disk refused are tried again.
 _HELD_SECONDS: Final = 0.5
 #: Settlements that nobody waits for are synced after so long, unless another sync took them along.
@@ -74,6 +76,7 @@ class StorageThread:
         self.peers: LocalPeers | None = None
         self._watch = LockWatch(self.writer, config.lock_wait_seconds, self._answer_late)
         self._unsynced_since = 0.0
+        self._forget_at = 0.0
         self._sync_seconds = {
             Durability.FSYNC: _QUIET_SYNC_SECONDS,
             Durability.INTERVAL: config.interval_seconds,
@@ -245,7 +248,10 @@ class StorageThread:
         """Nothing is in the mailbox: do what has fallen due, else sleep until something does."""
         store, committer, peers = self._store, self.committer, self.peers
         assert peers is not None
-        committer.watchers.forget_cancelled()
+        now = time.monotonic()
+        if committer.watchers and now >= self._forget_at:
+            self._forget_at = now + _FORGET_SECONDS
+            committer.watchers.forget_cancelled()
         timeout = self._timeout()
         if timeout is not None and timeout <= 0:
             self._do_due()
