@@ -7,6 +7,7 @@ Nothing here sleeps for a guessed time. A test waits for a line of a child, for 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
 import subprocess
@@ -60,7 +61,12 @@ class Child:
             words = [sys.executable, str(SCRIPTS / words[0]), *words[1:]]
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, "PYTHONFAULTHANDLER": "1"},
         )
         self.pid = self.process.pid
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -76,7 +82,13 @@ class Child:
 
     def line(self, seconds: float = STEP_SECONDS) -> str:
         """The next line; fails if none comes, or the output ends."""
-        line = self._lines.get(timeout=seconds)
+        try:
+            line = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            # Its faulthandler shows on stderr what each of its threads waits for.
+            self.send(signal.SIGABRT)
+            self.process.wait(STEP_SECONDS)
+            raise AssertionError(f"{self.process.args!r} says nothing") from None
         assert line is not None, f"{self.process.args!r} ended with {self.process.wait()}"
         return line
 
