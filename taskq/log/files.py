@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogDamaged, LogError
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from taskq.log.ports import Disk
 
 _READ_AHEAD: Final = 16 * 1024
+#: What a disk fails to give back, it fails in pieces of this size.
+_BLOCK: Final = 4_096
 _DESCRIPTORS_MAX: Final = 32
 _OFFSET_BITS: Final = 32
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
@@ -86,7 +89,7 @@ class SegmentFiles:
             FormatError: a newer taskq wrote it.
         """
         start = codec.SEGMENT_HEADER.size
-        data = self._disk.read(self.descriptor(lsn), start + codec.FRAME_HEADER_SIZE, 0)
+        data = self._read(self.descriptor(lsn), start + codec.FRAME_HEADER_SIZE, 0)
         header = codec.decode_segment_header(data, self.file_path(lsn))
         if header is not None and header[0] == lsn and header.log_id == self.log_id.bytes:
             return header
@@ -97,7 +100,7 @@ class SegmentFiles:
 
     def has_damaged_header(self, lsn: int) -> bool:
         """Whether the file holds more than a header, and that is not whole."""
-        data = self._disk.read(self.descriptor(lsn), codec.SEGMENT_HEADER.size + 1, 0)
+        data = self._read(self.descriptor(lsn), codec.SEGMENT_HEADER.size + 1, 0)
         if len(data) <= codec.SEGMENT_HEADER.size:
             return False
         header = codec.decode_segment_header(data, self.file_path(lsn))
@@ -231,7 +234,8 @@ class SegmentFiles:
     def scanner(self, lsn: int, size: int, next_lsn: int, *, sealed: bool) -> Scanner:
         """A reader of a segment's frames."""
         descriptor = self.descriptor(lsn)
-        read = self._disk.read
+        # A tail that cannot be read is no torn one: nobody may cut it for that.
+        read = self._read if sealed else self._disk.read
         return Scanner(
             lambda count, offset: read(descriptor, count, offset),
             self.seed(lsn),
@@ -240,6 +244,26 @@ class SegmentFiles:
             sealed=sealed,
         )
 
+    def _read(self, descriptor: int, count: int, offset: int) -> bytes:
+        """What the disk gives back; blocks that it does not are zeros, and fail their CRC."""
+        try:
+            return self._disk.read(descriptor, count, offset)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+        end = min(offset + count, self._disk.size(descriptor))
+        parts: list[bytes] = []
+        while offset < end:
+            size = min(_BLOCK - offset % _BLOCK, end - offset)
+            try:
+                parts.append(self._disk.read(descriptor, size, offset).ljust(size, b"\0"))
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                parts.append(bytes(size))
+            offset += size
+        return b"".join(parts)
+
     def damaged_frame(self, location: int, gap: Gap) -> tuple[codec.FrameHeader, bytes, int] | None:
         """(header, body, offset of the body) of the frame that a gap starts with.
 
@@ -247,7 +271,7 @@ class SegmentFiles:
         """
         lsn = self.segment_at(location)
         size = min(gap.resume - gap.offset, codec.FRAME_BODY_MAX)
-        data = self._disk.read(self.descriptor(lsn), size, gap.offset)
+        data = self._read(self.descriptor(lsn), size, gap.offset)
         if len(data) <= codec.FRAME_HEADER_SIZE:
             return None
         header = codec.decode_frame_header(data, 0, self.seed(lsn), gap.offset)
@@ -282,11 +306,11 @@ class SegmentFiles:
             if at + length <= len(data):
                 return data[at : at + length]
         descriptor = self.descriptor(self._by_ordinal[ordinal])
-        data = self._disk.read(descriptor, _READ_AHEAD, offset)
+        data = self._read(descriptor, _READ_AHEAD, offset)
         self._window = (ordinal, offset, data)
         length = codec.LENGTH.unpack_from(data.ljust(4, b"\0"))[0]
         if _READ_AHEAD < length <= codec.FRAME_BODY_MAX:
-            data = self._disk.read(descriptor, length, offset)
+            data = self._read(descriptor, length, offset)
         return data[:length]
 
 

@@ -81,7 +81,7 @@ class CrashableDisk:
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
         """At most ``count`` bytes from ``offset``."""
-        return bytes(self._check().describe(descriptor).file.cache[offset : offset + count])
+        return self._check().read(descriptor, count, offset)
 
     def write(self, descriptor: int, data: bytes, offset: int) -> int:
         """Bytes written; fewer than given when the disk is nearly full, or told to be short."""

@@ -7,7 +7,7 @@ import os
 import random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.testing.inode import File
+from taskq.testing.inode import SECTOR_BYTES, File
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +47,7 @@ class Machine:
         steps: how many calls changed something so far.
         free: bytes that may still be written; None for no limit.
         shorten: given the size of a write, how much of it is done.
+        unreadable: (path, sector) of what gives an EIO when it is read.
         on_step: called before every change with (operation, path); may raise an ``OSError``.
         errors_reach_all: after a failed sync, the next one of every other descriptor of the file
             reports it too (Linux since 4.13); else only the first does.
@@ -60,6 +61,7 @@ class Machine:
         self.shorten: Callable[[int], int] | None = None
         self.on_step: Callable[[str, str], None] | None = None
         self.errors_reach_all = True
+        self.unreadable: set[tuple[str, int]] = set()
         self._failing_syncs = 0
         self._stop_at: tuple[int, bool] | None = None
         root = File()
@@ -182,6 +184,15 @@ class Machine:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         for change in self._changes.pop(path, ()):
             self._keep(change)
+
+    def read(self, descriptor: int, count: int, offset: int) -> bytes:
+        """Bytes from the cache, or EIO."""
+        file, path, _ = self.describe(descriptor)
+        data = bytes(file.cache[offset : offset + count])
+        sectors = range(offset // SECTOR_BYTES, (offset + len(data) - 1) // SECTOR_BYTES + 1)
+        if self.unreadable and any((path, number) in self.unreadable for number in sectors):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return data
 
     def describe(self, descriptor: int) -> _Open:
         """What a descriptor stands for."""

@@ -276,3 +276,56 @@ def test_random_damage_never_keeps_a_log_from_opening(seed: int) -> None:
     assert new in claimed
     assert set(claimed) <= known
     assert len(set(claimed)) == len(claimed)
+
+
+# -- what the disk does not give back --------------------------------------------------------------
+
+
+def _unreadable_middle() -> tuple[World, list[list[int]], set[tuple[str, int]]]:
+    """Frames of 18 KB, and sectors in the midst of the second's first record."""
+    world = World()
+    process = world.process()
+    jobs = [_enqueue_together(process, [bytes(9_000), bytes(9_000)]) for _ in range(3)]
+    process.close()
+    frame = _frames(world)[1]
+    sectors = range(frame.offset // 512 + 8, frame.offset // 512 + 10)
+    return world, jobs, {(_FIRST, number) for number in sectors}
+
+
+def test_a_sector_that_cannot_be_read_costs_only_what_is_in_it() -> None:
+    """It is damage like any other: one bad block does not stop the whole queue."""
+    world, jobs, unreadable = _unreadable_middle()
+    world.machine.unreadable = unreadable
+    process = world.process()
+    assert [one.job for one in process.claim(99)] == [*jobs[0], jobs[1][1], *jobs[2]]
+    damage = process.catch_up().damage
+    assert [(one.first_lsn, one.next_lsn) for one in damage] == [(jobs[1][0], jobs[1][1] + 1)]
+    assert process.enqueue() > jobs[-1][-1]
+
+
+def test_a_tail_that_cannot_be_read_is_not_cut() -> None:
+    """It may be whole, and acknowledged: the open fails, and a later one may not."""
+    world, jobs, unreadable = _unreadable_middle()
+    before = world.machine.content(_FIRST)
+    world.lose_power()
+    world.machine.unreadable = unreadable
+    with pytest.raises(OSError, match="Input/output error"):
+        world.process()
+    assert world.machine.content(_FIRST) == before
+    world.machine.unreadable = set()
+    claimed = [one.job for one in world.process().claim(99)]
+    assert claimed == [job for group in jobs for job in group]
+
+
+def test_a_job_whose_record_rots_while_it_waits_ends_as_a_dead_letter() -> None:
+    """It can never run; the others can."""
+    world = World()
+    process = world.process()
+    jobs = [process.enqueue(b"payload %d" % number) for number in range(3)]
+    process.catch_up()
+    process.committer.operations.recent.clear()
+    place = world.machine.content(_FIRST).index(b"payload 1")
+    world.machine.corrupt(_FIRST, place, b"x")
+    assert [one.job for one in process.claim(9)] == [jobs[0], jobs[2]]
+    assert world.records()[-1].job == jobs[1]
+    assert world.records()[-1].body == b"its record is damaged"
