@@ -285,7 +285,7 @@ def _unreadable_middle() -> tuple[World, list[list[int]], set[tuple[str, int]]]:
     """Frames of 18 KB, and sectors in the midst of the second's first record."""
     world = World()
     process = world.process()
-    jobs = [_enqueue_together(process, [bytes(9_000), bytes(9_000)]) for _ in range(3)]
+    jobs = [_enqueue_together(process, [b"x" * 9_000, b"y" * 9_000]) for _ in range(3)]
     process.close()
     frame = _frames(world)[1]
     sectors = range(frame.offset // 512 + 8, frame.offset // 512 + 10)
