@@ -8,7 +8,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import AppendFailed, LogError, LogFailed, OutcomeUnknown, StaleDelivery
+from taskq.core.errors import (
+    AppendFailed,
+    LogError,
+    LogFailed,
+    OutcomeUnknown,
+    StaleDelivery,
+    TaskqError,
+)
 from taskq.core.model import SECOND_NS, Durability, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
@@ -239,11 +246,13 @@ class Simulation:
 
     def _request(self, process: Process) -> Request:
         make = self.chance.choices(
-            (self._enqueue, self._enqueue_many, self._claim, self._settle, self._cancel,
-             self._watch),
-            (6, 1, 5, 6, 1, 1),
+            (self._enqueue, self._enqueue_many, self._claim, self._settle, self._settle_soon,
+             self._cancel, self._watch),
+            (6, 1, 5, 5, 2, 1, 1),
         )[0]  # fmt: skip
         op, operand, accept = make(process)
+        if op is Op.SETTLE_SOON:
+            return op, None, None, operand
         future: Future[Any] = Future()
         self.pending.append((process, future, accept))
         return op, None, future, operand
@@ -338,13 +347,37 @@ class Simulation:
 
         return Op.SETTLE, [item], accept
 
+    def _settle_soon(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        """Most are plain successes, as a busy worker's are."""
+        mine = self.held[process]
+        if not mine:
+            return self._claim(process)
+        count = min(len(mine), self.chance.choice((1, 3, 9)))
+        items = [
+            Settlement(Kind.SUCCEEDED, mine.pop(0))
+            if self.chance.random() < 0.7
+            else self._settlement(mine.pop(0))
+            for _ in range(count)
+        ]
+        for item in items:
+            if item.kind is Kind.RELEASED:
+                self.memory.run_once.discard(item.delivery.job)
+
+        def on_error(_: Settlement, error: TaskqError) -> None:
+            assert isinstance(error, StaleDelivery) or self._faults, repr(error)
+            assert isinstance(error, (StaleDelivery, LogFailed)), repr(error)
+            self.counts["stale"] += 1
+
+        return Op.SETTLE_SOON, (items, on_error), lambda _: None
+
     def _settlement(self, delivery: Delivery) -> Settlement:
         last = delivery.attempts_max and delivery.attempt >= delivery.attempts_max
         kind = self.chance.choice((Kind.SUCCEEDED, Kind.SUCCEEDED, Kind.RELEASED, Kind.DIED))
         if not last and self.chance.random() < 0.3:
             kind = Kind.RETRIED
         self._bodies += 1
-        body = b"end %d" % self._bodies
+        is_plain = kind is Kind.SUCCEEDED and self.chance.random() < 0.3
+        body = None if is_plain else b"end %d" % self._bodies
         cause = Cause.EXHAUSTED
         if kind is Kind.RELEASED:
             cause = self.chance.choice((Cause.DRAIN, Cause.SNOOZE, Cause.CALLER))
