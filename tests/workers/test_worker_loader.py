@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test imports from its directory is forgotten after it."""
+    """What a test imports from its directory is forgotten after it, and nothing was there before."""
     monkeypatch.setattr(sys, "path", sys.path[:])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
+        monkeypatch.delitem(sys.modules, name)
     before = set(sys.modules)
     default_app.cache_clear()
     yield
