@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from taskq.log.requests import Delivery
 
-_SEEDS: Final = 25
+_SEEDS: Final = 20
 _STEPS: Final = 80
 
 
@@ -32,18 +32,18 @@ def _run(seeds: range, steps: int = _STEPS, **options: Any) -> None:
             raise
 
 
-@pytest.mark.parametrize("start", range(0, 8 * _SEEDS, _SEEDS))
+@pytest.mark.parametrize("start", range(0, 6 * _SEEDS, _SEEDS))
 def test_every_answer_holds_through_crashes_and_power_losses(start: int) -> None:
     """In ``fsync`` mode: whatever was told to anybody is what the log says ever after."""
     _run(range(start, start + _SEEDS))
 
 
-@pytest.mark.parametrize("start", range(0, 4 * _SEEDS, _SEEDS))
+@pytest.mark.parametrize("start", range(0, 3 * _SEEDS, _SEEDS))
 def test_every_answer_holds_while_the_clock_steps(start: int) -> None:
     _run(range(start, start + _SEEDS), steps_of_clock=True)
 
 
-@pytest.mark.parametrize("start", range(0, 4 * _SEEDS, _SEEDS))
+@pytest.mark.parametrize("start", range(0, 3 * _SEEDS, _SEEDS))
 def test_every_answer_holds_while_the_disk_is_full_short_or_fails_to_sync(start: int) -> None:
     _run(range(start, start + _SEEDS), faults=True)
 
@@ -51,7 +51,7 @@ def test_every_answer_holds_while_the_disk_is_full_short_or_fails_to_sync(start:
 @pytest.mark.parametrize("durability", [Durability.OS, Durability.INTERVAL])
 def test_other_modes_keep_every_answer_through_process_crashes(durability: Durability) -> None:
     """And after a power loss ids and tokens are still unique, and transactions whole."""
-    _run(range(2 * _SEEDS), durability=durability)
+    _run(range(_SEEDS), durability=durability)
 
 
 def test_long_runs_over_many_segments() -> None:
