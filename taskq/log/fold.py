@@ -15,7 +15,7 @@ from taskq.core.jobtable import META_DURABLE_CLAIM, META_EXPIRES, META_KEYED
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.records import Flag, Kind, Option
 from taskq.log import codec
-from taskq.log.options import decode_extras, decode_key_hash, each_option
+from taskq.log.options import decode_key_hash, decode_times, each_option
 from taskq.log.segment import salvage
 
 if TYPE_CHECKING:
@@ -214,15 +214,15 @@ def _fold_enqueued(
     if not options_size:
         agenda.apply_enqueued(lsn, where + at, lane, meta)
         return
-    extras = decode_extras(data, end, options_size)
-    if extras.expires_ns:
+    due_ns, is_wall, expires_ns = decode_times(data, end, options_size)
+    if expires_ns:
         meta |= META_EXPIRES
-    if extras.due_ns > time_ns:
-        agenda.apply_scheduled(lsn, where + at, lane, meta, extras.due_ns, extras.due_is_wall)
+    if due_ns > time_ns:
+        agenda.apply_scheduled(lsn, where + at, lane, meta, due_ns, is_wall)
     else:
         agenda.apply_enqueued(lsn, where + at, lane, meta)
-    if extras.expires_ns:
-        agenda.apply_expiry(lsn, extras.expires_ns)
+    if expires_ns:
+        agenda.apply_expiry(lsn, expires_ns)
 
 
 def _fold_key(

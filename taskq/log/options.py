@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _OPTION: Final = struct.Struct("<BH")
 _I64: Final = struct.Struct("<q")
 _U64: Final = struct.Struct("<Q")
+_DUE_WALL: Final = int(Option.DUE_WALL)
+_EXPIRES: Final = int(Option.EXPIRES)
+#: Tags up to this one are moments.
+_LAST_MOMENT: Final = _EXPIRES
 _U64_MASK: Final = 2**64 - 1
 
 
@@ -107,6 +111,32 @@ def _number(tag: int, value: bytes) -> int:
         )
     number: int = _I64.unpack(value)[0]
     return number
+
+
+def decode_times(data: Buffer, at: int, size: int) -> tuple[int, bool, int]:
+    """(due, whether that is wall time, expires) among a record's options, 0 for none.
+
+    What folding a scheduled job needs, without an object for it.
+
+    Raises:
+        FormatError: one of them is no moment.
+    """
+    due = expires = 0
+    is_wall = False
+    end = at + size
+    while at + _OPTION.size <= end:
+        tag, length = _OPTION.unpack_from(data, at)
+        at += _OPTION.size
+        if tag <= _LAST_MOMENT:
+            if length != _I64.size or at + length > end:
+                raise FormatError(f"option {tag} has {length} bytes, a moment has {_I64.size}")
+            moment = _I64.unpack_from(data, at)[0]
+            if tag == _EXPIRES:
+                expires = moment
+            else:
+                due, is_wall = moment, tag == _DUE_WALL
+        at += length
+    return due, is_wall, expires
 
 
 def decode_extras(data: Buffer, at: int, size: int) -> Extras:

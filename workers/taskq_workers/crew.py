@@ -173,6 +173,9 @@ class Crew:
         self._spreading = False
         for _ in range(min(len(self.feed.buffer), self.free())):
             self._wake_one()
+        if self.free():
+            # No slot rests yet that would ask for more, and the one that runs may wait for long.
+            self.feed.refill()
 
     def _wake_one(self) -> bool:
         while self._resting:
