@@ -201,7 +201,7 @@ class Committer:
             del self.now[now:], self.later[later:]
             # What was applied is thrown away with the fold, and folded anew.
             self.facets.discard()
-            self.operations.recent.clear()
+            self.operations.forget()
             if not isinstance(error, OSError):
                 raise
             self._give_up(requests, error)

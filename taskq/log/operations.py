@@ -47,10 +47,16 @@ class Operations:
         self._journal = journal
         self._facets = facets
         self._owner = owner
-        self._description: bytes | None = description
+        self._description = description
+        self._introduced = False
         self._tag = journal.tag
         self.recent = Recent(journal.files)
         self.enqueues = Enqueues(facets, self.recent)
+
+    def forget(self) -> None:
+        """The batch was not written: nothing of it may be taken for said."""
+        self.recent.clear()
+        self._introduced = False
 
     def decide(self, batch: Batch, op: int, operand: Any) -> object:
         """Carry out a request that is neither an enqueue of one job nor a claim."""
@@ -71,9 +77,9 @@ class Operations:
         taken = agenda.take(min(request.count, CLAIMED_MAX), request.queues, request.tasks)
         if not taken:
             return [], False
-        if self._description is not None:
+        if not self._introduced:
             batch.add(codec.encode_owner(self._owner, self._description, batch.lsn))
-            self._description = None
+            self._introduced = True
         deliveries: list[Delivery] = []
         must_sync = False
         pack, claimed, owner = codec.JOB.pack, int(Kind.CLAIMED), self._owner
