@@ -155,19 +155,3 @@ def test_a_job_that_kills_its_worker_each_time_ends_as_a_dead_letter(
     assert told.state is State.DEAD
     assert told.attempt == attempts
     assert told.reason == f"WorkerLost: the worker process died while it ran attempt {attempts}"
-
-
-def test_ctrl_z_on_a_busy_worker_never_keeps_the_lock(tmp_path: Path) -> None:
-    """SIGTSTP takes effect between two batches, so that the others go on beside it."""
-    app = TaskQ(tmp_path, durability="os", lock_wait=0.5)
-    quick = app.call_by_name("jobs.quick", 1)
-    app.enqueue_many_sync([quick] * 5_000)
-    with start_worker(tmp_path) as worker:
-        worker.expect("  ready")
-        for _ in range(30):
-            worker.send(signal.SIGTSTP)
-            eventually(lambda: worker.state() == "T")
-            app.enqueue_many_sync([quick] * 200)
-            worker.send(signal.SIGCONT)
-            eventually(lambda: worker.state() != "T")
-    app.close_sync()

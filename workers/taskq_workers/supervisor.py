@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -33,6 +34,7 @@ _GARBAGE_THRESHOLD: Final = 10_000
 _EXIT_AT: Final = 3
 #: How long what jobs have started may take to end, once the worker has stopped.
 END_SECONDS: Final = 1.0
+_ALARM_BYTES: Final = 64
 #: Names of the default executor's threads begin so.
 _EXECUTOR: Final = "taskq-executor"
 
@@ -62,6 +64,7 @@ class Supervisor:
         self._executor = ThreadPoolExecutor(thread_name_prefix=_EXECUTOR)
         self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop
+        self._alarm: tuple[socket.socket, ...] = ()
 
     def run(self) -> None:
         """Return once the worker has stopped, its log is closed, and what it started has ended.
@@ -82,6 +85,9 @@ class Supervisor:
             self._drive(loop.create_task(self._main(), name="taskq-supervisor"))
         finally:
             _end(loop)
+            signal.set_wakeup_fd(-1)
+            for end in self._alarm:
+                end.close()
             self._executor.shutdown(wait=False, cancel_futures=True)
 
     def exit_despite_threads(self, failure: TaskqError | None) -> None:
@@ -132,6 +138,13 @@ class Supervisor:
         self._on_ready(store)
 
     def _take_signals(self) -> None:
+        # The system may have another thread take a signal, and the loop would sleep on: Python
+        # writes each signal's number here.
+        reader, writer = self._alarm = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        self._loop.add_reader(reader, reader.recv, _ALARM_BYTES)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         # Not loop.add_signal_handler: the third signal must work while a job keeps the loop busy.
         for number in _STOP_SIGNALS:
             signal.signal(number, self._on_stop_signal)
