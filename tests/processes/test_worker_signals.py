@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import TaskQ
+from taskq.core.model import State
 from tests.processes.harness import Child, eventually
-from tests.processes.test_lost_worker import start_worker
+from tests.processes.test_lost_worker import enqueue, start_worker, view
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +53,14 @@ def test_a_worker_that_was_stopped_ends_when_it_is_told_to_and_goes_on(tmp_path:
         worker.send(signal.SIGTERM)
         worker.send(signal.SIGCONT)
         assert worker.wait(STOP_SECONDS) == 0
+
+
+def test_a_process_that_a_task_forks_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """It is no worker: SIGTERM is not for it to drain by."""
+    job = enqueue(tmp_path, "jobs.terminates_a_child")
+    with start_worker(tmp_path):
+        eventually(lambda: view(tmp_path, job).state is State.SUCCEEDED, STOP_SECONDS)
+    assert view(tmp_path, job).result == b"-15"
 
 
 def test_ctrl_z_on_a_busy_worker_never_keeps_the_lock(tmp_path: Path) -> None:

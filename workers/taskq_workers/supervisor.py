@@ -15,6 +15,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from taskq_workers.forked import keep_from_children
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
@@ -146,11 +148,11 @@ class Supervisor:
         self._loop.add_reader(reader, reader.recv, _ALARM_BYTES)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         # Not loop.add_signal_handler: the third signal must work while a job keeps the loop busy.
-        for number in _STOP_SIGNALS:
-            signal.signal(number, self._on_stop_signal)
+        before = {number: signal.signal(number, self._on_stop_signal) for number in _STOP_SIGNALS}
         # A shell without job control has it ignored, and so it stays.
         if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
-            signal.signal(signal.SIGTSTP, self._on_pause_signal)
+            before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._on_pause_signal)
+        keep_from_children(before)
 
     def _on_stop_signal(self, number: int, frame: FrameType | None) -> None:
         del frame

@@ -67,6 +67,16 @@ def forks_by_itself() -> int:
 
 
 @app.task
+def terminates_a_child() -> int:
+    """As pools do with their processes: with SIGTERM."""
+    child = multiprocessing.get_context("fork").Process(target=last_for_ever)
+    child.start()
+    child.terminate()
+    child.join()
+    return child.exitcode or 0
+
+
+@app.task
 async def kills_its_worker() -> None:
     told_attempt()
     os.kill(os.getpid(), signal.SIGKILL)
