@@ -323,18 +323,34 @@ class Journal:
             self._write_hint()
 
     def sync(self) -> None:
-        """Make everything that this process knows of durable.
+        """Make everything that this process knows of durable, or find that another has.
 
         Raises:
             OSError: it may be lost; ``fail`` must follow.
         """
-        through = self.next_lsn
+        turn, through, clean = self.writer.turn, self.next_lsn, self.clean_offset
+        if turn.take(self.boot, self.generation, through):
+            try:
+                through, clean = self._sync_for_all()
+            except BaseException:
+                turn.give_up()
+                raise
+            turn.leave(self.boot, self.generation, through)
+        self.durable_lsn = max(self.durable_lsn, through)
+        self.clean_offset = max(self.clean_offset, clean)
+
+    def _sync_for_all(self) -> tuple[int, int]:
+        """(lsn, offset) up to which the log is on disk now: what others have written included."""
+        through, end = self.next_lsn, self.offset
+        hint = self.writer.peek()
+        if hint is not None and (hint.segment, hint.generation) == (self.segment, self.generation):
+            through, end = max(through, hint.next_lsn), max(end, hint.offset)
         self.disk.sync(self._tail)
         # A failed fsync marks the lost pages clean, and then the next one succeeds.
         hint = self.writer.peek()
         if hint is not None and (hint.failed or hint.generation != self.generation):
             raise OSError(errno.EIO, "another process's fsync of this file failed")
-        self.durable_lsn, self.clean_offset = max(self.durable_lsn, through), self.offset
+        return through, end
 
     def fail(self, error: OSError) -> None:
         """After a failed fsync: nobody writes any more until the log is opened again."""

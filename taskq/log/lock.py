@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from taskq.core.errors import LogLocked
 from taskq.log.codec import crc32
 from taskq.log.identity import write_all
+from taskq.log.syncturn import SyncTurn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +73,7 @@ class WriterLock:
         self._wait_seconds = wait_seconds
         self._gate = disk.open(f"{path}/turnstile.lock", create=True)
         self._file = disk.open(f"{path}/write.lock", create=True)
+        self.turn = SyncTurn(disk, path)
         self._me = _HOLDER.pack(pid, 0)
         self._mine = _HOLDER.pack(pid, _EXCLUSIVE)
         self._written = b""
@@ -155,6 +157,7 @@ class WriterLock:
         self.release()
         self._disk.close(self._file)
         self._disk.close(self._gate)
+        self.turn.close()
 
     def _enter(self) -> None:
         try:

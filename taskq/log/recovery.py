@@ -170,6 +170,10 @@ def _save_segment(journal: Journal, segment: int, durable: int, following: int) 
             end = start if first.header.first_lsn != segment else size
         if end < size:
             set_aside(disk, journal.path, old, segment, end, size)
+        elif following:
+            # A try that was cut short may have cut the frames off, but not synced that: after a
+            # power loss they would stand here again, damaged, in the way of those that were moved.
+            disk.sync(old)
     finally:
         disk.close(old)
     return saved
