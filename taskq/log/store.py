@@ -206,15 +206,14 @@ class Store:
     def close(self) -> None:
         """Answer everything, sync, and leave. Legal twice; the last of several openers closes."""
         with _registry_guard:
-            if self.closing:
-                return
-            self.openers -= 1
-            if self.openers > 0:
-                return
-            self.closing = True
-            for key in [key for key, store in _registry.items() if store is self]:
-                del _registry[key]
-        self.wake_up()
+            if not self.closing:
+                self.openers -= 1
+                if self.openers > 0:
+                    return
+                self.closing = True
+                for key in [key for key, store in _registry.items() if store is self]:
+                    del _registry[key]
+                self.wake_up()
         self._thread.join(self.config.lock_wait_seconds + 1)
         self.usable = False
         if self._thread.is_alive() and self._storage is not None:
@@ -240,7 +239,8 @@ class Store:
                 run_chore(self.waiting_for_room.popleft())
 
     def forget_in_child(self) -> None:
-        """In a forked child: this log belongs to the parent."""
+        """In a forked child: this log, its thread and its pipes belong to the parent."""
+        self._storage = None
         self.usable = False
         self.closing = True
 

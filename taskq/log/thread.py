@@ -87,15 +87,13 @@ class StorageThread:
     def open(self) -> None:
         """Open the log, and join those who have it open."""
         config = self._config
+        self.writer.exclusive = config.exclusive
         self.journal.open()
         try:
             if self._store.closing:
                 raise LogClosed(f"{self.path}: closed while it waited for the writer lock")
             self.peers = LocalPeers(self.path, config.name)
             self.committer = Committer(self.journal, self.peers, config, self.peers.description)
-            if config.exclusive:
-                self.writer.exclusive = True
-                self.writer.acquire()
         finally:
             self.journal.unlock()
         for note in self.journal.recovered:

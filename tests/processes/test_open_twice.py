@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.core.errors import LogClosed, LogLocked, UsageError
+from taskq.core.errors import LogClosed, LogError, LogLocked, UsageError
 from taskq.core.model import Durability
+from taskq.log import thread as storage
 from taskq.log.config import LogConfig
+from taskq.log.peers import LocalPeers
 from taskq.log.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store import open_store
-from tests.processes.harness import Child, open_here
+from tests.processes.harness import Child, Pause, open_here, put
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,6 +121,56 @@ def test_exclusive_keeps_others_out_at_once_and_names_the_holder(tmp_path: Path)
         store = open_here(tmp_path)
         assert store.thread_port.enqueue(SPEC, b"y").result(10) == 2
         store.close()
+
+
+def test_exclusive_is_so_from_the_first_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes while it still opens is refused at once, too, and does not queue up."""
+
+    def join_slowly(path: str, name: str) -> LocalPeers:
+        with Child("answer.py", tmp_path) as other:
+            assert other.expect("refused", seconds=5).startswith("LogLocked: ")
+        return LocalPeers(path, name)
+
+    monkeypatch.setattr(storage, "LocalPeers", join_slowly)
+    config = LogConfig(durability=Durability.OS, exclusive=True)
+    store = open_store(str(tmp_path), config)
+    put(store, b"x")
+    store.close()
+
+
+def test_an_exclusive_open_that_fails_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock goes with the failure."""
+
+    def fail(path: str, name: str) -> LocalPeers:
+        raise LogError(f"{path} {name}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "LocalPeers", fail)
+        with pytest.raises(LogError):
+            open_store(str(tmp_path), LogConfig(durability=Durability.OS, exclusive=True))
+    store = open_here(tmp_path)
+    put(store, b"x")
+    store.close()
+
+
+def test_two_threads_may_close_at_once(tmp_path: Path) -> None:
+    """Both return when the log is closed, not before."""
+    store = open_here(tmp_path)
+    pause = Pause(store)
+    closers = [threading.Thread(target=store.close) for _ in range(2)]
+    for closer in closers:
+        closer.start()
+    closers[0].join(0.1)
+    assert all(closer.is_alive() for closer in closers)
+    pause.end()
+    for closer in closers:
+        closer.join(10)
+        assert not closer.is_alive()
+    assert not store.usable
 
 
 def test_a_killed_exclusive_holder_keeps_nobody_out(tmp_path: Path) -> None:
