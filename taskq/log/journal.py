@@ -7,7 +7,6 @@ drive it step by step.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from typing import TYPE_CHECKING
 
@@ -35,6 +34,7 @@ from taskq.log.recovery import (
     write_once_more,
 )
 from taskq.log.segment import Frame, Gap, segment_lsn
+from taskq.log.syncturn import sync_for_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,10 +47,10 @@ class Journal:
 
     Attributes:
         next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
-        segment, offset: where the next frame goes.
-        durable_lsn: every record below it is known to be on disk.
+        segment, offset: where the next frame goes; durable_lsn: all below it is on disk.
         clean_offset: every byte of the segment before it is known to be on disk.
         generation: another when frames were moved, so that what was folded must be folded anew.
+        tag: what every job id of this log starts with.
         recovered: what opening had to repair, in words; empty for a clean log.
         torn_bytes: bytes behind the last whole frame, when it was last looked for.
     """
@@ -64,7 +64,6 @@ class Journal:
         self.config = config
         self.boot = disk.boot_id()
         self.identity: Identity
-        #: what every job id of this log starts with
         self.tag = ""
         self.files = SegmentFiles(disk, path, writable=writer is not None)
         self.recovered: list[str] = []
@@ -331,26 +330,13 @@ class Journal:
         turn, through, clean = self.writer.turn, self.next_lsn, self.clean_offset
         if turn.take(self.boot, self.generation, through):
             try:
-                through, clean = self._sync_for_all()
+                through, clean = sync_for_all(self, self._tail)
             except BaseException:
                 turn.give_up()
                 raise
             turn.leave(self.boot, self.generation, through)
         self.durable_lsn = max(self.durable_lsn, through)
         self.clean_offset = max(self.clean_offset, clean)
-
-    def _sync_for_all(self) -> tuple[int, int]:
-        """(lsn, offset) up to which the log is on disk now: what others have written included."""
-        through, end = self.next_lsn, self.offset
-        hint = self.writer.peek()
-        if hint is not None and (hint.segment, hint.generation) == (self.segment, self.generation):
-            through, end = max(through, hint.next_lsn), max(end, hint.offset)
-        self.disk.sync(self._tail)
-        # A failed fsync marks the lost pages clean, and then the next one succeeds.
-        hint = self.writer.peek()
-        if hint is not None and (hint.failed or hint.generation != self.generation):
-            raise OSError(errno.EIO, "another process's fsync of this file failed")
-        return through, end
 
     def fail(self, error: OSError) -> None:
         """After a failed fsync: nobody writes any more until the log is opened again."""

@@ -53,6 +53,8 @@ class LocalPeers:
         self._path = Path(path) / "owners"
         self._path.mkdir(parents=True, exist_ok=True)
         self._forget_dead()
+        #: how many others had the log open when this owner last looked for sleepers
+        self.others = 0
         self._pipes: dict[int, int] = {}
         #: owners that could not be woken, which are dead for good; at most as many as have slots
         self._gone: set[int] = set()
@@ -100,6 +102,7 @@ class LocalPeers:
         board = self._small.read(self._board, self._small.size_max, 0)
         if len(board) == self._small.size_max:
             board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
+        self.others = sum(owner not in (0, self.owner) for owner, _ in _SLOT.iter_unpack(board))
         if not board[8 :: _SLOT.size].strip(b"\0"):
             return
         for owner, wanted in _SLOT.iter_unpack(board):

@@ -10,6 +10,7 @@ themselves.
 
 from __future__ import annotations
 
+import errno
 import struct
 import time
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,7 @@ from taskq.log.codec import crc32
 from taskq.log.identity import write_all
 
 if TYPE_CHECKING:
+    from taskq.log.journal import Journal
     from taskq.log.ports import Disk
 
 #: boot, generation, durable lsn
@@ -34,6 +36,8 @@ class SyncTurn:
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self._file = disk.open(f"{path}/sync.lock", create=True)
+        #: whether enough others have the log open for turns to be worth their cost
+        self.crowded = True
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -42,7 +46,7 @@ class SyncTurn:
 
     def take(self, boot: int, generation: int, wanted_lsn: int) -> bool:
         """Whether this process is to sync; False when all below ``wanted_lsn`` is on disk."""
-        for _ in range(_LOOKS):
+        for _ in range(_LOOKS if self.crowded else 0):
             taken = self._disk.try_lock(self._file)
             if self._published(boot, generation) >= wanted_lsn:
                 if taken:
@@ -55,6 +59,8 @@ class SyncTurn:
 
     def leave(self, boot: int, generation: int, durable_lsn: int) -> None:
         """After the sync: say how far the log is on disk, and let the next one have the turn."""
+        if not self.crowded:
+            return
         if durable_lsn > self._published(boot, generation):
             packed = _MARK.pack(boot, generation, durable_lsn)
             write_all(self._disk, self._file, packed + crc32(packed).to_bytes(4, "little"), 0)
@@ -76,3 +82,23 @@ class SyncTurn:
             return 0
         marked_boot, marked_generation, lsn = _MARK.unpack_from(data)
         return lsn if (marked_boot, marked_generation) == (boot, generation) else 0
+
+
+def sync_for_all(journal: Journal, tail: int) -> tuple[int, int]:
+    """Sync the tail; returns (lsn, offset) up to which the log is on disk, others' frames included.
+
+    Raises:
+        OSError: it may be lost.
+    """
+    writer = journal.writer
+    through, end = journal.next_lsn, journal.offset
+    hint = writer.peek()
+    known = journal.segment, journal.generation
+    if hint is not None and (hint.segment, hint.generation) == known:
+        through, end = max(through, hint.next_lsn), max(end, hint.offset)
+    journal.disk.sync(tail)
+    # A failed fsync marks the lost pages clean, and then the next one succeeds.
+    hint = writer.peek()
+    if hint is not None and (hint.failed or hint.generation != journal.generation):
+        raise OSError(errno.EIO, "another process's fsync of this file failed")
+    return through, end

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("taskq")
 #: A sleeper looks by itself this often, should a wake-up ever be lost.
 _FALLBACK_SECONDS: Final = 5.0
+#: With so many others it pays to share fsyncs; fewer seldom meet at the disk.
+_CROWD: Final = 3
 #: How often watchers that gave up are looked for: with thousands, not at every sleep.
 _FORGET_SECONDS: Final = 1.0
 #: How soon settlements that the disk refused are tried again.
@@ -217,6 +219,7 @@ class StorageThread:
     def _sync(self) -> None:
         self._unsynced_since = 0.0
         start = time.monotonic()
+        self.writer.turn.crowded = self.peers is not None and self.peers.others >= _CROWD
         self.committer.sync()
         took = time.monotonic() - start
         if took > _SLOW_SYNC_SECONDS:
