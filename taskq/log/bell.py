@@ -44,6 +44,11 @@ class Bell:
         with contextlib.suppress(OSError):
             syscalls.write(self._write, b"\1")
 
+    def leave(self, loop: AbstractEventLoop) -> None:
+        """Let the loop, which goes on, forget the pipe, and give it back; on the loop's thread."""
+        loop.remove_reader(self._read)
+        self.close()
+
     def close(self) -> None:
         """Give the pipe back. The loop is closed, or lets go of it as it closes."""
         for descriptor in (self._read, self._write):

@@ -195,7 +195,7 @@ class LoopPort(_Port):
 
     def _turn(self, answers: list[Answer]) -> None:
         self._turns += 1
-        if self._turns == _SETTLED_IN:
+        if self._turns == _SETTLED_IN and self._store.usable:
             with contextlib.suppress(NotImplementedError, OSError):
                 self._bell = Bell(self.loop, self._rung)
         left = iter(answers)
@@ -209,6 +209,19 @@ class LoopPort(_Port):
     def _rung(self) -> None:
         while self._inbox:
             self._turn(self._inbox.popleft())
+
+    def leave(self) -> None:
+        """The log is closed: let the loop have its last answers and forget the pipe."""
+        try:
+            self.loop.call_soon_threadsafe(self._leave)
+        except RuntimeError:
+            self.close()
+
+    def _leave(self) -> None:
+        self._rung()
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            bell.leave(self.loop)
 
     def close(self) -> None:
         """The loop is closed."""

@@ -226,6 +226,8 @@ class Store:
         # now, is made to call ``wake_up``, and answers itself.
         self.asleep = True
         self.refuse_rest()
+        for port in list(self._ports.values()):
+            port.leave()
 
     def refuse_rest(self) -> None:
         """Answer what came too late."""

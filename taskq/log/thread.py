@@ -26,7 +26,7 @@ from taskq.log.operations import failure
 from taskq.log.peers import LocalPeers
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import Op
-from taskq.log.survey import Answer, Request, Survey, refusals
+from taskq.log.survey import Answer, Request, Survey, claims, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -349,9 +349,9 @@ class StorageThread:
         """
         closed = LogClosed(f"{self.path}: closed while the writer lock was not to be had")
         committer = self.committer
-        claims = [one for one in list(committer.held) if one[0] == Op.CLAIM]
-        answers = refusals([*committer.take_in_flight(), *claims], closed)
-        answers += [(port, future, closed) for _, port, future in list(committer.waiting)]
+        held = [one for one in list(committer.held) if one[0] == Op.CLAIM]
+        waiting = claims(list(committer.waiting))
+        answers = refusals([*committer.take_in_flight(), *held, *waiting], closed)
         answers += [(port, future, closed) for port, future in committer.watchers.all()]
         if answers:
             self._deliver(answers)
@@ -368,13 +368,21 @@ class StorageThread:
         with contextlib.suppress(IndexError):
             while True:
                 requests.append(self._store.mailbox.popleft())
-        patient = [one for one in requests if one[0] in _PATIENT]
-        self.committer.held_back(patient)
-        late: list[Answer] = [
-            (port, future, error) for op, port, future, _ in requests if op not in _PATIENT
-        ]
+        now = self.journal.clock.steady_ns()
+        self.committer.held_back([one for one in requests if _is_patient(one, now)])
+        late = [one for one in requests if not _is_patient(one, now)]
+        waiting = [*claims(list(self.committer.waiting)), *self.committer.held]
+        late += [one for one in waiting if not _is_patient(one, now) and not one[2].done()]
         if late:
-            self._deliver(late)
+            self._deliver(refusals(late, error))
+
+
+def _is_patient(request: Request, now_ns: int) -> bool:
+    """Whether it outlives a long wait for the lock: a settlement, or a claim with time left."""
+    op, _, _, operand = request
+    if op != Op.CLAIM:
+        return op in _PATIENT
+    return operand.wait_until_ns is None or operand.wait_until_ns > now_ns
 
 
 def run_chore(chore: Callable[[], object]) -> None:

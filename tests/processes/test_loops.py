@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,8 +16,6 @@ from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from tests.processes.harness import open_here, put
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from taskq.log.store import Store
 
 SPEC = EnqueueSpec()
@@ -90,6 +89,22 @@ def test_an_answer_on_its_way_to_a_loop_that_ends_is_no_lost_job(tmp_path: Path)
     [delivery] = store.thread_port.claim(ClaimRequest(1)).result(10)
     assert (delivery.job, delivery.attempt) == (job, 1)
     store.close()
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_a_loop_keeps_nothing_of_a_log_that_was_closed(tmp_path: Path) -> None:
+    """A program that opens and closes logs all day, on one loop, runs out of no descriptors."""
+    counts = []
+    for _ in range(5):
+        store = await asyncio.to_thread(open_here, tmp_path)
+        await enqueue_some(store, ANSWERS)
+        await asyncio.to_thread(store.close)
+        await asyncio.sleep(0)  # what the close has put before the loop
+        counts.append(open_descriptors())
+    assert counts[-1] == counts[0]
 
 
 def test_a_storage_thread_that_fails_leaves_nobody_waiting(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.errors import LogLocked, TaskqError
-from taskq.core.model import Durability
+from taskq.core.model import SECOND_NS, Durability
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.disk import LocalDisk
@@ -148,6 +148,27 @@ def test_settlements_and_claims_outlive_a_long_wait(tmp_path: Path) -> None:
     assert errors == []
     done = [one.job for one in of_kind(log_records(tmp_path), Kind.SUCCEEDED)]
     assert done == [first, second]
+    store.close()
+
+
+def test_a_claim_with_a_time_limit_does_not_wait_for_the_lock_for_ever(tmp_path: Path) -> None:
+    """One that waits as long as it takes goes on waiting; the other is told who is in its way."""
+    store = open_impatient(tmp_path)
+    port = store.thread_port
+    moment = store.steady_ns() + SECOND_NS // 10
+    before: Future[list[Delivery]] = port.claim(ClaimRequest(1, wait_until_ns=moment + SECOND_NS))
+    assert port.stats().result(10)
+    with Child("stop.py", tmp_path, "before") as stopped:
+        stopped.expect("inside")
+        limited: Future[list[Delivery]] = port.claim(ClaimRequest(1, wait_until_ns=moment))
+        patient: Future[list[Delivery]] = port.claim(ClaimRequest(1))
+        for claim in (limited, before):
+            assert isinstance(claim.exception(1 + PATIENCE_SECONDS), LogLocked)
+        assert not patient.done()
+        stopped.send(signal.SIGCONT)
+        assert stopped.wait() == 0
+    [delivery] = patient.result(10)
+    assert delivery.payload == b"stopped"
     store.close()
 
 
