@@ -89,15 +89,16 @@ class Facets:
         """Look for the jobs newly waited for, all in one walk from the oldest of them on."""
         if not self._sought:
             return
-        sought, self._sought = self._sought, set()
+        sought = self._sought
         cursor = self._journal.cursor_at(min(sought))
         alone = Watch()
-        alone.jobs = sought
+        alone.jobs = set(sought)
         for base, item in self._journal.frames(cursor):
             if not isinstance(item, Gap):
                 fold_frame(base, item, None, None, alone)
             if not alone.jobs:
                 break
+        self._sought = set()
         self.watch.settled += alone.settled
         for job in alone.jobs:
             self._expect(job)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import JobNotFound
 from taskq.log.history import is_job, read_outcome
+from taskq.log.operations import failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from taskq.core.errors import TaskqError
     from taskq.log.facets import Facets
     from taskq.log.journal import Journal
     from taskq.log.requests import Outcome
+
+_log: Final = logging.getLogger("taskq")
 
 
 class Watchers:
@@ -50,13 +55,23 @@ class Watchers:
         """Whether this future waits for the job."""
         return any(one is future for _, one in self._waiting.get(job, ()))
 
-    def settled(self) -> Iterator[tuple[Any, Any, Outcome]]:
-        """(port, future, outcome) of everyone whose job was settled since the last call."""
-        self._facets.look_back()
+    def settled(self) -> Iterator[tuple[Any, Any, Outcome | TaskqError]]:
+        """(port, future, outcome or error) of everyone whose job was settled since the last call.
+
+        Raises nothing: the batch that brought them is in the log, whatever goes wrong here.
+        """
+        try:
+            self._facets.look_back()
+        except Exception:  # noqa: BLE001 - they are looked for again with the next batch
+            _log.exception("%s: cannot look for outcomes", self._journal.path)
         watch = self._facets.watch
         settled, watch.settled = watch.settled, []
         for job, location in settled:
-            outcome = read_outcome(self._journal, location)
+            outcome: Outcome | TaskqError
+            try:
+                outcome = read_outcome(self._journal, location)
+            except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
+                outcome = failure(error)
             for port, future in self._waiting.pop(job, ()):
                 yield port, future, outcome
 
