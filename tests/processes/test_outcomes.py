@@ -47,7 +47,8 @@ def test_an_outcome_that_does_not_read_back_is_told_as_an_error(
     pause.end()
     assert settled.result(10) == [None]
     assert isinstance(outcome.exception(10), TaskqError)
-    assert jobs_in(tmp_path) == [job, second.result(10)]
+    jobs = [job, second.result(10)]
+    assert jobs_in(tmp_path) == jobs
     store.close()
 
 
@@ -74,7 +75,8 @@ def test_outcomes_that_cannot_be_looked_for_are_looked_for_again(
         outcome: Future[Outcome] = port.outcome(job)
         second = port.enqueue(EnqueueSpec(), b"second")
         pause.end()
-        assert jobs_in(tmp_path) == [job, second.result(10)]
+        jobs = [job, second.result(10)]
+        assert jobs_in(tmp_path) == jobs
     put(store, b"third")
     assert outcome.result(10).body == b"result"
     store.close()
