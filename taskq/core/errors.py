@@ -15,6 +15,7 @@
     │   ├── AppendFailed        the disk refused the write (full, quota): nothing of it is visible
     │   ├── FormatError         an unknown version, type or feature: a newer taskq wrote it
     │   ├── LogDamaged          bytes that were once durable no longer read back
+    │   ├── MomentGone          compaction removed what would tell the state at that moment
     │   └── LogClosed           used after close()
     ├── StaleDelivery           this claim is over: the job was taken back or settled
     ├── JobNotFound             no such job in this log
@@ -146,6 +147,23 @@ class FormatError(LogError):
 
 class LogDamaged(LogError):
     """Bytes that were durable no longer read back; the message says where."""
+
+
+class MomentGone(LogError):
+    """The state at that moment cannot be told any more: compaction removed a part of it.
+
+    Attributes:
+        oldest_lsn: the oldest moment that can be told, as an lsn.
+        oldest: the same as a time, in ISO 8601.
+    """
+
+    def __init__(self, path: str, oldest_lsn: int, oldest: str) -> None:
+        super().__init__(
+            f"{path}: compaction removed what would tell the state at that moment: "
+            f"the oldest that can be told is {oldest} (lsn {oldest_lsn})"
+        )
+        self.oldest_lsn = oldest_lsn
+        self.oldest = oldest
 
 
 class LogClosed(LogError):
