@@ -11,25 +11,21 @@ that a step of the clock moves them all at once.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from taskq.core.jobs import Jobs
 from taskq.core.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
     ATTEMPT_UNIT,
     META_EXPIRES,
     STATE_MASK,
-    JobTable,
 )
-from taskq.core.lanes import NO_JOB, Lane, Lanes
-from taskq.core.model import State
+from taskq.core.lanes import NO_JOB, Lane
+from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Kind
 from taskq.core.timetable import STALE_MAX, Timetable
 from taskq.core.transitions import BY_TIME, after
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 _SCHEDULED: Final = int(after(State.ABSENT, Kind.ENQUEUED, waits=True))
@@ -56,17 +52,14 @@ _SWEEP_EVERY: Final = 64
 Taken = tuple[int, int, int, Lane, int]
 
 
-class Agenda(Lanes):
+class Agenda(Jobs):
     """Every unsettled job, and the lanes of the ready ones.
 
-    Attributes:
-        running: job -> (token, epoch, owner): the claim that holds it.
+    Attributes are those of ``Jobs``.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = JobTable()
-        self.running: dict[int, tuple[int, int, int]] = {}
         self._times = Timetable()
         #: running jobs whose expiry passed meanwhile: they expire if they are given back
         self._overdue: set[int] = set()
@@ -96,8 +89,7 @@ class Agenda(Lanes):
         """A job that waits until ``due_ns`` of wall time."""
         self.table.add(job, location, lane.number, meta | _SCHEDULED)
         lane.scheduled += 1
-        self._scheduled += 1
-        self._times.wait(job, due_ns, is_wall)
+        self.note_scheduled(job, due_ns, is_wall)
 
     def apply_expiry(self, job: int, expires_ns: int) -> None:
         """Note when a job that was just added expires (its meta has META_EXPIRES)."""
@@ -123,6 +115,8 @@ class Agenda(Lanes):
     def apply_back(self, kind: Kind, job: int, attempt: int, due_ns: int, now_ns: int) -> bool:
         """A running job waits again: RETRIED or RELEASED. False: unknown here."""
         self.running.pop(job, None)
+        if self.leases:
+            self.leases.drop(job)
         chunk = self.table.find(job)
         if chunk is None:
             return False
@@ -140,15 +134,19 @@ class Agenda(Lanes):
         chunk.metas[index] = meta | _BACK[kind, waits]
         if waits:
             lane.scheduled += 1
-            self._scheduled += 1
-            self._times.wait(job, due_ns, is_wall=False)
+            self.note_scheduled(job, due_ns, is_wall=False)
         else:
-            self._enter_ready(lane, job)
+            self.enter_ready(lane, job)
         return True
 
-    def apply_ended(self, kind: Kind, job: int) -> bool:
-        """A job is settled for good. False: unknown here (it ended before, or was damaged)."""
+    def apply_ended(self, kind: Kind, job: int, location: int = 0, now_ns: int = 0) -> bool:
+        """A job is settled for good. False: unknown here (it ended before, or was damaged).
+
+        ``location`` is that of the record that says so.
+        """
         self.running.pop(job, None)
+        if self.leases:
+            self.leases.drop(job)
         chunk = self.table.find(job)
         if chunk is None:
             return False
@@ -162,6 +160,8 @@ class Agenda(Lanes):
             name = _ENDS[kind]
             setattr(lane, name, getattr(lane, name) + 1)
         self.table.remove(chunk, index)
+        if kind is Kind.DIED:
+            self.dead.insert(job, location, lane.number, max(now_ns // SECOND_NS, 1))
         if meta & META_EXPIRES:
             self._overdue.discard(job)
             self._expiring -= 1
@@ -170,7 +170,7 @@ class Agenda(Lanes):
 
     def apply_succeeded(self, jobs: list[int]) -> None:
         """Do as ``apply_ended`` for jobs that this process ran well."""
-        table, lanes, running = self.table, self.lanes, self.running
+        table, lanes, running, leases = self.table, self.lanes, self.running, self.leases
         find, remove = table.find, table.remove
         for job in jobs:
             chunk = find(job)
@@ -181,6 +181,8 @@ class Agenda(Lanes):
                 self.apply_ended(Kind.SUCCEEDED, job)
                 continue
             running.pop(job, None)
+            if leases:
+                leases.drop(job)
             lane = lanes[chunk.lanes[index]]
             lane.running -= 1
             lane.succeeded += 1
@@ -189,6 +191,7 @@ class Agenda(Lanes):
     def apply_clock(self, step_ns: int) -> None:
         """Wall time made a step: relative moments move with it."""
         self._times.shift_ns += step_ns
+        self.leases.shift_ns += step_ns
 
     # -- decide -----------------------------------------------------------------------------------
 
@@ -206,7 +209,7 @@ class Agenda(Lanes):
             lane.scheduled -= 1
             self._scheduled -= 1
             chunk.metas[index] = (meta & ~STATE_MASK) | _NOW_DUE
-            self._enter_ready(lane, job)
+            self.enter_ready(lane, job)
 
     def next_due_ns(self) -> int | None:
         """Wall time before which no scheduled job turns ready; None if none is scheduled."""
@@ -280,48 +283,26 @@ class Agenda(Lanes):
         if not lane.ready:
             self._close(lane)
 
-    # -- look -------------------------------------------------------------------------------------
-
-    def state(self, job: int) -> State:
-        """ABSENT for a job that is settled or was never here."""
-        chunk = self.table.find(job)
-        if chunk is None:
-            return State.ABSENT
-        return State(chunk.metas[self.table.index] & STATE_MASK)
-
-    def location(self, job: int) -> int:
-        """Where the enqueue record of an unsettled job stands."""
-        chunk = self.table.find(job)
-        if chunk is None:
-            raise KeyError(job)
-        return chunk.locations[self.table.index]
-
-    def attempt(self, job: int) -> int:
-        """Attempts counted so far of an unsettled job, 0 for an unknown one."""
-        chunk = self.table.find(job)
-        if chunk is None:
-            return 0
-        return (chunk.metas[self.table.index] & ATTEMPT_MASK) >> ATTEMPT_SHIFT
-
-    def next_ready(self, count: int, queues: frozenset[str] | None) -> list[int]:
-        """The next jobs that ``take`` would claim, left where they are."""
-        jobs: list[int] = []
-        for level in reversed(self._ready):
-            found: list[int] = []
-            for lane in level:
-                if queues is None or lane.queue in queues:
-                    found += islice(self._ready_in(lane), count - len(jobs))
-            jobs += sorted(found)[: count - len(jobs)]
-            if len(jobs) >= count:
-                break
-        return jobs
-
     # -- inside -----------------------------------------------------------------------------------
 
-    def _enter_ready(self, lane: Lane, job: int) -> None:
+    def note_scheduled(self, job: int, due_ns: int, is_wall: bool) -> None:
+        """A job of the table waits until then."""
+        self._scheduled += 1
+        self._times.wait(job, due_ns, is_wall)
+
+    def enter_ready(self, lane: Lane, job: int) -> None:
+        """A job of the table may be claimed, in its old place."""
         lane.give_back(job)
         lane.ready += 1
         if lane.ready == 1 and not lane.blocked:
+            self._ready[lane.priority][lane] = None
+
+    def enter_ready_run(self, lane: Lane, jobs: list[int]) -> None:
+        """Do as ``enter_ready`` for many."""
+        for job in jobs:
+            lane.give_back(job)
+        lane.ready += len(jobs)
+        if lane.ready and not lane.blocked:
             self._ready[lane.priority][lane] = None
 
     def _leave(self, lane: Lane, job: int, meta: int) -> None:
@@ -348,24 +329,6 @@ class Agenda(Lanes):
         if not self._left % _SWEEP_EVERY:
             self._times.sweep_dues(self._scheduled, self._is_scheduled)
             self._times.sweep_expiries(self._expiring, self._is_live)
-
-    def _is_ready(self, job: int) -> bool:
-        chunk = self.table.find(job)
-        return chunk is not None and chunk.metas[self.table.index] & STATE_MASK == _READY
-
-    def _is_scheduled(self, job: int) -> bool:
-        chunk = self.table.find(job)
-        return chunk is not None and chunk.metas[self.table.index] & STATE_MASK == _SCHEDULED
-
-    def _is_live(self, job: int) -> bool:
-        return self.table.find(job) is not None
-
-    def _ready_in(self, lane: Lane) -> Iterator[int]:
-        before = NO_JOB
-        for job in lane:
-            if job != before and self._is_ready(job):
-                yield job
-            before = job
 
 
 def _attempt(attempt: int) -> int:

@@ -53,6 +53,17 @@ class _Page:
         return self.hashes, self.jobs, self.locations, self.untils
 
 
+def _find(page: _Page, hashed: int, job: int) -> int:
+    """Where the job's entry stands, -1 if it has none."""
+    hashes = page.hashes
+    for at in range(bisect_left(hashes, hashed), len(hashes)):
+        if hashes[at] != hashed:
+            break
+        if page.jobs[at] == job:
+            return at
+    return -1
+
+
 class Dedup:
     """Hash -> (job, location of its record, until).
 
@@ -109,19 +120,41 @@ class Dedup:
         if not self._taken % _SWEEP_EVERY:
             self._sweep(moment)
 
-    def apply_free(self, hashed: int, job: int) -> None:
-        """The job is settled: its key is free, if it was held until then."""
+    def apply_free(self, hashed: int, job: int, until_ns: int = 0, now_ns: int = 0) -> None:
+        """The job is settled: its key is free, if it was held until then.
+
+        With ``until_ns`` it is held on until that moment of wall time.
+        """
         page = self._pages[bisect_right(self._firsts, hashed) - 1]
-        hashes = page.hashes
-        for at in range(bisect_left(hashes, hashed), len(hashes)):
-            if hashes[at] != hashed:
-                return
-            if page.jobs[at] == job:
-                if page.untils[at] == UNTIL_SETTLED:
-                    for column in page.columns():
-                        del column[at]
-                    self.size -= 1
-                return
+        at = _find(page, hashed, job)
+        if at < 0 or page.untils[at] != UNTIL_SETTLED:
+            return
+        if until_ns > now_ns:
+            page.untils[at] = self._shifted(until_ns)
+            return
+        for column in page.columns():
+            del column[at]
+        self.size -= 1
+
+    def apply_moved(self, hashed: int, job: int, location: int) -> bool:
+        """The job's record stands elsewhere now; False if the job does not hold the key."""
+        page = self._pages[bisect_right(self._firsts, hashed) - 1]
+        at = _find(page, hashed, job)
+        if at >= 0:
+            page.locations[at] = location
+        return at >= 0
+
+    def until_ns(self, hashed: int, job: int) -> int:
+        """Wall time until which the job holds the key, UNTIL_SETTLED, or 0 if it does not."""
+        page = self._pages[bisect_right(self._firsts, hashed) - 1]
+        at = _find(page, hashed, job)
+        if at < 0:
+            return 0
+        until = page.untils[at]
+        return until if until == UNTIL_SETTLED else until + self.shift_ns
+
+    def _shifted(self, moment_ns: int) -> int:
+        return min(max(moment_ns - self.shift_ns, 0), UNTIL_SETTLED - 1)
 
     def check_room(self, now_ns: int) -> None:
         """Raise UsageError when the table is at its limit."""

@@ -39,6 +39,10 @@ class Chunk:
         self.used = 0
         self.live = 0
 
+    def columns(self) -> tuple[array[int], ...]:
+        """Ids, locations, lanes and metas."""
+        return self.ids, self.locations, self.lanes, self.metas
+
 
 class JobTable:
     """Columns (id, location, lane, meta) of every unsettled job, sorted by id.
@@ -91,6 +95,58 @@ class JobTable:
             chunk.live += count
             done += count
         self.live += done
+
+    def insert(self, job: int, location: int, lane: int, meta: int) -> None:
+        """Put a job in at the place of its id; one of that id that is settled gives way."""
+        last = self._last
+        if not last.used or job > last.ids[last.used - 1]:
+            self.add(job, location, lane, meta)
+            return
+        number = max(bisect_right(self._firsts, job) - 1, 0)
+        chunk = self._chunks[number]
+        at = bisect_left(chunk.ids, job, 0, chunk.used)
+        if at == chunk.used or chunk.ids[at] != job:
+            room = len(chunk.ids) > chunk.used
+            for column in chunk.columns():
+                column.insert(at, 0)
+                if room:
+                    column.pop()
+            chunk.used += 1
+            if not at:
+                self._firsts[number] = job
+        if not chunk.metas[at]:
+            chunk.live += 1
+            self.live += 1
+        chunk.ids[at], chunk.locations[at] = job, location
+        chunk.lanes[at], chunk.metas[at] = lane, meta
+        if chunk.used > 2 * CHUNK:
+            self._split(number)
+
+    def insert_run(self, jobs: list[int], locations: list[int], lane: int, meta: int) -> None:
+        """Put in jobs of rising ids; in one go where none of the table's lie between them."""
+        last = self._last
+        above = not last.used or jobs[0] > last.ids[last.used - 1]
+        number = bisect_right(self._firsts, jobs[0])
+        before = self._chunks[number - 1] if number else last
+        if (
+            above
+            or (number and before.ids[before.used - 1] >= jobs[0])
+            or (number < len(self._firsts) and self._firsts[number] <= jobs[-1])
+        ):
+            for job, location in zip(jobs, locations, strict=True):
+                self.insert(job, location, lane, meta)
+            return
+        self.live += len(jobs)
+        if number and before.used + len(jobs) <= CHUNK:
+            # Runs of a few jobs each must not leave a chunk each.
+            _append(before, jobs, locations, lane, meta)
+            return
+        chunks = [Chunk(0) for _ in range(0, len(jobs), CHUNK)]
+        for start, chunk in zip(range(0, len(jobs), CHUNK), chunks, strict=True):
+            end = start + CHUNK
+            _append(chunk, jobs[start:end], locations[start:end], lane, meta)
+        self._chunks[number:number] = chunks
+        self._firsts[number:number] = [chunk.ids[0] for chunk in chunks]
 
     def find(self, job: int) -> Chunk | None:
         """The chunk that holds an unsettled job, or None; sets ``index``."""
@@ -162,9 +218,33 @@ class JobTable:
         self._firsts[number : number + len(parts)] = [merged.ids[0]]
         self._hint = Chunk(0)
 
+    def _split(self, number: int) -> None:
+        chunk = self._chunks[number]
+        lower, upper = Chunk(0), Chunk(0)
+        for part, start, end in ((lower, 0, CHUNK), (upper, CHUNK, chunk.used)):
+            for column, whole in zip(part.columns(), chunk.columns(), strict=True):
+                column.extend(whole[start:end])
+            part.used = end - start
+            part.live = part.used - part.metas.count(0)
+        self._chunks[number : number + 1] = [lower, upper]
+        self._firsts[number : number + 1] = [lower.ids[0], upper.ids[0]]
+        self._hint = Chunk(0)
+        if chunk is self._last:
+            self._last = upper
+
     def _drop(self, number: int) -> None:
         del self._chunks[number], self._firsts[number]
         self._hint = Chunk(0)
+
+
+def _append(chunk: Chunk, jobs: list[int], locations: list[int], lane: int, meta: int) -> None:
+    count = len(jobs)
+    values = (jobs, locations, array("I", (lane,)) * count, array("I", (meta,)) * count)
+    for column, value in zip(chunk.columns(), values, strict=True):
+        del column[chunk.used :]
+        column.extend(value)
+    chunk.used += count
+    chunk.live += count
 
 
 def _copy_live(source: Chunk, target: Chunk) -> None:

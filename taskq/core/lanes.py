@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _BLOCK: Final = 1_024
 #: Larger than any lsn.
 NO_JOB: Final = 2**64 - 1
+#: Why a lane is blocked.
+BLOCKED_BY_PAUSE: Final = 1
 
 
 class Lane:
@@ -36,7 +38,8 @@ class Lane:
         ready: jobs that may be claimed now (stale entries not counted).
         left: how often a job was taken from among the ready ones without ``pop``.
         body_at: where the payload starts in the plain enqueue records of this lane.
-        blocked: taken out of the ready set by a limit or a condition.
+        key: (queue length u8, task length u8, queue, task), as the log has them.
+        blocked: why it is taken out of the ready set, bits of ``BLOCKED_…``; 0 when it is not.
     """
 
     __slots__ = (
@@ -50,6 +53,7 @@ class Lane:
         "dead",
         "entries",
         "expired",
+        "key",
         "left",
         "number",
         "priority",
@@ -61,13 +65,15 @@ class Lane:
         "task",
     )
 
-    def __init__(self, number: int, queue: str, task: str, priority: int) -> None:
+    def __init__(self, number: int, key: bytes, priority: int) -> None:
+        split = 2 + key[0]
         self.number = number
-        self.queue = queue
-        self.task = task
+        self.key = key
+        self.queue = key[2:split].decode("utf-8", "replace")
+        self.task = key[split : split + key[1]].decode("utf-8", "replace")
         self.priority = priority
-        self.blocked = False
-        self.body_at = 16 + len(queue.encode()) + len(task.encode())
+        self.blocked = 0
+        self.body_at = 16 + key[0] + key[1]
         self.entries = self.left = 0
         self.ready = self.scheduled = self.running = 0
         self.succeeded = self.dead = self.cancelled = self.expired = 0
@@ -182,10 +188,12 @@ class Lanes:
 
     Attributes:
         lanes: by their number.
+        paused: names of the queues that are paused.
     """
 
     def __init__(self) -> None:
         self.lanes: list[Lane] = []
+        self.paused: set[str] = set()
         self._by_key: tuple[dict[bytes, Lane], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
         self._ready: tuple[dict[Lane, None], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
 
@@ -193,24 +201,37 @@ class Lanes:
         """The lane of (queue length u8, task length u8, queue, task), made at first sight."""
         lane = self._by_key[priority].get(key)
         if lane is None:
-            split = 2 + key[0]
-            queue = key[2:split].decode("utf-8", "replace")
-            task = key[split : split + key[1]].decode("utf-8", "replace")
-            lane = Lane(len(self.lanes), queue, task, priority)
+            lane = Lane(len(self.lanes), bytes(key), priority)
+            if lane.queue in self.paused:
+                lane.blocked = BLOCKED_BY_PAUSE
             self.lanes.append(lane)
-            self._by_key[priority][bytes(key)] = lane
+            self._by_key[priority][lane.key] = lane
         return lane
 
-    def block(self, lane: Lane) -> None:
+    def block(self, lane: Lane, why: int) -> None:
         """Keep the lane's jobs from being claimed."""
-        lane.blocked = True
+        lane.blocked |= why
         self._ready[lane.priority].pop(lane, None)
 
-    def unblock(self, lane: Lane) -> None:
-        """Let them be claimed again."""
-        lane.blocked = False
-        if lane.ready:
+    def unblock(self, lane: Lane, why: int) -> None:
+        """Let them be claimed again, as far as that goes."""
+        lane.blocked &= ~why
+        if lane.ready and not lane.blocked:
             self._ready[lane.priority][lane] = None
+
+    def apply_paused(self, queue: str) -> None:
+        """No job of the queue is claimed until it is resumed."""
+        self.paused.add(queue)
+        for lane in self.lanes:
+            if lane.queue == queue:
+                self.block(lane, BLOCKED_BY_PAUSE)
+
+    def apply_resumed(self, queue: str) -> None:
+        """Its jobs may be claimed again."""
+        self.paused.discard(queue)
+        for lane in self.lanes:
+            if lane.queue == queue:
+                self.unblock(lane, BLOCKED_BY_PAUSE)
 
     def any_ready(self) -> bool:
         """Whether any unblocked lane has a job."""

@@ -126,7 +126,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """Counts of one queue, now."""
+    """Counts of one queue, now, and how it fares."""
 
     queue: str
     scheduled: int = 0
@@ -136,6 +136,65 @@ class QueueStats:
     dead: int = 0
     cancelled: int = 0
     expired: int = 0
+    #: since the oldest ready job was enqueued, or first due; None without one, or if not asked for
+    oldest_ready_seconds: float | None = None
+    #: jobs that succeeded or died, over the last minute, as the answering process saw it; None when
+    #: it has not looked for a second yet
+    throughput_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A distribution: mean and max are exact, the others at most an eighth beside the truth."""
+
+    count: int = 0
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """What the engine of one process did since it opened the log."""
+
+    #: frames it appended, and the records in them
+    batches: int
+    records: int
+    #: records of a batch
+    batch_records: Spread
+    #: (most records, how many batches), by size; sizes that never came are left out
+    batch_histogram: tuple[tuple[int, int], ...]
+    #: all that it appended to the log
+    appended_bytes: int
+    #: of the jobs it enqueued
+    payload_bytes: int
+    #: written beside the log: indexes, snapshots
+    upkeep_bytes: int
+    #: fsyncs of segments
+    sync_seconds: Spread
+    #: those of over a second
+    slow_syncs: int
+    #: to get the writer lock, uncontended ones included
+    lock_wait_seconds: Spread
+    #: the longest time it held the lock, waits for fsync excluded
+    lock_hold_seconds_max: float
+    #: records it folded that were appended by others, or before it opened the log
+    caught_up_records: int
+    #: what opening took, recovery included, the wait for the lock excluded
+    open_seconds: float
+    #: on the disk, when last looked at; None before that
+    free_bytes: int | None
+    #: enqueues are refused until there is more room
+    is_disk_short: bool
+
+    @property
+    def write_amplification(self) -> float | None:
+        """Bytes written for each byte of payload; None before the first payload."""
+        if not self.payload_bytes:
+            return None
+        return (self.appended_bytes + self.upkeep_bytes) / self.payload_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +207,8 @@ class LogStats:
     size: int
     #: the lsn that the next record gets
     next_lsn: int
+    #: of the answering process; None when the log was only read
+    engine: EngineStats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

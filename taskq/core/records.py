@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 
 class Kind(enum.IntEnum):
@@ -24,8 +25,24 @@ class Kind(enum.IntEnum):
     CANCELLED = 7
     #: its time had passed before it ran
     EXPIRED = 8
+    #: the job as it stands, written again by compaction (body: its ENQUEUED record, then its end)
+    CARRIED = 9
+    #: a dead letter is ready again, as if new (the same layout as CARRIED)
+    REQUEUED = 10
+    #: a dead letter is forgotten
+    PURGED = 11
+    #: the deadline of a claim was moved
+    EXTENDED = 12
     #: wall time made a step; relative times shift by it
     CLOCK = 32
+    #: the queue's jobs wait until it is resumed (body: its name)
+    PAUSED = 33
+    #: they may be claimed again
+    RESUMED = 34
+    #: how many jobs of a lane ended so far, and how (body: the lane's key)
+    TALLIED = 35
+    #: everything needed from segments before this lsn was written again: they may be gone
+    COMPACTED = 36
     #: who an owner is (body: JSON), for people who read the log later
     OWNER = 128
 
@@ -41,6 +58,12 @@ class Flag(enum.IntFlag):
     DURABLE_CLAIM = 4
     #: the key is held until the job is settled
     KEY_UNTIL_SETTLED = 8
+    #: the body is compressed with zlib
+    ZLIB = 16
+    #: the body is compressed with zstd
+    ZSTD = 32
+    #: the body names a file beside the log: its SHA-256 (32 bytes) and its size (u64)
+    SPILLED = 64
 
 
 class Option(enum.IntEnum):
@@ -62,6 +85,18 @@ class Option(enum.IntEnum):
     CONCURRENCY_KEY = 7
     #: u64, on records that end a job whose key is held until then
     KEY_HASH = 8
+    #: i64, relative: the claim is over by then
+    LEASE = 9
+    #: i64, relative: the key is held until then, whatever becomes of the job
+    KEY_UNTIL = 10
+    #: epoch u64, owner u64: whose claim a carried job is under
+    CLAIM = 11
+    #: i64: when a carried job ended
+    ENDED = 12
+    #: i64 nanoseconds: keep the job so long after its end
+    KEEP = 13
+    #: the attempts of a carried job so far, packed
+    HISTORY = 14
 
 
 class Cause(enum.IntEnum):
@@ -79,3 +114,15 @@ class Cause(enum.IntEnum):
     EXHAUSTED = 4
     #: rejected for good: Discard, arguments that do not validate, an unknown signature
     REJECTED = 5
+    #: the claim's deadline passed; the attempt counts
+    LEASE_OVER = 6
+    #: another job took over the key
+    REPLACED = 7
+    #: its queue was purged
+    PURGE = 8
+
+
+#: Records that concern a job that an earlier record brought into being; its number is at byte 16.
+JOB_KINDS: Final = frozenset(kind for kind in Kind if Kind.CLAIMED <= kind <= Kind.EXTENDED)
+#: Records that hold a job's whole ENQUEUED record.
+CARRYING_KINDS: Final = frozenset({Kind.CARRIED, Kind.REQUEUED})

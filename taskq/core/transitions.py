@@ -23,6 +23,8 @@ TRANSITIONS: Final[dict[tuple[State, Kind], tuple[State, ...]]] = {
     (State.SCHEDULED, Kind.CANCELLED): (State.CANCELLED,),
     (State.READY, Kind.EXPIRED): (State.EXPIRED,),
     (State.SCHEDULED, Kind.EXPIRED): (State.EXPIRED,),
+    (State.DEAD, Kind.REQUEUED): (State.READY,),
+    (State.DEAD, Kind.PURGED): (State.ABSENT,),
 }
 
 #: The one change that no record marks: it follows from (state, now).
@@ -51,8 +53,9 @@ def diagram() -> str:
     """The table as a Mermaid state diagram, for the README."""
     lines = ["stateDiagram-v2"]
     for (before, kind), states in TRANSITIONS.items():
-        origin = "[*]" if before is State.ABSENT else before.name.lower()
-        lines += [f"    {origin} --> {state.name.lower()}: {kind.name.lower()}" for state in states]
+        lines += [
+            f"    {_node(before)} --> {_node(state)}: {kind.name.lower()}" for state in states
+        ]
     lines += [
         f"    {before.name.lower()} --> {state.name.lower()}: its time has come"
         for before, state in BY_TIME.items()
@@ -60,6 +63,10 @@ def diagram() -> str:
     ends = [s for s in State if s is not State.ABSENT and all(b is not s for b, _ in TRANSITIONS)]
     lines += [f"    {state.name.lower()} --> [*]" for state in ends]
     return "\n".join(lines)
+
+
+def _node(state: State) -> str:
+    return "[*]" if state is State.ABSENT else state.name.lower()
 
 
 if __name__ == "__main__":

@@ -61,12 +61,25 @@ EXPIRED    32    byte: cause; attempt u32, job u64, 0 u64
 RETRIED    40    byte: cause; attempt u32, job u64, token u64, due i64 (relative,
                  wall time when written); body: reason
 RELEASED   40    as RETRIED
+CARRIED    48    byte: state; attempt u32, job u64, token u64, due i64 (as RETRIED),
+                 enqueued i64; body: the job's ENQUEUED record (its CRC is seeded
+                 with the job's number), then its result or reason
+REQUEUED   48    as CARRIED
+PURGED     32    as CANCELLED
+EXTENDED   32    byte: 0; attempt u32, job u64, token u64; option LEASE
+PAUSED     16    byte: 0; 0 u32; body: name of the queue
+RESUMED    16    as PAUSED
+TALLIED    48    byte: priority; 0 u32; succeeded, dead, cancelled, expired u64;
+                 body: length of queue u8, length of task u8, queue, task
+COMPACTED  24    byte: 0; 0 u32, lsn u64
 CLOCK      24    byte: 0; 0 u32, step i64 in nanoseconds; always with its CRC
 OWNER      24    byte: 0; 0 u32, owner u64; body: JSON
 =========  ====  ==================================================================
 
 A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the
 count after the record. An option is ``tag u8, length u16, value``; an unknown tag is passed over.
+The dead of TALLIED are those that are neither requeued nor purged. A log holds kinds 9 and above, and
+flags 16 and above, only if its ``taskq.json`` names the incompatible feature ``records-2``.
 """
 
 from __future__ import annotations
@@ -97,6 +110,9 @@ ENQUEUED: Final = struct.Struct("<IBBHIHBB")
 ENQUEUED_TAIL: Final = struct.Struct("<BBHIHBB")
 JOB: Final = struct.Struct("<IBBHIIQQ")
 BACK: Final = struct.Struct("<IBBHIIQQq")
+CARRIED: Final = struct.Struct("<IBBHIIQQqq")
+NAME: Final = struct.Struct("<IBBHII")
+TALLY: Final = struct.Struct("<IBBHIIQQQQ")
 CLOCK: Final = struct.Struct("<IBBHIIq")
 OWNER: Final = struct.Struct("<IBBHIIQ")
 LENGTH: Final = struct.Struct("<I")
@@ -119,6 +135,14 @@ FIXED_SIZES: Final[dict[int, int]] = {
     Kind.EXPIRED: JOB.size,
     Kind.RETRIED: BACK.size,
     Kind.RELEASED: BACK.size,
+    Kind.CARRIED: CARRIED.size,
+    Kind.REQUEUED: CARRIED.size,
+    Kind.PURGED: JOB.size,
+    Kind.EXTENDED: JOB.size,
+    Kind.PAUSED: NAME.size,
+    Kind.RESUMED: NAME.size,
+    Kind.TALLIED: TALLY.size,
+    Kind.COMPACTED: OWNER.size,
     Kind.CLOCK: CLOCK.size,
     Kind.OWNER: OWNER.size,
 }

@@ -9,7 +9,7 @@ from taskq.core.errors import LogDamaged
 from taskq.core.jobtable import META_EXPIRES
 from taskq.core.records import Flag
 from taskq.log import codec
-from taskq.log.fold import enqueued_meta
+from taskq.log.foldother import enqueued_meta
 from taskq.log.options import encode_extras, enqueue_extras
 from taskq.log.ports import INTEREST_READY
 from taskq.log.requests import Duplicate, EnqueueSpec

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.agenda import Agenda
 from taskq.core.dedup import Dedup
 from taskq.core.model import Damage
-from taskq.log.fold import Watch, fold_damaged, fold_frame
+from taskq.log.fold import fold_damaged, fold_frame
+from taskq.log.foldother import Watch
 from taskq.log.segment import Gap, segment_name
 
 if TYPE_CHECKING:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.errors import LogDamaged, LogError
+from taskq.core.errors import FormatError, LogDamaged, LogError
 from taskq.log import codec
+from taskq.log.carrying import born_in, is_carrying
 from taskq.log.cursor import Cursor
 from taskq.log.identity import write_file
 from taskq.log.segment import Frame, Gap, Scanner, segment_lsn, segment_name
@@ -283,12 +285,17 @@ class SegmentFiles:
         return header, body[: header.body_size], gap.offset + codec.FRAME_HEADER_SIZE
 
     def record(self, location: int, lsn: int) -> bytes:
-        """The record at a location, checked by its own CRC.
+        """The ENQUEUED record of a job, checked by its own CRC.
+
+        It stands at the location, or in a record there that carries it.
 
         Raises:
             LogDamaged: it does not read back as it was written.
         """
         record = self.unchecked_record(location)
+        if is_carrying(record):
+            with contextlib.suppress(FormatError):
+                record = born_in(record)
         if not _is_whole(record, lsn):
             self._window = (-1, 0, b"")
             path = self.file_path(self.segment_at(location))

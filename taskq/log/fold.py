@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.dedup import key_hash
 from taskq.core.errors import FormatError
-from taskq.core.jobtable import META_DURABLE_CLAIM, META_EXPIRES, META_KEYED
+from taskq.core.jobtable import META_EXPIRES
 from taskq.core.model import PRIORITY_MAX
-from taskq.core.records import Flag, Kind, Option
+from taskq.core.records import Kind, Option
 from taskq.log import codec
-from taskq.log.options import decode_key_hash, decode_times, each_option
+from taskq.log.foldother import (
+    OTHER_KINDS,
+    Watch,
+    enqueued_meta,
+    fold_carried_run,
+    fold_free_key,
+    fold_lease,
+    fold_other,
+)
+from taskq.log.options import decode_times, each_option
 from taskq.log.segment import salvage
 
 if TYPE_CHECKING:
@@ -31,9 +40,8 @@ _ENDED: Final = frozenset({int(Kind.DIED), int(Kind.CANCELLED), int(Kind.EXPIRED
 #: Records that settle a job for good.
 FINAL_KINDS: Final = _ENDED | {_SUCCEEDED}
 _CLOCK: Final = int(Kind.CLOCK)
+_CARRIED: Final = int(Kind.CARRIED)
 _CLOCK_BYTE: Final = bytes((_CLOCK,))
-_DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
-_KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _SKIPPABLE: Final = 128
 #: The least length of a record, by its type.
 _SIZES: Final = [codec.FIXED_SIZES.get(kind, codec.PREFIX.size) for kind in range(256)]
@@ -42,31 +50,6 @@ _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_ONLY: Final = struct.Struct("<Q")
 _JOB_AT: Final = 16
 _FIELDS_AT: Final = 12
-
-
-class Watch:
-    """Jobs that somebody waits for, and the locations of the records that settled them."""
-
-    __slots__ = ("jobs", "settled")
-
-    def __init__(self) -> None:
-        self.jobs: set[int] = set()
-        self.settled: list[tuple[int, int]] = []
-
-    def see(self, job: int, location: int) -> None:
-        """A job that is watched was settled."""
-        self.jobs.discard(job)
-        self.settled.append((job, location))
-
-
-def enqueued_meta(flags: int) -> int:
-    """The flags of an ENQUEUED record that the agenda keeps."""
-    meta = 0
-    if flags & _DURABLE_CLAIM:
-        meta = META_DURABLE_CLAIM
-    if flags & _KEYED:
-        meta |= META_KEYED
-    return meta
 
 
 def fold_frame(
@@ -92,7 +75,7 @@ def fold_frame(
         ) from error
 
 
-def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call for each record would double it
+def fold_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop: a call a record would double it
     data: bytes,
     at: int,
     end: int,
@@ -124,20 +107,25 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call for each record
             if agenda is not None:
                 attempt, job, owner = job_fields(data, at + _FIELDS_AT)
                 agenda.apply_claimed(job, lsn, epoch, owner, attempt)
+                if options_size:
+                    fold_lease(data, at, options_size, job, agenda)
         elif kind in FINAL_KINDS:
             job = _JOB_ONLY.unpack_from(data, at + _JOB_AT)[0]
             if agenda is not None:
-                agenda.apply_ended(Kind(kind), job)
+                agenda.apply_ended(Kind(kind), job, where + at, time_ns)
             if dedup is not None and options_size:
-                hashed = decode_key_hash(data, at + codec.JOB.size, options_size)
-                if hashed:
-                    dedup.apply_free(hashed, job)
+                fold_free_key(data, at + codec.JOB.size, options_size, job, time_ns, dedup)
             if watch is not None and job in jobs:
                 watch.see(job, where + at)
         elif kind in _BACK:
             if agenda is not None:
                 _, _, _, _, _, attempt, job, _, due_ns = codec.BACK.unpack_from(data, at)
                 agenda.apply_back(Kind(kind), job, attempt, due_ns, time_ns)
+        elif kind == _CARRIED and agenda is not None and not options_size and dedup is None:
+            at, lsn = fold_carried_run(data, at, end, lsn, where, agenda, watch)
+            continue
+        elif kind in OTHER_KINDS:
+            fold_other(kind, data[at : at + length], where + at, time_ns, agenda, dedup, watch)
         elif kind == _CLOCK:
             step = codec.CLOCK.unpack_from(data, at)[6]
             for facet in (agenda, dedup):

@@ -6,19 +6,23 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError
-from taskq.core.records import Cause, Flag, Kind
+from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Cause, Flag, Kind
 from taskq.log import codec
+from taskq.log.carrying import decode_carried
 from taskq.log.options import decode_extras, decode_key_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.core.model import Extras
+    from taskq.log.carrying import Carried
     from taskq.log.segment import Frame
 
 _CRC_SIZE: Final = 4
 _CHECKED: Final = int(Flag.CHECKED)
 _SKIPPABLE: Final = 128
+_CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
+_NAMED: Final = frozenset({int(Kind.PAUSED), int(Kind.RESUMED)})
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_FIELDS_AT: Final = codec.PREFIX.size
 
@@ -33,7 +37,7 @@ class LogRecord(NamedTuple):
     flags: int
     #: lsn of the job that it concerns, 0 for none
     job: int = 0
-    #: lsn of the claim; of CLAIMED and OWNER the owner
+    #: lsn of the claim; of CLAIMED and OWNER the owner; of COMPACTED the first lsn that is kept
     token: int = 0
     attempt: int = 0
     cause: Cause = Cause.CALLER
@@ -47,6 +51,8 @@ class LogRecord(NamedTuple):
     #: payload, result, reason or description; None when there is none
     body: bytes | None = None
     step_ns: int = 0
+    #: of CARRIED and REQUEUED: all of it; the fields above are those of the job's ENQUEUED record
+    carried: Carried | None = None
 
 
 def places(frame: Frame) -> Iterator[tuple[int, int, int]]:
@@ -87,12 +93,16 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
             task=data[fixed + queue_size : at], priority=byte, attempts_max=attempts,
             extras=decode_extras(data, at, options_size), body=data[at + options_size : end],
         )  # fmt: skip
-    if kind == Kind.CLOCK:
-        return LogRecord(kind, lsn, epoch, time_ns, flags, step_ns=codec.CLOCK.unpack_from(data)[6])
+    if kind in _CARRYING:
+        carried = decode_carried(data)
+        born = decode_record(carried.born, carried.job, epoch, carried.enqueued_ns)
+        return born._replace(
+            kind=kind, lsn=lsn, epoch=epoch, time_ns=time_ns, flags=flags, carried=carried,
+            attempt=carried.attempt, token=carried.token,
+        )  # fmt: skip
+    if kind not in JOB_KINDS:
+        return _decode_other(data, LogRecord(kind, lsn, epoch, time_ns, flags), end)
     body = data[fixed + options_size : end] if flags & _CHECKED else None
-    if kind == Kind.OWNER:
-        owner = codec.OWNER.unpack_from(data)[6]
-        return LogRecord(kind, lsn, epoch, time_ns, flags, token=owner, body=body)
     attempt, job, token = _JOB_FIELDS.unpack_from(data, _JOB_FIELDS_AT)
     due = codec.BACK.unpack_from(data)[8] if fixed == codec.BACK.size else 0
     return LogRecord(
@@ -100,3 +110,18 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
         cause=Cause(byte) if byte in Cause._value2member_map_ else Cause.CALLER, due_ns=due,
         key_hash=decode_key_hash(data, fixed, options_size), body=body,
     )  # fmt: skip
+
+
+def _decode_other(data: bytes, record: LogRecord, end: int) -> LogRecord:
+    """A record that concerns no single job."""
+    kind = record.kind
+    body = data[codec.FIXED_SIZES[kind] : end]
+    if kind in _NAMED:
+        return record._replace(queue=body)
+    if kind == Kind.TALLIED:
+        split = 2 + body[0]
+        return record._replace(queue=body[2:split], task=body[split:], priority=data[5])
+    if kind == Kind.CLOCK:
+        return record._replace(step_ns=codec.CLOCK.unpack_from(data)[6])
+    number = codec.OWNER.unpack_from(data)[6]
+    return record._replace(token=number, body=body if kind == Kind.OWNER else None)

@@ -12,7 +12,7 @@ from taskq.core.jobtable import META_EXPIRES, META_KEYED
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log import codec
-from taskq.log.fold import enqueued_meta
+from taskq.log.foldother import enqueued_meta
 from taskq.log.options import encode_extras, encode_key_hash
 from taskq.log.requests import EnqueueSpec
 from taskq.log.segment import Frame, Scanner

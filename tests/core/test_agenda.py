@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.agenda import PROMOTE_MAX, Agenda
+from taskq.core.carrying import apply_requeued, forget_dead
 from taskq.core.jobtable import META_EXPIRES
-from taskq.core.model import ATTEMPTS_MAX, State
+from taskq.core.model import ATTEMPTS_MAX, QueueStats, State
 from taskq.core.records import Kind
 from taskq.core.transitions import TRANSITIONS
 
@@ -104,7 +105,7 @@ def test_a_blocked_lane_is_passed_over_until_it_is_unblocked() -> None:
     limited, free = lane_of(agenda, task="limited"), lane_of(agenda, task="free")
     enqueue(agenda, limited, 1, 2)
     assert claim(agenda, 1) == [1]
-    agenda.block(limited)
+    agenda.block(limited, 2)
     assert not agenda.any_ready()
     agenda.apply_scheduled(3, 24, limited, 0, NOW, is_wall=False)
     agenda.promote(NOW)
@@ -112,7 +113,7 @@ def test_a_blocked_lane_is_passed_over_until_it_is_unblocked() -> None:
     enqueue(agenda, limited, 4)
     enqueue(agenda, free, 5)
     assert claim(agenda) == [5]
-    agenda.unblock(limited)
+    agenda.unblock(limited, 2)
     assert claim(agenda) == [1, 2, 3, 4]
 
 
@@ -268,10 +269,17 @@ def test_the_agenda_follows_the_table_of_transitions() -> None:
                 assert claim(agenda) == [1]
             elif kind in {Kind.RETRIED, Kind.RELEASED}:
                 agenda.apply_back(kind, 1, 1, NOW + 9 if waits else 0, NOW)
+            elif kind is Kind.REQUEUED:
+                apply_requeued(agenda, 1, 0, lane_of(agenda), 0)
+            elif kind is Kind.PURGED:
+                assert forget_dead(agenda, 1)
             else:
                 agenda.apply_ended(kind, 1)
             expected = allowed[-1] if waits else allowed[0]
             counts = agenda.stats()[0]
+            if expected is State.ABSENT:
+                assert counts == QueueStats(queue=counts.queue)
+                continue
             assert getattr(counts, expected.name.lower()) == 1, (before, kind)
 
 
@@ -281,8 +289,10 @@ def bring_to(agenda: Agenda, state: State) -> None:
         agenda.apply_scheduled(1, 0, lane, 0, NOW + 1, is_wall=False)
         return
     enqueue(agenda, lane, 1)
-    if state is State.RUNNING:
+    if state in {State.RUNNING, State.DEAD}:
         claim(agenda)
+    if state is State.DEAD:
+        agenda.apply_ended(Kind.DIED, 1)
 
 
 def test_the_location_of_an_unknown_job_is_an_error() -> None:

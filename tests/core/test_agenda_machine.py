@@ -230,13 +230,13 @@ class AgendaMachine(RuleBasedStateMachine):
     @rule(where=LANES)
     def block(self, where: tuple[int, str, str]) -> None:
         lane = self.lane(where)
-        self.agenda.block(lane)
+        self.agenda.block(lane, 2)
         self.model.blocked.add(lane.number)
 
     @rule(where=LANES)
     def unblock(self, where: tuple[int, str, str]) -> None:
         lane = self.lane(where)
-        self.agenda.unblock(lane)
+        self.agenda.unblock(lane, 2)
         self.model.blocked.discard(lane.number)
 
     @rule(pick=PICK)

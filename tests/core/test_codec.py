@@ -15,7 +15,8 @@ from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
 from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, TIME_NS_MAX, Extras
 from taskq.core.records import Cause, Flag, Kind, Option
 from taskq.log import codec
-from taskq.log.fold import Watch, fold_frame
+from taskq.log.fold import fold_frame
+from taskq.log.foldother import Watch
 from taskq.log.logrecord import LogRecord, decode_record
 from taskq.log.options import (
     decode_extras,

@@ -9,7 +9,8 @@ from taskq.core.agenda import Agenda
 from taskq.core.dedup import Dedup
 from taskq.core.model import Extras, State
 from taskq.log import codec
-from taskq.log.fold import Watch, fold_frame
+from taskq.log.fold import fold_frame
+from taskq.log.foldother import Watch
 from tests.core.history import ALL, BASE, SPECS, History, Step, frames_of
 
 NUMBER = st.integers(0, 300)

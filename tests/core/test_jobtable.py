@@ -22,7 +22,9 @@ RUN = st.tuples(st.just("remove run"), st.integers(0, 10_000))
 FIND = st.tuples(st.just("find"), st.integers(0, 10_000))
 GROW = st.tuples(st.just("grow"), st.integers(1, 2 * CHUNK))
 EXTEND = st.tuples(st.just("extend"), st.integers(0, 3 * CHUNK))
-STEPS = st.lists(ADD | REMOVE | RUN | FIND | GROW | EXTEND, max_size=80)
+INSERT = st.tuples(st.just("insert"), st.integers(1, 10_000))
+INSERT_RUN = st.tuples(st.just("insert run"), st.integers(1, 10_000))
+STEPS = st.lists(ADD | REMOVE | RUN | FIND | GROW | EXTEND | INSERT | INSERT_RUN, max_size=80)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -54,6 +56,23 @@ class Checked:
         self.table.extend(first, locations, 4, 2)
         self.jobs.update((job, (job * 5, 4, 2)) for job in range(first, first + count))
 
+    def insert(self, number: int) -> None:
+        """An id anywhere below the last, or a few above it."""
+        job = 1 + number % (self.last + 3)
+        if job not in self.jobs:
+            self.table.insert(job, job * 3, 1, 9)
+            self.jobs[job] = (job * 3, 1, 9)
+            self.last = max(self.last, job)
+
+    def insert_run(self, number: int) -> None:
+        """Some of the ids from one on that are not there, up to three chunks of them."""
+        first = 1 + number % (self.last + 3)
+        jobs = [job for job in range(first, first + number % (3 * CHUNK)) if job not in self.jobs]
+        if jobs:
+            self.table.insert_run(jobs, [job * 3 for job in jobs], 1, 9)
+            self.jobs.update((job, (job * 3, 1, 9)) for job in jobs)
+            self.last = max(self.last, jobs[-1])
+
     def found(self, job: int) -> tuple[int, int, int] | None:
         chunk = self.table.find(job)
         if chunk is None:
@@ -76,6 +95,10 @@ class Checked:
                 self.add(1)
         elif name == "extend":
             self.extend(number)
+        elif name == "insert":
+            self.insert(number)
+        elif name == "insert run":
+            self.insert_run(number)
         elif name == "find":
             assert self.found(number % (self.last + 2)) == self.jobs.get(number % (self.last + 2))
         elif self.jobs:
@@ -90,7 +113,7 @@ class Checked:
             (chunk.ids[at], (chunk.locations[at], chunk.lanes[at], chunk.metas[at]))
             for chunk, at in self.table
         ]
-        assert rows == list(self.jobs.items())
+        assert rows == sorted(self.jobs.items())
         for job in range(self.last + 2):
             assert self.found(job) == self.jobs.get(job), job
 

@@ -33,7 +33,7 @@ def _small_blocks() -> Iterator[None]:
 
 
 def lane() -> Lane:
-    return Lane(0, "default", "t", 5)
+    return Lane(0, b"\x07\x01defaultt", 5)
 
 
 def sweep_all(held: Lane, stale: set[int]) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def make_delivery(spec: EnqueueSpec, body: bytes, *, job: int = 1, attempt: int = 1) -> Delivery:
-    lane = Lane(0, spec.queue, spec.task, spec.priority)
+    lane = Lane(0, spec.lane_key, spec.priority)
     record = codec.encode_checked(spec.tail, body, job)
     return Delivery("fake", job, job + 1_000_000, 1, attempt, lane, record)
 

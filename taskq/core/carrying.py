@@ -1,0 +1,118 @@
+"""What a fold does with records that stand in for older ones, and with dead letters.
+
+A log that was compacted begins with jobs that its first records know nothing of: they are written
+again behind, as they stood. A fold that has seen the originals learns from these records only where
+the job's record stands now; one that has not puts the job in as it was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.jobtable import META_EXPIRES
+from taskq.core.model import LIVE_STATES, SECOND_NS, State
+from taskq.core.records import Kind
+from taskq.core.transitions import after
+
+if TYPE_CHECKING:
+    from taskq.core.agenda import Agenda
+    from taskq.core.lanes import Lane
+
+_READY: Final = after(State.ABSENT, Kind.ENQUEUED)
+_AGAIN: Final = after(State.DEAD, Kind.REQUEUED)
+
+
+def apply_carried(
+    agenda: Agenda,
+    job: int,
+    location: int,
+    lane: Lane,
+    meta: int,
+    state: State,
+    expires_ns: int,
+    due_ns: int,
+    due_is_wall: bool,
+    claim: tuple[int, int, int],
+    lease_ns: int,
+    ended_ns: int,
+) -> None:
+    """The job stands at ``location`` now, in this state.
+
+    ``meta`` holds flags and attempts; ``claim`` is (token, epoch, owner) of a running job.
+    """
+    if state is State.DEAD:
+        _apply_carried_dead(agenda, job, location, lane, ended_ns)
+        return
+    if state not in LIVE_STATES:
+        return
+    chunk = agenda.table.find(job)
+    if chunk is not None:
+        chunk.locations[agenda.table.index] = location
+        return
+    meta |= state
+    if expires_ns:
+        meta |= META_EXPIRES
+    agenda.table.insert(job, location, lane.number, meta)
+    if state is State.SCHEDULED:
+        lane.scheduled += 1
+        agenda.note_scheduled(job, due_ns, due_is_wall)
+    elif state is State.RUNNING:
+        lane.running += 1
+        agenda.running[job] = claim
+        if lease_ns:
+            agenda.leases.apply_until(job, lease_ns)
+    else:
+        agenda.enter_ready(lane, job)
+    if expires_ns:
+        agenda.apply_expiry(job, expires_ns)
+
+
+def apply_carried_run(
+    agenda: Agenda, jobs: list[int], locations: list[int], lane: Lane, meta: int
+) -> None:
+    """Do as ``apply_carried`` for ready jobs of rising numbers that were never claimed."""
+    table = agenda.table
+    if any(table.find(job) is not None for job in jobs):
+        for job, location in zip(jobs, locations, strict=True):
+            apply_carried(agenda, job, location, lane, meta, _READY, 0, 0, False, (0, 0, 0), 0, 0)
+        return
+    table.insert_run(jobs, locations, lane.number, meta | _READY)
+    agenda.enter_ready_run(lane, jobs)
+
+
+def _apply_carried_dead(agenda: Agenda, job: int, location: int, lane: Lane, ended_ns: int) -> None:
+    dead = agenda.dead
+    chunk = dead.find(job)
+    if chunk is not None:
+        chunk.locations[dead.index] = location
+        return
+    lane.dead += 1
+    dead.insert(job, location, lane.number, max(ended_ns // SECOND_NS, 1))
+
+
+def apply_requeued(agenda: Agenda, job: int, location: int, lane: Lane, meta: int) -> None:
+    """A dead letter is ready again, no attempt counted; ``meta`` holds flags only."""
+    forget_dead(agenda, job)
+    if agenda.table.find(job) is not None:
+        return
+    agenda.table.insert(job, location, lane.number, meta | _AGAIN)
+    agenda.enter_ready(lane, job)
+
+
+def forget_dead(agenda: Agenda, job: int) -> bool:
+    """A dead letter was purged or requeued. False: it is none."""
+    chunk = agenda.dead.find(job)
+    if chunk is None:
+        return False
+    index = agenda.dead.index
+    agenda.lanes[chunk.lanes[index]].dead -= 1
+    agenda.dead.remove(chunk, index)
+    return True
+
+
+def apply_tallied(lane: Lane, succeeded: int, dead: int, cancelled: int, expired: int) -> None:
+    """So many jobs of the lane ended so far; who has seen only some of them knows now."""
+    lane.succeeded = succeeded
+    lane.dead = dead
+    lane.cancelled = cancelled
+    lane.expired = expired

@@ -1,0 +1,92 @@
+"""All unsettled jobs and all dead letters, and what can be asked of them."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK, JobTable
+from taskq.core.lanes import NO_JOB, Lane, Lanes
+from taskq.core.leases import Leases
+from taskq.core.model import State
+from taskq.core.records import Kind
+from taskq.core.transitions import after
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
+_SCHEDULED: Final = int(after(State.ABSENT, Kind.ENQUEUED, waits=True))
+
+
+class Jobs(Lanes):
+    """The tables that the agenda keeps.
+
+    Attributes:
+        table: every unsettled job.
+        running: job -> (token, epoch, owner): the claim that holds it.
+        leases: which of these claims end at a moment.
+        dead: dead letters by job: location of the record that says so, lane, and as ``meta`` the
+            second of wall time in which the job died.
+        floor_lsn: segments that begin before it may be gone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = JobTable()
+        self.running: dict[int, tuple[int, int, int]] = {}
+        self.leases = Leases()
+        self.dead = JobTable()
+        self.floor_lsn = 0
+
+    def state(self, job: int) -> State:
+        """ABSENT for a job that is settled or was never here."""
+        chunk = self.table.find(job)
+        if chunk is None:
+            return State.ABSENT
+        return State(chunk.metas[self.table.index] & STATE_MASK)
+
+    def location(self, job: int) -> int:
+        """Where the enqueue record of an unsettled job stands."""
+        chunk = self.table.find(job)
+        if chunk is None:
+            raise KeyError(job)
+        return chunk.locations[self.table.index]
+
+    def attempt(self, job: int) -> int:
+        """Attempts counted so far of an unsettled job, 0 for an unknown one."""
+        chunk = self.table.find(job)
+        if chunk is None:
+            return 0
+        return (chunk.metas[self.table.index] & ATTEMPT_MASK) >> ATTEMPT_SHIFT
+
+    def next_ready(self, count: int, queues: frozenset[str] | None) -> list[int]:
+        """The next jobs that ``take`` would claim, left where they are."""
+        jobs: list[int] = []
+        for level in reversed(self._ready):
+            found: list[int] = []
+            for lane in level:
+                if queues is None or lane.queue in queues:
+                    found += islice(self._ready_in(lane), count - len(jobs))
+            jobs += sorted(found)[: count - len(jobs)]
+            if len(jobs) >= count:
+                break
+        return jobs
+
+    def _is_ready(self, job: int) -> bool:
+        chunk = self.table.find(job)
+        return chunk is not None and chunk.metas[self.table.index] & STATE_MASK == _READY
+
+    def _is_scheduled(self, job: int) -> bool:
+        chunk = self.table.find(job)
+        return chunk is not None and chunk.metas[self.table.index] & STATE_MASK == _SCHEDULED
+
+    def _is_live(self, job: int) -> bool:
+        return self.table.find(job) is not None
+
+    def _ready_in(self, lane: Lane) -> Iterator[int]:
+        before = NO_JOB
+        for job in lane:
+            if job != before and self._is_ready(job):
+                yield job
+            before = job

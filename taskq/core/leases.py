@@ -1,0 +1,63 @@
+"""Deadlines of claims: a delivery that is neither settled nor extended by then is taken back.
+
+Moments are kept in shifted time (see ``timetable``). Few claims have one: a dict will do.
+"""
+
+from __future__ import annotations
+
+from taskq.core.blocks import SortedBlocks
+
+
+class Leases:
+    """Running jobs whose claim ends at a moment.
+
+    Attributes:
+        shift_ns: sum of all recorded steps of the clock.
+    """
+
+    __slots__ = ("_deadlines", "_order", "shift_ns")
+
+    def __init__(self) -> None:
+        self.shift_ns = 0
+        self._deadlines: dict[int, int] = {}
+        #: every deadline ever given; those that were moved or dropped are passed over
+        self._order = SortedBlocks()
+
+    def __bool__(self) -> bool:
+        return bool(self._deadlines)
+
+    def apply_until(self, job: int, deadline_ns: int) -> None:
+        """The claim ends at ``deadline_ns`` of wall time, whatever was said before."""
+        moment = max(deadline_ns - self.shift_ns, 0)
+        self._deadlines[job] = moment
+        self._order.add(moment, job)
+
+    def drop(self, job: int) -> None:
+        """The claim is over."""
+        self._deadlines.pop(job, None)
+        if not self._deadlines:
+            self._order = SortedBlocks()
+
+    def deadline_ns(self, job: int) -> int:
+        """Wall time at which the job's claim ends, 0 if it has no deadline."""
+        moment = self._deadlines.get(job)
+        return 0 if moment is None else moment + self.shift_ns
+
+    def next_ns(self) -> int | None:
+        """Wall time before which no claim ends; None if none has a deadline."""
+        first = self._order.first_key()
+        return None if first is None else first + self.shift_ns
+
+    def over(self, now_ns: int, count: int) -> list[int]:
+        """At most ``count`` jobs whose claim has ended; the caller records each."""
+        moment = now_ns - self.shift_ns
+        jobs = []
+        for job in self._order.pop_until(moment, count):
+            deadline = self._deadlines.get(job)
+            if deadline is not None and deadline <= moment:
+                jobs.append(job)
+        return jobs
+
+    def all(self) -> dict[int, int]:
+        """Job -> deadline in shifted time."""
+        return self._deadlines

@@ -1,0 +1,229 @@
+"""Decoding the rarer records into ``apply_*`` calls; ``fold`` does the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.carrying import (
+    apply_carried,
+    apply_carried_run,
+    apply_requeued,
+    apply_tallied,
+    forget_dead,
+)
+from taskq.core.dedup import key_hash
+from taskq.core.jobtable import (
+    ATTEMPT_MASK,
+    ATTEMPT_SHIFT,
+    META_DURABLE_CLAIM,
+    META_KEYED,
+)
+from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
+from taskq.core.records import Flag, Kind, Option
+from taskq.core.transitions import after
+from taskq.log import codec
+from taskq.log.carrying import decode_carried, decode_queue, find_moment
+from taskq.log.options import decode_key_hash, enqueue_extras
+
+if TYPE_CHECKING:
+    from taskq.core.agenda import Agenda
+    from taskq.core.dedup import Dedup
+    from taskq.core.lanes import Lane
+    from taskq.log.carrying import Carried
+
+OTHER_KINDS: Final = frozenset(
+    int(kind)
+    for kind in (
+        Kind.CARRIED, Kind.REQUEUED, Kind.PURGED, Kind.EXTENDED, Kind.PAUSED, Kind.RESUMED,
+        Kind.TALLIED, Kind.COMPACTED,
+    )
+)  # fmt: skip
+_DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
+_KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
+_READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
+_CARRIED_SIZE: Final = codec.CARRIED.size
+_JOB_AT: Final = 16
+
+
+class Watch:
+    """Jobs that somebody waits for, and the locations of the records that settled them."""
+
+    __slots__ = ("jobs", "settled")
+
+    def __init__(self) -> None:
+        self.jobs: set[int] = set()
+        self.settled: list[tuple[int, int]] = []
+
+    def see(self, job: int, location: int) -> None:
+        """A job that is watched was settled."""
+        self.jobs.discard(job)
+        self.settled.append((job, location))
+
+
+def enqueued_meta(flags: int) -> int:
+    """The flags of an ENQUEUED record that the agenda keeps."""
+    meta = 0
+    if flags & _DURABLE_CLAIM:
+        meta = META_DURABLE_CLAIM
+    if flags & _KEYED:
+        meta |= META_KEYED
+    return meta
+
+
+def fold_free_key(
+    data: bytes, at: int, options_size: int, job: int, time_ns: int, dedup: Dedup
+) -> None:
+    """A job that ends frees its key, or holds it on for a while."""
+    hashed = decode_key_hash(data, at, options_size)
+    if hashed:
+        until_ns = find_moment(data, at, options_size, Option.KEY_UNTIL)
+        dedup.apply_free(hashed, job, until_ns, time_ns)
+
+
+def fold_lease(data: bytes, at: int, options_size: int, job: int, agenda: Agenda) -> None:
+    """A claim that ends at a moment; ``at`` is where its record starts."""
+    deadline_ns = find_moment(data, at + codec.JOB.size, options_size, Option.LEASE)
+    if deadline_ns and job in agenda.running:
+        agenda.leases.apply_until(job, deadline_ns)
+
+
+def fold_other(
+    kind: int,
+    record: bytes,
+    location: int,
+    time_ns: int,
+    agenda: Agenda | None,
+    dedup: Dedup | None,
+    watch: Watch | None,
+) -> None:
+    """Apply one record of ``OTHER_KINDS``.
+
+    Raises:
+        FormatError: what it holds does not fit.
+    """
+    if kind in (Kind.CARRIED, Kind.REQUEUED):
+        carried = decode_carried(record)
+        fold_carried(kind, carried, location, time_ns, agenda, dedup)
+        if watch is not None and carried.job in watch.jobs and carried.state not in LIVE_STATES:
+            watch.see(carried.job, location)
+    elif agenda is None:
+        return
+    elif kind == Kind.PURGED:
+        forget_dead(agenda, codec.JOB.unpack_from(record)[6])
+    elif kind == Kind.EXTENDED:
+        options_size = codec.PREFIX.unpack_from(record)[3]
+        fold_lease(record, 0, options_size, codec.JOB.unpack_from(record)[6], agenda)
+    elif kind == Kind.PAUSED:
+        agenda.apply_paused(decode_queue(record))
+    elif kind == Kind.RESUMED:
+        agenda.apply_resumed(decode_queue(record))
+    elif kind == Kind.TALLIED:
+        priority, totals = record[5], codec.TALLY.unpack_from(record)[6:]
+        lane = agenda.lane(min(priority, PRIORITY_MAX), record[codec.TALLY.size : -4])
+        apply_tallied(lane, *totals)
+    else:
+        agenda.floor_lsn = max(agenda.floor_lsn, codec.OWNER.unpack_from(record)[6])
+
+
+def fold_carried(
+    kind: int,
+    carried: Carried,
+    location: int,
+    time_ns: int,
+    agenda: Agenda | None,
+    dedup: Dedup | None,
+) -> None:
+    """Apply a CARRIED or REQUEUED record that has been decoded."""
+    born = carried.born
+    _, _, priority, _, flags, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
+    extras = enqueue_extras(born)
+    if agenda is not None:
+        names = born[14 : codec.ENQUEUED.size + queue_size + task_size]
+        lane = agenda.lane(min(priority, PRIORITY_MAX), names)
+        meta = enqueued_meta(flags)
+        if kind == Kind.REQUEUED:
+            apply_requeued(agenda, carried.job, location, lane, meta)
+        else:
+            meta |= min(carried.attempt << ATTEMPT_SHIFT, ATTEMPT_MASK)
+            apply_carried(
+                agenda, carried.job, location, lane, meta, carried.state, extras.expires_ns,
+                carried.due_ns, carried.due_is_wall, (carried.token, *carried.claim),
+                carried.lease_ns, carried.ended_ns,
+            )  # fmt: skip
+    if dedup is not None and extras.key is not None:
+        start = codec.ENQUEUED.size
+        hashed = key_hash(born[start : start + queue_size], extras.key)
+        if not dedup.apply_moved(hashed, carried.job, location):
+            _take_key(carried, flags, hashed, location, time_ns, dedup)
+
+
+def _take_key(
+    carried: Carried, flags: int, hashed: int, location: int, time_ns: int, dedup: Dedup
+) -> None:
+    if carried.state in LIVE_STATES and flags & _KEYED:
+        dedup.apply_taken(hashed, carried.job, location, 0, time_ns)
+    elif carried.key_until_ns > time_ns:
+        window_ns = carried.key_until_ns - time_ns
+        dedup.apply_taken(hashed, carried.job, location, window_ns, time_ns)
+
+
+def fold_carried_run(
+    data: bytes, at: int, end: int, lsn: int, where: int, agenda: Agenda, watch: Watch | None
+) -> tuple[int, int]:
+    """Apply the carried jobs of one lane that start here and were never claimed.
+
+    A million that compaction wrote again are read back like this. Returns what follows, and its
+    lsn; one that is no such job is applied alone.
+    """
+    head, names = _carried_head(data, at, end)
+    start = at
+    jobs: list[int] = []
+    locations: list[int] = []
+    job = 0
+    while at < end and _carried_head(data, at, end) == (head, names):
+        length, number = codec.LENGTH.unpack_from(data, at)[0], _number(data, at)
+        if at + length > end or number <= job:
+            break
+        job = number
+        jobs.append(job)
+        locations.append(where + at)
+        at += length
+    if len(jobs) < 2 or not _is_plain(head):  # noqa: PLR2004 - one alone is no run
+        at = start
+        length = codec.LENGTH.unpack_from(data, at)[0]
+        record = data[at : at + length]
+        fold_other(Kind.CARRIED, record, where + at, 0, agenda, None, watch)
+        return at + length, lsn + 1
+    lane: Lane = agenda.lane(min(head[-9], PRIORITY_MAX), names)
+    flags = int.from_bytes(head[-6:-2], "little")
+    apply_carried_run(agenda, jobs, locations, lane, enqueued_meta(flags))
+    return at, lsn + len(jobs)
+
+
+def _number(data: bytes, at: int) -> int:
+    number: int = codec.JOB.unpack_from(data, at)[6]
+    return number
+
+
+def _carried_head(data: bytes, at: int, end: int) -> tuple[bytes, bytes]:
+    """What must be the same in a run: state, flags, attempt, claim, due, and the job's own head."""
+    if at + _CARRIED_SIZE + codec.ENQUEUED.size > end:
+        return b"", b""
+    born = at + _CARRIED_SIZE
+    names = data[born + 14 : born + 16 + data[born + 14] + data[born + 15]]
+    return (
+        data[at + 4 : at + _JOB_AT] + data[at + 24 : at + 40] + data[born + 4 : born + 14],
+        names,
+    )
+
+
+def _is_plain(head: bytes) -> bool:
+    """State READY, no options, no attempt, no claim, not due; and its record has no options."""
+    if not head:
+        return False
+    state, options, attempt = head[1], head[2:4], head[8:12]
+    rest = head[12:28]
+    return (
+        state == _READY and not any(options) and not any(attempt) and not any(rest)
+        and not any(head[30:32])
+    )  # fmt: skip
