@@ -8,6 +8,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.core.errors import FormatError, LogError
+from taskq.log.segment import segment_lsn
 
 if TYPE_CHECKING:
     from taskq.log.ports import Disk
@@ -57,6 +58,20 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
     if version != FORMAT or unknown:
         what = f"features {unknown}" if unknown else f"format {version}"
         raise FormatError(f"{path}/{FILE}: {what} is unknown: use a newer taskq")
+    return identity
+
+
+def read_or_create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
+    """The identity of the directory's log, which is made where there is none.
+
+    Raises:
+        FormatError: as ``read_identity``, or it is missing beside segments.
+    """
+    identity = read_identity(disk, path)
+    if identity is None:
+        if any(segment_lsn(name) is not None for name in disk.names(f"{path}/log")):
+            raise FormatError(f"{path}: taskq.json is missing beside existing segments: restore it")
+        identity = create_identity(disk, path, now_ns)
     return identity
 
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from taskq.core.errors import FormatError, LogError, LogFailed, PayloadTooLarge
+from taskq.core.errors import LogError, LogFailed, PayloadTooLarge
 from taskq.core.model import Durability
 from taskq.log import codec
 from taskq.log.config import LSN_SKIP, LogConfig
@@ -18,13 +18,14 @@ from taskq.log.cursor import Cursor, Marks
 from taskq.log.files import SegmentFiles
 from taskq.log.identity import (
     Identity,
-    create_identity,
     keep_directory,
     read_identity,
+    read_or_create_identity,
     write_all,
 )
 from taskq.log.lock import TailHint, WriterLock
 from taskq.log.logtime import LogTime
+from taskq.log.meters import Meters, timed_sync
 from taskq.log.recovery import (
     FAILED_FILE,
     is_marked_failed,
@@ -33,13 +34,13 @@ from taskq.log.recovery import (
     set_aside,
     write_once_more,
 )
-from taskq.log.segment import Frame, Gap, segment_lsn
 from taskq.log.syncturn import sync_for_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.log.ports import Clock, Disk
+    from taskq.log.segment import Frame, Gap
 
 
 class Journal:
@@ -53,6 +54,7 @@ class Journal:
         tag: what every job id of this log starts with.
         recovered: what opening had to repair, in words; empty for a clean log.
         torn_bytes: bytes behind the last whole frame, when it was last looked for.
+        meters: what this process did so far.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Journal:
         self.tag = ""
         self.files = SegmentFiles(disk, path, writable=writer is not None)
         self.recovered: list[str] = []
+        self.meters = Meters()
         self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
         self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
         self._is_failed = False
@@ -92,17 +95,11 @@ class Journal:
         """
         self.disk.make_directory(f"{self.path}/log")
         hint = self.writer.acquire()
+        start_ns = self.clock.steady_ns()
         if hint is not None and hint.boot == self.boot:
             self._time.learn(hint.clock_base_ns)
             self.generation = hint.generation
-        identity = read_identity(self.disk, self.path)
-        if identity is None:
-            if any(segment_lsn(name) is not None for name in self.disk.names(f"{self.path}/log")):
-                raise FormatError(
-                    f"{self.path}: taskq.json is missing beside existing segments: restore it"
-                )
-            identity = create_identity(self.disk, self.path, self.clock.wall_ns())
-        self._identify(identity)
+        self._identify(read_or_create_identity(self.disk, self.path, self.clock.wall_ns()))
         self._is_failed = hint is not None and hint.failed != 0
         if self._is_failed or is_marked_failed(self.disk, self.path):
             self._is_failed = True
@@ -119,6 +116,7 @@ class Journal:
             if self.clean_offset < self.offset and self.config.durability is not Durability.OS:
                 self._secure()
                 self._write_hint()
+        self.meters.open_ns = self.clock.steady_ns() - start_ns
 
     def open_for_reading(self) -> None:
         """Stand at the last whole frame, having written nothing.
@@ -277,7 +275,7 @@ class Journal:
             LogFailed: it may be lost, so nobody may build on it.
         """
         try:
-            self.disk.sync(self._tail)
+            timed_sync(self, self._tail)
         except OSError as error:
             self.fail(error)
             raise LogFailed(self.path, f"an fsync failed ({error.strerror or error})") from error
@@ -314,6 +312,7 @@ class Journal:
             raise
         self._marks.note(self.next_lsn, self.segment, self.offset)
         self.offset += len(frame)
+        self.meters.appended_bytes += len(frame)
         self.next_lsn += count
         self.time_ns = time_ns
         self._time.recorded()

@@ -14,11 +14,13 @@ from __future__ import annotations
 import struct
 import time
 from pathlib import Path
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogLocked
 from taskq.log.codec import crc32
 from taskq.log.identity import write_all
+from taskq.log.meters import Histogram
 from taskq.log.syncturn import SyncTurn
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ class WriterLock:
     Attributes:
         waiting_since: monotonic seconds since when this process waits in line, 0 when it does not;
             a watcher in another thread reads it.
-        longest_wait_seconds: the longest wait so far.
+        waits: nanoseconds that each taking of the lock took.
+        longest_hold_ns: the longest time it was held, what was excused left out.
     """
 
     def __init__(self, disk: Disk, path: str, pid: int, wait_seconds: float) -> None:
@@ -80,7 +83,8 @@ class WriterLock:
         self.held = False
         self.exclusive = False
         self.waiting_since = 0.0
-        self.longest_wait_seconds = 0.0
+        self.waits = Histogram()
+        self.longest_hold_ns = self._taken_ns = self._excused_ns = 0
         #: called before this thread waits in line, so that somebody watches the time
         self.on_wait: Callable[[], None] = lambda: None
 
@@ -97,8 +101,12 @@ class WriterLock:
         """
         if self.held:
             return self._sign()
+        asked_ns = perf_counter_ns()
         self._enter()
         self.held = True
+        self._taken_ns = perf_counter_ns()
+        self._excused_ns = 0
+        self.waits.record(self._taken_ns - asked_ns)
         try:
             return self._sign()
         except BaseException:
@@ -118,6 +126,12 @@ class WriterLock:
         if self.held and not self.exclusive:
             self.held = False
             self._disk.unlock(self._file)
+            held_ns = perf_counter_ns() - self._taken_ns - self._excused_ns
+            self.longest_hold_ns = max(self.longest_hold_ns, held_ns)
+
+    def excuse(self, waited_ns: int) -> None:
+        """So long the lock was held for the disk's sake: an fsync under it."""
+        self._excused_ns += waited_ns
 
     def write_hint(self, hint: TailHint) -> None:
         """Note where the log ends; the holder does so before it lets go."""
@@ -163,10 +177,7 @@ class WriterLock:
         try:
             self._pass_turnstile()
         finally:
-            if self.waiting_since:
-                waited = time.monotonic() - self.waiting_since
-                self.longest_wait_seconds = max(self.longest_wait_seconds, waited)
-                self.waiting_since = 0.0
+            self.waiting_since = 0.0
 
     def _pass_turnstile(self) -> None:
         disk = self._disk

@@ -13,6 +13,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from taskq.core.errors import LogClosed, LogError, UsageError
+from taskq.core.model import SECOND_NS
 from taskq.log import forks
 from taskq.log.config import MAILBOX_MAX, LogConfig
 from taskq.log.port import LoopPort, ThreadPort
@@ -122,7 +123,7 @@ class Store:
     @property
     def longest_lock_wait_seconds(self) -> float:
         """The longest wait for the writer lock so far."""
-        return self._open.writer.longest_wait_seconds
+        return self._open.writer.waits.largest / SECOND_NS
 
     def steady_ns(self) -> int:
         """The clock of ``ClaimRequest.wait_until_ns``."""

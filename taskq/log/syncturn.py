@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.log.codec import crc32
 from taskq.log.identity import write_all
+from taskq.log.meters import timed_sync
 
 if TYPE_CHECKING:
     from taskq.log.journal import Journal
@@ -96,7 +97,7 @@ def sync_for_all(journal: Journal, tail: int) -> tuple[int, int]:
     known = journal.segment, journal.generation
     if hint is not None and (hint.segment, hint.generation) == known:
         through, end = max(through, hint.next_lsn), max(end, hint.offset)
-    journal.disk.sync(tail)
+    timed_sync(journal, tail)
     # A failed fsync marks the lost pages clean, and then the next one succeeds.
     hint = writer.peek()
     if hint is not None and (hint.failed or hint.generation != journal.generation):

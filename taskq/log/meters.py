@@ -1,0 +1,146 @@
+"""What the engine of one process did, in plain numbers: counting costs a batch under two µs.
+
+Nothing here is done for every job: a batch, an fsync or a wait for the lock is one ``record``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.model import SECOND_NS, Spread
+
+if TYPE_CHECKING:
+    from taskq.log.journal import Journal
+
+#: An fsync that takes longer is worth a line in the program's log.
+SLOW_SYNC_NS: Final = SECOND_NS
+#: Values have a bucket each up to twice this; above, every doubling has so many buckets.
+_PER_OCTAVE: Final = 4
+_MANTISSA_BITS: Final = 3
+#: Up to 2^40, which in nanoseconds is 18 minutes; what is larger is counted in the last bucket.
+_BUCKETS: Final = (40 - _MANTISSA_BITS) * _PER_OCTAVE + 2 * _PER_OCTAVE
+
+
+class Histogram:
+    """How often which whole numbers came, in buckets that are at most a quarter wide.
+
+    Attributes:
+        count, total, largest: of all numbers; the mean and the largest are exact.
+    """
+
+    __slots__ = ("_buckets", "count", "largest", "total")
+
+    def __init__(self) -> None:
+        self._buckets = [0] * _BUCKETS
+        self.count = self.total = self.largest = 0
+
+    def record(self, value: int) -> None:
+        """Count one number in; one below 0 (a clock that fell) counts as 0."""
+        value = max(value, 0)
+        # The number's highest three bits, and how far they are up: a bucket without a search.
+        shift = value.bit_length() - _MANTISSA_BITS
+        index = shift * _PER_OCTAVE + (value >> shift) if shift > 0 else value
+        self._buckets[index if index < _BUCKETS else _BUCKETS - 1] += 1
+        self.count += 1
+        self.total += value
+        self.largest = max(self.largest, value)
+
+    def quantile(self, share: float) -> float:
+        """A number that about ``share`` of all are at most; 0 when there is none.
+
+        The nearest rank, at the middle of its bucket: at most an eighth beside the true one.
+        """
+        rank = share * self.count
+        seen = 0
+        for index, count in enumerate(self._buckets):
+            seen += count
+            if count and seen >= rank:
+                first, following = _bounds(index)
+                return min((first + following - 1) / 2, self.largest)
+        return 0.0
+
+    def spread(self, unit: int = 1) -> Spread:
+        """The distribution, its numbers divided by ``unit``."""
+        return Spread(
+            count=self.count,
+            mean=self.total / self.count / unit if self.count else 0.0,
+            p50=self.quantile(0.50) / unit,
+            p95=self.quantile(0.95) / unit,
+            p99=self.quantile(0.99) / unit,
+            max=self.largest / unit,
+        )
+
+    def buckets(self) -> tuple[tuple[int, int], ...]:
+        """(largest number of the bucket, how many) of each that is not empty, in order."""
+        return tuple(
+            (_bounds(index)[1] - 1, count) for index, count in enumerate(self._buckets) if count
+        )
+
+
+def _bounds(index: int) -> tuple[int, int]:
+    """A bucket's first number, and that of the next."""
+    shift = max(index // _PER_OCTAVE - 1, 0)
+    mantissa = index - shift * _PER_OCTAVE
+    return mantissa << shift, (mantissa + 1) << shift
+
+
+class Meters:
+    """The counters of one process's hold on a log; its storage thread writes them.
+
+    Attributes:
+        batches, records: frames that this process appended, and the records in them.
+        sizes: records of each batch.
+        appended_bytes: all that it appended to segments, frame headers and carries included.
+        payload_bytes: of the jobs that it enqueued.
+        upkeep_bytes: what upkeep wrote into other files: indexes, snapshots.
+        syncs: nanoseconds of each fsync of a segment; slow_syncs: those of over a second.
+        open_ns: what opening took, the wait for the lock excluded.
+    """
+
+    __slots__ = (
+        "appended_bytes",
+        "batches",
+        "open_ns",
+        "payload_bytes",
+        "records",
+        "sizes",
+        "slow_syncs",
+        "syncs",
+        "upkeep_bytes",
+    )
+
+    def __init__(self) -> None:
+        self.batches = self.records = 0
+        self.appended_bytes = self.payload_bytes = self.upkeep_bytes = 0
+        self.slow_syncs = self.open_ns = 0
+        self.sizes = Histogram()
+        self.syncs = Histogram()
+
+    def batch(self, records: int, payload_bytes: int) -> None:
+        """A frame was appended."""
+        self.batches += 1
+        self.records += records
+        self.payload_bytes += payload_bytes
+        self.sizes.record(records)
+
+    def synced(self, took_ns: int) -> None:
+        """A segment was fsynced."""
+        self.syncs.record(took_ns)
+        if took_ns > SLOW_SYNC_NS:
+            self.slow_syncs += 1
+
+
+def timed_sync(journal: Journal, descriptor: int) -> None:
+    """Sync a segment and note how long it took; the lock is excused for it, if it is held.
+
+    Raises:
+        OSError: it may be lost.
+    """
+    clock = journal.clock
+    start = clock.steady_ns()
+    try:
+        journal.disk.sync(descriptor)
+    finally:
+        took = clock.steady_ns() - start
+        journal.writer.excuse(took)
+        journal.meters.synced(took)
