@@ -117,8 +117,14 @@ class JobView:
     key: bytes | None = None
     headers: dict[str, str] = field(default_factory=dict)
     payload: bytes = b""
+    #: how the payload is stored, as flags of its record; 0: as it was given
+    payload_flags: int = 0
     #: None unless the job succeeded and keeps a result
     result: bytes | None = None
+    #: as ``payload_flags``
+    result_flags: int = 0
+    #: why payload or result are left out here
+    problem: str = ""
     #: why it is dead, or why its last attempt failed
     reason: str = ""
     attempts: tuple[AttemptView, ...] = ()

@@ -122,6 +122,8 @@ class Cause(enum.IntEnum):
     PURGE = 8
 
 
+#: Flags of a payload or result that is not stored as it was given.
+PACKED: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
 #: Records that concern a job that an earlier record brought into being; its number is at byte 16.
 JOB_KINDS: Final = frozenset(kind for kind in Kind if Kind.CLAIMED <= kind <= Kind.EXTENDED)
 #: Records that hold a job's whole ENQUEUED record.

@@ -78,8 +78,13 @@ OWNER      24    byte: 0; 0 u32, owner u64; body: JSON
 
 A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the
 count after the record. An option is ``tag u8, length u16, value``; an unknown tag is passed over.
-The dead of TALLIED are those that are neither requeued nor purged. A log holds kinds 9 and above, and
-flags 16 and above, only if its ``taskq.json`` names the incompatible feature ``records-2``.
+The dead of TALLIED are those that are neither requeued nor purged. A log holds kinds 9 and above,
+and flags 16 and above, only if its ``taskq.json`` names the incompatible feature ``records-2``.
+
+A payload or result may be stored otherwise than it was given. With flag 16 it is its original size
+u64, then a zlib stream (RFC 1950); with flag 32 likewise a zstd frame (RFC 8878). With flag 64 the
+record holds the SHA-256 (32 bytes) and the size u64 of the file ``spill/<SHA-256 in hex>``, and the
+file holds what the record else would: with flag 16 or 32 beside it, the compressed form.
 """
 
 from __future__ import annotations
@@ -318,12 +323,13 @@ def encode_job(
     body: bytes | None = None,
     lsn: int = 0,
     options: bytes = b"",
+    flags: int = 0,
 ) -> bytes:
-    """A CLAIMED, SUCCEEDED, DIED, CANCELLED or EXPIRED record."""
+    """A CLAIMED, SUCCEEDED, DIED, CANCELLED or EXPIRED record; ``flags`` are those of a body."""
     if body is None:
         size = JOB.size + len(options)
         return JOB.pack(size, kind, cause, len(options), 0, attempt, job, token) + options
-    fixed = JOB.pack(0, kind, cause, len(options), Flag.CHECKED, attempt, job, token)
+    fixed = JOB.pack(0, kind, cause, len(options), _CHECKED | flags, attempt, job, token)
     return encode_checked(fixed[4:] + options, body, lsn)
 
 

@@ -58,7 +58,7 @@ def is_job(journal: Journal, lsn: int) -> bool:
 def read_outcome(journal: Journal, location: int) -> Outcome:
     """What the settling record at a location says."""
     record = decode_record(journal.files.unchecked_record(location), 0, 0, 0)
-    return Outcome(_STATES[Kind(record.kind)], record.body)
+    return Outcome(_STATES[Kind(record.kind)], record.body, record.body_flags)
 
 
 class Story:
@@ -71,6 +71,7 @@ class Story:
         "_due_ns",
         "_reason",
         "_result",
+        "_result_flags",
         "_settled_ns",
         "_tag",
         "attempt",
@@ -83,6 +84,7 @@ class Story:
         self._attempts: list[AttemptView] = []
         self._reason = ""
         self._result: bytes | None = None
+        self._result_flags = 0
         self._settled_ns = 0
         self.attempt = 0
         extras = born.extras
@@ -104,6 +106,7 @@ class Story:
             return
         if kind is Kind.SUCCEEDED:
             self._result = body
+            self._result_flags = record.body_flags
             self._reason = ""
         elif body:
             self._reason = body.decode("utf-8", "replace")
@@ -150,7 +153,9 @@ class Story:
             key=extras.key if extras else None,
             headers=extras.headers if extras else {},
             payload=born.body or b"",
+            payload_flags=born.body_flags,
             result=self._result,
+            result_flags=self._result_flags,
             reason=self._reason,
             attempts=tuple(self._attempts),
         )

@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError
-from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Cause, Flag, Kind
+from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Cause, Flag, Kind
 from taskq.log import codec
 from taskq.log.carrying import decode_carried
 from taskq.log.options import decode_extras, decode_key_hash
@@ -53,6 +53,15 @@ class LogRecord(NamedTuple):
     step_ns: int = 0
     #: of CARRIED and REQUEUED: all of it; the fields above are those of the job's ENQUEUED record
     carried: Carried | None = None
+
+    @property
+    def body_flags(self) -> int:
+        """How the body is stored, as flags; 0: as it was given."""
+        flags = self.flags
+        if self.carried is not None:
+            # The body is that of the ENQUEUED record inside.
+            flags = codec.PREFIX.unpack_from(self.carried.born)[4]
+        return flags & PACKED
 
 
 def places(frame: Frame) -> Iterator[tuple[int, int, int]]:

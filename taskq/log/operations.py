@@ -124,7 +124,7 @@ class Operations:
         others: list[Settlement] = []
         other_jobs: set[int] = set()
         for item in items:
-            kind, delivery, body, _, _, children = item
+            kind, delivery, body, _, _, children, _ = item
             job = delivery.job
             claim = running.get(job)
             if (
@@ -171,7 +171,7 @@ class Operations:
         Raises:
             StaleDelivery: its claim is over.
         """
-        kind, delivery, body, delay_ns, cause, children = item
+        kind, delivery, body, delay_ns, cause, children, flags = item
         agenda = self._facets.agenda
         assert agenda is not None
         job = delivery.job
@@ -189,10 +189,10 @@ class Operations:
                 options = self._free_key(delivery.record, job)
             location = batch.where + batch.size
             if kind is Kind.DIED:
-                body = (body or b"")[:REASON_BYTES_MAX]
+                body, flags = (body or b"")[:REASON_BYTES_MAX], 0
             batch.add(
                 codec.encode_job(
-                    kind, cause, attempt, job, delivery.token, body, batch.lsn, options
+                    kind, cause, attempt, job, delivery.token, body, batch.lsn, options, flags
                 )
             )
             agenda.apply_ended(kind, job, location, batch.time_ns)

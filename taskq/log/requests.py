@@ -207,7 +207,7 @@ class Settlement(NamedTuple):
 
     ``kind`` is SUCCEEDED, RETRIED, DIED or RELEASED. ``body`` is the result or the reason.
     ``delay_ns`` is counted from the settling frame. ``children`` are enqueued in the same frame, or
-    not at all.
+    not at all. ``flags`` are those of a result that is not stored as it was given (``bodies``).
     """
 
     kind: Kind
@@ -216,10 +216,15 @@ class Settlement(NamedTuple):
     delay_ns: int = 0
     cause: Cause = Cause.CALLER
     children: tuple[tuple[EnqueueSpec, bytes, Extras | None], ...] = ()
+    flags: int = 0
 
 
 class Outcome(NamedTuple):
-    """A settled job: its state, and its result (SUCCEEDED, None if not kept) or reason (DEAD)."""
+    """A settled job: its state, and its result (SUCCEEDED, None if not kept) or reason (DEAD).
+
+    ``flags`` say how the result is stored; 0: as it was given.
+    """
 
     state: State
     body: bytes | None
+    flags: int = 0

@@ -95,7 +95,7 @@ class Slot:
                 settlement = self._failed(plan, delivery, error, called=args is not None)
             else:
                 if value is None and none_is_kept and job._children is None:
-                    settlement = _new(Settlement, (_SUCCEEDED, delivery, None, 0, _CALLER, ()))
+                    settlement = _new(Settlement, (_SUCCEEDED, delivery, None, 0, _CALLER, (), 0))
                 else:
                     settlement = self._succeeded(plan, delivery, job, value)
             if self.abandoned:
