@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -15,6 +16,9 @@ from taskq.log import forks, syscalls
 
 #: Reads up to this size keep the GIL: copying more would hold up the other threads.
 _SMALL_READ: Final = 16 * 1024
+#: What ``posix_fallocate`` says where the file system cannot do it.
+_NO_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
+_NOISE_BYTES: Final = 64 * 1024
 
 
 class LocalDisk:
@@ -59,6 +63,22 @@ class LocalDisk:
         """Cut the file."""
         os.ftruncate(descriptor, size)
 
+    def allocate(self, descriptor: int, size: int) -> None:
+        """Set bytes aside; where the system has no call for that, by writing them."""
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            except OSError as error:
+                if error.errno not in _NO_ALLOCATE:
+                    raise
+            else:
+                return
+        offset = os.fstat(descriptor).st_size
+        while offset < size:
+            # Noise, since a file system that compresses would set nothing aside for zeros.
+            noise = os.urandom(min(_NOISE_BYTES, size - offset))
+            offset += os.pwrite(descriptor, noise, offset)
+
     def sync(self, descriptor: int) -> None:
         """To the platter: macOS's fsync stops at the drive's cache, F_FULLFSYNC does not."""
         if sys.platform == "darwin":
@@ -96,6 +116,10 @@ class LocalDisk:
     def free_bytes(self, path: str) -> int:
         """Bytes that may still be written."""
         return shutil.disk_usage(path).free
+
+    def total_bytes(self, path: str) -> int:
+        """Bytes of the whole file system."""
+        return shutil.disk_usage(path).total
 
     def try_lock(self, descriptor: int) -> bool:
         """Take the lock if nobody has it."""

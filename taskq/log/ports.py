@@ -35,6 +35,10 @@ class Disk(Protocol):
         """Cut the file to ``size`` bytes."""
         ...
 
+    def allocate(self, descriptor: int, size: int) -> None:
+        """Make the file at least ``size`` bytes long, and the disk set all of them aside for it."""
+        ...
+
     def sync(self, descriptor: int) -> None:
         """Return once the file's data survives a power loss (fdatasync; F_FULLFSYNC on macOS)."""
         ...
@@ -61,6 +65,10 @@ class Disk(Protocol):
 
     def free_bytes(self, path: str) -> int:
         """Bytes that this process may still write there."""
+        ...
+
+    def total_bytes(self, path: str) -> int:
+        """Bytes that the file system holds when it is full."""
         ...
 
     def try_lock(self, descriptor: int) -> bool:

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from taskq.testing.machine import Machine, PowerLost, ProcessKilled, parent
+from taskq.testing.machine import PLENTY_BYTES, Machine, PowerLost, ProcessKilled, parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["CrashableDisk", "Machine", "PowerLost", "ProcessKilled"]
-
-_PLENTY_BYTES: Final = 2**40
 
 
 class CrashableDisk:
@@ -103,6 +101,15 @@ class CrashableDisk:
         machine.give_room(len(file.cache) - size)
         file.truncate(size)
 
+    def allocate(self, descriptor: int, size: int) -> None:
+        """Set bytes aside: all of them, or none."""
+        file, path, _ = self._check().describe(descriptor)
+        machine = self._step("allocate", path)
+        before = len(file.cache)
+        if size > before:
+            machine.set_aside(size - before)
+            file.truncate(size)
+
     def sync(self, descriptor: int) -> None:
         """Put the file's data on the platter."""
         path = self._check().describe(descriptor).path
@@ -135,7 +142,11 @@ class CrashableDisk:
     def free_bytes(self, path: str) -> int:  # noqa: ARG002 - one disk holds all
         """Bytes that may still be written."""
         free = self._check().free
-        return _PLENTY_BYTES if free is None else free
+        return PLENTY_BYTES if free is None else max(free, 0)
+
+    def total_bytes(self, path: str) -> int:  # noqa: ARG002 - one disk holds all
+        """Bytes of the whole disk."""
+        return self._check().total
 
     def try_lock(self, descriptor: int) -> bool:
         """Take the lock if nobody has it."""

@@ -12,6 +12,8 @@ from taskq.testing.inode import SECTOR_BYTES, File
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: Free bytes, and all bytes, of a disk that has no limit.
+PLENTY_BYTES: Final = 2**40
 #: How many of a directory's unsynced changes a crash keeps, on average; one of these for each.
 _SHARES: Final = (0.0, 0.5, 1.0)
 
@@ -46,6 +48,7 @@ class Machine:
         boot: changes when the power is lost.
         steps: how many calls changed something so far.
         free: bytes that may still be written; None for no limit.
+        total: bytes that the disk says it has, used ones included.
         shorten: given the size of a write, how much of it is done.
         unreadable: (path, sector) of what gives an EIO when it is read.
         on_step: called before every change with (operation, path); may raise an ``OSError``.
@@ -58,6 +61,7 @@ class Machine:
         self.boot = 1
         self.steps = 0
         self.free: int | None = None
+        self.total = PLENTY_BYTES
         self.shorten: Callable[[int], int] | None = None
         self.on_step: Callable[[str, str], None] | None = None
         self.errors_reach_all = True
@@ -236,6 +240,14 @@ class Machine:
         size = min(size, room)
         self.free -= max(offset + size - len(file.cache), 0)
         return size
+
+    def set_aside(self, size: int) -> None:
+        """All of these bytes are used from now on, or there is no room for them."""
+        if self.free is None:
+            return
+        if size > self.free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.free -= size
 
     def give_room(self, count: int) -> None:
         """Bytes are free again."""

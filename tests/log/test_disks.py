@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import zlib
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -123,7 +125,43 @@ def test_a_closed_descriptor_is_none(disks: tuple[Disk, Disk, str]) -> None:
 def test_a_boot_has_one_number_and_a_disk_has_room(disks: tuple[Disk, Disk, str]) -> None:
     disk, other, path = disks
     assert disk.boot_id() == other.boot_id() < 2**64
-    assert disk.free_bytes(path) > 0
+    assert 0 < disk.free_bytes(path) <= disk.total_bytes(path)
+
+
+def test_room_that_was_set_aside_is_the_files_own_and_keeps_what_is_in_it(
+    disks: tuple[Disk, Disk, str],
+) -> None:
+    disk, _, path = disks
+    descriptor = disk.open(f"{path}/a", create=True)
+    disk.write(descriptor, b"abc", 0)
+    disk.allocate(descriptor, 100_000)
+    assert disk.size(descriptor) == 100_000
+    assert disk.read(descriptor, 3, 0) == b"abc"
+    disk.allocate(descriptor, 10)
+    assert disk.size(descriptor) == 100_000
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, None])
+def test_where_the_system_sets_nothing_aside_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None
+) -> None:
+    def refuse(*_: int) -> None:
+        assert code is not None
+        raise OSError(code, os.strerror(code))
+
+    if code is None:
+        monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", refuse, raising=False)
+    disk = LocalDisk()
+    descriptor = disk.open(f"{tmp_path}/a", create=True)
+    disk.write(descriptor, b"abc", 0)
+    disk.allocate(descriptor, 200_000)
+    data = disk.read(descriptor, 300_000, 0)
+    assert len(data) == 200_000
+    assert data.startswith(b"abc")
+    assert len(zlib.compress(data)) > 190_000, "a compressing file system would set nothing aside"
+    disk.close(descriptor)
 
 
 # -- what the simulated one forgets ----------------------------------------------------------------
@@ -269,6 +307,12 @@ def test_a_nearly_full_disk_writes_what_fits_then_refuses() -> None:
     assert disk.free_bytes("/") == 7
     disk.remove("/f")
     assert disk.free_bytes("/") == 10
+    other = disk.open("/g", create=True)
+    with pytest.raises(OSError, match="No space"):
+        disk.allocate(other, 11)
+    assert (disk.size(other), disk.free_bytes("/")) == (0, 10)
+    disk.allocate(other, 8)
+    assert disk.free_bytes("/") == 2
 
 
 def test_a_killed_process_holds_nothing_and_can_do_nothing() -> None:
