@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import time
-from array import array
-from bisect import bisect_left
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Self
 
 from taskq.core.errors import LogError, UsageError, WrongLog
-from taskq.core.model import JobView, LogStats, OwnerView, State, VerifyReport
-from taskq.core.records import Kind
-from taskq.core.transitions import BY_TIME, after
+from taskq.core.model import LogStats
 from taskq.log.config import LogConfig
 from taskq.log.disk import LocalDisk, SystemClock
 from taskq.log.facets import Facets
-from taskq.log.history import Story, records, tell
+from taskq.log.history import tell
 from taskq.log.identity import read_identity
 from taskq.log.journal import Journal
-from taskq.log.peers import describe_owner, known_owners, owner_alive
-from taskq.log.segment import Gap
+from taskq.log.listing import Wanted, newest_jobs, tell_jobs
+from taskq.log.ownerviews import owner_views
+from taskq.log.timetravel import Moment, stand_at
+from taskq.log.verify import verify
 
 if TYPE_CHECKING:
     import uuid
-#: Ready and scheduled jobs are told apart by their stories: so many are looked at for one wanted.
-_SLACK: Final = 64
+    from collections.abc import Iterator
+
+    from taskq.core.model import JobView, OwnerView, State, VerifyReport
 
 
 class LogReader:
-    """A read-only view of a log's directory, as of its opening."""
+    """A read-only view of a log's directory, as of its opening. Close it, or use ``with``."""
 
     def __init__(self, path: str, journal: Journal) -> None:
         self.path = path
@@ -46,16 +44,17 @@ class LogReader:
         Raises:
             LogError: there is none, or a newer taskq wrote it.
         """
-        disk = LocalDisk()
-        directory = str(Path(path).absolute())
-        if not Path(directory).is_dir() or read_identity(disk, directory) is None:
-            raise LogError(f"{path} is not a task log: give its directory with -d")
-        try:
-            journal = Journal(disk, SystemClock(), directory, LogConfig(), None)
-            journal.open_for_reading()
-        except OSError as error:
-            raise LogError(f"{path}: cannot be read ({error.strerror})") from error
-        return cls(path, journal)
+        return cls(path, open_journal(path))
+
+    def close(self) -> None:
+        """Close the files. Legal twice."""
+        self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
 
     def parse_id(self, text: str) -> int:
         """The lsn in a job id.
@@ -66,71 +65,45 @@ class LogReader:
         """
         return parse_id(text, self.tag)
 
-    def job(self, lsn: int) -> JobView | None:
-        """Everything the log says of one job."""
-        return tell(self._journal, lsn, time.time_ns())
+    def job(self, lsn: int, at: Moment | None = None) -> JobView | None:
+        """Everything the log says of one job, or said at a moment."""
+        if at is None:
+            return tell(self._journal, lsn, self._journal.clock.wall_ns())
+        with self._standing(at) as (journal, now_ns):
+            views = tell_jobs(journal, [lsn], now_ns) if lsn < journal.next_lsn else []
+        return views[0] if views else None
 
     def jobs(
-        self, states: set[State] | None, queue: str | None, task: str | None, limit: int
+        self,
+        states: set[State] | None,
+        queue: str | None,
+        task: str | None,
+        limit: int,
+        at: Moment | None = None,
     ) -> list[JobView]:
-        """The newest jobs that fit, newest first. Takes 9 bytes a job, and two walks."""
-        chosen = self._newest(states, queue, task, limit)
-        if not chosen:
-            return []
-        stories: dict[int, Story] = {}
-        for record in records(self._journal, self._journal.cursor_at(min(chosen))):
-            if record.kind == Kind.CLOCK:
-                for story in stories.values():
-                    story.clock_stepped(record.step_ns)
-            elif record.kind == Kind.ENQUEUED:
-                if record.lsn in chosen:
-                    stories[record.lsn] = Story(self.tag, record)
-            elif record.job in stories:
-                stories[record.job].add(record)
-        now_ns = time.time_ns()
-        views = [stories[lsn].view(now_ns) for lsn in sorted(stories, reverse=True)]
-        return [view for view in views if states is None or view.state in states][:limit]
+        """The newest jobs that fit, newest first."""
+        wanted = Wanted(None if states is None else frozenset(states), queue, task, limit)
+        with self._standing(at) as (journal, now_ns):
+            return newest_jobs(journal, wanted, now_ns)
 
-    def _newest(
-        self, states: set[State] | None, queue: str | None, task: str | None, limit: int
-    ) -> set[int]:
-        """Jobs among which the newest ``limit`` that fit are."""
-        jobs, ends = array("Q"), bytearray()
-        wanted_queue = None if queue is None else queue.encode()
-        wanted_task = None if task is None else task.encode()
-        for record in records(self._journal, self._journal.start()):
-            if record.kind == Kind.ENQUEUED:
-                fits = wanted_queue in (None, record.queue) and wanted_task in (None, record.task)
-                if fits:
-                    jobs.append(record.lsn)
-                    ends.append(after(State.ABSENT, Kind.ENQUEUED))
-            elif record.job:
-                place = bisect_left(jobs, record.job)
-                if place < len(jobs) and jobs[place] == record.job:
-                    # Whether it is due yet is a question for its story.
-                    ends[place] = after(State(ends[place]), Kind(record.kind))
-        wide = None if states is None else set(states)
-        if wide and wide & BY_TIME.keys():
-            wide |= set(BY_TIME.values())
-        found: list[int] = []
-        for place in range(len(jobs) - 1, -1, -1):
-            if wide is None or State(ends[place]) in wide:
-                found.append(jobs[place])
-                if len(found) >= limit * (1 if wide == states else _SLACK):
-                    break
-        return set(found)
+    def stats(self, at: Moment | None = None) -> LogStats:
+        """Counts per queue.
 
-    def stats(self) -> LogStats:
-        """Counts per queue."""
-        facets = Facets(self._journal)
-        agenda = facets.need_agenda()
-        agenda.promote(time.time_ns(), 2**62)
-        return LogStats(
-            queues=agenda.stats(),
-            segments=len(self._journal.files.lsns),
-            size=self._journal.files.total_size(),
-            next_lsn=self._journal.next_lsn,
-        )
+        Raises:
+            UsageError: the moment is still to come.
+            MomentGone: compaction removed what would tell it.
+        """
+        with self._standing(at) as (journal, now_ns):
+            agenda = Facets(journal).need_agenda()
+            agenda.promote(now_ns, 2**62)
+            files, end = journal.files, journal.end()
+            sealed = [lsn for lsn in files.lsns if lsn < end.segment]
+            return LogStats(
+                queues=agenda.stats(),
+                segments=len(sealed) + bool(files.lsns),
+                size=sum(map(files.size, sealed)) + end.offset,
+                next_lsn=journal.next_lsn,
+            )
 
     def owners(self) -> list[OwnerView]:
         """The processes that have the log open, and dead ones that still hold jobs."""
@@ -138,38 +111,42 @@ class LogReader:
         running: dict[int, int] = {}
         for _, _, owner in agenda.running.values():
             running[owner] = running.get(owner, 0) + 1
-        directory = Path(self._journal.path) / "owners"
-        views = [
-            _owner_view(directory, owner, running.pop(owner, 0))
-            for owner in known_owners(directory)
-        ]
-        views += [_owner_view(directory, owner, count) for owner, count in running.items()]
-        return sorted(views, key=lambda view: view.started_ns)
+        return owner_views(Path(self._journal.path) / "owners", running)
 
     def verify(self) -> VerifyReport:
         """Read everything and check every CRC."""
-        facets = Facets(self._journal)
-        facets.need_agenda()
-        frames = found = 0
-        jobs: set[int] = set()
-        spans = [(damage.first_lsn, damage.next_lsn) for damage in facets.damage]
-        for _, item in self._journal.frames(self._journal.start()):
-            if not isinstance(item, Gap):
-                frames += 1
-                found += item.header.records
-        if spans:
-            for record in records(self._journal, self._journal.start()):
-                for first, following in spans:
-                    if first <= record.job < following or first <= record.token < following:
-                        jobs.add(record.job or record.token)
-        return VerifyReport(
-            segments=len(self._journal.files.lsns),
-            frames=frames,
-            records=found,
-            damage=tuple(facets.damage),
-            torn_bytes=self._journal.torn_bytes,
-            jobs=tuple(f"{self.tag}-{job}" for job in sorted(jobs)),
-        )
+        return verify(self._journal)
+
+    @contextmanager
+    def _standing(self, at: Moment | None) -> Iterator[tuple[Journal, int]]:
+        """(the log as it stood at a moment, wall time then); now, if it is None."""
+        if at is None:
+            yield self._journal, self._journal.clock.wall_ns()
+            return
+        journal = open_journal(self.path)
+        try:
+            now_ns = stand_at(journal, at)
+            yield journal, now_ns
+        finally:
+            journal.close()
+
+
+def open_journal(path: str) -> Journal:
+    """A journal for reading the log in a directory.
+
+    Raises:
+        LogError: there is none, or a newer taskq wrote it.
+    """
+    disk = LocalDisk()
+    directory = str(Path(path).absolute())
+    if not Path(directory).is_dir() or read_identity(disk, directory) is None:
+        raise LogError(f"{path} is not a task log: give its directory with -d")
+    try:
+        journal = Journal(disk, SystemClock(), directory, LogConfig(), None)
+        journal.open_for_reading()
+    except OSError as error:
+        raise LogError(f"{path}: cannot be read ({error.strerror})") from error
+    return journal
 
 
 def parse_id(text: str, tag: str) -> int:
@@ -185,21 +162,3 @@ def parse_id(text: str, tag: str) -> int:
     if prefix != tag:
         raise WrongLog(f"job {text} belongs to another log: the ids of this one start with {tag}-")
     return int(number)
-
-
-def _owner_view(directory: Path, owner: int, running: int) -> OwnerView:
-    try:
-        told = json.loads(describe_owner(directory, owner))
-    except ValueError:
-        told = {}
-    if not isinstance(told, dict):
-        told = {}
-    return OwnerView(
-        owner=owner,
-        pid=int(told.get("pid", 0)),
-        host=str(told.get("host", "")),
-        name=str(told.get("name", "")),
-        started_ns=int(told.get("started_ns", 0)),
-        alive=owner_alive(directory, owner),
-        running=running,
-    )

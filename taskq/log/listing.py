@@ -1,0 +1,244 @@
+"""The newest jobs that fit, found from the end of the log backwards.
+
+A list of the newest jobs seldom needs more than the last segment. Of a job's state only its last
+record tells, so the segments are read from the newest to the oldest, each from its start to its
+end, and what they say of older jobs is kept until the segment comes where those began: 8 bytes for
+each. Jobs that wait, run or are dead letters are found in the agenda instead.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from heapq import nlargest
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.jobtable import STATE_MASK
+from taskq.core.model import LIVE_STATES, JobView, State
+from taskq.core.records import CARRYING_KINDS, Kind
+from taskq.core.transitions import after
+from taskq.log import codec
+from taskq.log.carrying import born_in
+from taskq.log.cursor import Cursor
+from taskq.log.facets import Facets
+from taskq.log.history import Story
+from taskq.log.logrecord import places
+from taskq.log.segment import Gap
+from taskq.log.walking import check_known, records_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.core.jobtable import JobTable
+    from taskq.log.journal import Journal
+    from taskq.log.segment import Frame
+
+_KIND_AT: Final = 4
+_JOB_AT: Final = 16
+_STATE_AT: Final = 5
+_JOB: Final = struct.Struct("<Q")
+_ENQUEUED: Final = int(Kind.ENQUEUED)
+_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
+#: What a job's story begins with.
+_BIRTHS: Final = CARRYING_KINDS | {Kind.ENQUEUED}
+#: A job and its state in one number.
+_STATE_BITS: Final = 4
+_STATE_MASK: Final = (1 << _STATE_BITS) - 1
+#: States whose jobs the agenda knows.
+_KNOWN: Final = LIVE_STATES | {State.DEAD}
+#: What a record makes of its job, where it ends or revives it.
+_ENDS: Final = {
+    int(kind): int(after(before, kind))
+    for kind, before in (
+        (Kind.SUCCEEDED, State.RUNNING),
+        (Kind.DIED, State.RUNNING),
+        (Kind.CANCELLED, State.READY),
+        (Kind.EXPIRED, State.READY),
+        (Kind.REQUEUED, State.DEAD),
+        (Kind.PURGED, State.DEAD),
+    )
+}
+
+
+class Wanted(NamedTuple):
+    """Which jobs to list; None for any."""
+
+    states: frozenset[State] | None
+    queue: str | None
+    task: str | None
+    limit: int
+
+
+def newest_jobs(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView]:
+    """The newest jobs that fit, newest first."""
+    states = wanted.states
+    found: list[int] = []
+    if states is None:
+        found = list(_Backwards(journal, wanted, None).newest())
+    else:
+        if states & _KNOWN:
+            found = _from_agenda(journal, wanted, states, now_ns)
+        if states - _KNOWN:
+            found += _Backwards(journal, wanted, states - _KNOWN).newest()
+    return tell_jobs(journal, nlargest(wanted.limit, found), now_ns)
+
+
+def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
+    """Everything the log says of these jobs, in their order, from one walk."""
+    if not jobs:
+        return []
+    stories: dict[int, Story] = {}
+    for record in records_of(journal, jobs):
+        if record.kind == Kind.CLOCK:
+            for story in stories.values():
+                story.clock_stepped(record.step_ns)
+        elif record.job not in stories:
+            if record.kind in _BIRTHS:
+                stories[record.job] = Story(journal.tag, record)
+        elif record.kind != Kind.CARRIED:
+            stories[record.job].add(record)
+    return [stories[job].view(now_ns) for job in jobs if job in stories]
+
+
+def _from_agenda(
+    journal: Journal, wanted: Wanted, states: frozenset[State], now_ns: int
+) -> list[int]:
+    agenda = Facets(journal).need_agenda()
+    agenda.promote(now_ns, 2**62)
+    lanes = frozenset(
+        lane.number
+        for lane in agenda.lanes
+        if wanted.queue in (None, lane.queue) and wanted.task in (None, lane.task)
+    )
+    live = frozenset(map(int, states & LIVE_STATES))
+    found = _last(agenda.table, wanted.limit, lanes, live) if live else []
+    if State.DEAD in states:
+        found += _last(agenda.dead, wanted.limit, lanes, None)
+    return found
+
+
+def _last(
+    table: JobTable, limit: int, lanes: frozenset[int], states: frozenset[int] | None
+) -> list[int]:
+    """The last jobs of a table that are in these lanes and states."""
+    return list(
+        deque(
+            (
+                chunk.ids[index]
+                for chunk, index in table
+                if chunk.lanes[index] in lanes
+                and (states is None or chunk.metas[index] & STATE_MASK in states)
+            ),
+            limit,
+        )
+    )
+
+
+class _Backwards:
+    """One walk over the segments from the newest to the oldest.
+
+    Args:
+        states: ended jobs in these states; None: all jobs, whatever became of them.
+    """
+
+    def __init__(self, journal: Journal, wanted: Wanted, states: frozenset[State] | None) -> None:
+        self._journal = journal
+        self._states = None if states is None else frozenset(map(int, states))
+        self._limit = wanted.limit
+        self._queue = None if wanted.queue is None else wanted.queue.encode()
+        self._task = None if wanted.task is None else wanted.task.encode()
+        end = journal.end().segment
+        self._segments = [lsn for lsn in journal.files.lsns if lsn <= end]
+        #: segment -> (job, state) pairs of later segments, one list for each, the latest first;
+        #: -1 for jobs that began in segments that are gone
+        self._later: dict[int, list[array[int]]] = {}
+        self._carried: dict[int, int] = {}
+
+    def newest(self) -> list[int]:
+        """At most ``limit`` jobs, newest first."""
+        found: list[int] = []
+        for number in range(len(self._segments) - 1, -1, -1):
+            jobs, ends = self._read(number)
+            found += self._fitting(self._segments[number], jobs, ends)
+            if len(found) >= self._limit:
+                return found[: self._limit]
+        jobs = array("Q", sorted(self._carried))
+        found += self._fitting(-1, jobs, bytearray(self._carried[job] for job in jobs))
+        return found[: self._limit]
+
+    def _fitting(self, home: int, jobs: array[int], ends: bytearray) -> Iterator[int]:
+        """Of the jobs that began in a segment those that fit, newest first."""
+        for pairs in reversed(self._later.pop(home, [])):
+            for pair in pairs:
+                job = pair >> _STATE_BITS
+                place = bisect_left(jobs, job)
+                if place < len(jobs) and jobs[place] == job:
+                    ends[place] = pair & _STATE_MASK
+        for place in range(len(jobs) - 1, -1, -1):
+            if ends[place] in self._states if self._states is not None else ends[place]:
+                yield jobs[place]
+
+    def _read(self, number: int) -> tuple[array[int], bytearray]:
+        """The jobs that began in a segment, with their states as far as it tells."""
+        segment = self._segments[number]
+        jobs, ends = array("Q"), bytearray()
+        later: dict[int, array[int]] = {}
+        for frame in self._frames(number):
+            data = frame.data
+            for lsn, at, length in places(frame):
+                kind = data[at + _KIND_AT]
+                if kind == _ENQUEUED:
+                    if self._fits(data, at):
+                        jobs.append(lsn)
+                        ends.append(State.READY)
+                    continue
+                if kind in _CARRYING:
+                    self._note_carried(data[at : at + length])
+                if kind not in _ENDS:
+                    check_known(kind, lsn)
+                    continue
+                job = _JOB.unpack_from(data, at + _JOB_AT)[0]
+                if job < segment:
+                    pairs = later.setdefault(self._home(job), array("Q"))
+                    pairs.append(job << _STATE_BITS | _ENDS[kind])
+                else:
+                    place = bisect_left(jobs, job)
+                    if place < len(jobs) and jobs[place] == job:
+                        ends[place] = _ENDS[kind]
+        for home, pairs in later.items():
+            self._later.setdefault(home, []).append(pairs)
+        return jobs, ends
+
+    def _frames(self, number: int) -> Iterator[Frame]:
+        segment = self._segments[number]
+        end, following = self._journal.end(), codec.LSN_MAX
+        if segment != end.segment:
+            end = Cursor(segment, self._journal.files.size(segment), segment)
+            # What a recovery that was cut short left behind is in the next segment, too.
+            following = self._segments[number + 1]
+        start = Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+        for _, item in self._journal.files.frames(start, end):
+            if not isinstance(item, Gap) and item.header.first_lsn < following:
+                yield item
+
+    def _home(self, job: int) -> int:
+        place = bisect_right(self._segments, job)
+        return self._segments[place - 1] if place else -1
+
+    def _note_carried(self, record: bytes) -> None:
+        """A job that began in a segment which is gone stands here."""
+        job = _JOB.unpack_from(record, _JOB_AT)[0]
+        if job < self._segments[0] and self._fits(born_in(record), 0):
+            # The segments are read backwards: the first that is seen of a job is its latest.
+            self._carried.setdefault(job, record[_STATE_AT])
+
+    def _fits(self, data: bytes, at: int) -> bool:
+        if self._queue is None and self._task is None:
+            return True
+        start = at + codec.ENQUEUED.size
+        middle = start + data[at + 14]
+        return (self._queue is None or data[start:middle] == self._queue) and (
+            self._task is None or data[middle : middle + data[at + 15]] == self._task
+        )

@@ -1,0 +1,77 @@
+"""Reading a whole log, every CRC of it. Indexes and snapshots are not believed here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.model import Damage, VerifyReport
+from taskq.core.records import Kind
+from taskq.log.facets import DAMAGE_MAX
+from taskq.log.history import records
+from taskq.log.logrecord import places
+from taskq.log.segment import Gap, salvage, segment_name
+from taskq.log.walking import check_known
+
+if TYPE_CHECKING:
+    from taskq.log.journal import Journal
+
+_KIND_AT: Final = 4
+#: Records that name the claim under which they were written.
+_WITH_TOKEN: Final = frozenset(
+    {Kind.SUCCEEDED, Kind.DIED, Kind.RETRIED, Kind.RELEASED, Kind.EXTENDED}
+)
+
+
+def verify(journal: Journal) -> VerifyReport:
+    """What a full read of the log finds, up to its known end.
+
+    Raises:
+        FormatError: a record that a newer taskq wrote.
+    """
+    frames = found = 0
+    damage: list[Damage] = []
+    for base, item in journal.frames(journal.start()):
+        if not isinstance(item, Gap):
+            frames += 1
+            found += item.header.records
+            for lsn, at, _ in places(item):
+                check_known(item.data[at + _KIND_AT], lsn)
+        elif len(damage) < DAMAGE_MAX:
+            damage.append(describe_damage(journal, base, item))
+    return VerifyReport(
+        segments=len(journal.files.lsns),
+        frames=frames,
+        records=found,
+        damage=tuple(damage),
+        torn_bytes=journal.torn_bytes,
+        jobs=tuple(f"{journal.tag}-{job}" for job in concerned_jobs(journal, damage)),
+    )
+
+
+def describe_damage(journal: Journal, base: int, gap: Gap) -> Damage:
+    """What a gap cost, and what of it was read all the same."""
+    salvaged = 0
+    frame = journal.files.damaged_frame(base, gap)
+    if frame is not None:
+        salvaged = sum(1 for _ in salvage(frame[1], gap.first_lsn))
+    return Damage(
+        segment=segment_name(journal.files.segment_at(base)),
+        offset=gap.offset,
+        size=gap.resume - gap.offset,
+        first_lsn=gap.first_lsn,
+        next_lsn=gap.next_lsn,
+        salvaged=salvaged,
+    )
+
+
+def concerned_jobs(journal: Journal, damage: list[Damage]) -> list[int]:
+    """Jobs whose enqueue or claim is among what was damaged, as far as later records tell."""
+    jobs: set[int] = set()
+    if damage:
+        spans = [(one.first_lsn, one.next_lsn) for one in damage]
+        for record in records(journal, journal.start()):
+            token = record.token if record.kind in _WITH_TOKEN else 0
+            for first, following in spans:
+                if first <= record.job < following or first <= token < following:
+                    jobs.add(record.job)
+    return sorted(jobs)

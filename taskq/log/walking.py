@@ -1,0 +1,59 @@
+"""Walks over the log that decode only the records that matter to somebody."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import FormatError
+from taskq.core.records import JOB_KINDS, Kind
+from taskq.log import codec
+from taskq.log.logrecord import decode_record, places
+from taskq.log.segment import Gap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.log.journal import Journal
+    from taskq.log.logrecord import LogRecord
+
+_KIND_AT: Final = 4
+_JOB_AT: Final = 16
+_JOB: Final = struct.Struct("<Q")
+_ENQUEUED: Final = int(Kind.ENQUEUED)
+_CLOCK: Final = int(Kind.CLOCK)
+_JOB_KINDS: Final = frozenset(map(int, JOB_KINDS))
+_SKIPPABLE: Final = 128
+
+
+def records_of(journal: Journal, jobs: list[int]) -> Iterator[LogRecord]:
+    """Every record that concerns one of these jobs, and every step of the clock."""
+    wanted = frozenset(jobs)
+    job_at = _JOB.unpack_from
+    for _, item in journal.frames(journal.cursor_at(min(jobs))):
+        if isinstance(item, Gap):
+            continue
+        data, header = item.data, item.header
+        for lsn, at, length in places(item):
+            kind = data[at + _KIND_AT]
+            if kind == _ENQUEUED:
+                fits = lsn in wanted
+            elif kind in _JOB_KINDS:
+                fits = job_at(data, at + _JOB_AT)[0] in wanted
+            elif kind == _CLOCK:
+                fits = True
+            else:
+                check_known(kind, lsn)
+                continue
+            if fits:
+                yield decode_record(data[at : at + length], lsn, header.epoch, header.time_ns)
+
+
+def check_known(kind: int, lsn: int) -> None:
+    """Let nobody pass over a record that may matter.
+
+    Raises:
+        FormatError: the type is unknown and may not be skipped.
+    """
+    if kind not in codec.FIXED_SIZES and kind < _SKIPPABLE:
+        raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
