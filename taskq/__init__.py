@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from taskq.context import JobContext, current_job
     from taskq.core.errors import (
         AppendFailed,
+        CompressionUnavailable,
         FormatError,
         InvalidCall,
         JobCancelled,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         PayloadTooLarge,
         ResultGone,
         ResultTimeout,
+        SpillMissing,
         StaleDelivery,
         TaskqError,
         UnknownTask,
@@ -46,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AppendFailed",
     "Call",
+    "CompressionUnavailable",
     "Discard",
     "Durability",
     "FormatError",
@@ -72,6 +75,7 @@ __all__ = [
     "ResultTimeout",
     "Retry",
     "Snooze",
+    "SpillMissing",
     "StaleDelivery",
     "State",
     "Task",

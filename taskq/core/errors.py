@@ -6,6 +6,7 @@
     ├── UsageError              the caller's arguments, options or ids are wrong (also a ValueError)
     │   ├── InvalidCall         arguments do not fit the task's signature
     │   ├── PayloadTooLarge     a payload, result or transaction is over its limit
+    │   ├── CompressionUnavailable  a body is, or is to be, compressed by what is not installed
     │   ├── UnknownTask         a name that this app has not registered
     │   └── WrongLog            a job id of another task log
     ├── LogError                the directory cannot be used as asked
@@ -15,6 +16,7 @@
     │   ├── AppendFailed        the disk refused the write (full, quota): nothing of it is visible
     │   ├── FormatError         an unknown version, type or feature: a newer taskq wrote it
     │   ├── LogDamaged          bytes that were once durable no longer read back
+    │   │   └── SpillMissing    the file that holds a large payload or result is gone
     │   ├── MomentGone          compaction removed what would tell the state at that moment
     │   └── LogClosed           used after close()
     ├── StaleDelivery           this claim is over: the job was taken back or settled
@@ -64,6 +66,10 @@ class PayloadTooLarge(UsageError):
         super().__init__(f"{what} has {size} bytes, the limit is {limit}: {hint}")
         self.size = size
         self.limit = limit
+
+
+class CompressionUnavailable(UsageError):
+    """A body is, or is to be, compressed in a way that needs a package which is not installed."""
 
 
 class UnknownTask(UsageError):
@@ -164,6 +170,10 @@ class MomentGone(LogError):
         )
         self.oldest_lsn = oldest_lsn
         self.oldest = oldest
+
+
+class SpillMissing(LogDamaged):
+    """The file beside the log that holds a large payload or result is gone."""
 
 
 class LogClosed(LogError):

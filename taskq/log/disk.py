@@ -113,6 +113,17 @@ class LocalDisk:
         except FileNotFoundError:
             return []
 
+    def modified_ns(self, path: str) -> int | None:
+        """When a file was last written or touched; None when it is missing."""
+        try:
+            return os.stat(path).st_mtime_ns  # noqa: PTH116 - no object for a path that is text
+        except FileNotFoundError:
+            return None
+
+    def touch(self, path: str) -> None:
+        """Let a file's time of modification be now."""
+        syscalls.touch(path)
+
     def free_bytes(self, path: str) -> int:
         """Bytes that may still be written."""
         return shutil.disk_usage(path).free
@@ -146,6 +157,14 @@ class LocalDisk:
             parts.append(str(int(time.time() - time.monotonic()) // 60).encode())
             parts.append(os.uname().nodename.encode())
         return int.from_bytes(hashlib.blake2b(b"".join(parts), digest_size=8).digest(), "little")
+
+
+class PatientDisk(LocalDisk):
+    """The same for threads that hold no lock: while a large file is written, others compute."""
+
+    def write(self, descriptor: int, data: bytes, offset: int) -> int:
+        """Bytes written, which may be fewer than given."""
+        return os.pwrite(descriptor, data, offset)
 
 
 class SystemClock:

@@ -63,6 +63,14 @@ class Disk(Protocol):
         """Sorted names in a directory; empty when there is none."""
         ...
 
+    def modified_ns(self, path: str) -> int | None:
+        """When a file was last written or touched, in nanoseconds since 1970; None: no such file."""
+        ...
+
+    def touch(self, path: str) -> None:
+        """Let a file's time of modification be now."""
+        ...
+
     def free_bytes(self, path: str) -> int:
         """Bytes that this process may still write there."""
         ...

@@ -29,6 +29,7 @@ def _load() -> Any:
         library.write.argtypes = (descriptor, ctypes.c_char_p, size)
         library.lseek.argtypes = (descriptor, offset, ctypes.c_int)
         library.flock.argtypes = (descriptor, ctypes.c_int)
+        library.utimes.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
         library.pread.restype = library.pwrite.restype = library.write.restype = ctypes.c_ssize_t
         library.lseek.restype = ctypes.c_int64
     except (OSError, AttributeError):
@@ -80,6 +81,14 @@ def size(descriptor: int) -> int:
     if _library is None:
         return os.fstat(descriptor).st_size
     return _checked(_library.lseek(descriptor, 0, _SEEK_END))
+
+
+def touch(path: str) -> None:
+    """What ``os.utime`` does."""
+    if _library is None:
+        os.utime(path)
+    else:
+        _checked(_library.utimes(os.fsencode(path), None))
 
 
 def try_flock(descriptor: int) -> bool:

@@ -92,6 +92,7 @@ class CrashableDisk:
         self._step("write", path, partly)
         size = machine.take_room(file, len(data), offset)
         file.write(data[:size], offset)
+        file.modified_ns = machine.wall_ns()
         return size
 
     def truncate(self, descriptor: int, size: int) -> None:
@@ -138,6 +139,20 @@ class CrashableDisk:
     def names(self, path: str) -> list[str]:
         """Sorted names in a directory."""
         return self._check().listing(path)
+
+    def modified_ns(self, path: str) -> int | None:
+        """When a file was last written or touched."""
+        file = self._check().find(path)
+        return None if file is None else file.modified_ns
+
+    def touch(self, path: str) -> None:
+        """Let a file's time of modification be now."""
+        if self._check().find(path) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        machine = self._step("touch", path)
+        file = machine.find(path)
+        assert file is not None
+        file.modified_ns = machine.wall_ns()
 
     def free_bytes(self, path: str) -> int:  # noqa: ARG002 - one disk holds all
         """Bytes that may still be written."""

@@ -26,6 +26,7 @@ class File:
         sizes: those that the file had since the last sync, without the latest.
         holder: descriptor that holds the file's lock.
         errors: how many syncs of it failed.
+        modified_ns: when it was last written or touched.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,8 @@ class File:
         self.sizes: list[int] = []
         self.holder: int | None = None
         self.errors = 0
+        self.modified_ns = 0
+        self._kept_modified_ns = 0
 
     def sector(self, number: int) -> bytes:
         """The bytes of a sector as they read now."""
@@ -74,6 +77,7 @@ class File:
         self._resize_platter(len(self.cache))
         self.dirty.clear()
         self.sizes.clear()
+        self._kept_modified_ns = self.modified_ns
 
     def lose(self, chance: random.Random) -> None:
         """The power fails: the platter gets some of it, and is all that there is."""
@@ -94,6 +98,7 @@ class File:
         self.dirty.clear()
         self.sizes.clear()
         self.holder = None
+        self.modified_ns = self._kept_modified_ns
 
     def forget_dirty(self, chance: random.Random) -> None:
         """A sync fails: some of it was written, the rest never will be, and nobody can tell."""

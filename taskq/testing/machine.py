@@ -51,6 +51,7 @@ class Machine:
         total: bytes that the disk says it has, used ones included.
         shorten: given the size of a write, how much of it is done.
         unreadable: (path, sector) of what gives an EIO when it is read.
+        wall_ns: what files take the time of their modification from.
         on_step: called before every change with (operation, path); may raise an ``OSError``.
         errors_reach_all: after a failed sync, the next one of every other descriptor of the file
             reports it too (Linux since 4.13); else only the first does.
@@ -65,6 +66,7 @@ class Machine:
         self.shorten: Callable[[int], int] | None = None
         self.on_step: Callable[[str, str], None] | None = None
         self.errors_reach_all = True
+        self.wall_ns: Callable[[], int] = lambda: 0
         self.unreadable: set[tuple[str, int]] = set()
         self._failing_syncs = 0
         self._stop_at: tuple[int, bool] | None = None
@@ -157,6 +159,7 @@ class Machine:
         if directory_path not in self._names:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         file = self._names[path] = File()
+        file.modified_ns = self.wall_ns()
         if directory:
             self._directories.add(id(file))
         self._changes.setdefault(directory_path, []).append(_Change(path, file))

@@ -38,6 +38,7 @@ class World:
     def __init__(self, seed: int = 0, config: LogConfig = SMALL) -> None:
         self.machine = Machine(seed)
         self.clock = FakeClock()
+        self.machine.wall_ns = self.clock.wall_ns
         self.neighbourhood = Neighbourhood()
         self.config = config
         self._pids = 100
