@@ -16,10 +16,20 @@ class Batch:
         size: bytes so far.
         where: location of the frame's first body byte; ``where + size`` is the next record's.
         interest: which sleepers must be woken for it.
-        must_sync: the answers need these records on disk.
+        is_newer: it holds a kind, flag or option that the first taskq could not read.
     """
 
-    __slots__ = ("epoch", "first_lsn", "interest", "lsn", "parts", "size", "time_ns", "where")
+    __slots__ = (
+        "epoch",
+        "first_lsn",
+        "interest",
+        "is_newer",
+        "lsn",
+        "parts",
+        "size",
+        "time_ns",
+        "where",
+    )
 
     def __init__(self, journal: Journal, time_ns: int) -> None:
         self.parts: list[bytes] = []
@@ -29,6 +39,7 @@ class Batch:
         self.size = 0
         self.where = journal.next_location()
         self.interest = 0
+        self.is_newer = False
 
     def add(self, record: bytes) -> int:
         """Append a record; returns its lsn."""
@@ -37,6 +48,11 @@ class Batch:
         self.size += len(record)
         self.lsn = lsn + 1
         return lsn
+
+    def add_newer(self, record: bytes) -> int:
+        """Append a record that the first taskq could not read; returns its lsn."""
+        self.is_newer = True
+        return self.add(record)
 
     @property
     def count(self) -> int:

@@ -8,26 +8,22 @@ disk.
 from __future__ import annotations
 
 import logging
-import threading
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import (
-    AppendFailed,
     LogError,
-    LogFailed,
     OutcomeUnknown,
     TaskqError,
 )
 from taskq.core.model import Durability
 from taskq.log import codec
 from taskq.log.batch import Batch
-from taskq.log.facets import Facets
+from taskq.log.desk import Desk
 from taskq.log.operations import Operations, failure
 from taskq.log.otherowners import OtherOwners
-from taskq.log.requests import ClaimRequest, Op
-from taskq.log.survey import Answer, Request, Survey, claims, parted, refusals
-from taskq.log.watchers import Watchers
+from taskq.log.requests import Op
+from taskq.log.survey import Request, Survey, claims, parted, refusals
 
 if TYPE_CHECKING:
     from taskq.log.config import LogConfig
@@ -43,41 +39,24 @@ _NEEDS_AGENDA: Final = frozenset({Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL
 _MARGIN_BYTES: Final = 64 * 1024
 
 
-class Committer:
-    """The storage side of one process.
-
-    Attributes:
-        now: answers that may go out at once.
-        later: answers that must wait until the log is durable up to ``later_lsn``.
-        waiting: claims that found nothing yet: (request, port, future).
-    """
+class Committer(Desk):
+    """The storage side of one process."""
 
     def __init__(
         self, journal: Journal, peers: Peers, config: LogConfig, description: bytes
     ) -> None:
-        self.journal = journal
+        super().__init__(journal)
         self.peers = peers
         self.config = config
-        self.facets = Facets(journal)
         self.operations = Operations(journal, self.facets, peers.owner, description)
-        self.now: list[Answer] = []
-        self.later: list[Answer] = []
-        self.later_lsn = 0
         #: something was appended that a loss would undo (claims alone do not count)
         self.unsynced = False
-        self.waiting: list[tuple[ClaimRequest, Any, Any]] = []
-        self.watchers = Watchers(journal, self.facets)
         self.owners = OtherOwners(self.facets, peers)
-        #: settlements that the disk refused: they are tried again, nobody waits for them
-        self.held: list[Request] = []
-        self.in_flight: list[Request] = []
-        self._guard = threading.Lock()
         self.batches = 0
         #: jobs of dead owners that were given back or ended
         self.taken_back = 0
         #: whom to wake for what was appended since the last ``take_interest``
         self._interest = 0
-        self._must_check_room = False
         self._expiring = False
 
     # -- one batch --------------------------------------------------------------------------------
@@ -139,17 +118,6 @@ class Committer:
         _log.error("%s: a request broke its batch", self.journal.path, exc_info=error)
         self.now += refusals([*requests, *claims(waiting)], failure(error))
 
-    def take_in_flight(self) -> list[Request]:
-        """The requests of this batch; whoever takes them answers them. One thread at a time."""
-        with self._guard:
-            requests, self.in_flight = self.in_flight, []
-            return requests
-
-    def held_back(self, requests: list[Request]) -> None:
-        """Put requests off to the next batch."""
-        with self._guard:
-            self.held += requests
-
     def _look(self, request: Request) -> None:
         """Answer a request that only reads."""
         _, port, future, (look, needs_agenda) = request
@@ -161,11 +129,6 @@ class Committer:
             self._answer_later(port, future, look(self))
         except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
             self.now.append((port, future, failure(error)))
-
-    def _answer_later(self, port: Any, future: Any, value: object) -> None:
-        """An answer that rests on everything this process has seen of the log."""
-        self.later.append((port, future, value))
-        self.later_lsn = max(self.later_lsn, self.journal.next_lsn)
 
     def _build_before_lock(self, survey: Survey) -> None:
         """Read what others wrote before taking the lock: the first build reads the whole log."""
@@ -191,6 +154,8 @@ class Committer:
             self._catch_up(batch, step_ns, survey)
             self._run(batch, requests)
             if batch.count:
+                if batch.is_newer:
+                    journal.allow_newer()
                 start = journal.end()
                 journal.append(b"".join(batch.parts), batch.count, time_ns)
                 self.facets.appended(start)
@@ -365,36 +330,3 @@ class Committer:
         except OSError as error:
             self.refuse_later(OutcomeUnknown(self.journal.path, error))
             self.journal.fail(error)
-
-    def refuse_later(self, error: TaskqError) -> None:
-        """Turn the answers that wait for the disk into this error."""
-        self.later = [(port, future, error) for port, future, _ in self.later]
-
-    # -- trouble ----------------------------------------------------------------------------------
-
-    def _refuse(self, requests: list[Request], error: TaskqError) -> None:
-        if isinstance(error, LogFailed):
-            # Nothing will come until a person has looked: no worker may sit there and seem well.
-            requests, self.waiting = [*requests, *claims(self.waiting)], []
-        if not isinstance(error, LogError):
-            patient = [one for one in requests if one[0] == Op.CLAIM]
-            self.waiting += [(operand, port, future) for _, port, future, operand in patient]
-            requests = [one for one in requests if one[0] != Op.CLAIM]
-        self.now += refusals(requests, error)
-
-    def _give_up(self, requests: list[Request], error: OSError) -> None:
-        """The disk refused: callers are told, and what can wait is tried again."""
-        self._must_check_room = True
-        failed = AppendFailed(self.journal.path, error)
-        for request in requests:
-            op, port, future, operand = request
-            if op == _SETTLE_SOON:
-                self.held.append(request)
-            elif op == Op.CLAIM:
-                if not any(one[2] is future for one in self.waiting):
-                    self.waiting.append((operand, port, future))
-            elif op == Op.OUTCOME:
-                if not self.watchers.has(operand, future):
-                    self.held.append(request)
-            else:
-                self.now.append((port, future, failed))

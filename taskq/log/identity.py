@@ -18,11 +18,18 @@ FORMAT: Final = 1
 _SIZE_MAX: Final = 64 * 1024
 
 
+#: The kinds, flags and options that this taskq can write and the first one could not read.
+RECORDS_2: Final = "records-2"
+_KNOWN: Final = frozenset({RECORDS_2})
+
+
 class Identity(NamedTuple):
     """What the file says."""
 
     log_id: uuid.UUID
     created_ns: int
+    #: features that who does not know them must not open the log with
+    incompat: frozenset[str] = frozenset()
 
     @property
     def tag(self) -> str:
@@ -49,8 +56,9 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
     try:
         values: dict[str, Any] = json.loads(data)
         version, features = int(values["format"]), values.get("features", {})
-        identity = Identity(uuid.UUID(values["log_id"]), int(values["created_ns"]))
-        unknown = features.get("incompat", [])
+        incompat = frozenset(map(str, features.get("incompat", [])))
+        identity = Identity(uuid.UUID(values["log_id"]), int(values["created_ns"]), incompat)
+        unknown = sorted(incompat - _KNOWN)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(
             f"{path}/{FILE}: not readable ({error}); restore it from a backup of the directory"
@@ -78,17 +86,39 @@ def read_or_create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
 def create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
     """Write the file of a new log; the caller holds the writer lock, and keeps the directory."""
     identity = Identity(uuid.uuid4(), now_ns)
-    features: dict[str, list[str]] = {"compat": [], "read_only_compat": [], "incompat": []}
+    _write_identity(disk, path, identity)
+    return identity
+
+
+def add_feature(disk: Disk, path: str, identity: Identity, feature: str) -> Identity:
+    """Say that who does not know the feature must not open the log; on disk before its first use.
+
+    The caller holds the writer lock.
+    """
+    # Another process may have added one since this one read the file.
+    identity = read_identity(disk, path) or identity
+    if feature not in identity.incompat:
+        identity = identity._replace(incompat=identity.incompat | {feature})
+        _write_identity(disk, path, identity)
+        disk.sync_directory(path)
+    return identity
+
+
+def _write_identity(disk: Disk, path: str, identity: Identity) -> None:
+    features: dict[str, list[str]] = {
+        "compat": [],
+        "read_only_compat": [],
+        "incompat": sorted(identity.incompat),
+    }
     values = {
         "format": FORMAT,
         "log_id": str(identity.log_id),
-        "created_ns": now_ns,
+        "created_ns": identity.created_ns,
         "features": features,
     }
     temporary = f"{path}/{FILE}.tmp"
     write_file(disk, temporary, json.dumps(values, indent=2).encode() + b"\n")
     disk.rename(temporary, f"{path}/{FILE}")
-    return identity
 
 
 def keep_directory(disk: Disk, path: str) -> None:

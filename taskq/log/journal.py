@@ -14,10 +14,10 @@ from taskq.core.errors import LogError, LogFailed, PayloadTooLarge
 from taskq.core.model import Durability
 from taskq.log import codec
 from taskq.log.config import LSN_SKIP, LogConfig
-from taskq.log.cursor import Cursor, Marks
-from taskq.log.files import SegmentFiles
 from taskq.log.identity import (
+    RECORDS_2,
     Identity,
+    add_feature,
     keep_directory,
     read_identity,
     read_or_create_identity,
@@ -26,6 +26,7 @@ from taskq.log.identity import (
 from taskq.log.lock import TailHint, WriterLock
 from taskq.log.logtime import LogTime
 from taskq.log.meters import Meters, timed_sync
+from taskq.log.place import Place
 from taskq.log.recovery import (
     FAILED_FILE,
     is_marked_failed,
@@ -37,18 +38,14 @@ from taskq.log.recovery import (
 from taskq.log.syncturn import sync_for_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taskq.log.ports import Clock, Disk
-    from taskq.log.segment import Frame, Gap
 
 
-class Journal:
+class Journal(Place):
     """The log as one process sees it.
 
     Attributes:
-        next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
-        segment, offset: where the next frame goes; durable_lsn: all below it is on disk.
+        durable_lsn: all below it is on disk.
         clean_offset: every byte of the segment before it is known to be on disk.
         generation: another when frames were moved, so that what was folded must be folded anew.
         tag: what every job id of this log starts with.
@@ -60,23 +57,17 @@ class Journal:
     def __init__(
         self, disk: Disk, clock: Clock, path: str, config: LogConfig, writer: WriterLock | None
     ) -> None:
-        self.disk = disk
-        self.clock = clock
-        self.path = path
-        self.config = config
+        super().__init__(disk, clock, path, config, writable=writer is not None)
         self.boot = disk.boot_id()
         self.identity: Identity
         self.tag = ""
-        self.files = SegmentFiles(disk, path, writable=writer is not None)
         self.recovered: list[str] = []
         self.meters = Meters()
-        self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
         self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
         self._is_failed = False
         self._writer = writer
         self._time = LogTime(clock)
         self._tail = -1
-        self._marks = Marks()
 
     @property
     def writer(self) -> WriterLock:
@@ -292,6 +283,11 @@ class Journal:
         if self.offset >= self.config.segment_bytes:
             self._begin_segment(self.next_lsn, new_epoch=False)
 
+    def allow_newer(self) -> None:
+        """Make sure that a taskq that knows only the first records leaves the log alone."""
+        if RECORDS_2 not in self.identity.incompat:
+            self.identity = add_feature(self.disk, self.path, self.identity, RECORDS_2)
+
     def append(self, body: bytes, count: int, time_ns: int) -> None:
         """Write one frame and move the end behind it.
 
@@ -352,38 +348,6 @@ class Journal:
             self.clean_offset, self._time.base_ns,
         )  # fmt: skip
         self.writer.write_hint(hint)
-
-    # -- reading along ----------------------------------------------------------------------------
-
-    def start(self) -> Cursor:
-        """The beginning of the log."""
-        return self.files.cursor_at(0) or self.end()
-
-    def end(self) -> Cursor:
-        """The end of the log as of the last ``lock`` or ``refresh``."""
-        return Cursor(self.segment, self.offset, self.next_lsn)
-
-    def is_at_end(self, cursor: Cursor) -> bool:
-        """Whether nothing stands behind the cursor."""
-        return cursor.offset == self.offset and cursor.segment == self.segment
-
-    def cursor_at(self, lsn: int) -> Cursor:
-        """A cursor at or before the frame that holds ``lsn``."""
-        return self._marks.before(lsn) or self.files.cursor_at(lsn) or self.end()
-
-    def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
-        """(location of the segment's first byte, frame or damage) from the cursor to the known end.
-
-        The cursor is moved behind each item before it is given out.
-
-        Raises:
-            LogDamaged: the cursor's segment is gone.
-        """
-        return self.files.frames(cursor, self.end())
-
-    def next_location(self) -> int:
-        """Where the first record of the next frame will stand."""
-        return self.files.base(self.segment) + self.offset + codec.FRAME_HEADER_SIZE
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -9,9 +9,19 @@ from typing import Final
 
 import pytest
 
-from taskq.core.model import Extras
+from taskq.core.lanes import Lane
+from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log import codec
+from taskq.log.carrying import (
+    Carried,
+    encode_carried,
+    encode_compacted,
+    encode_key_until,
+    encode_lease,
+    encode_queue,
+    encode_tally,
+)
 from taskq.log.logrecord import LogRecord, decode_record
 from taskq.log.options import encode_extras, encode_key_hash
 from taskq.log.requests import EnqueueSpec
@@ -66,6 +76,22 @@ def _of_job(
     return LogRecord(
         kind, 31, 8, 9, flags, job=22, token=token, attempt=attempt, cause=cause, due_ns=due_ns,
         key_hash=key_hash, body=body,
+    )  # fmt: skip
+
+
+_LANE: Final = Lane(0, b"\x04\x09mailmail.send", 7)
+_LANE.succeeded, _LANE.dead, _LANE.cancelled, _LANE.expired = 1, 2, 3, 4
+_WAITING: Final = Carried(22, State.READY, _enqueued(None), 7)
+_HELD: Final = Carried(
+    22, State.RUNNING, _enqueued(None), 7, attempt=2, token=30, due_ns=5, due_is_wall=True,
+    claim=(8, 0xABCD), lease_ns=77, key_until_ns=78, ended_ns=79, history=b"hi", body=b"no",
+)  # fmt: skip
+
+
+def _carrying(kind: Kind, carried: Carried, flags: int) -> LogRecord:
+    return _job(Extras())._replace(
+        kind=kind, job=22, flags=flags, token=carried.token, attempt=carried.attempt,
+        carried=carried,
     )  # fmt: skip
 
 
@@ -150,6 +176,81 @@ _RECORDS: Final = {
             "0000000000000000 a172cafa"
         ),
         _of_job(Kind.RELEASED, 1, 30, b"", cause=Cause.DRAIN),
+    ),
+    "claimed with a deadline": (
+        codec.encode_job(Kind.CLAIMED, 0, 2, 22, 0xABCD, None, 31, encode_lease(77)),
+        (
+            "2b000000 02 00 0b00 00000000 02000000 1600000000000000 cdab000000000000"
+            "09 0800 4d00000000000000"
+        ),
+        _of_job(Kind.CLAIMED, 2, 0xABCD, None),
+    ),
+    "cancelled, and its key is held on": (
+        codec.encode_job(Kind.CANCELLED, Cause.CALLER, 0, 22, 0, None, 31, encode_key_until(78)),
+        (
+            "2b000000 07 00 0b00 00000000 00000000 1600000000000000 0000000000000000"
+            "0a 0800 4e00000000000000"
+        ),
+        _of_job(Kind.CANCELLED, 0, 0, None),
+    ),
+    "carried": (
+        encode_carried(Kind.CARRIED, _WAITING, 31),
+        (
+            "5d000000 09 02 0000 03000000 00000000 1600000000000000 0000000000000000"
+            "0000000000000000 0700000000000000 29000000 01 07 0000 03000000 0300 04 09 6d61696c"
+            "6d61696c2e73656e64 7b22746f223a317d d9aa1b31 4f91d2d2"
+        ),
+        _carrying(Kind.CARRIED, _WAITING, 3),
+    ),
+    "requeued, with all that a carried job can have": (
+        encode_carried(Kind.REQUEUED, _HELD, 31),
+        (
+            "a3000000 0a 03 4400 01000000 02000000 1600000000000000 1e00000000000000"
+            "0500000000000000 0700000000000000 09 0800 4d00000000000000 0a 0800 4e00000000000000"
+            "0c 0800 4f00000000000000 02 0800 0500000000000000"
+            "0b 1000 0800000000000000 cdab000000000000 0e 0200 6869"
+            "29000000 01 07 0000 03000000 0300 04 09 6d61696c 6d61696c2e73656e64"
+            "7b22746f223a317d d9aa1b31 6e6f a4a1ef3e"
+        ),
+        _carrying(Kind.REQUEUED, _HELD, 1),
+    ),
+    "purged": (
+        codec.encode_job(Kind.PURGED, Cause.CALLER, 0, 22, 0),
+        "20000000 0b 00 0000 00000000 00000000 1600000000000000 0000000000000000",
+        _of_job(Kind.PURGED, 0, 0, None),
+    ),
+    "extended": (
+        codec.encode_job(Kind.EXTENDED, 0, 2, 22, 30, None, 31, encode_lease(77)),
+        (
+            "2b000000 0c 00 0b00 00000000 02000000 1600000000000000 1e00000000000000"
+            "09 0800 4d00000000000000"
+        ),
+        _of_job(Kind.EXTENDED, 2, 30, None),
+    ),
+    "paused": (
+        encode_queue(Kind.PAUSED, "mail", 31),
+        "18000000 21 00 0000 01000000 00000000 6d61696c c9e801bc",
+        LogRecord(Kind.PAUSED, 31, 8, 9, Flag.CHECKED, queue=b"mail"),
+    ),
+    "resumed": (
+        encode_queue(Kind.RESUMED, "mail", 31),
+        "18000000 22 00 0000 01000000 00000000 6d61696c 3b5cc995",
+        LogRecord(Kind.RESUMED, 31, 8, 9, Flag.CHECKED, queue=b"mail"),
+    ),
+    "tallied": (
+        encode_tally(_LANE, 31),
+        (
+            "43000000 23 07 0000 01000000 00000000 0100000000000000 0200000000000000"
+            "0300000000000000 0400000000000000 04 09 6d61696c 6d61696c2e73656e64 79c40cbc"
+        ),
+        LogRecord(
+            Kind.TALLIED, 31, 8, 9, Flag.CHECKED, queue=b"mail", task=b"mail.send", priority=7
+        ),
+    ),
+    "compacted": (
+        encode_compacted(0xABCD, 31),
+        "1c000000 24 00 0000 01000000 00000000 cdab000000000000 b99ca9a5",
+        LogRecord(Kind.COMPACTED, 31, 8, 9, Flag.CHECKED, token=0xABCD),
     ),
     "clock": (
         codec.encode_clock(-5, 31),

@@ -1,0 +1,94 @@
+"""Answers on their way out, and requests that wait: what a committer owes to whom."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import AppendFailed, LogError, LogFailed
+from taskq.log.facets import Facets
+from taskq.log.requests import Op
+from taskq.log.survey import claims, refusals
+from taskq.log.watchers import Watchers
+
+if TYPE_CHECKING:
+    from taskq.core.errors import TaskqError
+    from taskq.log.journal import Journal
+    from taskq.log.requests import ClaimRequest
+    from taskq.log.survey import Answer, Request
+
+_SETTLE_SOON: Final = int(Op.SETTLE_SOON)
+
+
+class Desk:
+    """Who waits for what.
+
+    Attributes:
+        now: answers that may go out at once.
+        later: answers that must wait until the log is durable up to ``later_lsn``.
+        waiting: claims that found nothing yet: (request, port, future).
+        watchers: who waits for the outcome of a job.
+        held: settlements that the disk refused: they are tried again, nobody waits for them.
+        in_flight: the requests of the batch that waits for the lock.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.facets = Facets(journal)
+        self.now: list[Answer] = []
+        self.later: list[Answer] = []
+        self.later_lsn = 0
+        self.waiting: list[tuple[ClaimRequest, Any, Any]] = []
+        self.watchers = Watchers(journal, self.facets)
+        self.held: list[Request] = []
+        self.in_flight: list[Request] = []
+        self._guard = threading.Lock()
+        #: the disk was full when it was last asked
+        self._must_check_room = False
+
+    def take_in_flight(self) -> list[Request]:
+        """The requests of this batch; whoever takes them answers them. One thread at a time."""
+        with self._guard:
+            requests, self.in_flight = self.in_flight, []
+            return requests
+
+    def held_back(self, requests: list[Request]) -> None:
+        """Put requests off to the next batch."""
+        with self._guard:
+            self.held += requests
+
+    def _answer_later(self, port: Any, future: Any, value: object) -> None:
+        """An answer that rests on everything this process has seen of the log."""
+        self.later.append((port, future, value))
+        self.later_lsn = max(self.later_lsn, self.journal.next_lsn)
+
+    def refuse_later(self, error: TaskqError) -> None:
+        """Turn the answers that wait for the disk into this error."""
+        self.later = [(port, future, error) for port, future, _ in self.later]
+
+    def _refuse(self, requests: list[Request], error: TaskqError) -> None:
+        if isinstance(error, LogFailed):
+            # Nothing will come until a person has looked: no worker may sit there and seem well.
+            requests, self.waiting = [*requests, *claims(self.waiting)], []
+        if not isinstance(error, LogError):
+            patient = [one for one in requests if one[0] == Op.CLAIM]
+            self.waiting += [(operand, port, future) for _, port, future, operand in patient]
+            requests = [one for one in requests if one[0] != Op.CLAIM]
+        self.now += refusals(requests, error)
+
+    def _give_up(self, requests: list[Request], error: OSError) -> None:
+        """The disk refused: callers are told, and what can wait is tried again."""
+        self._must_check_room = True
+        failed = AppendFailed(self.journal.path, error)
+        for request in requests:
+            op, port, future, operand = request
+            if op == _SETTLE_SOON:
+                self.held.append(request)
+            elif op == Op.CLAIM:
+                if not any(one[2] is future for one in self.waiting):
+                    self.waiting.append((operand, port, future))
+            elif op == Op.OUTCOME:
+                if not self.watchers.has(operand, future):
+                    self.held.append(request)
+            else:
+                self.now.append((port, future, failed))

@@ -1,0 +1,66 @@
+"""Where one process stands in the log, and reading it from there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskq.log import codec
+from taskq.log.cursor import Cursor, Marks
+from taskq.log.files import SegmentFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.log.config import LogConfig
+    from taskq.log.ports import Clock, Disk
+    from taskq.log.segment import Frame, Gap
+
+
+class Place:
+    """The log's files, and where the log ends as far as this process knows.
+
+    Attributes:
+        next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
+        segment, offset: where the next frame goes.
+    """
+
+    def __init__(
+        self, disk: Disk, clock: Clock, path: str, config: LogConfig, *, writable: bool
+    ) -> None:
+        self.disk = disk
+        self.clock = clock
+        self.path = path
+        self.config = config
+        self.files = SegmentFiles(disk, path, writable=writable)
+        self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
+        self._marks = Marks()
+
+    def start(self) -> Cursor:
+        """The beginning of the log."""
+        return self.files.cursor_at(0) or self.end()
+
+    def end(self) -> Cursor:
+        """The end of the log as of the last ``lock`` or ``refresh``."""
+        return Cursor(self.segment, self.offset, self.next_lsn)
+
+    def is_at_end(self, cursor: Cursor) -> bool:
+        """Whether nothing stands behind the cursor."""
+        return cursor.offset == self.offset and cursor.segment == self.segment
+
+    def cursor_at(self, lsn: int) -> Cursor:
+        """A cursor at or before the frame that holds ``lsn``."""
+        return self._marks.before(lsn) or self.files.cursor_at(lsn) or self.end()
+
+    def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
+        """(location of the segment's first byte, frame or damage) from the cursor to the known end.
+
+        The cursor is moved behind each item before it is given out.
+
+        Raises:
+            LogDamaged: the cursor's segment is gone.
+        """
+        return self.files.frames(cursor, self.end())
+
+    def next_location(self) -> int:
+        """Where the first record of the next frame will stand."""
+        return self.files.base(self.segment) + self.offset + codec.FRAME_HEADER_SIZE
