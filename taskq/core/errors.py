@@ -18,6 +18,9 @@
     │   ├── LogDamaged          bytes that were once durable no longer read back
     │   │   └── SpillMissing    the file that holds a large payload or result is gone
     │   ├── MomentGone          compaction removed what would tell the state at that moment
+    │   ├── ReaderBusy          somebody else reads the log under that name
+    │   ├── ReaderFellBehind    compaction removed what the reader has not read yet
+    │   ├── ReaderMismatch      the log holds other records where the reader had come to
     │   └── LogClosed           used after close()
     ├── StaleDelivery           this claim is over: the job was taken back or settled
     ├── JobNotFound             no such job in this log
@@ -174,6 +177,65 @@ class MomentGone(LogError):
 
 class SpillMissing(LogDamaged):
     """The file beside the log that holds a large payload or result is gone."""
+
+
+class ReaderBusy(LogError):
+    """Somebody reads the log under that name: two would each get a part of the records.
+
+    Attributes:
+        reader: the name.
+        holder_pid: process id of whoever reads, 0 if unknown.
+    """
+
+    def __init__(self, path: str, reader: str, holder_pid: int) -> None:
+        holder = f"process {holder_pid}" if holder_pid else "another process"
+        super().__init__(
+            f"{path}: {holder} reads under the name {reader!r}: stop it first, "
+            f"or read under another name"
+        )
+        self.reader = reader
+        self.holder_pid = holder_pid
+
+
+class ReaderFellBehind(LogError):
+    """Compaction removed records that a reader has not read; nothing was passed over silently.
+
+    Attributes:
+        reader: its name, "" for a stream without one.
+        lsn: of the next record that it was to read.
+        oldest_lsn: of the oldest record that is kept.
+    """
+
+    def __init__(self, path: str, reader: str, lsn: int, oldest_lsn: int) -> None:
+        who = f"reader {reader!r}" if reader else "this stream"
+        remedy = (
+            f"move it there with seek({reader!r}, lsn={oldest_lsn})" if reader else "start there"
+        )
+        super().__init__(
+            f"{path}: {who} was to go on at lsn {lsn}, but compaction removed everything before "
+            f"lsn {oldest_lsn}: {remedy}, and get what is missing elsewhere"
+        )
+        self.reader = reader
+        self.lsn = lsn
+        self.oldest_lsn = oldest_lsn
+
+
+class ReaderMismatch(LogError):
+    """The log was cut or replaced: it holds other records where the reader had come to.
+
+    Attributes:
+        reader: its name, "" for a stream without one.
+        lsn: of the next record that it was to read.
+    """
+
+    def __init__(self, path: str, reader: str, lsn: int, found: str) -> None:
+        who = f"reader {reader!r}" if reader else "this stream"
+        super().__init__(
+            f"{path}: {who} had come to lsn {lsn}, but {found}: the log was cut or replaced since. "
+            f"Look at what the reader did with the last records, then move it with seek()"
+        )
+        self.reader = reader
+        self.lsn = lsn
 
 
 class LogClosed(LogError):
