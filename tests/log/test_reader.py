@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskq.core.model import State
 from taskq.core.records import Kind
-from taskq.log.config import LogConfig
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.files import SegmentFiles
 from taskq.log.reader import LogReader
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store import open_store
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from taskq.log.segment import Scanner
 
 
 @pytest.fixture
@@ -45,3 +48,64 @@ def test_jobs_are_found_by_state_queue_and_task(directory: str) -> None:
     assert not reader.jobs({State.SCHEDULED}, None, None, 10)
     assert not reader.jobs(None, "other", None, 10)
     assert not reader.jobs(None, None, "other", 10)
+
+
+# -- over several segments -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def long_log(tmp_path: Path) -> str:
+    """A job in each of five segments; what became of four of them stands in a sixth."""
+    config = LogConfig(segment_bytes=SEGMENT_BYTES_MIN)
+    store = open_store(str(tmp_path), config)
+    port = store.thread_port
+    for number in range(5):
+        port.enqueue(EnqueueSpec("q", "t"), b"%d" % number + bytes(70_000)).result(10)
+    deliveries = port.claim(ClaimRequest(4)).result(10)
+    last = deliveries.pop()
+    port.settle([Settlement(Kind.SUCCEEDED, one) for one in deliveries]).result(10)
+    port.settle([Settlement(Kind.DIED, last, b"because")]).result(10)
+    store.close()
+    return str(tmp_path)
+
+
+def test_a_list_of_the_newest_jobs_reads_no_more_segments_than_it_needs(
+    long_log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list used to walk the whole log, twice."""
+    with LogReader.open(long_log) as reader:
+        lsns = list(reader._journal.files.lsns)
+        assert len(lsns) == 6
+        read: set[int] = set()
+        scanner = SegmentFiles.scanner
+
+        def spied(files: SegmentFiles, lsn: int, *arguments: Any, **rest: Any) -> Scanner:
+            read.add(lsn)
+            return scanner(files, lsn, *arguments, **rest)
+
+        monkeypatch.setattr(SegmentFiles, "scanner", spied)
+        assert [job.payload[:1] for job in reader.jobs(None, None, None, 1)] == [b"4"]
+        assert read == set(lsns[-2:])
+
+
+def test_jobs_are_found_by_a_state_that_a_later_segment_tells(long_log: str) -> None:
+    with LogReader.open(long_log) as reader:
+        for state, expected in (
+            (State.SUCCEEDED, [b"2", b"1", b"0"]),
+            (State.DEAD, [b"3"]),
+            (State.READY, [b"4"]),
+            (State.CANCELLED, []),
+        ):
+            jobs = reader.jobs({state}, None, "t", 10)
+            assert [job.payload[:1] for job in jobs] == expected
+            assert all(job.state is state for job in jobs)
+        both = reader.jobs({State.SUCCEEDED, State.READY}, "q", None, 2)
+        assert [job.payload[:1] for job in both] == [b"4", b"2"]
+
+
+def test_a_reader_gives_its_files_back_and_may_be_closed_twice(long_log: str) -> None:
+    with LogReader.open(long_log) as reader:
+        reader.jobs(None, None, None, 10)
+        assert len(reader._journal.files._descriptors) == 6
+    reader.close()
+    assert not reader._journal.files._descriptors

@@ -1,0 +1,284 @@
+"""The past of a log is the fold of its frames up to there: what was live then."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pytest
+
+from taskq.core.dedup import key_hash
+from taskq.core.errors import MomentGone, UsageError
+from taskq.core.model import SECOND_NS, Extras, State
+from taskq.core.records import Kind
+from taskq.log.carrying import encode_compacted
+from taskq.log.facets import Facets
+from taskq.log.listing import Wanted, newest_jobs, tell_jobs
+from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.timetravel import Moment, stand_at
+from tests.log.world import PATH, PLAIN, Process, World
+
+if TYPE_CHECKING:
+    from taskq.log.journal import Journal
+    from taskq.log.requests import Delivery
+
+_SPECS: Final = [
+    EnqueueSpec(queue, "task", priority, 2) for queue in ("mail", "sync") for priority in (1, 5, 9)
+]
+_KEYS: Final = (b"a", b"b", b"c")
+_HASHES: Final = [key_hash(spec.queue.encode(), key) for spec in _SPECS[::3] for key in _KEYS]
+
+
+class _Picture(NamedTuple):
+    """All that a decision is made from."""
+
+    stats: Any
+    running: dict[int, Any]
+    ready: list[int]
+    states: list[tuple[int, int, int]]
+    next_due_ns: int | None
+    holders: list[list[int]]
+
+
+def _picture(facets: Facets, now_ns: int) -> _Picture:
+    agenda, dedup = facets.need_agenda(), facets.need_dedup()
+    agenda.promote(now_ns, 2**62)
+    return _Picture(
+        stats=agenda.stats(),
+        running=dict(agenda.running),
+        ready=agenda.next_ready(10**6, None),
+        states=[
+            (job, agenda.state(job), agenda.attempt(job))
+            for job in (chunk.ids[index] for chunk, index in agenda.table)
+        ],
+        next_due_ns=agenda.next_due_ns(),
+        holders=[[job for job, _ in dedup.holders(one, now_ns)] for one in _HASHES],
+    )
+
+
+def _past(world: World, moment: Moment) -> _Picture:
+    journal = world.reader()
+    now_ns = stand_at(journal, moment)
+    return _picture(Facets(journal), now_ns)
+
+
+class _History:
+    """Random acts of several processes; what was live after each."""
+
+    def __init__(self, seed: int, *, steps_of_clock: bool) -> None:
+        self.chance = random.Random(seed)
+        self.world = World(seed)
+        self.processes = [self.world.process() for _ in range(2)]
+        self.held: list[tuple[Process, Delivery]] = []
+        self.steps_ns = 0
+        self._steps_of_clock = steps_of_clock
+        self.by_lsn: dict[int, _Picture] = {}
+        #: wall time then less the steps before -> what was live last at that time
+        self.by_time: dict[int, _Picture] = {}
+
+    def run(self, count: int) -> None:
+        for number in range(count):
+            if number == count // 2:
+                self.processes[0].enqueue(bytes(70_000))  # the next goes to the next segment
+            self._act()
+            self._note()
+
+    def _act(self) -> None:
+        process = self.chance.choice(self.processes)
+        act = self.chance.choice(
+            [self._enqueue, self._enqueue, self._claim, self._settle, self._settle, self._cancel,
+             self._pass_time, self._die]
+        )  # fmt: skip
+        act(process)
+        if self._steps_of_clock and self.chance.random() < 0.1:
+            self.world.clock.step(self.chance.choice((-7_200, -60, 60, 10**8, -(10**8))))
+        # What time and clock did is in the log from here on.
+        self.chance.choice(self.processes).enqueue(spec=self.chance.choice(_SPECS))
+
+    def _note(self) -> None:
+        process = self.processes[0]
+        now_ns = self.world.clock.wall_ns()
+        picture = _picture(process.catch_up(), now_ns)
+        steps_ns = sum(one.step_ns for one in self.world.records())
+        self.by_lsn[process.journal.next_lsn - 1] = picture
+        self.by_time[now_ns - steps_ns] = picture
+        self.steps_ns = steps_ns
+
+    def _enqueue(self, process: Process) -> None:
+        extras = self.chance.choice((
+            None, None, Extras(key=self.chance.choice(_KEYS)),
+            Extras(key=self.chance.choice(_KEYS), window_ns=90 * SECOND_NS),
+            Extras(due_ns=70 * SECOND_NS), Extras(expires_ns=80 * SECOND_NS),
+            Extras(due_ns=self.world.clock.wall_ns() + 50 * SECOND_NS, due_is_wall=True),
+        ))  # fmt: skip
+        body = bytes(self.chance.choice((0, 10, 500)))
+        process.offer(body, extras, self.chance.choice(_SPECS))
+
+    def _claim(self, process: Process) -> None:
+        self.held += [(process, one) for one in process.claim(self.chance.randrange(1, 4))]
+
+    def _settle(self, process: Process) -> None:
+        mine = [one for one in self.held if one[0] is process]
+        if mine:
+            held = self.chance.choice(mine)
+            self.held.remove(held)
+            kind = self.chance.choice((Kind.SUCCEEDED, Kind.DIED, Kind.RETRIED, Kind.RELEASED))
+            delay_ns = self.chance.choice((0, 60 * SECOND_NS))
+            rest = {} if kind in (Kind.SUCCEEDED, Kind.DIED) else {"delay_ns": delay_ns}
+            process.settle(held[1], kind, body=b"because", **rest)
+
+    def _cancel(self, process: Process) -> None:
+        ready = process.catch_up().need_agenda().next_ready(5, None)
+        if ready:
+            process.ask(Op.CANCEL, self.chance.choice(ready))
+
+    def _pass_time(self, _: Process) -> None:
+        self.world.clock.advance(self.chance.choice((0.5, 20, 61, 3_600)))
+
+    def _die(self, process: Process) -> None:
+        if self.chance.random() < 0.3:
+            self.held = [one for one in self.held if one[0] is not process]
+            process.kill()
+            self.processes[self.processes.index(process)] = self.world.process()
+
+
+@pytest.mark.parametrize("steps_of_clock", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_at_every_moment_the_fold_of_the_log_equals_what_was_live_then(
+    seed: int, *, steps_of_clock: bool
+) -> None:
+    """By lsn and by time, over several segments, dead processes and steps of the clock."""
+    history = _History(seed, steps_of_clock=steps_of_clock)
+    history.run(40)
+    world = history.world
+    for lsn, picture in history.by_lsn.items():
+        assert _past(world, Moment(lsn=lsn)) == picture, lsn
+    world.clock.advance(10**9)  # whatever the clock does: none of it is to come
+    for time_ns, picture in history.by_time.items():
+        assert _past(world, Moment(time_ns=time_ns + history.steps_ns)) == picture, time_ns
+    assert len(world.segments()) > 1
+
+
+def test_an_lsn_inside_a_frame_means_the_state_after_the_frame() -> None:
+    """What was committed together never was there in part."""
+    world = World()
+    process = world.process()
+    together = process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"%d" % n, None) for n in range(4)])
+    process.enqueue()
+    for lsn in together:
+        assert _past(world, Moment(lsn=lsn)).ready == together
+    assert _past(world, Moment(lsn=0)).ready == []
+
+
+def test_what_was_due_between_two_frames_is_ready_at_a_moment_between_them() -> None:
+    world = World()
+    process = world.process()
+    job = process.enqueue(extras=Extras(due_ns=60 * SECOND_NS))
+    start_ns = world.clock.wall_ns()
+    world.clock.advance(600)
+    process.enqueue()
+    assert _past(world, Moment(time_ns=start_ns + 59 * SECOND_NS)).ready == []
+    assert _past(world, Moment(time_ns=start_ns + 60 * SECOND_NS)).ready == [job]
+    assert _past(world, Moment(time_ns=start_ns - 1)).states == []
+
+
+def test_two_hours_ago_is_two_hours_ago_though_the_box_booted_in_1970() -> None:
+    """Steps of the clock are taken for corrections: the first frames say 1970."""
+    world = World()
+    world.clock.reboot(wall_seconds=3_600)
+    process = world.process()
+    early = process.enqueue()
+    world.clock.advance(3 * 3_600)
+    world.clock.step(1_700_000_000)
+    process.enqueue()
+    now_ns = world.clock.wall_ns()
+    for hours, expected in ((2, [early]), (4, [])):
+        moment = Moment(time_ns=now_ns - hours * 3_600 * SECOND_NS)
+        assert _past(world, moment).ready == expected
+
+
+# -- listing and telling ---------------------------------------------------------------------------
+
+
+def _standing(world: World, moment: Moment) -> tuple[Journal, int]:
+    journal = world.reader()
+    return journal, stand_at(journal, moment)
+
+
+def test_jobs_are_listed_and_told_as_they_were() -> None:
+    world = World()
+    process = world.process()
+    job = process.enqueue(b"the payload")
+    [delivery] = process.claim()
+    claimed_at = process.journal.next_lsn - 1
+    process.settle(delivery, body=b"42")
+    later = process.enqueue()
+    journal, now_ns = _standing(world, Moment(lsn=claimed_at))
+    [view] = newest_jobs(journal, Wanted(None, None, None, 9), now_ns)
+    assert (view.lsn, view.state, view.result, view.payload) == (
+        job, State.RUNNING, None, b"the payload",
+    )  # fmt: skip
+    running = Wanted(frozenset({State.RUNNING}), None, None, 9)
+    assert newest_jobs(journal, running, now_ns) == [view]
+    assert tell_jobs(journal, [job], now_ns) == [view]
+    assert tell_jobs(journal, [later], now_ns) == []
+
+
+# -- moments that cannot be told -------------------------------------------------------------------
+
+
+def test_a_moment_to_come_is_refused() -> None:
+    world = World()
+    world.process().enqueue()
+    with pytest.raises(UsageError, match="has no lsn 2 yet: its newest is 1"):
+        stand_at(world.reader(), Moment(lsn=2))
+    with pytest.raises(UsageError, match=r"2024-01-01T00:00:01.* is still to come"):
+        stand_at(world.reader(), Moment(time_ns=world.clock.wall_ns() + SECOND_NS))
+
+
+def test_a_moment_before_what_compaction_left_is_refused_with_the_oldest_that_can_be_told() -> None:
+    """Between the oldest record kept and the end of the compaction, carried jobs are missing."""
+    world = World()
+    process = world.process()
+    for number in range(4):
+        process.enqueue(bytes(20_000 * (number + 1)))
+    process.enqueue()
+    kept = process.journal.files.lsns[-1]
+    assert kept > 1
+    world.clock.advance(60)
+    lsn = process.journal.next_lsn
+    process.append(encode_compacted(kept, lsn))
+    # While the old segments are there, so is the past.
+    assert _past(world, Moment(lsn=1)).ready == [1]
+    for path in world.segments()[:-1]:
+        process.disk.remove(path)
+    with pytest.raises(MomentGone, match=rf"oldest .* is 2024-01-01T00:01:00.* \(lsn {lsn}\)") as e:
+        stand_at(world.reader(), Moment(lsn=lsn - 1))
+    assert e.value.oldest_lsn == lsn
+    with pytest.raises(MomentGone):
+        stand_at(world.reader(), Moment(time_ns=world.clock.wall_ns() - SECOND_NS))
+    stand_at(world.reader(), Moment(lsn=lsn))
+    stand_at(world.reader(), Moment(time_ns=world.clock.wall_ns()))
+    assert PATH in str(e.value)
+
+
+# -- moments as people write them ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("4711", Moment(lsn=4711)),
+        ("2h", Moment(time_ns=10**18 - 7_200 * SECOND_NS)),
+        ("2001-09-09T01:46:41+00:00", Moment(time_ns=1_000_000_001 * SECOND_NS)),
+        ("2001-09-09T01:46:41Z", Moment(time_ns=1_000_000_001 * SECOND_NS)),
+    ],
+)
+def test_a_moment_is_an_lsn_a_span_back_from_now_or_a_time(text: str, moment: Moment) -> None:
+    assert Moment.parse(text, 10**18) == moment
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "-5", "2h ago", "2024-13-01"])
+def test_any_other_moment_is_refused_with_the_forms_that_there_are(text: str) -> None:
+    with pytest.raises(UsageError, match="give a span back from now"):
+        Moment.parse(text, 10**18)
