@@ -64,7 +64,7 @@ class Disk(Protocol):
         ...
 
     def modified_ns(self, path: str) -> int | None:
-        """When a file was last written or touched, in nanoseconds since 1970; None: no such file."""
+        """When a file was last written or touched, in nanoseconds; None: it is missing."""
         ...
 
     def touch(self, path: str) -> None:

@@ -1,0 +1,140 @@
+"""Payloads and results as their records hold them: as given, compressed, or as the name of a file.
+
+A compressed body is its original size (u64, little-endian), then one zlib stream (flag ZLIB) or one
+zstd frame (flag ZSTD). With flag SPILLED the record holds the name of a file instead, and the file
+holds what the record would have held; see ``spill``.
+
+zlib runs at level 1: on JSON it needs 14 ms for 1 MiB where level 6 needs 34, and stores 8 % more.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+
+from taskq.core.errors import CompressionUnavailable, LogDamaged, PayloadTooLarge, UsageError
+from taskq.core.records import Flag
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+#: How bodies are compressed, "none" for not at all.
+Compression = Literal["none", "zlib", "zstd"]
+
+#: Smaller bodies are left as they are.
+COMPRESSED_BYTES_MIN: Final = 1_024
+#: A body is only kept compressed if it is at most so large a part of the original.
+_RATIO_MAX: Final = 0.95
+#: No body may become larger than this when it is decompressed, unless the log is told otherwise.
+DECOMPRESSED_BYTES_MAX: Final = 100 * 1024 * 1024
+_COMPRESSED: Final = int(Flag.ZLIB | Flag.ZSTD)
+_ZLIB: Final = int(Flag.ZLIB)
+_ZSTD: Final = int(Flag.ZSTD)
+_ZLIB_LEVEL: Final = 1
+_ZSTD_LEVEL: Final = 3
+#: What a zstd decoder should accept at least (RFC 8878, 3.1.1.1.2), and its memory for one frame.
+_WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
+_PIECE_BYTES: Final = 1024 * 1024
+_SIZE: Final = struct.Struct("<Q")
+
+
+def check_compression(name: object) -> Compression:
+    """The name of a way to compress that this process has.
+
+    Raises:
+        UsageError: there is no such way.
+        CompressionUnavailable: it needs a package that is not installed.
+    """
+    known = get_args(Compression)
+    if name not in known:
+        raise UsageError(f"compress is {name!r}, it must be one of {', '.join(known)}")
+    if name == "zstd":
+        _zstandard('compress="zstd"')
+    return cast("Compression", name)
+
+
+def compress(body: bytes, compression: Compression) -> tuple[bytes, int]:
+    """The body as it is stored, and its flag: 0 when it is small, or would save less than 5 %."""
+    if compression == "none" or len(body) < COMPRESSED_BYTES_MIN:
+        return body, 0
+    if compression == "zlib":
+        flag, packed = _ZLIB, zlib.compress(body, _ZLIB_LEVEL)
+    else:
+        zstandard = _zstandard('compress="zstd"')
+        compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
+        flag, packed = _ZSTD, compressor.compress(body)
+    if _SIZE.size + len(packed) > _RATIO_MAX * len(body):
+        return body, 0
+    return _SIZE.pack(len(body)) + packed, flag
+
+
+def decompress(stored: bytes, flags: int, limit: int, what: str) -> bytes:
+    """The body that was given; ``flags`` are those of its record, ``what`` is it called in errors.
+
+    Takes no more memory than the size that the body claims to have, and that is checked first.
+
+    Raises:
+        PayloadTooLarge: it would have more than ``limit`` bytes.
+        LogDamaged: it is not what ``compress`` made.
+        CompressionUnavailable: it needs a package that is not installed.
+    """
+    kind = flags & _COMPRESSED
+    if not kind:
+        return stored
+    size = original_size(stored, flags)
+    if size > limit:
+        raise PayloadTooLarge(
+            f"{what}, decompressed,", size, limit, "raise decompressed_bytes_max to read it"
+        )
+    body = None
+    if size and kind == _ZLIB:  # an empty body is never compressed
+        body = _inflated(stored, size)
+    elif size and kind == _ZSTD:
+        body = _unpacked(_zstandard(f"{what} is compressed with zstd, which"), stored, size)
+    if body is None:
+        raise LogDamaged(f"{what} does not decompress to the {size} bytes that it had")
+    return body
+
+
+def original_size(stored: bytes, flags: int) -> int:
+    """Bytes that a body claims to have had, from what its record or file holds."""
+    if not flags & _COMPRESSED:
+        return len(stored)
+    size: int = _SIZE.unpack_from(stored.ljust(_SIZE.size, b"\0"))[0]
+    return size
+
+
+def _inflated(stored: bytes, size: int) -> bytes | None:
+    decompressor = zlib.decompressobj()
+    try:
+        body = decompressor.decompress(memoryview(stored)[_SIZE.size :], size + 1)
+    except zlib.error:
+        return None
+    return body if len(body) == size and decompressor.eof else None
+
+
+def _unpacked(zstandard: ModuleType, stored: bytes, size: int) -> bytes | None:
+    # Not decompress(): it takes the frame's own word for how much memory it needs.
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
+    reader: Any = decompressor.stream_reader(io.BytesIO(memoryview(stored)[_SIZE.size :]))
+    pieces: list[bytes] = []
+    left = size + 1
+    try:
+        while left and (piece := reader.read(min(left, _PIECE_BYTES))):
+            pieces.append(piece)
+            left -= len(piece)
+    except zstandard.ZstdError:
+        return None
+    return b"".join(pieces) if left == 1 else None
+
+
+def _zstandard(why: str) -> ModuleType:
+    try:
+        import zstandard  # noqa: PLC0415 - an extra that few need
+    except ImportError:
+        raise CompressionUnavailable(
+            f"{why} needs the package zstandard: pip install 'taskq-local[zstd]'"
+        ) from None
+    return zstandard
