@@ -1,0 +1,365 @@
+"""Files of large bodies: on disk before they are named, shared, checked, collected in the end."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import pytest
+
+from taskq.core.errors import AppendFailed, LogDamaged, LogError, SpillMissing
+from taskq.core.model import SECOND_NS
+from taskq.log.spill import Spill, collect, decode_reference, old_files, renew
+from taskq.testing.clock import FakeClock
+from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from taskq.log.ports import Disk
+
+PATH: Final = "/srv/data"
+BODY: Final = b"a large body " * 500
+WHAT: Final = "the payload of job 1a-2"
+HOUR: Final = 3_600.0
+
+T = TypeVar("T")
+
+
+class Place:
+    """A simulated machine with an empty log directory, which is on disk."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.machine = Machine(seed)
+        self.clock = FakeClock()
+        self.machine.wall_ns = self.clock.wall_ns
+        disk = self.disk()
+        disk.make_directory(PATH)
+        for path in ("/", "/srv", PATH):
+            disk.sync_directory(path)
+
+    def disk(self) -> CrashableDisk:
+        return CrashableDisk(self.machine)
+
+    def spill(self) -> Spill:
+        """The files as one process sees them."""
+        disk = self.disk()
+        return Spill(PATH, lambda: disk)
+
+    def files(self) -> list[str]:
+        return self.disk().names(f"{PATH}/spill")
+
+    def collect(self, *referenced: bytes) -> int:
+        """Collect with nothing in between."""
+        disk = self.disk()
+        old = run(old_files(disk, PATH, self.clock.wall_ns()))
+        return run(collect(disk, PATH, old, {digest(one) for one in referenced}))
+
+
+def run(steps: Generator[None, None, T]) -> T:
+    """Take every step; returns what the last one does."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
+def digest(stored: bytes) -> bytes:
+    return decode_reference(stored, WHAT).digest
+
+
+def name(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def test_a_body_comes_back_from_the_file_that_its_content_names(tmp_path: Path) -> None:
+    """On the real disk."""
+    spill = Spill(str(tmp_path))
+    stored = spill.put(BODY)
+    assert len(stored) == 40
+    assert spill.get(stored, WHAT) == BODY
+    assert (tmp_path / "spill" / name(BODY)).read_bytes() == BODY
+    assert len(list((tmp_path / "spill").iterdir())) == 1
+
+
+def test_equal_bodies_share_a_file_and_others_do_not(place: Place) -> None:
+    first, second = place.spill(), place.spill()
+    assert first.put(BODY) == second.put(BODY)
+    steps = place.machine.steps
+    first.put(BODY)
+    assert place.machine.steps - steps == 2, "a touch, and a sync of the directory"
+    second.put(BODY + b"!")
+    assert place.files() == sorted([name(BODY), name(BODY + b"!")])
+
+
+def test_a_body_that_is_put_again_is_young_again(place: Place) -> None:
+    """Else it might be collected before its second record is written."""
+    place.spill().put(BODY)
+    place.clock.advance(2 * HOUR)
+    stored = place.spill().put(BODY)
+    assert place.collect() == 0
+    place.clock.advance(2 * HOUR)
+    renew(place.disk(), PATH, stored, WHAT)
+    assert place.collect() == 0
+    place.clock.advance(HOUR)
+    assert place.collect(stored) == 0
+    assert place.collect() == 1
+    assert place.files() == []
+
+
+def test_a_file_that_was_damaged_is_written_anew_when_its_body_is_put_again(place: Place) -> None:
+    stored = place.spill().put(BODY)
+    for harm in (b"?" + BODY[1:], BODY[:-1], b""):
+        place.machine.put(f"{PATH}/spill/{name(BODY)}", harm)
+        with pytest.raises(LogDamaged):
+            place.spill().get(stored, WHAT)
+        assert place.spill().put(BODY) == stored
+        assert place.spill().get(stored, WHAT) == BODY
+    assert place.files() == [name(BODY)]
+
+
+def test_what_reads_back_otherwise_is_an_error_that_names_the_file(place: Place) -> None:
+    stored = place.spill().put(BODY)
+    file = f"{PATH}/spill/{name(BODY)}"
+    place.machine.put(file, BODY[:-1])
+    with pytest.raises(LogDamaged, match=f"{file} has 6499 bytes, {WHAT} had 6500"):
+        place.spill().get(stored, WHAT)
+    place.machine.put(file, b"?" + BODY[1:])
+    with pytest.raises(LogDamaged, match=f"{file} does not hold {WHAT} any more"):
+        place.spill().get(stored, WHAT)
+    place.machine.unreadable.add((file, 3))
+    with pytest.raises(LogError, match=f"{file}: cannot be read"):
+        place.spill().get(stored, WHAT)
+    place.disk().remove(file)
+    with pytest.raises(SpillMissing, match=f"{file} is missing, and held {WHAT}: restore it"):
+        place.spill().get(stored, WHAT)
+    with pytest.raises(LogDamaged, match="holds 39 bytes"):
+        place.spill().get(stored[:-1], WHAT)
+
+
+def test_a_record_is_refused_when_its_file_is_gone(place: Place) -> None:
+    stored = place.spill().put(BODY)
+    renew(place.disk(), PATH, stored, WHAT)
+    place.disk().remove(f"{PATH}/spill/{name(BODY)}")
+    with pytest.raises(SpillMissing, match="nothing was written, try again"):
+        renew(place.disk(), PATH, stored, WHAT)
+
+
+# -- a disk that refuses ---------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_behind(place: Place) -> None:
+    place.machine.free = 100
+    with pytest.raises(AppendFailed, match="No space left on device"):
+        place.spill().put(BODY)
+    assert place.files() == []
+    assert place.machine.free == 100
+    place.machine.free = None
+    place.machine.shorten = lambda size: max(size // 3, 1)
+    stored = place.spill().put(BODY)
+    assert place.spill().get(stored, WHAT) == BODY
+
+
+def test_a_file_whose_sync_failed_is_named_by_nobody(place: Place) -> None:
+    spill = place.spill()
+    place.machine.fail_next_syncs()
+    with pytest.raises(AppendFailed):
+        spill.put(BODY)
+    assert place.files() == []
+    stored = spill.put(BODY)
+    place.machine.lose_power()
+    assert place.spill().get(stored, WHAT) == BODY
+
+
+def test_after_a_failed_sync_of_the_directory_the_file_is_written_anew(place: Place) -> None:
+    """The next sync would say that all is well, and the entry might not be on disk."""
+    spill = place.spill()
+
+    def refuse(operation: str, path: str) -> None:
+        if operation == "sync_directory" and path.endswith("/spill"):
+            raise OSError(5, "Input/output error")
+
+    place.machine.on_step = refuse
+    with pytest.raises(AppendFailed):
+        spill.put(BODY)
+    place.machine.on_step = None
+    renamed: list[str] = []
+    place.machine.on_step = lambda operation, _: renamed.append(operation)
+    spill.put(BODY)
+    assert "rename" in renamed
+
+
+# -- crashes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_crash_at_any_step_leaves_no_name_without_its_file(power: bool, known: bool) -> None:
+    """What ``put`` returned is on disk whatever happens; leftovers are collected."""
+    stop = 0
+    finished = False
+    while not finished:
+        stop += 1
+        for seed in range(20):
+            place = Place(seed)
+            if known:
+                # Another process was at the same, and did not come to the end of it.
+                place.machine.stop_at(place.machine.steps + 6, power=False)
+                with pytest.raises(ProcessKilled):
+                    place.spill().put(BODY)
+            place.machine.stop_at(place.machine.steps + stop, power=power)
+            spill = place.spill()
+            stored = None
+            try:
+                stored = spill.put(BODY)
+                place.machine.stop_at(None)
+                finished = True
+                place.machine.lose_power()
+            except (PowerLost, ProcessKilled):
+                pass
+            if stored is not None:
+                assert place.spill().get(stored, WHAT) == BODY
+            whole = [one for one in place.files() if re.fullmatch("[0-9a-f]{64}", one)]
+            for one in whole:
+                assert place.machine.content(f"{PATH}/spill/{one}") == BODY
+            # The next one who puts it gets through, whatever was left behind.
+            again = place.spill().put(BODY)
+            assert place.spill().get(again, WHAT) == BODY
+            place.clock.advance(2 * HOUR)
+            assert place.collect(again) == len(place.files()) - 1 or place.files() == [name(BODY)]
+            assert place.files() == [name(BODY)]
+    assert stop > (2 if known else 6)
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_a_crash_at_any_step_of_collecting_loses_nothing_that_is_named(power: bool) -> None:
+    stop = 0
+    finished = False
+    while not finished:
+        stop += 1
+        for seed in range(20):
+            place = Place(seed)
+            spill = place.spill()
+            kept, *rest = [spill.put(BODY + b"%d" % number) for number in range(4)]
+            place.clock.advance(2 * HOUR)
+            place.machine.stop_at(place.machine.steps + stop, power=power)
+            try:
+                assert place.collect(kept) == len(rest)
+                finished = True
+            except (PowerLost, ProcessKilled):
+                pass
+            place.machine.stop_at(None)
+            place.machine.lose_power()
+            assert place.spill().get(kept, WHAT) == BODY + b"0"
+            # What is left of the others is whole or goes with the next collection.
+            again = place.spill().put(BODY + b"1")
+            assert place.spill().get(again, WHAT) == BODY + b"1"
+            place.clock.advance(2 * HOUR)
+            place.collect(kept, again)
+            assert len(place.files()) == 2
+    assert stop > 3
+
+
+# -- collecting ------------------------------------------------------------------------------------
+
+
+def test_young_files_and_those_of_others_are_left_alone(place: Place) -> None:
+    spill = place.spill()
+    spill.put(BODY)
+    place.machine.put(f"{PATH}/spill/notes.txt", b"not ours")
+    place.clock.advance(HOUR - 1)
+    assert place.collect() == 0
+    place.clock.advance(1)
+    assert place.collect() == 1
+    assert place.files() == ["notes.txt"]
+
+
+def test_what_a_killed_writer_left_unfinished_is_collected(place: Place) -> None:
+    place.machine.stop_at(place.machine.steps + 4, power=False)
+    with pytest.raises(ProcessKilled):
+        place.spill().put(BODY)
+    (left,) = place.files()
+    assert re.fullmatch(rf"{name(BODY)}\.[0-9a-f]{{16}}\.tmp", left)
+    place.clock.advance(2 * HOUR)
+    assert place.collect() == 1
+    assert place.files() == []
+
+
+@pytest.mark.parametrize("by", ["put", "renew"])
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_file_that_is_used_while_the_collection_runs_is_spared(
+    place: Place, by: str, step: int
+) -> None:
+    """Whenever between the look at its age and its own turn; its neighbour goes."""
+    neighbour, stored = sorted(place.spill().put(BODY + b"%d" % number) for number in range(2))
+    body = place.spill().get(stored, WHAT)
+    place.clock.advance(2 * HOUR)
+    disk = place.disk()
+    old = run(old_files(disk, PATH, place.clock.wall_ns()))
+    place.clock.advance(1)
+    steps = collect(disk, PATH, old, set())
+    for _ in range(step):
+        next(steps)
+    if by == "put":
+        assert place.spill().put(body) == stored
+    else:
+        renew(place.disk(), PATH, stored, WHAT)
+    assert run(steps) == 1
+    assert place.spill().get(stored, WHAT) == body
+    with pytest.raises(SpillMissing):
+        place.spill().get(neighbour, WHAT)
+
+
+def test_a_file_that_is_touched_in_the_very_moment_of_its_removal_comes_back(place: Place) -> None:
+    """Somebody who holds no lock found it there, and is about to name it."""
+    stored = place.spill().put(BODY)
+    place.clock.advance(2 * HOUR)
+    disk: Disk = place.disk()
+    old = run(old_files(disk, PATH, place.clock.wall_ns()))
+    writer = place.disk()
+
+    def touch_first(operation: str, path: str) -> None:
+        if operation == "rename":
+            place.machine.on_step = None
+            writer.touch(f"{PATH}/spill/{name(BODY)}")
+
+    place.machine.on_step = touch_first
+    assert run(collect(disk, PATH, old, set())) == 0
+    place.machine.lose_power()
+    assert place.spill().get(stored, WHAT) == BODY
+
+
+def test_the_clock_of_a_machine_that_boots_in_1970_collects_nothing(place: Place) -> None:
+    stored = place.spill().put(BODY)
+    place.clock.step(-50 * 365 * 24 * HOUR)
+    assert place.collect() == 0
+    assert place.spill().get(stored, WHAT) == BODY
+    young = place.spill().put(BODY + b"!")
+    place.clock.step(50 * 365 * 24 * HOUR)
+    disk = place.disk()
+    old = run(old_files(disk, PATH, place.clock.wall_ns()))
+    assert [one.digest for one in old] == [digest(young)]
+    # Its record is written now, after all: that is seen although the clock says it is ancient.
+    renew(place.disk(), PATH, young, WHAT)
+    assert run(collect(disk, PATH, old, set())) == 0
+
+
+def test_looking_for_old_files_takes_small_steps(place: Place) -> None:
+    disk = place.disk()
+    disk.make_directory(f"{PATH}/spill")
+    for number in range(1_000):
+        place.machine.put(f"{PATH}/spill/{name(b'%d' % number)}", b"")
+    place.clock.advance(2 * HOUR)
+    steps = sum(1 for _ in old_files(disk, PATH, place.clock.wall_ns()))
+    assert steps == 4
+    assert place.clock.wall_ns() > 2 * SECOND_NS
+    assert place.collect() == 1_000
