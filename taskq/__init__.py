@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from taskq.core.errors import (
         AppendFailed,
         CompressionUnavailable,
+        DiskFull,
         FormatError,
         InvalidCall,
         JobCancelled,
@@ -53,6 +54,7 @@ __all__ = [
     "Call",
     "CompressionUnavailable",
     "Discard",
+    "DiskFull",
     "Durability",
     "FormatError",
     "InvalidCall",

@@ -14,6 +14,7 @@
     │   ├── LogFailed           an fsync failed: writes are refused until the log is opened again
     │   ├── OutcomeUnknown      the fsync under this very answer failed: it may or may not be kept
     │   ├── AppendFailed        the disk refused the write (full, quota): nothing of it is visible
+    │   │   └── DiskFull        too little room for new jobs; settling and cancelling go on
     │   ├── FormatError         an unknown version, type or feature: a newer taskq wrote it
     │   ├── LogDamaged          bytes that were once durable no longer read back
     │   │   └── SpillMissing    the file that holds a large payload or result is gone
@@ -148,6 +149,28 @@ class AppendFailed(LogError):
         )
         self.path = path
         self.errno = error.errno
+
+
+class DiskFull(AppendFailed):
+    """Too little room on the disk for new jobs; nothing was enqueued, and the log goes on.
+
+    Settling and cancelling still work: they have the room that enqueues must leave.
+
+    Attributes:
+        free_bytes: on the disk when it was last looked at.
+        limit_bytes: what enqueues must leave: ``min_free``, and the reserve while it is missing.
+    """
+
+    def __init__(self, path: str, error: OSError, free_bytes: int, limit_bytes: int) -> None:
+        super().__init__(path, error)
+        message = (
+            f"{path}: no room for new jobs ({error.strerror or error}): {free_bytes} bytes are "
+            f"free, new jobs must leave {limit_bytes}; nothing was enqueued. Free some space, "
+            f"raise the quota or lower min_free, then try again"
+        )
+        self.args = (message,)
+        self.free_bytes = free_bytes
+        self.limit_bytes = limit_bytes
 
 
 class FormatError(LogError):

@@ -14,6 +14,7 @@ class Batch:
     Attributes:
         lsn: of the next record.
         size: bytes so far.
+        payload_size: those among them that callers gave as payloads of jobs.
         where: location of the frame's first body byte; ``where + size`` is the next record's.
         interest: which sleepers must be woken for it.
         is_newer: it holds a kind, flag or option that the first taskq could not read.
@@ -26,6 +27,7 @@ class Batch:
         "is_newer",
         "lsn",
         "parts",
+        "payload_size",
         "size",
         "time_ns",
         "where",
@@ -36,7 +38,7 @@ class Batch:
         self.lsn = self.first_lsn = journal.next_lsn
         self.epoch = journal.epoch
         self.time_ns = time_ns
-        self.size = 0
+        self.size = self.payload_size = 0
         self.where = journal.next_location()
         self.interest = 0
         self.is_newer = False

@@ -23,6 +23,7 @@ from taskq.log.desk import Desk
 from taskq.log.operations import Operations, failure
 from taskq.log.otherowners import OtherOwners
 from taskq.log.requests import Op
+from taskq.log.room import Room, is_full
 from taskq.log.survey import Request, Survey, claims, parted, refusals
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ _ENQUEUE: Final = int(Op.ENQUEUE)
 _SETTLE_SOON: Final = int(Op.SETTLE_SOON)
 _LOOK: Final = int(Op.LOOK)
 _NEEDS_AGENDA: Final = frozenset({Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL})
-#: Room that an append must find after the disk was full, besides its own size.
-_MARGIN_BYTES: Final = 64 * 1024
 
 
 class Committer(Desk):
@@ -52,7 +51,7 @@ class Committer(Desk):
         #: something was appended that a loss would undo (claims alone do not count)
         self.unsynced = False
         self.owners = OtherOwners(self.facets, peers)
-        self.batches = 0
+        self.room = Room(journal.disk, journal.clock, journal.path, config)
         #: jobs of dead owners that were given back or ended
         self.taken_back = 0
         #: whom to wake for what was appended since the last ``take_interest``
@@ -78,6 +77,11 @@ class Committer(Desk):
             self._look(request)
 
     def _commit(self, requests: list[Request], survey: Survey) -> None:
+        requests, survey, refused = self.room.admit(requests, survey)
+        self.now += refused
+        if self.room.refused is not None and not self.room.may_try(survey.size):
+            self._make_do(requests, self.room.refused)
+            return
         try:
             self._build_before_lock(survey)
             self.in_flight = requests
@@ -86,12 +90,13 @@ class Committer(Desk):
             self._refuse(self.take_in_flight() or requests, error)
             return
         except OSError as error:
-            self._give_up(self.take_in_flight() or requests, error)
+            self._make_do(self.take_in_flight() or requests, error)
             return
         # Some callers may have been told meanwhile that the lock was not to be had.
         requests = self.take_in_flight()
+        refusal: OSError | None = None
         try:
-            self._locked(requests, survey)
+            refusal = self._locked(requests, survey)
         except LogError as error:
             self._refuse(requests, error)
         except Exception as error:  # noqa: BLE001 - too much for a frame, no sense, or a bug
@@ -99,6 +104,19 @@ class Committer(Desk):
             self._one_by_one(requests, error)
         finally:
             self.journal.unlock()
+        if refusal is not None:
+            self._make_do(requests, refusal)
+
+    def _make_do(self, requests: list[Request], error: OSError) -> None:
+        """The disk refused: try again without the enqueues, or with the reserve; or give up."""
+        rest, refused = self.room.sort_out(requests, error)
+        self.now += refused
+        if refused or (is_full(error) and self.room.give_up_reserve()):
+            rest = self._not_watched(rest)
+            if rest or self.waiting:
+                self._commit(rest, Survey.of(rest))
+        else:
+            self._give_up(rest, error)
 
     def _one_by_one(self, requests: list[Request], error: Exception) -> None:
         """Nothing of a batch was appended since something in it broke: find out what."""
@@ -143,12 +161,12 @@ class Committer(Desk):
         if survey.keyed:
             facets.need_dedup()
 
-    def _locked(self, requests: list[Request], survey: Survey) -> None:
+    def _locked(self, requests: list[Request], survey: Survey) -> OSError | None:
+        """Decide and append; returns what the disk said if it refused: then nothing happened."""
         before = len(self.now), len(self.later), self.later_lsn, list(self.waiting)
         journal = self.journal
         try:
             journal.rotate_if_full()
-            self._make_room_check(survey)
             time_ns, step_ns = journal.log_time()
             batch = Batch(journal, time_ns)
             self._catch_up(batch, step_ns, survey)
@@ -159,7 +177,8 @@ class Committer(Desk):
                 start = journal.end()
                 journal.append(b"".join(batch.parts), batch.count, time_ns)
                 self.facets.appended(start)
-                self.batches += 1
+                journal.meters.batch(batch.count, batch.payload_size)
+                self.room.appended()
                 self.unsynced = self.unsynced or batch.interest != 0
         except Exception as error:
             now, later, self.later_lsn, self.waiting = before
@@ -169,18 +188,10 @@ class Committer(Desk):
             self.operations.forget()
             if not isinstance(error, OSError):
                 raise
-            self._give_up(requests, error)
-            return
+            return error
         self._answer_watchers()
         self._interest |= batch.interest
-
-    def _make_room_check(self, survey: Survey) -> None:
-        """While the disk is full, notice before anything is applied: no fold is wasted twice."""
-        if not self._must_check_room:
-            return
-        if self.journal.disk.free_bytes(self.journal.path) < survey.size + _MARGIN_BYTES:
-            raise OSError(28, "No space left on device")
-        self._must_check_room = False
+        return None
 
     def _catch_up(self, batch: Batch, step_ns: int, survey: Survey) -> None:
         facets = self.facets

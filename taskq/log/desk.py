@@ -43,8 +43,6 @@ class Desk:
         self.held: list[Request] = []
         self.in_flight: list[Request] = []
         self._guard = threading.Lock()
-        #: the disk was full when it was last asked
-        self._must_check_room = False
 
     def take_in_flight(self) -> list[Request]:
         """The requests of this batch; whoever takes them answers them. One thread at a time."""
@@ -76,9 +74,14 @@ class Desk:
             requests = [one for one in requests if one[0] != Op.CLAIM]
         self.now += refusals(requests, error)
 
+    def _not_watched(self, requests: list[Request]) -> list[Request]:
+        """The same without those that wait for an outcome already."""
+        return [
+            one for one in requests if one[0] != Op.OUTCOME or not self.watchers.has(one[3], one[2])
+        ]
+
     def _give_up(self, requests: list[Request], error: OSError) -> None:
         """The disk refused: callers are told, and what can wait is tried again."""
-        self._must_check_room = True
         failed = AppendFailed(self.journal.path, error)
         for request in requests:
             op, port, future, operand = request
@@ -88,7 +91,6 @@ class Desk:
                 if not any(one[2] is future for one in self.waiting):
                     self.waiting.append((operand, port, future))
             elif op == Op.OUTCOME:
-                if not self.watchers.has(operand, future):
-                    self.held.append(request)
+                self.held += self._not_watched([request])
             else:
                 self.now.append((port, future, failed))

@@ -101,6 +101,7 @@ class Enqueues:
             self._recent.add(lsn, record)
         batch.parts.append(record)
         batch.size += len(record)
+        batch.payload_size += len(body)
         batch.lsn = lsn + 1
         batch.interest |= INTEREST_READY
         return lsn
@@ -133,6 +134,7 @@ class Enqueues:
             self._recent.size += size
         batch.parts += records
         batch.size += size
+        batch.payload_size += size - extra * len(bodies)
         batch.lsn = lsn
         batch.interest |= INTEREST_READY
         return first
@@ -152,6 +154,7 @@ class Enqueues:
         location = batch.where + batch.size
         record = codec.encode_checked(ready.tail, body, batch.lsn)
         lsn = batch.add(record)
+        batch.payload_size += len(body)
         dedup = self._facets.dedup
         if ready.key is not None and dedup is not None:
             dedup.apply_taken(ready.hashed, lsn, location, ready.window_ns, batch.time_ns)

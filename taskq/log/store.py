@@ -118,7 +118,7 @@ class Store:
     @property
     def batches(self) -> int:
         """Frames appended by this process."""
-        return self._open.committer.batches
+        return self._open.journal.meters.batches
 
     @property
     def longest_lock_wait_seconds(self) -> float:

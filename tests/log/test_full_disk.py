@@ -75,7 +75,9 @@ def test_a_full_disk_refuses_enqueues_and_goes_on_once_there_is_room(
     """Settlements that nobody waits for are kept until then, and no acknowledged job is lost."""
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(_BALLAST_BYTES))
-    config = LogConfig(durability=durability, segment_bytes=segment_bytes)
+    config = LogConfig(
+        durability=durability, segment_bytes=segment_bytes, min_free_bytes=0, reserve_bytes=0
+    )
     store = open_store(str(small_disk / "data"), config)
     port = store.thread_port
     assert port.enqueue(_SPEC, b"first").result(_SECONDS) == 1

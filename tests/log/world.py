@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 PATH: Final = "/srv/data"
 PLAIN: Final = EnqueueSpec(task="mail.send")
-SMALL: Final = LogConfig(segment_bytes=SEGMENT_BYTES_MIN)
+#: Uses its disk up: a test that wants a reserve says so.
+SMALL: Final = LogConfig(segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=0)
 
 
 class World:
