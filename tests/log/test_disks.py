@@ -93,6 +93,25 @@ def test_directories_are_made_with_their_parents_and_listed(disks: tuple[Disk, D
         disk.sync_directory(f"{path}/z")
 
 
+def test_a_file_that_is_touched_is_young_again(disks: tuple[Disk, Disk, str]) -> None:
+    disk, other, path = disks
+    assert disk.modified_ns(f"{path}/a") is None
+    with pytest.raises(FileNotFoundError):
+        disk.touch(f"{path}/a")
+    disk.open(f"{path}/a", create=True)
+    if isinstance(disk, CrashableDisk):
+        disk.machine.wall_ns = lambda: 10**18
+    else:
+        os.utime(f"{path}/a", (1, 1))
+        assert other.modified_ns(f"{path}/a") == 10**9
+    disk.touch(f"{path}/a")
+    modified_ns = other.modified_ns(f"{path}/a")
+    assert modified_ns is not None
+    assert modified_ns >= 10**18
+    other.rename(f"{path}/a", f"{path}/b")
+    assert disk.modified_ns(f"{path}/b") == modified_ns
+
+
 def test_a_lock_belongs_to_an_open_file_and_goes_with_it(disks: tuple[Disk, Disk, str]) -> None:
     disk, other, path = disks
     mine = disk.open(f"{path}/lock", create=True)
