@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.log.reader import LogReader
+    from taskq.log.timetravel import Moment
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -30,6 +32,27 @@ def data_dir_option(command: F) -> F:
 def json_option(command: F) -> F:
     """``--json``: one JSON document instead of text for people."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+
+
+def at_option(command: F) -> F:
+    """``--at``: look at the log as it stood then."""
+    return click.option(
+        "--at",
+        "at_text",
+        metavar="MOMENT",
+        help='As it was then: a span back from now ("2h"), a time, or an lsn.',
+    )(command)
+
+
+def moment(text: str | None) -> Moment | None:
+    """The moment that ``--at`` names, None for now.
+
+    Raises:
+        UsageError: it names none.
+    """
+    from taskq.log.timetravel import Moment  # noqa: PLC0415 - help must not import the log
+
+    return None if text is None else Moment.parse(text, time.time_ns(), "--at")
 
 
 def resolve(data_dir: Path | None) -> Path:

@@ -9,7 +9,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, Failure
-from taskq.cli.options import data_dir_option, json_option, open_reader
+from taskq.cli.options import at_option, data_dir_option, json_option, moment, open_reader
 from taskq.core.model import QueueStats, State
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from taskq.core.model import Damage, JobView
     from taskq.log.reader import LogReader
+    from taskq.log.timetravel import Moment
 
 _STATES: Final[dict[str, State]] = {
     state.name.lower(): state for state in State if state is not State.ABSENT
@@ -41,6 +42,7 @@ _REASON_COLUMNS: Final = 100
     show_default=True,
     help="At most so many.",
 )
+@at_option
 def ls(
     data_dir: Path | None,
     as_json: bool,
@@ -48,11 +50,13 @@ def ls(
     queue: str | None,
     task: str | None,
     limit: int,
+    at_text: str | None,
 ) -> None:
     """List the newest jobs, the newest first."""
-    reader = open_reader(data_dir)
+    at = moment(at_text)
     wanted = {_STATES[name] for name in states} or None
-    jobs = reader.jobs(wanted, queue, task, limit)
+    with open_reader(data_dir) as reader:
+        jobs = reader.jobs(wanted, queue, task, limit, at)
     if as_json:
         render.print_json([render.job_json(job) for job in jobs])
         return
@@ -60,7 +64,7 @@ def ls(
         filtered = wanted or queue or task
         click.echo("No job matches." if filtered else "No jobs yet.")
         return
-    now_ns = time.time_ns()
+    now_ns = _seen_from(at)
     render.print_table(
         ("ID", "STATE", "QUEUE~", "TASK~", ">PRIO", ">ATTEMPT", ">ENQUEUED", "NOTE~"),
         [
@@ -79,6 +83,11 @@ def ls(
     )
 
 
+def _seen_from(at: Moment | None) -> int:
+    """The moment that spans are told from: a job due an hour later is due in an hour."""
+    return at.time_ns if at is not None and at.time_ns is not None else time.time_ns()
+
+
 def _attempts(job: JobView) -> str:
     return f"{job.attempt}/{job.attempts_max}" if job.attempts_max else str(job.attempt)
 
@@ -94,14 +103,14 @@ def _note(job: JobView, now_ns: int) -> str:
 @click.argument("job_id")
 @data_dir_option
 @json_option
-def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
+@at_option
+def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
     """Show everything about one job: its attempts, reason, payload and result."""
-    reader = open_reader(data_dir)
-    job = reader.job(reader.parse_id(job_id))
-    if job is None:
-        newest = reader.jobs(None, None, None, 1)
-        known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"
-        raise Failure(f"there is no job {job_id} in this log ({known}). taskq ls lists them")
+    at = moment(at_text)
+    with open_reader(data_dir) as reader:
+        job = reader.job(reader.parse_id(job_id), at)
+        if job is None:
+            raise no_such_job(reader, job_id, at)
     if as_json:
         render.print_json(
             {
@@ -112,12 +121,20 @@ def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
             }
         )
         return
-    _print_job(job)
+    _print_job(job, _seen_from(at))
 
 
-def _print_job(job: JobView) -> None:
-    now_ns = time.time_ns()
+def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Failure:
+    """What to tell whoever asked for a job that the log does not have, or did not have then."""
+    newest = reader.jobs(None, None, None, 1, at)
+    if at is not None:
+        known = f"its newest was {newest[0].job_id}" if newest else "it had none"
+        return Failure(f"there was no job {job_id} in this log at that moment ({known})")
+    known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"
+    return Failure(f"there is no job {job_id} in this log ({known}). taskq ls lists them")
 
+
+def _print_job(job: JobView, now_ns: int) -> None:
     def at(moment_ns: int) -> str:
         text = render.moment(moment_ns)
         return f"{render.when(moment_ns, now_ns)} ({text})" if text else ""
@@ -164,10 +181,12 @@ def _print_job(job: JobView) -> None:
 @click.command()
 @data_dir_option
 @json_option
-def stats(data_dir: Path | None, as_json: bool) -> None:
+@at_option
+def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
     """Count the jobs of each queue by state."""
-    reader = open_reader(data_dir)
-    counts = reader.stats()
+    at = moment(at_text)
+    with open_reader(data_dir) as reader:
+        counts = reader.stats(at)
     if as_json:
         render.print_json(
             {
@@ -193,6 +212,7 @@ def stats(data_dir: Path | None, as_json: bool) -> None:
     click.echo(
         f"{_plural(counts.segments, 'segment')}, {render.size(counts.size)}, "
         f"next position {counts.next_lsn}, log {reader.log_id}"
+        f"{'' if at_text is None else f', as of {at_text}'}"
     )
 
 
@@ -209,7 +229,8 @@ def _plural(count: int, noun: str) -> str:
 @json_option
 def workers(data_dir: Path | None, as_json: bool) -> None:
     """List the processes that have the task log open, workers and producers alike."""
-    owners = open_reader(data_dir).owners()
+    with open_reader(data_dir) as reader:
+        owners = reader.owners()
     if as_json:
         render.print_json(
             [
@@ -253,8 +274,9 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
 @click.pass_context
 def verify(context: click.Context, data_dir: Path | None, as_json: bool) -> None:
     """Read the whole log and report damage; exit code 1 when there is some."""
-    report = _verify(open_reader(data_dir), as_json=as_json)
-    if report:
+    with open_reader(data_dir) as reader:
+        is_damaged = _verify(reader, as_json=as_json)
+    if is_damaged:
         context.exit(EXIT_FAILED)
 
 
@@ -294,7 +316,10 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
         )
         for job in report.jobs:
             click.echo(f"job {job}")
-        click.echo("Copy the directory before anything else; whole frames are still served.")
+        click.echo(
+            "Copy the directory before anything else; whole frames are still served. "
+            "taskq repair writes what is left anew"
+        )
     return bool(report.damage)
 
 
