@@ -60,7 +60,7 @@ class Agenda(Jobs):
 
     def __init__(self) -> None:
         super().__init__()
-        self._times = Timetable()
+        self.times = Timetable()
         #: running jobs whose expiry passed meanwhile: they expire if they are given back
         self._overdue: set[int] = set()
         self._scheduled = self._expiring = self._left = 0
@@ -93,7 +93,7 @@ class Agenda(Jobs):
 
     def apply_expiry(self, job: int, expires_ns: int) -> None:
         """Note when a job that was just added expires (its meta has META_EXPIRES)."""
-        self._times.expire_at(job, expires_ns)
+        self.times.expire_at(job, expires_ns)
         self._expiring += 1
 
     def apply_claimed(self, job: int, token: int, epoch: int, owner: int, attempt: int) -> bool:
@@ -106,7 +106,7 @@ class Agenda(Jobs):
         lane = self.lanes[chunk.lanes[index]]
         self._leave(lane, job, meta)
         if meta & STATE_MASK == _SCHEDULED:
-            self._times.forget(job)
+            self.times.forget(job)
         chunk.metas[index] = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | _attempt(attempt) | _CLAIMED
         lane.running += 1
         self.running[job] = (token, epoch, owner)
@@ -125,10 +125,10 @@ class Agenda(Jobs):
         lane = self.lanes[chunk.lanes[index]]
         self._leave(lane, job, meta)
         if meta & STATE_MASK == _SCHEDULED:
-            self._times.forget(job)
+            self.times.forget(job)
         if job in self._overdue:
             self._overdue.remove(job)
-            self._times.expire_at(job, 0)
+            self.times.expire_at(job, 0)
         waits = due_ns > now_ns
         meta = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | _attempt(attempt)
         chunk.metas[index] = meta | _BACK[kind, waits]
@@ -139,11 +139,8 @@ class Agenda(Jobs):
             self.enter_ready(lane, job)
         return True
 
-    def apply_ended(self, kind: Kind, job: int, location: int = 0, now_ns: int = 0) -> bool:
-        """A job is settled for good. False: unknown here (it ended before, or was damaged).
-
-        ``location`` is that of the record that says so.
-        """
+    def apply_ended(self, kind: Kind, job: int, now_ns: int = 0) -> bool:
+        """A job is settled for good. False: unknown here (it ended before, or was damaged)."""
         self.running.pop(job, None)
         if self.leases:
             self.leases.drop(job)
@@ -159,6 +156,7 @@ class Agenda(Jobs):
         else:
             name = _ENDS[kind]
             setattr(lane, name, getattr(lane, name) + 1)
+        location = chunk.locations[index]
         self.table.remove(chunk, index)
         if kind is Kind.DIED:
             self.dead.insert(job, location, lane.number, max(now_ns // SECOND_NS, 1))
@@ -190,14 +188,14 @@ class Agenda(Jobs):
 
     def apply_clock(self, step_ns: int) -> None:
         """Wall time made a step: relative moments move with it."""
-        self._times.shift_ns += step_ns
+        self.times.shift_ns += step_ns
         self.leases.shift_ns += step_ns
 
     # -- decide -----------------------------------------------------------------------------------
 
     def promote(self, now_ns: int, count: int = PROMOTE_MAX) -> None:
         """Turn scheduled jobs ready whose time has come, at most ``count`` of each kind."""
-        for job in self._times.due(now_ns, count):
+        for job in self.times.due(now_ns, count):
             chunk = self.table.find(job)
             if chunk is None:
                 continue
@@ -213,16 +211,16 @@ class Agenda(Jobs):
 
     def next_due_ns(self) -> int | None:
         """Wall time before which no scheduled job turns ready; None if none is scheduled."""
-        return self._times.next_due_ns()
+        return self.times.next_due_ns()
 
     def next_expiry_ns(self) -> int | None:
         """Wall time before which no job expires; None if none does."""
-        return self._times.next_expiry_ns()
+        return self.times.next_expiry_ns()
 
     def expired(self, now_ns: int, count: int) -> list[int]:
         """At most ``count`` waiting jobs that are expired now; the caller records each."""
         jobs = []
-        for job in self._times.expired(now_ns, count):
+        for job in self.times.expired(now_ns, count):
             chunk = self.table.find(job)
             if chunk is None:
                 continue
@@ -288,7 +286,7 @@ class Agenda(Jobs):
     def note_scheduled(self, job: int, due_ns: int, is_wall: bool) -> None:
         """A job of the table waits until then."""
         self._scheduled += 1
-        self._times.wait(job, due_ns, is_wall)
+        self.times.wait(job, due_ns, is_wall)
 
     def enter_ready(self, lane: Lane, job: int) -> None:
         """A job of the table may be claimed, in its old place."""
@@ -327,8 +325,8 @@ class Agenda(Jobs):
         """An entry of the timetable may be stale now."""
         self._left += 1
         if not self._left % _SWEEP_EVERY:
-            self._times.sweep_dues(self._scheduled, self._is_scheduled)
-            self._times.sweep_expiries(self._expiring, self._is_live)
+            self.times.sweep_dues(self._scheduled, self._is_scheduled)
+            self.times.sweep_expiries(self._expiring, self._is_live)
 
 
 def _attempt(attempt: int) -> int:

@@ -8,7 +8,7 @@ insertion's memmove under a microsecond.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -53,6 +53,21 @@ class SortedBlocks:
             self._firsts[number] = key
         if len(keys) > 2 * _BLOCK:
             self._split(number)
+
+    def has(self, key: int, value: int) -> bool:
+        """Whether the pair is there."""
+        number = max(bisect_left(self._firsts, key) - 1, 0)
+        for keys, values in zip(self._keys[number:], self._values[number:], strict=True):
+            if keys[0] > key:
+                break
+            start, end = bisect_left(keys, key), bisect_right(keys, key)
+            if value in values[start:end]:
+                return True
+        return False
+
+    def blocks(self) -> Iterator[tuple[array[int], array[int]]]:
+        """(keys, values) of each block; what is added meanwhile may or may not be seen."""
+        return zip(list(self._keys), list(self._values), strict=True)
 
     def first_key(self) -> int | None:
         """The smallest key, None when empty."""

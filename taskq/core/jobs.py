@@ -26,8 +26,8 @@ class Jobs(Lanes):
         table: every unsettled job.
         running: job -> (token, epoch, owner): the claim that holds it.
         leases: which of these claims end at a moment.
-        dead: dead letters by job: location of the record that says so, lane, and as ``meta`` the
-            second of wall time in which the job died.
+        dead: dead letters by job: location of the job's ENQUEUED record (or of the one that carries
+            it), lane, and as ``meta`` the second of wall time in which the job died.
         floor_lsn: segments that begin before it may be gone.
     """
 

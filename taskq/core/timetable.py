@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.blocks import SortedBlocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from array import array
+    from collections.abc import Callable, Iterator
 
 _LATEST: Final = 2**64 - 1
 #: Entries that may be stale before it is worth looking for them.
@@ -48,6 +49,19 @@ class Timetable:
         """
         if not self._shifted.remove(job):
             self._wall.remove(job)
+
+    def waits(self, job: int, moment_ns: int, is_wall: bool) -> bool:
+        """Whether the job is to be due then; in shifted time unless ``is_wall``."""
+        return (self._wall if is_wall else self._shifted).has(moment_ns, job)
+
+    def blocks(self) -> Iterator[tuple[array[int], array[int], bool]]:
+        """(moments, jobs, whether that is wall time) of the entries, some hundreds at a time.
+
+        Moments are in shifted time unless they are wall time; some entries may be stale.
+        """
+        for blocks, is_wall in ((self._shifted, False), (self._wall, True)):
+            for keys, values in blocks.blocks():
+                yield keys, values, is_wall
 
     def due(self, now_ns: int, count: int) -> list[int]:
         """Take out the jobs whose time has come, at most ``count`` of each kind."""

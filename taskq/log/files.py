@@ -131,6 +131,18 @@ class SegmentFiles:
                 self._disk.remove(self.file_path(lsn))
                 self.lsns.remove(lsn)
 
+    def remove(self, lsn: int) -> None:
+        """Remove a segment and what was made of it; a part that is gone already is no error."""
+        descriptor = self._descriptors.pop(lsn, None)
+        if descriptor is not None:
+            self._disk.close(descriptor)
+        self._window = (-1, 0, b"")
+        path = self.file_path(lsn)
+        self._disk.remove(path)
+        self._disk.remove(path.removesuffix(".log") + ".idx")
+        if lsn in self.lsns:
+            self.lsns.remove(lsn)
+
     def size(self, lsn: int) -> int:
         """Bytes of a segment."""
         return self._disk.size(self.descriptor(lsn))

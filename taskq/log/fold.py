@@ -112,7 +112,7 @@ def fold_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop: a call a reco
         elif kind in FINAL_KINDS:
             job = _JOB_ONLY.unpack_from(data, at + _JOB_AT)[0]
             if agenda is not None:
-                agenda.apply_ended(Kind(kind), job, where + at, time_ns)
+                agenda.apply_ended(Kind(kind), job, time_ns)
             if dedup is not None and options_size:
                 fold_free_key(data, at + codec.JOB.size, options_size, job, time_ns, dedup)
             if watch is not None and job in jobs:

@@ -151,10 +151,22 @@ def fold_carried(
                 carried.lease_ns, carried.ended_ns,
             )  # fmt: skip
     if dedup is not None and extras.key is not None:
-        start = codec.ENQUEUED.size
-        hashed = key_hash(born[start : start + queue_size], extras.key)
+        hashed = key_hash(_queue(born), extras.key)
         if not dedup.apply_moved(hashed, carried.job, location):
             _take_key(carried, flags, hashed, location, time_ns, dedup)
+
+
+def key_of(born: bytes) -> int:
+    """The hash of an ENQUEUED record's key, 0 if it has none."""
+    if not codec.PREFIX.unpack_from(born)[3]:
+        return 0
+    key = enqueue_extras(born).key
+    return 0 if key is None else key_hash(_queue(born), key)
+
+
+def _queue(born: bytes) -> bytes:
+    start = codec.ENQUEUED.size
+    return born[start : start + born[start - 2]]
 
 
 def _take_key(

@@ -195,7 +195,7 @@ class Operations:
                     kind, cause, attempt, job, delivery.token, body, batch.lsn, options, flags
                 )
             )
-            agenda.apply_ended(kind, job, location, batch.time_ns)
+            agenda.apply_ended(kind, job, batch.time_ns)
             self._facets.note_end(job, location)
             batch.interest |= INTEREST_OUTCOME
         else:
@@ -247,7 +247,7 @@ class Operations:
                 options = b""
         location = batch.where + batch.size
         batch.add(codec.encode_job(kind, cause, attempt, job, token, reason, batch.lsn, options))
-        agenda.apply_ended(kind, job, location, batch.time_ns)
+        agenda.apply_ended(kind, job, batch.time_ns)
         self._facets.note_end(job, location)
         batch.interest |= INTEREST_OUTCOME
 

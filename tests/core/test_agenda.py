@@ -39,7 +39,7 @@ def claim(agenda: Agenda, count: int = 1_000) -> list[int]:
 
 def entries(agenda: Agenda) -> int:
     """Entries of the timetable, stale ones among them."""
-    times = agenda._times
+    times = agenda.times
     return times._shifted.size + times._wall.size + times._expiries.size
 
 
