@@ -1,0 +1,160 @@
+"""Writing again what is needed from a segment that is about to go; under the writer lock.
+
+Whatever was found to be needed was read without the lock. So each item is looked at again here: it
+is written only if nothing about it changed meanwhile, and else left to the next pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.dedup import UNTIL_SETTLED
+from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
+from taskq.core.model import LIVE_STATES, State
+from taskq.core.records import Kind
+from taskq.log.carrying import (
+    Carried,
+    encode_carried,
+    encode_compacted,
+    encode_queue,
+    encode_tally,
+)
+from taskq.log.foldother import fold_carried, key_of
+
+if TYPE_CHECKING:
+    from taskq.core.agenda import Agenda
+    from taskq.core.dedup import Dedup
+    from taskq.log.batch import Batch
+    from taskq.log.facets import Facets
+    from taskq.log.journal import Journal
+
+#: Totals of so many lanes go into one batch.
+TALLIES_MAX: Final = 1_000
+
+
+class Item(NamedTuple):
+    """A job to be written again, as it was when it was found.
+
+    ``location`` is that of the record that is about to go, which holds the job's ENQUEUED record;
+    ``state`` is ABSENT for a job that is settled and forgotten, whose key alone is still held.
+    """
+
+    job: int
+    location: int
+    state: State
+    born: bytes
+    enqueued_ns: int
+    attempt: int = 0
+    #: of a scheduled job: when it is due, in shifted time unless ``due_is_wall``
+    due_ns: int = 0
+    due_is_wall: bool = False
+    ended_ns: int = 0
+    history: bytes = b""
+    body: bytes | None = None
+    flags: int = 0
+
+
+class Carries:
+    """The decisions of compaction."""
+
+    def __init__(self, journal: Journal, facets: Facets) -> None:
+        self._journal = journal
+        self._facets = facets
+
+    def carry(self, batch: Batch, items: list[Item]) -> int:
+        """Write these again; returns how many had changed and must be looked at once more."""
+        agenda, dedup = self._both()
+        missed = 0
+        for item in items:
+            carried = self._carried(agenda, dedup, item)
+            if carried is None:
+                missed += 1
+                continue
+            location = batch.where + batch.size
+            batch.add_newer(encode_carried(Kind.CARRIED, carried, batch.lsn))
+            fold_carried(Kind.CARRIED, carried, location, batch.time_ns, agenda, None)
+            fold_carried(Kind.CARRIED, carried, location, batch.time_ns, None, dedup)
+        return missed
+
+    def tally(self, batch: Batch, lanes: range) -> None:
+        """Write down how many jobs of these lanes ended so far, and which queues are paused."""
+        agenda, _ = self._both()
+        for lane in agenda.lanes[lanes.start : lanes.stop]:
+            if lane.succeeded or lane.dead or lane.cancelled or lane.expired:
+                batch.add_newer(encode_tally(lane, batch.lsn))
+        if not lanes.start:
+            for queue in sorted(agenda.paused):
+                batch.add_newer(encode_queue(Kind.PAUSED, queue, batch.lsn))
+
+    def finish(self, batch: Batch, floor_lsn: int) -> None:
+        """Say that nothing is needed any more of what stands before ``floor_lsn``."""
+        agenda, _ = self._both()
+        batch.add_newer(encode_compacted(floor_lsn, batch.lsn))
+        agenda.floor_lsn = max(agenda.floor_lsn, floor_lsn)
+
+    def drop(self, segment: int) -> bool:
+        """Remove a segment's files; False unless a record that is on disk says that it may go.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        agenda, _ = self._both()
+        files = self._journal.files
+        files.refresh()
+        if segment not in files.lsns[:-1] or segment != files.lsns[0]:
+            return False
+        if agenda.floor_lsn <= segment or files.lsns[1] > agenda.floor_lsn:
+            return False
+        files.remove(segment)
+        return True
+
+    def _both(self) -> tuple[Agenda, Dedup]:
+        agenda, dedup = self._facets.agenda, self._facets.dedup
+        assert agenda is not None
+        assert dedup is not None
+        return agenda, dedup
+
+    def _carried(self, agenda: Agenda, dedup: Dedup, item: Item) -> Carried | None:
+        """What to write; None if it is not as it was found."""
+        if item.state in LIVE_STATES:
+            return self._carried_live(agenda, dedup, item)
+        if item.state is State.DEAD:
+            chunk = agenda.dead.find(item.job)
+            if chunk is None or chunk.locations[agenda.dead.index] != item.location:
+                return None
+        return Carried(
+            job=item.job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
+            attempt=item.attempt, ended_ns=item.ended_ns, history=item.history, body=item.body,
+            flags=item.flags, key_until_ns=_key_until(dedup, item),
+        )  # fmt: skip
+
+    def _carried_live(self, agenda: Agenda, dedup: Dedup, item: Item) -> Carried | None:
+        job, table = item.job, agenda.table
+        chunk = table.find(job)
+        if chunk is None or chunk.locations[table.index] != item.location:
+            return None
+        meta = chunk.metas[table.index]
+        attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
+        if meta & STATE_MASK != item.state or attempt != item.attempt:
+            return None
+        due_ns = 0
+        if item.state is State.SCHEDULED:
+            if not agenda.times.waits(job, item.due_ns, item.due_is_wall):
+                return None
+            due_ns = item.due_ns + (0 if item.due_is_wall else agenda.times.shift_ns)
+        token, epoch, owner = agenda.running.get(job, (0, 0, 0))
+        return Carried(
+            job=job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
+            attempt=attempt, token=token, due_ns=due_ns, due_is_wall=item.due_is_wall,
+            claim=(epoch, owner), lease_ns=agenda.leases.deadline_ns(job),
+            key_until_ns=_key_until(dedup, item), history=item.history,
+        )  # fmt: skip
+
+
+def _key_until(dedup: Dedup, item: Item) -> int:
+    """Wall time until which the job holds its key; 0 if it has none, or holds it until its end."""
+    hashed = key_of(item.born)
+    if not hashed:
+        return 0
+    until = dedup.until_ns(hashed, item.job)
+    return 0 if until == UNTIL_SETTLED else until
