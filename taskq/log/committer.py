@@ -22,6 +22,7 @@ from taskq.log.batch import Batch
 from taskq.log.desk import Desk
 from taskq.log.operations import Operations, failure
 from taskq.log.otherowners import OtherOwners
+from taskq.log.ports import INTEREST_GROWTH
 from taskq.log.requests import Op
 from taskq.log.room import Room, is_full
 from taskq.log.survey import Request, Survey, claims, parted, refusals
@@ -35,6 +36,7 @@ _log: Final = logging.getLogger("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _SETTLE_SOON: Final = int(Op.SETTLE_SOON)
 _LOOK: Final = int(Op.LOOK)
+_FOLLOW: Final = int(Op.FOLLOW)
 _NEEDS_AGENDA: Final = frozenset({Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL})
 
 
@@ -66,9 +68,9 @@ class Committer(Desk):
             requests, self.held = [*self.held, *requests], []
             survey = Survey.of(requests)
         looks: list[Request] = []
-        if _LOOK in survey.ops:
-            looks = [request for request in requests if request[0] == _LOOK]
-            requests = [request for request in requests if request[0] != _LOOK]
+        if _LOOK in survey.ops or _FOLLOW in survey.ops:
+            looks = [request for request in requests if request[0] in (_LOOK, _FOLLOW)]
+            requests = [request for request in requests if request[0] not in (_LOOK, _FOLLOW)]
         if requests or self.waiting or not looks:
             self._commit(requests, survey)
         # After the writes of the same batch, so that a caller reads what it wrote; without the
@@ -138,9 +140,13 @@ class Committer(Desk):
 
     def _look(self, request: Request) -> None:
         """Answer a request that only reads."""
-        _, port, future, (look, needs_agenda) = request
+        op, port, future, operand = request
         try:
             self.journal.refresh()
+            if op == _FOLLOW:
+                self.followers.add(operand, port, future)
+                return
+            look, needs_agenda = operand
             self.facets.catch_up()
             if needs_agenda:
                 self.facets.need_agenda()
@@ -190,7 +196,7 @@ class Committer(Desk):
                 raise
             return error
         self._answer_watchers()
-        self._interest |= batch.interest
+        self._interest |= batch.interest | (INTEREST_GROWTH if batch.count else 0)
         return None
 
     def _catch_up(self, batch: Batch, step_ns: int, survey: Survey) -> None:

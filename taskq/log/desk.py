@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import AppendFailed, LogError, LogFailed
 from taskq.log.facets import Facets
+from taskq.log.growth import Followers
 from taskq.log.requests import Op
 from taskq.log.survey import claims, refusals
 from taskq.log.watchers import Watchers
@@ -28,6 +29,7 @@ class Desk:
         later: answers that must wait until the log is durable up to ``later_lsn``.
         waiting: claims that found nothing yet: (request, port, future).
         watchers: who waits for the outcome of a job.
+        followers: who waits for the log to grow.
         held: settlements that the disk refused: they are tried again, nobody waits for them.
         in_flight: the requests of the batch that waits for the lock.
     """
@@ -40,6 +42,7 @@ class Desk:
         self.later_lsn = 0
         self.waiting: list[tuple[ClaimRequest, Any, Any]] = []
         self.watchers = Watchers(journal, self.facets)
+        self.followers = Followers(journal)
         self.held: list[Request] = []
         self.in_flight: list[Request] = []
         self._guard = threading.Lock()

@@ -145,7 +145,7 @@ class WriterLock:
 
     def peek(self) -> TailHint | None:
         """The hint, read without the lock."""
-        return _decode(self._disk.read(self._file, _TAIL_SIZE, _HOLDER.size))
+        return read_hint(self._disk, self._file)
 
     def locked_error(self, waited_seconds: float) -> LogLocked:
         """What to tell callers who waited too long; asked from any thread.
@@ -214,6 +214,11 @@ class WriterLock:
         # One that was killed left its flag behind; its lock is gone all the same.
         if flags & _EXCLUSIVE and Path(f"/proc/{pid}").exists():
             raise self.locked_error(0.0)
+
+
+def read_hint(disk: Disk, descriptor: int) -> TailHint | None:
+    """The hint in the lock's file, None if it cannot be believed; needs no lock."""
+    return _decode(disk.read(descriptor, _TAIL_SIZE, _HOLDER.size))
 
 
 def flock_holders(*paths: Path) -> list[int]:

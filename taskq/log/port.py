@@ -105,6 +105,10 @@ class _Port:
         """The next ready jobs, in the order in which they would be claimed."""
         return self._send(Op.LOOK, (lambda one: _peek(one, count, queue), True))
 
+    def extent(self, beyond: int | None = None) -> Any:
+        """How far the log may be read, once that is beyond an lsn; None: beyond all it has now."""
+        return self._send(Op.FOLLOW, beyond)
+
     def _resolve(self, answers: Iterable[Answer]) -> None:
         for _, future, value in answers:
             if future is None:

@@ -145,6 +145,7 @@ class Peers(Protocol):
         ...
 
 
-#: Interest bits: a job may have become ready; a job was settled.
+#: Interest bits: a job may have become ready; a job was settled; anything was appended.
 INTEREST_READY = 1
 INTEREST_OUTCOME = 2
+INTEREST_GROWTH = 4

@@ -48,6 +48,8 @@ class Op(enum.IntEnum):
     LOOK = 6
     #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
     SETTLE_SOON = 7
+    #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
+    FOLLOW = 16
 
 
 class EnqueueSpec:

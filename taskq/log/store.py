@@ -22,6 +22,7 @@ from taskq.log.thread import StorageThread, run_chore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from uuid import UUID
 
     from taskq.log.survey import Request
 
@@ -104,6 +105,11 @@ class Store:
     def _open(self) -> StorageThread:
         assert self._storage is not None
         return self._storage
+
+    @property
+    def log_id(self) -> UUID:
+        """What makes this log another than all others."""
+        return self._open.journal.identity.log_id
 
     @property
     def recovered(self) -> list[str]:

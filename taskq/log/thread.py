@@ -24,7 +24,7 @@ from taskq.log.lock import WriterLock
 from taskq.log.lockwatch import LockWatch
 from taskq.log.operations import failure
 from taskq.log.peers import LocalPeers
-from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import Op
 from taskq.log.survey import Answer, Request, Survey, claims, refusals
 
@@ -55,7 +55,7 @@ _ENQUEUE: Final = int(Op.ENQUEUE)
 #: About what a record takes besides its payload.
 _RECORD_BYTES: Final = 48
 _KEPT_MAX: Final = 64
-_PATIENT: Final = frozenset({Op.SETTLE_SOON, Op.CLAIM})
+_PATIENT: Final = frozenset({Op.SETTLE_SOON, Op.CLAIM, Op.FOLLOW})
 
 
 class StorageThread:
@@ -209,12 +209,13 @@ class StorageThread:
 
     def _until_sync(self) -> float:
         """Seconds until a sync is due that nobody waits for; infinite when none is."""
-        if not self.committer.unsynced:
+        followers = self.committer.followers
+        if not (self.committer.unsynced or followers.lacking):
             self._unsynced_since = 0.0
             return float("inf")
         now = time.monotonic()
         self._unsynced_since = self._unsynced_since or now
-        return self._unsynced_since + self._sync_seconds - now
+        return self._unsynced_since + followers.sync_seconds(self._sync_seconds) - now
 
     def _sync(self) -> None:
         self._unsynced_since = 0.0
@@ -227,7 +228,7 @@ class StorageThread:
 
     def _hand_out(self) -> None:
         committer = self.committer
-        answers = committer.now + committer.later
+        answers = committer.now + committer.later + committer.followers.told()
         if answers:
             committer.now, committer.later, committer.later_lsn = [], [], 0
             self._deliver(answers)
@@ -261,9 +262,9 @@ class StorageThread:
         if store.has_work:
             store.asleep = False
             return
-        interest = (INTEREST_READY if committer.waiting else 0) | (
-            INTEREST_OUTCOME if committer.watchers else 0
-        )
+        interest = INTEREST_READY if committer.waiting else 0
+        interest |= INTEREST_OUTCOME if committer.watchers else 0
+        interest |= INTEREST_GROWTH if committer.followers else 0
         if interest:
             peers.announce(interest)
         # Looked at after the announcement: a writer either sees it, or is seen here.
@@ -283,7 +284,7 @@ class StorageThread:
             limits.append(_UNTOLD_SECONDS)
         if committer.held:
             limits.append(_HELD_SECONDS)
-        if committer.watchers or committer.waiting:
+        if committer.watchers or committer.waiting or committer.followers:
             limits.append(_FALLBACK_SECONDS)
         if committer.waiting:
             agenda = committer.facets.agenda
@@ -310,7 +311,7 @@ class StorageThread:
             self._cycle([], Survey())
             return
         try:
-            if committer.watchers and self.journal.has_grown():
+            if (committer.watchers or committer.followers) and self.journal.has_grown():
                 committer.follow()
             self._sync_if_due()
         except (TaskqError, OSError) as error:
@@ -328,7 +329,7 @@ class StorageThread:
                 committer.sync()
         closed = LogClosed(f"{self.path}: the log was closed")
         left = [(port, future) for _, port, future in committer.waiting]
-        left += committer.watchers.all()
+        left += [*committer.watchers.all(), *committer.followers.all()]
         committer.now += [(port, future, closed) for port, future in left]
         committer.now += refusals(committer.held, closed)
         self._hand_out()
@@ -349,10 +350,11 @@ class StorageThread:
         """
         closed = LogClosed(f"{self.path}: closed while the writer lock was not to be had")
         committer = self.committer
-        held = [one for one in list(committer.held) if one[0] == Op.CLAIM]
+        held = [one for one in list(committer.held) if one[0] != Op.SETTLE_SOON]
         waiting = claims(list(committer.waiting))
         answers = refusals([*committer.take_in_flight(), *held, *waiting], closed)
-        answers += [(port, future, closed) for port, future in committer.watchers.all()]
+        waiters = [*committer.watchers.all(), *committer.followers.all()]
+        answers += [(port, future, closed) for port, future in waiters]
         if answers:
             self._deliver(answers)
         self._store.refuse_rest()
