@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
+from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_compression
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: A batch takes requests from the mailbox up to this size, plus one transaction.
 BATCH_BYTES_MAX: Final = 256 * 1024
@@ -23,6 +28,33 @@ LSN_SKIP: Final = 2**20
 MIN_FREE_BYTES: Final = 16 * 1024 * 1024
 RESERVE_BYTES: Final = 1024 * 1024
 TINY_DISK_PARTS: Final = 50
+#: Largest payload or result that may go to a file of its own.
+SPILL_BYTES_MAX: Final = 1024 * 1024 * 1024
+
+
+class Packing(NamedTuple):
+    """What becomes of a body on its way into the log."""
+
+    compress: Compression
+    #: whether it may go to a file of its own when it is larger than PAYLOAD_BYTES_MAX
+    spill: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePolicy:
+    """What is other in one queue than in the rest of its log; None: nothing.
+
+    Attributes:
+        compress: how payloads and results are compressed.
+        spill: whether large ones may go to files of their own.
+    """
+
+    compress: Compression | None = None
+    spill: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.compress is not None:
+            check_compression(self.compress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +74,11 @@ class LogConfig:
         reserve_bytes: set aside in a file that is given up when the disk is full, so that jobs can
             still be settled; None for 1 MiB, or 2 % of a disk that is smaller than 50 MiB; 0 for
             none.
+        compress: how payloads and results are compressed, where their task or queue does not say.
+        spill: likewise, whether those over PAYLOAD_BYTES_MAX may go to files beside the log.
+        spill_bytes_max: largest one that may.
+        decompressed_bytes_max: what would become larger is not decompressed.
+        queues: what is other in some queues, by their names.
     """
 
     durability: Durability = Durability.FSYNC
@@ -52,8 +89,18 @@ class LogConfig:
     name: str = ""
     min_free_bytes: int | None = None
     reserve_bytes: int | None = None
+    compress: Compression = "none"
+    spill: bool = False
+    spill_bytes_max: int = SPILL_BYTES_MAX
+    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
+    queues: Mapping[str, QueuePolicy] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        check_compression(self.compress)
+        object.__setattr__(self, "queues", MappingProxyType(dict(self.queues)))
+        for name in ("spill_bytes_max", "decompressed_bytes_max"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}, it must be above 0")
         if not SEGMENT_BYTES_MIN <= self.segment_bytes <= SEGMENT_BYTES_MAX:
             raise UsageError(
                 f"segment_bytes is {self.segment_bytes}, it must be {SEGMENT_BYTES_MIN} to "
@@ -64,3 +111,19 @@ class LogConfig:
         for name, size in (("min_free", self.min_free_bytes), ("reserve", self.reserve_bytes)):
             if size is not None and size < 0:
                 raise UsageError(f"{name} is {size}, it must be 0 (none) or a number of bytes")
+
+    def packing(
+        self, queue: str, compress: Compression | None = None, spill: bool | None = None
+    ) -> Packing | None:
+        """What becomes of a body of the queue; None: it is stored as it is, and has a limit.
+
+        ``compress`` and ``spill`` are what the job or its task says, None for nothing.
+        """
+        if self.queues and (compress is None or spill is None):
+            policy = self.queues.get(queue)
+            if policy is not None:
+                compress = policy.compress if compress is None else compress
+                spill = policy.spill if spill is None else spill
+        compress = self.compress if compress is None else compress
+        spill = self.spill if spill is None else spill
+        return Packing(compress, spill) if spill or compress != "none" else None

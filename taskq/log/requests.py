@@ -21,8 +21,9 @@ from taskq.core.model import (
     Extras,
     State,
 )
-from taskq.core.records import Cause, Flag, Kind
+from taskq.core.records import PACKED, Cause, Flag, Kind
 from taskq.log import codec
+from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, decompress
 from taskq.log.options import enqueue_extras
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ class EnqueueSpec:
         flags: of ``Flag``.
     """
 
-    __slots__ = ("attempts", "flags", "lane_key", "priority", "queue", "route", "tail", "task")
+    __slots__ = (
+        "_packed", "attempts", "flags", "lane_key", "priority", "queue", "route", "tail", "task",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -94,6 +97,18 @@ class EnqueueSpec:
         self.tail = codec.enqueue_tail(
             priority, int(self.flags), attempts, len(queue_bytes), len(task_bytes), self.route, b""
         )
+        self._packed: dict[int, EnqueueSpec] = {}
+
+    def packed(self, flags: int) -> EnqueueSpec:
+        """The same for bodies that are stored as these flags say; 0: as they were given."""
+        if not flags:
+            return self
+        spec = self._packed.get(flags)
+        if spec is None:
+            spec = self._packed[flags] = EnqueueSpec(
+                self.queue, self.task, self.priority, self.attempts, self.flags | flags
+            )
+        return spec
 
 
 def check_name(what: str, name: str) -> bytes:
@@ -133,6 +148,8 @@ class ClaimRequest:
 
 
 _NO_OPTIONS: Final = bytes(2)
+_FLAGS_AT: Final = 8
+_SPILLED: Final = int(Flag.SPILLED)
 _ENQUEUED_HEAD: Final = struct.Struct("<IBBHIHBB")
 
 
@@ -183,7 +200,30 @@ class Delivery(_DeliveryFields):
 
     @property
     def payload(self) -> bytes:
-        """The bytes that were enqueued."""
+        """The bytes that were enqueued.
+
+        Raises:
+            LogDamaged: they do not decompress to what they were.
+            PayloadTooLarge: decompressed they would be over DECOMPRESSED_BYTES_MAX.
+            CompressionUnavailable: they are compressed in a way that is not installed here.
+            UsageError: they are in a file beside the log, which ``BodyStore.payload`` reads.
+        """
+        flags = self.record[_FLAGS_AT] & PACKED
+        if not flags:
+            return self.stored_payload
+        what = f"the payload of job {self.job_id}"
+        if flags & _SPILLED:
+            raise UsageError(f"{what} is in a file beside the log: read it with BodyStore.payload")
+        return decompress(self.stored_payload, flags, DECOMPRESSED_BYTES_MAX, what)
+
+    @property
+    def payload_flags(self) -> int:
+        """How the payload is stored, as flags of its record; 0: as it was given."""
+        return self.record[_FLAGS_AT] & PACKED
+
+    @property
+    def stored_payload(self) -> bytes:
+        """The payload as its record holds it."""
         record = self.record
         if record[6:8] == _NO_OPTIONS:
             # The common record: what stands before the body is as long as in all of its lane.

@@ -11,13 +11,15 @@ the same lock, whether it was touched since he chose it (``collect``).
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import os
 import re
 import secrets
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.errors import AppendFailed, LogDamaged, LogError, SpillMissing
+from taskq.core.errors import AppendFailed, DiskFull, LogDamaged, LogError, SpillMissing
 from taskq.core.model import SECOND_NS
 from taskq.log.disk import PatientDisk
 from taskq.log.identity import write_file
@@ -99,19 +101,21 @@ class Spill:
         #: names whose directory entries may not be on disk, whatever a later sync says
         self._doubtful: set[str] = set()
 
-    def put(self, body: bytes) -> bytes:
+    def put(self, body: bytes, least_free: Callable[[int], int] | None = None) -> bytes:
         """Write the body to its file, unless it is there; returns what a record says of it.
 
-        The file survives a power loss when this returns.
+        The file survives a power loss when this returns. ``least_free`` says how many bytes of a
+        disk of a size must be left free.
 
         Raises:
+            DiskFull: they would not be.
             AppendFailed: the disk refused.
         """
         disk = self._make_disk()
         digest = hashlib.sha256(body).digest()
         try:
             self._keep_directory(disk)
-            self._put(disk, digest.hex(), body)
+            self._put(disk, digest.hex(), body, least_free)
         except OSError as error:
             raise AppendFailed(self.path, error) from error
         return _REFERENCE.pack(digest, len(body))
@@ -155,10 +159,17 @@ class Spill:
             disk.sync_directory(self.path)
             self._is_kept = True
 
-    def _put(self, disk: Disk, name: str, body: bytes) -> None:
+    def _put(
+        self, disk: Disk, name: str, body: bytes, least_free: Callable[[int], int] | None
+    ) -> None:
         directory = f"{self.path}/{DIRECTORY}"
         file = f"{directory}/{name}"
         if name in self._doubtful or not _is_there(disk, file, body):
+            if least_free is not None:
+                free, least = disk.free_bytes(self.path), least_free(disk.total_bytes(self.path))
+                if free - len(body) < least:
+                    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    raise DiskFull(self.path, full, free, least)
             temporary = f"{file}.{secrets.token_hex(8)}{_TEMPORARY}"
             try:
                 write_file(disk, temporary, body)
