@@ -37,7 +37,7 @@ GROWING: Final = frozenset({Op.ENQUEUE, Op.ENQUEUE_MANY})
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: The soonest and the latest next look, and how fast the disk is taken to fill up in between.
 _LOOK_NS_MIN: Final = SECOND_NS // 20
-_LOOK_NS_MAX: Final = 5 * SECOND_NS
+_LOOK_NS_MAX: Final = SECOND_NS
 _FILL_BYTES_PER_SECOND: Final = 4 * 1024**3
 #: Besides what was asked for, a batch may hold claims, expiries and what dead owners left.
 _MARGIN_BYTES: Final = 16 * 1024
