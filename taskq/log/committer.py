@@ -17,6 +17,7 @@ from taskq.core.errors import (
     TaskqError,
 )
 from taskq.core.model import Durability
+from taskq.core.records import Flag
 from taskq.log import codec
 from taskq.log.batch import Batch
 from taskq.log.desk import Desk
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)
+#: The least of the flags of bodies that are stored otherwise than they were given.
+_PACKED_MIN: Final = int(Flag.ZLIB)
 _SETTLE_SOON: Final = int(Op.SETTLE_SOON)
 _LOOK: Final = int(Op.LOOK)
 _FOLLOW: Final = int(Op.FOLLOW)
@@ -239,7 +242,7 @@ class Committer(Desk):
         number, end = 0, len(requests)
         while number < end:
             op, port, future, operand = requests[number]
-            if op == _ENQUEUE and operand[2] is None:
+            if op == _ENQUEUE and operand[2] is None and operand[0].flags < _PACKED_MIN:
                 number = self._enqueue_run(batch, requests, number)
                 continue
             number += 1

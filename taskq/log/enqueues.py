@@ -7,23 +7,26 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.dedup import key_hash
 from taskq.core.errors import LogDamaged
 from taskq.core.jobtable import META_EXPIRES
-from taskq.core.records import Flag
+from taskq.core.records import PACKED, Flag
 from taskq.log import codec
 from taskq.log.foldother import enqueued_meta
 from taskq.log.options import encode_extras, enqueue_extras
 from taskq.log.ports import INTEREST_READY
 from taskq.log.requests import Duplicate, EnqueueSpec
+from taskq.log.spill import renew
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from taskq.core.model import Extras
     from taskq.log.batch import Batch
     from taskq.log.facets import Facets
+    from taskq.log.journal import Journal
     from taskq.log.recent import Recent
 
 _CHECKED: Final = int(Flag.CHECKED)
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
+_SPILLED: Final = int(Flag.SPILLED)
 
 Item = tuple[EnqueueSpec, bytes, "Extras | None"]
 
@@ -55,13 +58,16 @@ class Prepared:
 class Enqueues:
     """The enqueues of one process."""
 
-    def __init__(self, facets: Facets, recent: Recent) -> None:
+    def __init__(self, journal: Journal, facets: Facets, recent: Recent) -> None:
+        self._journal = journal
         self._facets = facets
         self._recent = recent
 
     def one(self, batch: Batch, item: Item) -> int | Duplicate:
         """A new job's lsn, or the job that holds its key."""
         spec, body, extras = item
+        if spec.flags & PACKED:
+            self._check_job(batch, item)
         if extras is None:
             return self._add(batch, spec, spec.tail, body)
         return self._add_prepared(batch, spec, body, self._prepare(batch, spec, extras))
@@ -70,12 +76,29 @@ class Enqueues:
         """All or none of them."""
         return self.add(batch, items, self.prepared(batch, items))
 
-    def prepared(self, batch: Batch, items: Iterable[Item]) -> list[Prepared | None]:
+    def prepared(self, batch: Batch, items: Sequence[Item]) -> list[Prepared | None]:
         """Check enqueues before anything is added; None for those that need no check."""
+        for item in items:
+            if item[0].flags & PACKED:
+                self._check_job(batch, item)
         return [
             None if extras is None else self._prepare(batch, spec, extras)
             for spec, _, extras in items
         ]
+
+    def check_packed(self, batch: Batch, flags: int, body: bytes, what: str) -> None:
+        """Check a body that is stored otherwise than it was given, before its record is added.
+
+        Raises:
+            SpillMissing: the file that it names is gone.
+        """
+        batch.is_newer = True
+        if flags & _SPILLED:
+            renew(self._journal.disk, self._journal.path, body, what)
+
+    def _check_job(self, batch: Batch, item: Item) -> None:
+        spec, body, _ = item
+        self.check_packed(batch, spec.flags, body, f"the payload of {spec.task or spec.queue}")
 
     def add(
         self, batch: Batch, items: Iterable[Item], prepared: list[Prepared | None]

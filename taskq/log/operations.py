@@ -51,7 +51,7 @@ class Operations:
         self._introduced = False
         self._tag = journal.tag
         self.recent = Recent(journal.files)
-        self.enqueues = Enqueues(facets, self.recent)
+        self.enqueues = Enqueues(journal, facets, self.recent)
 
     def forget(self) -> None:
         """The batch was not written: nothing of it may be taken for said."""
@@ -182,6 +182,8 @@ class Operations:
             )
         attempt = delivery.attempt
         keyed = delivery.record[_FLAGS_AT] & _KEYED
+        if flags:
+            self.enqueues.check_packed(batch, flags, body or b"", f"the result of {delivery!r}")
         prepared = self.enqueues.prepared(batch, children)
         if kind is Kind.SUCCEEDED or kind is Kind.DIED:
             options = b""
