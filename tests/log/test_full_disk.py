@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import shutil
 import subprocess
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq.core.errors import AppendFailed
+from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import Durability, State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
@@ -65,6 +67,58 @@ def _fill(store: Store, size: int) -> list[int]:
     assert refused.errno == errno.ENOSPC
     assert "Free some space" in str(refused)
     return jobs
+
+
+def _use_up(place: Path) -> None:
+    """Another program takes every byte."""
+    with (place / "ballast").open("ab", buffering=0) as ballast, contextlib.suppress(OSError):
+        while True:
+            ballast.write(bytes(4_096))
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+def test_enqueues_are_refused_first_and_what_was_enqueued_is_settled_on_the_full_disk(
+    small_disk: Path, durability: Durability
+) -> None:
+    """With the limits that a log has by itself."""
+    (small_disk / "ballast").write_bytes(bytes(_BALLAST_BYTES))
+    data = str(small_disk / "data")
+    store = open_store(data, LogConfig(durability=durability))
+    port = store.thread_port
+    jobs = _fill(store, 20_000)
+    assert len(jobs) > 100
+    assert shutil.disk_usage(small_disk).free > _SIZE_BYTES // 60
+    assert (small_disk / "data" / "reserve").stat().st_size == _SIZE_BYTES // 50
+    _use_up(small_disk)
+    assert not shutil.disk_usage(small_disk).free
+    deliveries = port.claim(ClaimRequest(len(jobs) // 2)).result(_SECONDS)
+    assert len(deliveries) == len(jobs) // 2
+    for delivery in deliveries[::2]:
+        ended = [Settlement(Kind.SUCCEEDED, delivery, b"42")]
+        assert port.settle(ended).result(_SECONDS) == [None]
+    port.settle_soon(
+        [Settlement(Kind.SUCCEEDED, one, b"43") for one in deliveries[1::2]], _unexpected
+    )
+    for job in jobs[len(jobs) // 2 :]:
+        assert port.cancel(job).result(_SECONDS) is True
+    for delivery in deliveries:
+        assert port.outcome(delivery.job).result(_SECONDS).body in {b"42", b"43"}
+    assert not (small_disk / "data" / "reserve").exists()
+    with pytest.raises(DiskFull, match="Free some space"):
+        port.enqueue(_SPEC, b"refused").result(_SECONDS)
+    (small_disk / "ballast").unlink()
+    last = port.enqueue(_SPEC, b"last").result(_SECONDS)
+    port.enqueue(_SPEC, b"one more").result(_SECONDS)
+    assert (small_disk / "data" / "reserve").stat().st_size == _SIZE_BYTES // 50
+    store.close()
+
+    reader = LogReader.open(data)
+    counts = reader.stats().queues[0]
+    assert (counts.succeeded, counts.ready) == (len(deliveries), 2)
+    assert counts.cancelled == len(jobs) - len(deliveries)
+    assert last in {view.lsn for view in reader.jobs({State.READY}, None, None, 10)}
+    assert not reader.verify().damage
+    reader._journal.close()
 
 
 @pytest.mark.parametrize("segment_bytes", [SEGMENT_BYTES_MIN, 64 * 1024 * 1024])
