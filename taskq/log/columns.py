@@ -1,0 +1,49 @@
+"""Flat columns of numbers, and their bytes in files: little-endian on every machine."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_IS_BIG: Final = sys.byteorder == "big"
+#: Which half of a u64 in memory is the lower one.
+_LOW: Final = 1 if _IS_BIG else 0
+
+
+def column(code: str, data: Buffer) -> array[int]:
+    """The numbers of an array type ("I", "Q", "q") that stand in a file as these bytes."""
+    numbers: array[int] = array(code)
+    numbers.frombytes(data)
+    if _IS_BIG:
+        numbers.byteswap()
+    return numbers
+
+
+def packed(numbers: array[int]) -> bytes:
+    """The bytes of a column in a file."""
+    if _IS_BIG:
+        numbers = numbers[:]
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def lower_halves(words: array[int]) -> array[int]:
+    """The low 32 bits of each u64."""
+    return array("I", words.tobytes())[_LOW::2]
+
+
+def upper_halves(words: array[int]) -> array[int]:
+    """The high 32 bits of each u64."""
+    return array("I", words.tobytes())[1 - _LOW :: 2]
+
+
+def joined(lower: array[int], upper: array[int]) -> array[int]:
+    """u64 numbers from their halves."""
+    halves = array("I", bytes(8 * len(lower)))
+    halves[_LOW::2] = lower
+    halves[1 - _LOW :: 2] = upper
+    return array("Q", halves.tobytes())
