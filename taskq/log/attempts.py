@@ -1,0 +1,67 @@
+"""The attempts of a job that is written again: packed into an option of the CARRIED record.
+
+Each is ``number u32, owner u64, started i64, ended i64, outcome u8, size of the reason u16`` and the
+reason in UTF-8. Of many the latest are kept.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.model import AttemptView
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Attempts that are kept, bytes of them together, and bytes of one reason.
+ATTEMPTS_KEPT: Final = 20
+HISTORY_BYTES_MAX: Final = 32 * 1024
+REASON_KEPT_BYTES: Final = 1_024
+_ATTEMPT: Final = struct.Struct("<IQqqBH")
+#: Outcomes by their number, which never changes.
+_OUTCOMES: Final = ("", "succeeded", "retried", "died", "released", "lost", "cancelled", "expired")
+
+
+def encode_history(attempts: Sequence[AttemptView]) -> bytes:
+    """The latest of these attempts, as much of them as is kept."""
+    parts: list[bytes] = []
+    size = 0
+    for attempt in reversed(attempts[-ATTEMPTS_KEPT:]):
+        part = _encode(attempt)
+        size += len(part)
+        if size > HISTORY_BYTES_MAX:
+            break
+        parts.append(part)
+    return b"".join(reversed(parts))
+
+
+def decode_history(data: bytes) -> list[AttemptView]:
+    """The attempts; what is cut short is left out."""
+    attempts: list[AttemptView] = []
+    at = 0
+    while at + _ATTEMPT.size <= len(data):
+        number, owner, started_ns, ended_ns, outcome, size = _ATTEMPT.unpack_from(data, at)
+        at += _ATTEMPT.size
+        attempts.append(
+            AttemptView(
+                number=number,
+                owner=owner,
+                started_ns=started_ns,
+                ended_ns=ended_ns,
+                outcome=_OUTCOMES[outcome] if outcome < len(_OUTCOMES) else "",
+                reason=data[at : at + size].decode("utf-8", "replace"),
+            )
+        )
+        at += size
+    return attempts[-ATTEMPTS_KEPT:]
+
+
+def _encode(attempt: AttemptView) -> bytes:
+    reason = attempt.reason.encode("utf-8", "replace")[:REASON_KEPT_BYTES]
+    reason = reason.decode("utf-8", "ignore").encode()
+    outcome = _OUTCOMES.index(attempt.outcome) if attempt.outcome in _OUTCOMES else 0
+    fixed = _ATTEMPT.pack(
+        attempt.number, attempt.owner, attempt.started_ns, attempt.ended_ns, outcome, len(reason)
+    )
+    return fixed + reason
