@@ -13,6 +13,7 @@ from taskq.cli.options import at_option, data_dir_option, json_option, moment, o
 from taskq.core.model import QueueStats, State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from taskq.core.model import Damage, JobView
@@ -291,7 +292,7 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
                 "frames": report.frames,
                 "records": report.records,
                 "torn_bytes": report.torn_bytes,
-                "damage": [_damage_json(damage) for damage in report.damage],
+                "damage": [damage_json(damage) for damage in report.damage],
                 "jobs": list(report.jobs),
             }
         )
@@ -307,13 +308,7 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
             f"or one cut short by a crash; the next process that writes sets them aside"
         )
     if report.damage:
-        render.print_table(
-            ("SEGMENT", ">OFFSET", ">BYTES", ">FIRST LSN", ">NEXT LSN", ">SALVAGED"),
-            [
-                (d.segment, *map(str, (d.offset, d.size, d.first_lsn, d.next_lsn, d.salvaged)))
-                for d in report.damage
-            ],
-        )
+        print_damage(report.damage)
         for job in report.jobs:
             click.echo(f"job {job}")
         click.echo(
@@ -323,7 +318,19 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
     return bool(report.damage)
 
 
-def _damage_json(damage: Damage) -> dict[str, str | int]:
+def print_damage(damages: Sequence[Damage]) -> None:
+    """Print where the log does not read."""
+    render.print_table(
+        ("SEGMENT", ">OFFSET", ">BYTES", ">FIRST LSN", ">NEXT LSN", ">SALVAGED"),
+        [
+            (d.segment, *map(str, (d.offset, d.size, d.first_lsn, d.next_lsn, d.salvaged)))
+            for d in damages
+        ],
+    )
+
+
+def damage_json(damage: Damage) -> dict[str, str | int]:
+    """One damage, for programs."""
     return {
         "segment": damage.segment,
         "offset": damage.offset,

@@ -46,6 +46,11 @@ class LogReader:
         """
         return cls(path, open_journal(path))
 
+    @property
+    def journal(self) -> Journal:
+        """The log as the reader sees it; for reading only."""
+        return self._journal
+
     def close(self) -> None:
         """Close the files. Legal twice."""
         self._journal.close()

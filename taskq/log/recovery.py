@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from taskq.log.ports import Disk
 
 FAILED_FILE: Final = "failed"
+#: Ends the names of damaged segments in ``torn/``: a repair put them there, and they stay.
+DAMAGED_SUFFIX: Final = ".damaged"
 #: Torn tails that are kept for a person to look at.
 _ASIDE_MAX: Final = 16
 _MARKER_BYTES_MAX: Final = 4_096
@@ -35,7 +37,8 @@ def set_aside(disk: Disk, path: str, descriptor: int, segment: int, offset: int,
     name = f"{segment_name(segment)}.{offset}.{size}"
     with contextlib.suppress(OSError):
         disk.make_directory(directory)
-        for old in disk.names(directory)[: 1 - _ASIDE_MAX]:
+        tails = [one for one in disk.names(directory) if not one.endswith(DAMAGED_SUFFIX)]
+        for old in tails[: 1 - _ASIDE_MAX]:
             disk.remove(f"{directory}/{old}")
         _copy(disk, descriptor, offset, size, f"{directory}/{name}")
         disk.sync_directory(directory)
@@ -205,7 +208,7 @@ def _write_again(journal: Journal, first_frame: Frame, others: Iterator[Frame]) 
         saved = 0
         for frame in itertools.chain((first_frame,), others):
             saved += 1
-            write_all(disk, descriptor, _moved(frame, seed, offset), offset)
+            write_all(disk, descriptor, moved(frame, seed, offset), offset)
             offset += frame.header.size
         disk.sync(descriptor)
     finally:
@@ -215,7 +218,7 @@ def _write_again(journal: Journal, first_frame: Frame, others: Iterator[Frame]) 
     return saved
 
 
-def _moved(frame: Frame, seed: int, offset: int) -> bytes:
+def moved(frame: Frame, seed: int, offset: int) -> bytes:
     """The same frame, as it stands at another place."""
     head = frame.header
     body = bytes(frame.data[frame.at : frame.at + head.body_size])

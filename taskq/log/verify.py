@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import Damage, VerifyReport
 from taskq.core.records import Kind
+from taskq.log import codec
+from taskq.log.cursor import Cursor
 from taskq.log.facets import DAMAGE_MAX
 from taskq.log.history import records
 from taskq.log.logrecord import places
@@ -13,7 +15,10 @@ from taskq.log.segment import Gap, salvage, segment_name
 from taskq.log.walking import check_known
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from taskq.log.journal import Journal
+    from taskq.log.segment import Frame
 
 _KIND_AT: Final = 4
 #: Records that name the claim under which they were written.
@@ -30,7 +35,7 @@ def verify(journal: Journal) -> VerifyReport:
     """
     frames = found = 0
     damage: list[Damage] = []
-    for base, item in journal.frames(journal.start()):
+    for base, item in everything(journal):
         if not isinstance(item, Gap):
             frames += 1
             found += item.header.records
@@ -46,6 +51,20 @@ def verify(journal: Journal) -> VerifyReport:
         torn_bytes=journal.torn_bytes,
         jobs=tuple(f"{journal.tag}-{job}" for job in concerned_jobs(journal, damage)),
     )
+
+
+def everything(journal: Journal) -> Iterator[tuple[int, Frame | Gap]]:
+    """What ``Journal.frames`` gives of the whole log, and last segments that do not open as such.
+
+    Where a segment's beginning is damaged, the log ends before it for whoever only reads.
+    """
+    yield from journal.frames(journal.start())
+    files = journal.files
+    for segment in files.lsns:
+        strange = segment > journal.segment and files.size(segment) > codec.SEGMENT_HEADER.size
+        if strange and files.header(segment) is None:
+            start = Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+            yield from files.frames(start, Cursor(segment, files.size(segment), segment))
 
 
 def describe_damage(journal: Journal, base: int, gap: Gap) -> Damage:

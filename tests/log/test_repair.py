@@ -1,0 +1,336 @@
+"""A repair: damaged segments are written anew from all that still reads, and nothing else moves."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskq.core.errors import LogError
+from taskq.core.model import SECOND_NS, Extras
+from taskq.core.records import Kind
+from taskq.log import codec
+from taskq.log.facets import Facets
+from taskq.log.repair import RepairReport, repair, survey_damage
+from taskq.log.requests import Op
+from taskq.log.segment import Gap
+from taskq.log.verify import verify
+from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.log.world import PATH, PLAIN, Process, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.log.segment import Frame
+
+_FIRST: Final = f"{PATH}/log/00000000000000000001.log"
+_BODY: Final = codec.FRAME_HEADER_SIZE
+
+
+def _group(process: Process, count: int, extras: Extras | None = None) -> list[int]:
+    items = [(PLAIN, b"payload %d" % number, extras) for number in range(count)]
+    jobs: list[int] = process.ask(Op.ENQUEUE_MANY, items)
+    return jobs
+
+
+def _written() -> tuple[World, list[list[int]]]:
+    """Groups of jobs in two segments; of the first group one succeeded, one is to be retried."""
+    world = World()
+    process = world.process()
+    groups = [_group(process, 4) for _ in range(3)]
+    first, second = process.claim(2)
+    process.settle(first, body=b"result")
+    process.settle(second, Kind.RETRIED, body=b"again", delay_ns=60 * SECOND_NS)
+    process.enqueue(bytes(70_000))
+    groups.append(_group(process, 3, Extras(due_ns=3_600 * SECOND_NS)))
+    process.close()
+    return world, groups
+
+
+def _frames(world: World, segment: int = 0) -> list[Frame]:
+    journal = world.reader()
+    lsn = journal.files.lsns[segment]
+    return [
+        item
+        for base, item in journal.frames(journal.start())
+        if not isinstance(item, Gap) and journal.files.segment_at(base) == lsn
+    ]
+
+
+def _flip(world: World, offset: int, segment: int = 0) -> None:
+    path = world.segments()[segment]
+    byte = world.machine.content(path)[offset]
+    world.machine.corrupt(path, offset, bytes((byte ^ 0x40,)))
+
+
+def _in_record(world: World, frame: Frame, number: int) -> int:
+    """An offset inside the payload of a frame's record."""
+    body = frame.data[frame.at : frame.at + frame.header.body_size]
+    at = -1
+    for _ in range(number + 1):
+        at = body.index(b"payload", at + 1)
+    return frame.offset + _BODY + at
+
+
+def _one_payload(world: World) -> None:
+    _flip(world, _in_record(world, _frames(world)[1], 2))
+
+
+def _a_frame_header(world: World) -> None:
+    _flip(world, _frames(world)[1].offset + 20)
+
+
+def _the_segment_header(world: World) -> None:
+    _flip(world, 17)
+
+
+def _a_claim(world: World) -> None:
+    """What has no check of its own is lost with its frame: that a job was claimed."""
+    _flip(world, _frames(world)[3].end - 12)
+
+
+def _two_frames_in_a_row(world: World) -> None:
+    frames = _frames(world)
+    for frame in frames[:2]:
+        _flip(world, _in_record(world, frame, 1))
+
+
+def _both_segments(world: World) -> None:
+    _one_payload(world)
+    frame = _frames(world, 1)[0]
+    _flip(world, _in_record(world, frame, 0), 1)
+    process = world.process()
+    process.enqueue(b"behind, so that the damage before is none of a torn tail")
+    process.close()
+
+
+DAMAGES: Final = [
+    _one_payload, _a_frame_header, _the_segment_header, _a_claim, _two_frames_in_a_row,
+    _both_segments,
+]  # fmt: skip
+
+
+def _picture(world: World) -> Any:
+    """All that can be claimed now or later, and all counts."""
+    facets = Facets(world.reader())
+    agenda = facets.need_agenda()
+    agenda.promote(world.clock.wall_ns(), 2**62)
+    states = [
+        (job, agenda.state(job), agenda.attempt(job), world.reader().files.record(place, job))
+        for job, place in [
+            (chunk.ids[index], chunk.locations[index]) for chunk, index in agenda.table
+        ]
+    ]
+    return agenda.stats(), dict(agenda.running), agenda.next_ready(99, None), states
+
+
+def _repair(world: World) -> RepairReport:
+    process = world.process()
+    process.journal.lock()
+    report = repair(process.journal)
+    process.close()
+    return report
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_repaired_log_verifies_clean_and_holds_what_the_damaged_one_still_gave(
+    damage: Callable[[World], None],
+) -> None:
+    world, _ = _written()
+    damage(world)
+    before = _picture(world)
+    found = verify(world.reader())
+    assert found.damage
+    report = _repair(world)
+    assert report.damage == found.damage
+    after = verify(world.reader())
+    assert not after.damage
+    assert not after.torn_bytes
+    assert _picture(world) == before
+    assert after.records == found.records + sum(one.salvaged for one in found.damage)
+    process = world.process()
+    assert process.enqueue() > 0
+    assert _picture(world) != before
+
+
+def test_records_that_are_whole_stand_in_frames_of_their_own_numbers() -> None:
+    world, groups = _written()
+    frame = _frames(world)[1]
+    _flip(world, _in_record(world, frame, 2))
+    assert [one.next_lsn - one.first_lsn - one.salvaged for one in _repair(world).damage] == [1]
+    lost = groups[1][2]
+    kept = [
+        (one.header.first_lsn, one.header.records, one.header.time_ns, one.header.epoch)
+        for one in _frames(world)
+        if groups[1][0] <= one.header.first_lsn <= groups[1][3]
+    ]
+    head = frame.header
+    assert kept == [
+        (groups[1][0], 2, head.time_ns, head.epoch),
+        (lost + 1, 1, head.time_ns, head.epoch),
+    ]
+
+
+def test_jobs_that_are_lost_are_named_as_far_as_other_records_tell() -> None:
+    world, groups = _written()
+    world.clock.advance(3_600)
+    process = world.process()
+    delivery = next(one for one in process.claim(99) if one.job == groups[1][2])
+    process.settle(delivery)
+    process.close()
+    _one_payload(world)
+    tag = world.reader().tag
+    expected = ((f"{tag}-{groups[1][2]}",), 1)
+    planned = survey_damage(world.reader())
+    assert (planned.lost_jobs, planned.lost_records) == expected
+    done = _repair(world)
+    assert (done.lost_jobs, done.lost_records) == expected
+
+
+def test_the_original_is_kept_and_no_torn_tail_drives_it_out() -> None:
+    world, _ = _written()
+    _one_payload(world)
+    original = world.machine.content(_FIRST)
+    [kept] = _repair(world).kept
+    assert world.machine.content(f"{PATH}/{kept}") == original
+    for number in range(20):
+        last = world.segments()[-1]
+        world.machine.put(last, world.machine.content(last) + b"torn" * (number + 1))
+        world.lose_power()
+        world.process().close()
+    aside = [path for path in world.machine.paths() if path.startswith(f"{PATH}/torn/")]
+    assert f"{PATH}/{kept}" in aside
+    assert len(aside) == 17
+
+
+def test_a_segment_that_is_damaged_once_more_is_kept_once_more() -> None:
+    world, _ = _written()
+    _one_payload(world)
+    first = _repair(world).kept
+    _flip(world, _in_record(world, _frames(world)[0], 0))
+    second = _repair(world).kept
+    assert len({*first, *second}) == 2
+    for kept in (*first, *second):
+        assert world.machine.content(f"{PATH}/{kept}")
+
+
+def test_what_is_whole_is_left_as_it_is() -> None:
+    """Repairing twice does what once did, and a log without damage is not touched."""
+    world, _ = _written()
+    _one_payload(world)
+    second = world.machine.content(world.segments()[1])
+    _repair(world)
+    assert world.machine.content(world.segments()[1]) == second
+    before = {path: world.machine.content(path) for path in world.machine.paths() if "log/" in path}
+    report = _repair(world)
+    assert (report.damage, report.kept) == ((), ())
+    assert before == {path: world.machine.content(path) for path in before}
+
+
+def test_indexes_and_snapshots_that_know_the_old_places_go() -> None:
+    world, _ = _written()
+    _one_payload(world)
+    world.machine.put(f"{PATH}/log/00000000000000000001.idx", b"stale")
+    process = world.process()
+    process.disk.make_directory(f"{PATH}/snapshot")
+    process.close()
+    world.machine.put(f"{PATH}/snapshot/00000000000000000009.snap", b"stale")
+    before = verify(world.reader())
+    assert len(before.damage) == 1, "verify reads segments, whatever lies beside them"
+    _repair(world)
+    assert not [path for path in world.machine.paths() if path.endswith((".idx", ".snap"))]
+
+
+def test_who_had_folded_the_old_places_folds_anew() -> None:
+    world, groups = _written()
+    other = world.process()
+    other.catch_up()
+    _one_payload(world)
+    _repair(world)
+    claimed = other.claim(99)
+    assert groups[1][2] not in [one.job for one in claimed]
+    assert [one.job for one in claimed if one.job in groups[2]] == groups[2]
+
+
+def test_a_last_segment_whose_beginning_is_damaged_is_found_and_repaired() -> None:
+    """For whoever only reads, the log ends before it."""
+    world, groups = _written()
+    for offset in (17, codec.SEGMENT_HEADER.size + 20):
+        _flip(world, offset, 1)
+    process = world.process()
+    process.close()
+    found = verify(world.reader()).damage
+    assert {one.segment for one in found} == {world.segments()[1].rpartition("/")[2]}
+    _repair(world)
+    assert not verify(world.reader()).damage
+    assert groups[3][0] in [chunk.ids[i] for chunk, i in world.fold().need_agenda().table]
+
+
+def test_verify_sees_a_last_segment_that_does_not_open() -> None:
+    world, _ = _written()
+    for offset in (17, codec.SEGMENT_HEADER.size + 20):
+        _flip(world, offset, 1)
+    found = verify(world.reader()).damage
+    assert {one.segment for one in found} == {world.segments()[1].rpartition("/")[2]}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_is_damaged_a_repair_keeps_all_that_was_still_read(seed: int) -> None:
+    chance = random.Random(seed)
+    world, _ = _written()
+    size = len(world.machine.content(_FIRST))
+    for _ in range(chance.choice((1, 3, 12))):
+        start = chance.randrange(size)
+        count = min(chance.choice((1, 4, 64, 512, 5_000)), size - start)
+        world.machine.corrupt(_FIRST, start, chance.choice((bytes(count), chance.randbytes(count))))
+    before = _picture(world)
+    _repair(world)
+    assert not verify(world.reader()).damage
+    assert _picture(world) == before
+
+
+# -- cut short -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [True, False])
+@pytest.mark.parametrize("damage", [_one_payload, _both_segments])
+def test_a_repair_that_is_cut_short_at_any_step_loses_nothing_and_can_be_done_again(
+    damage: Callable[[World], None], *, power: bool
+) -> None:
+    for step in range(1, 200):
+        world, _ = _written()
+        damage(world)
+        before = _picture(world)
+        process = world.process()
+        process.journal.lock()
+        world.machine.stop_at(world.machine.steps + step, power=power)
+        try:
+            repair(process.journal)
+        except PowerLost:
+            world.everyone_is_gone()
+            world.clock.reboot(0, wall_seconds=world.clock.wall_ns() / 1e9 - 60)
+        except ProcessKilled:
+            process.peers.close()
+        else:
+            break
+        assert _picture(world) == before, step
+        _repair(world)
+        assert not verify(world.reader()).damage, step
+        assert _picture(world) == before, step
+    assert 10 < step < 199, "every step was tried"
+
+
+def test_a_repair_that_the_disk_refuses_says_so_and_leaves_the_damaged_segment() -> None:
+    world, _ = _written()
+    _one_payload(world)
+    before = _picture(world)
+    process = world.process()
+    process.journal.lock()
+    world.machine.free = 500
+    with pytest.raises(LogError, match=r"the repair was cut short .No space left on device.: what"):
+        repair(process.journal)
+    process.close()
+    world.machine.free = None
+    assert _picture(world) == before
+    assert len(verify(world.reader()).damage) == 1
