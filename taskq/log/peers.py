@@ -148,8 +148,13 @@ class LocalPeers:
     def _open_lock(self) -> int:
         temporary = self._path / f"{self.owner:016x}.tmp"
         descriptor = forks.open_unshared(temporary, os.O_RDWR | os.O_CREAT)
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(descriptor, self.description)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(descriptor, self.description)
+        except OSError:
+            forks.close_unshared(descriptor)
+            temporary.unlink(missing_ok=True)
+            raise
         _local[self.owner] = descriptor
         temporary.rename(self._path / f"{self.owner:016x}.lock")
         return descriptor

@@ -16,18 +16,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from taskq.core.errors import DiskFull
+from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import SECOND_NS
 from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, TINY_DISK_PARTS
 from taskq.log.requests import Op
 from taskq.log.survey import Survey, refusals
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taskq.log.config import LogConfig
     from taskq.log.ports import Clock, Disk
     from taskq.log.survey import Answer, Request
+
+T = TypeVar("T")
 
 RESERVE_FILE: Final = "reserve"
 _PROBE_FILE: Final = "reserve.tmp"
@@ -229,6 +233,25 @@ def give_up_reserve(disk: Disk, path: str) -> bool:
     with contextlib.suppress(OSError):
         disk.sync_directory(path)
     return True
+
+
+def with_reserve(disk: Disk, path: str, action: Callable[[], T]) -> T:
+    """Do it; on a full disk give up the reserve and do it once more: a log must open to be settled.
+
+    Raises:
+        AppendFailed: the disk is full for good.
+    """
+    try:
+        try:
+            return action()
+        except OSError as error:
+            if not is_full(error) or not give_up_reserve(disk, path):
+                raise
+        return action()
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise AppendFailed(path, error) from error
 
 
 def _size_of(disk: Disk, path: str) -> int:

@@ -8,6 +8,7 @@ poked, woken by another process, or until something falls due.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import time
@@ -26,6 +27,7 @@ from taskq.log.operations import failure
 from taskq.log.peers import LocalPeers
 from taskq.log.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import Op
+from taskq.log.room import with_reserve
 from taskq.log.survey import Answer, Request, Survey, claims, refusals
 
 if TYPE_CHECKING:
@@ -90,11 +92,13 @@ class StorageThread:
         """Open the log, and join those who have it open."""
         config = self._config
         self.writer.exclusive = config.exclusive
-        self.journal.open()
+        disk = self.journal.disk
+        with_reserve(disk, self.path, self.journal.open)
         try:
             if self._store.closing:
                 raise LogClosed(f"{self.path}: closed while it waited for the writer lock")
-            self.peers = LocalPeers(self.path, config.name)
+            join = functools.partial(LocalPeers, self.path, config.name)
+            self.peers = with_reserve(disk, self.path, join)
             self.committer = Committer(self.journal, self.peers, config, self.peers.description)
         finally:
             self.journal.unlock()

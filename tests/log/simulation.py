@@ -104,7 +104,12 @@ class Simulation:
         faults: bool = False,
     ) -> None:
         self.chance = random.Random(seed)
-        config = LogConfig(durability=durability, segment_bytes=SEGMENT_BYTES_MIN)
+        config = LogConfig(
+            durability=durability,
+            segment_bytes=SEGMENT_BYTES_MIN,
+            min_free_bytes=200,
+            reserve_bytes=20_000,
+        )
         self.world = World(seed, config)
         self.memory = Memory()
         self.processes: list[Process] = []

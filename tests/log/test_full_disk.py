@@ -76,14 +76,14 @@ def _use_up(place: Path) -> None:
             ballast.write(bytes(4_096))
 
 
-@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+@pytest.mark.parametrize("opened_again", [False, True])
 def test_enqueues_are_refused_first_and_what_was_enqueued_is_settled_on_the_full_disk(
-    small_disk: Path, durability: Durability
+    small_disk: Path, *, opened_again: bool
 ) -> None:
-    """With the limits that a log has by itself."""
+    """With the limits that a log has by itself; also by a worker that is started only then."""
     (small_disk / "ballast").write_bytes(bytes(_BALLAST_BYTES))
     data = str(small_disk / "data")
-    store = open_store(data, LogConfig(durability=durability))
+    store = open_store(data, LogConfig())
     port = store.thread_port
     jobs = _fill(store, 20_000)
     assert len(jobs) > 100
@@ -91,6 +91,10 @@ def test_enqueues_are_refused_first_and_what_was_enqueued_is_settled_on_the_full
     assert (small_disk / "data" / "reserve").stat().st_size == _SIZE_BYTES // 50
     _use_up(small_disk)
     assert not shutil.disk_usage(small_disk).free
+    if opened_again:
+        store.close()
+        store = open_store(data, LogConfig())
+        port = store.thread_port
     deliveries = port.claim(ClaimRequest(len(jobs) // 2)).result(_SECONDS)
     assert len(deliveries) == len(jobs) // 2
     for delivery in deliveries[::2]:

@@ -401,6 +401,42 @@ def test_a_disk_that_sets_room_aside_but_takes_no_append_is_given_up_in_the_end(
     assert _state(world, job) is State.SUCCEEDED
 
 
+@pytest.mark.parametrize("was_power_lost", [True, False])
+def test_a_log_opens_on_a_full_disk_so_that_its_jobs_can_be_settled(
+    *, was_power_lost: bool
+) -> None:
+    """After a power loss it begins a segment, which needs room: the reserve's."""
+    world = World(config=_CONFIG)
+    first = world.process()
+    job = first.enqueue()
+    first.enqueue()
+    if was_power_lost:
+        world.machine.lose_power()
+        world.everyone_is_gone()
+        CrashableDisk(world.machine).make_directory(PATH)
+        world.machine.put(_RESERVE_PATH, bytes(_RESERVE))
+    else:
+        first.kill()
+    world.machine.free = 0
+    second = world.process()
+    with pytest.raises(DiskFull):
+        second.enqueue()
+    delivery = second.claim()[0]
+    assert delivery.job == job
+    second.settle(delivery)
+    assert _state(world, job) is State.SUCCEEDED
+    assert _reserve_size(world) == 0
+
+
+def test_a_disk_that_is_full_for_good_is_named_at_opening() -> None:
+    world = World(config=_CONFIG)
+    world.machine.free = 0
+    with pytest.raises(AppendFailed, match="Free some space"):
+        world.process()
+    world.machine.free = None
+    world.process().enqueue()
+
+
 def test_a_segment_is_begun_in_the_reserves_room() -> None:
     world = World(config=_NO_MIN_FREE)
     first = world.process()

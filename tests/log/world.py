@@ -14,6 +14,7 @@ from taskq.log.history import records, tell
 from taskq.log.journal import Journal
 from taskq.log.lock import WriterLock
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
+from taskq.log.room import with_reserve
 from taskq.testing.clock import FakeClock
 from taskq.testing.crashable import CrashableDisk, Machine
 from taskq.testing.peers import Neighbourhood
@@ -100,7 +101,7 @@ class Process:
         writer = WriterLock(self.disk, PATH, pid, config.lock_wait_seconds)
         self.journal = Journal(self.disk, world.clock, PATH, config, writer)
         try:
-            self.journal.open()
+            with_reserve(self.disk, PATH, self.journal.open)
             self.peers = world.neighbourhood.join()
             self.committer = Committer(self.journal, self.peers, config, b"{}")
             self.journal.unlock()
