@@ -153,6 +153,13 @@ class Dedup:
         until = page.untils[at]
         return until if until == UNTIL_SETTLED else until + self.shift_ns
 
+    def rows(self, hashed: int) -> tuple[list[tuple[int, int]], int]:
+        """(job, location) of the keys on the page of a hash, and a hash of the next page or -1."""
+        number = bisect_right(self._firsts, hashed) - 1
+        page = self._pages[number]
+        following = self._firsts[number + 1] if number + 1 < len(self._firsts) else -1
+        return list(zip(page.jobs, page.locations, strict=True)), following
+
     def _shifted(self, moment_ns: int) -> int:
         return min(max(moment_ns - self.shift_ns, 0), UNTIL_SETTLED - 1)
 

@@ -178,6 +178,19 @@ class JobTable:
         elif chunk.live * 4 < chunk.used and chunk.ids[0] < self._old and chunk.used > CHUNK // 16:
             self._tidy(chunk)
 
+    def rows(self, job: int, count: int) -> list[tuple[int, int, int]]:
+        """(id, location, meta) of the first ``count`` jobs from an id on, fewer at the end."""
+        rows: list[tuple[int, int, int]] = []
+        number = max(bisect_right(self._firsts, job) - 1, 0)
+        for chunk in self._chunks[number:]:
+            start = bisect_left(chunk.ids, job, 0, chunk.used)
+            columns = (chunk.ids, chunk.locations, chunk.metas)
+            cut = zip(*(column[start : chunk.used] for column in columns), strict=True)
+            rows += [row for row in cut if row[2]]
+            if len(rows) >= count:
+                break
+        return rows[:count]
+
     def __iter__(self) -> Iterator[tuple[Chunk, int]]:
         """(chunk, index) of every unsettled job, by id."""
         for chunk in self._chunks:

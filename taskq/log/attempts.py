@@ -1,7 +1,7 @@
 """The attempts of a job that is written again: packed into an option of the CARRIED record.
 
-Each is ``number u32, owner u64, started i64, ended i64, outcome u8, size of the reason u16`` and the
-reason in UTF-8. Of many the latest are kept.
+Each is ``number u32, owner u64, started i64, ended i64, outcome u8, size of the reason u16`` and
+the reason in UTF-8. Of many the latest are kept.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from taskq.log.otherowners import OtherOwners
 from taskq.log.ports import INTEREST_GROWTH
 from taskq.log.requests import Op
 from taskq.log.room import Room, is_full
-from taskq.log.survey import Request, Survey, claims, parted, refusals
+from taskq.log.survey import COMPACTION_OPS, Request, Survey, claims, parted, refusals
 
 if TYPE_CHECKING:
     from taskq.log.config import LogConfig
@@ -40,7 +40,7 @@ _PACKED_MIN: Final = int(Flag.ZLIB)
 _SETTLE_SOON: Final = int(Op.SETTLE_SOON)
 _LOOK: Final = int(Op.LOOK)
 _FOLLOW: Final = int(Op.FOLLOW)
-_NEEDS_AGENDA: Final = frozenset({Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL})
+_NEEDS_AGENDA: Final = COMPACTION_OPS | {Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL}
 
 
 class Committer(Desk):
@@ -296,6 +296,10 @@ class Committer(Desk):
             value = self.operations.decide(batch, op, operand)
         except TaskqError as refusal:
             self.now.append((port, future, refusal))
+            return
+        if op == Op.CARRY:
+            # It need not be on disk before what follows is decided; COMPACTED waits for all of it.
+            self.now.append((port, future, value))
             return
         self.later.append((port, future, value))
         self.later_lsn = max(self.later_lsn, batch.lsn)

@@ -28,6 +28,10 @@ LSN_SKIP: Final = 2**20
 MIN_FREE_BYTES: Final = 16 * 1024 * 1024
 RESERVE_BYTES: Final = 1024 * 1024
 TINY_DISK_PARTS: Final = 50
+#: How long finished jobs are kept unless another time is given.
+KEEP_SECONDS: Final = 7 * 86_400.0
+#: A log with a limit of bytes has at least so many segments, so that it can shrink in small steps.
+KEEP_PARTS: Final = 8
 #: Largest payload or result that may go to a file of its own.
 SPILL_BYTES_MAX: Final = 1024 * 1024 * 1024
 
@@ -47,10 +51,12 @@ class QueuePolicy:
     Attributes:
         compress: how payloads and results are compressed.
         spill: whether large ones may go to files of their own.
+        keep_seconds: how long finished jobs are kept after their end.
     """
 
     compress: Compression | None = None
     spill: bool | None = None
+    keep_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.compress is not None:
@@ -78,6 +84,14 @@ class LogConfig:
         spill: likewise, whether those over PAYLOAD_BYTES_MAX may go to files beside the log.
         spill_bytes_max: largest one that may.
         decompressed_bytes_max: what would become larger is not decompressed.
+        keep_seconds: how long a finished job is kept after its end; None for ever. What is older
+            goes with its whole segment.
+        keep_bytes: the log's size beyond which the oldest finished jobs go, whatever their age;
+            None for no limit. Unsettled jobs, dead letters and held keys always stay.
+        keep_segments: likewise, a number of sealed segments.
+        reader_lag_bytes: a named reader keeps what it has not read, up to a log of this size; None:
+            however large the log becomes.
+        upkeep: whether this process keeps the log in order while it works.
         queues: what is other in some queues, by their names.
     """
 
@@ -93,11 +107,27 @@ class LogConfig:
     spill: bool = False
     spill_bytes_max: int = SPILL_BYTES_MAX
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
+    keep_seconds: float | None = KEEP_SECONDS
+    keep_bytes: int | None = None
+    keep_segments: int | None = None
+    reader_lag_bytes: int | None = None
+    upkeep: bool = True
     queues: Mapping[str, QueuePolicy] = field(default_factory=dict, hash=False)
+
+    @property
+    def segment_bytes_now(self) -> int:
+        """Size at which a segment is sealed: small beside a limit for the whole log."""
+        if self.keep_bytes is None:
+            return self.segment_bytes
+        return max(min(self.segment_bytes, self.keep_bytes // KEEP_PARTS), SEGMENT_BYTES_MIN)
 
     def __post_init__(self) -> None:
         check_compression(self.compress)
         object.__setattr__(self, "queues", MappingProxyType(dict(self.queues)))
+        for name in ("keep_bytes", "keep_segments", "reader_lag_bytes"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise UsageError(f"{name} is {limit}, it must be above 0")
         for name in ("spill_bytes_max", "decompressed_bytes_max"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}, it must be above 0")
@@ -111,6 +141,11 @@ class LogConfig:
         for name, size in (("min_free", self.min_free_bytes), ("reserve", self.reserve_bytes)):
             if size is not None and size < 0:
                 raise UsageError(f"{name} is {size}, it must be 0 (none) or a number of bytes")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether bodies are stored as they are where neither job nor task says otherwise."""
+        return self.compress == "none" and not self.spill and not self.queues
 
     def packing(
         self, queue: str, compress: Compression | None = None, spill: bool | None = None

@@ -23,8 +23,8 @@ _READ_AHEAD: Final = 16 * 1024
 #: What a disk fails to give back, it fails in pieces of this size.
 _BLOCK: Final = 4_096
 _DESCRIPTORS_MAX: Final = 32
-_OFFSET_BITS: Final = 32
-_OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
+OFFSET_BITS: Final = 32
+_OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 
 
 class Walk(NamedTuple):
@@ -232,11 +232,11 @@ class SegmentFiles:
 
     def base(self, lsn: int) -> int:
         """Location of a segment's first byte."""
-        return self._ordinals[lsn] << _OFFSET_BITS
+        return self._ordinals[lsn] << OFFSET_BITS
 
     def segment_at(self, location: int) -> int:
         """First lsn of the segment that a location is in."""
-        return self._by_ordinal[location >> _OFFSET_BITS]
+        return self._by_ordinal[location >> OFFSET_BITS]
 
     def seed(self, lsn: int) -> int:
         """The segment's part of its frames' CRC seed."""
@@ -317,7 +317,7 @@ class SegmentFiles:
 
     def unchecked_record(self, location: int) -> bytes:
         """The bytes of a record in a frame that was seen to be whole; fewer if the file is cut."""
-        ordinal, offset = location >> _OFFSET_BITS, location & _OFFSET_MASK
+        ordinal, offset = location >> OFFSET_BITS, location & _OFFSET_MASK
         cached, start, data = self._window
         at = offset - start
         if cached == ordinal and at >= 0 and at + codec.ENQUEUED.size <= len(data):

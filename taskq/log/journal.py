@@ -65,6 +65,7 @@ class Journal(Place):
         self.meters = Meters()
         self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
         self._is_failed = False
+        self._segment_bytes = config.segment_bytes_now
         self._writer = writer
         self._time = LogTime(clock)
         self._tail = -1
@@ -280,7 +281,7 @@ class Journal(Place):
 
     def rotate_if_full(self) -> None:
         """Begin the next segment when this one is full; the lock is held."""
-        if self.offset >= self.config.segment_bytes:
+        if self.offset >= self._segment_bytes:
             self._begin_segment(self.next_lsn, new_epoch=False)
 
     def allow_newer(self) -> None:

@@ -15,6 +15,7 @@ from taskq.core.model import REASON_BYTES_MAX, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.transitions import legal
 from taskq.log import codec
+from taskq.log.carries import Carries
 from taskq.log.enqueues import Enqueues
 from taskq.log.options import encode_key_hash, enqueue_extras
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
@@ -22,6 +23,8 @@ from taskq.log.recent import Recent
 from taskq.log.requests import ClaimRequest, Delivery, Duplicate, Op, Settlement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taskq.core.agenda import Taken
     from taskq.log.batch import Batch
     from taskq.log.facets import Facets
@@ -50,6 +53,13 @@ class Operations:
         self._description = description
         self._introduced = False
         self._tag = journal.tag
+        carries = Carries(journal, facets)
+        self._compaction: dict[int, Callable[[Batch, Any], object]] = {
+            Op.CARRY: carries.carry,
+            Op.TALLY: carries.tally,
+            Op.COMPACTED: carries.finish,
+            Op.DROP: lambda _, segment: carries.drop(segment),
+        }
         self.recent = Recent(journal.files)
         self.enqueues = Enqueues(journal, facets, self.recent)
 
@@ -66,6 +76,8 @@ class Operations:
             return [self._settle_one(batch, item) for item in operand]
         if op == Op.CANCEL:
             return self.cancel(batch, operand)
+        if op in self._compaction:
+            return self._compaction[op](batch, operand)
         raise AssertionError(f"unknown operation {op}")
 
     # -- claim ------------------------------------------------------------------------------------

@@ -49,6 +49,14 @@ class Op(enum.IntEnum):
     LOOK = 6
     #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
     SETTLE_SOON = 7
+    #: of compaction, see ``carries``: operand [Item, …] -> how many must be looked at again
+    CARRY = 24
+    #: operand range of lanes -> None
+    TALLY = 25
+    #: operand first lsn that is kept -> None
+    COMPACTED = 26
+    #: operand first lsn of a segment -> whether it was removed
+    DROP = 27
     #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
     FOLLOW = 16
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from taskq.log.enqueues import Item
 
 _ENQUEUE: Final = int(Op.ENQUEUE)
+#: What compaction asks for: it needs both the agenda and the keys.
+COMPACTION_OPS: Final = frozenset({Op.CARRY, Op.TALLY, Op.COMPACTED, Op.DROP})
 #: What moments, window and the options' own heads take at most.
 _OPTIONS_BYTES: Final = 64
 #: (op, port, future, operand); see ``requests``
@@ -53,6 +55,8 @@ class Survey:
         self.size += _size(request)
         if op == Op.ENQUEUE_MANY:
             self.keyed = self.keyed or any(one and one.key is not None for _, _, one in operand)
+        elif op in COMPACTION_OPS:
+            self.keyed = True
         elif op in (Op.SETTLE, Op.SETTLE_SOON):
             items = operand if op == Op.SETTLE else operand[0]
             self.keyed = self.keyed or any(
@@ -73,6 +77,8 @@ class Survey:
 def _size(request: Request) -> int:
     """About how many bytes a request adds to the log."""
     op, _, _, operand = request
+    if op == Op.CARRY:
+        return sum(len(item.born) + len(item.body or b"") + codec.CARRIED.size for item in operand)
     if op == Op.ENQUEUE_MANY:
         return sum(map(_enqueue_size, operand))
     if op in (Op.SETTLE, Op.SETTLE_SOON):

@@ -1,0 +1,273 @@
+"""Taking the oldest segment out of the log: what is needed of it is written again, then it goes.
+
+Steps that take a millisecond each, so that the storage thread can do them between batches. What has
+to be decided under the writer lock is asked for like any other request (``carries`` does it), so
+that a batch of it is as bounded as any. A process that dies anywhere in between leaves a log that
+means the same: a job that was written again twice is one job, and the segment goes only once a
+record on disk says that nothing in it is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.dedup import UNTIL_SETTLED
+from taskq.core.errors import LogDamaged
+from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
+from taskq.core.model import State
+from taskq.core.records import CARRYING_KINDS
+from taskq.log import codec
+from taskq.log.carries import TALLIES_MAX, Item
+from taskq.log.carrying import born_in, decode_carried
+from taskq.log.files import OFFSET_BITS
+from taskq.log.requests import Op
+from taskq.log.segment import Gap, segment_name
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from taskq.core.agenda import Agenda
+    from taskq.core.dedup import Dedup
+    from taskq.log.committer import Committer
+    from taskq.log.errand import Errand, Errands
+    from taskq.log.keeper import Keeper
+    from taskq.log.segment import Frame
+
+    Steps = Generator["Errand | None", None, None]
+
+_log: Final = logging.getLogger("taskq")
+#: What one batch carries: so many jobs, or bytes, and the lock is held for some milliseconds.
+_ITEMS_MAX: Final = 256
+_ITEMS_BYTES_MAX: Final = 128 * 1024
+#: Rows of a table that are looked at in one step.
+_ROWS: Final = 2_048
+#: Jobs that change while they are written again are few; after so many passes others come first.
+_PASSES_MAX: Final = 8
+_CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
+_KIND_AT: Final = 4
+
+
+class Found:
+    """Jobs whose record stands in the segment, by its offset.
+
+    Attributes:
+        offsets, jobs: in the order of the offsets, once ``sort`` was called.
+        dues: of scheduled jobs: (moment, whether that is wall time).
+    """
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self.jobs: list[int] = []
+        self.dues: dict[int, tuple[int, bool]] = {}
+
+    def sort(self) -> None:
+        """Order by offset, each job once."""
+        pairs = sorted(set(zip(self.offsets, self.jobs, strict=True)))
+        self.offsets = [offset for offset, _ in pairs]
+        self.jobs = [job for _, job in pairs]
+
+
+class Compaction:
+    """One segment on its way out."""
+
+    def __init__(
+        self, committer: Committer, errands: Errands, segment: int, keeper: Keeper
+    ) -> None:
+        self._committer = committer
+        self._journal = committer.journal
+        self._files = committer.journal.files
+        self._errands = errands
+        self._segment = segment
+        self._keeper = keeper
+        self._low = self._files.base(segment)
+        self._high = self._low + (1 << OFFSET_BITS)
+        self._next = self._files.lsns[1]
+        #: bytes of records that are needed still, as of the last pass
+        self.needed_bytes = 0
+        self.carried = 0
+
+    def steps(self, needed_bytes_max: int | None) -> Steps:
+        """Carry, and say that the segment may go; ``drop_steps`` removes it.
+
+        Nothing is done if over ``needed_bytes_max`` bytes of it are needed.
+
+        Raises:
+            LogDamaged: the segment holds bytes that do not read back; it is a person's decision.
+            TaskqError: the log could not be written.
+        """
+        for number in range(_PASSES_MAX):
+            found = Found()
+            yield from self._find(found)
+            yield from self._keeper.find(self._segment, found)
+            found.sort()
+            if not number:
+                yield from self._measure(found)
+                if needed_bytes_max is not None and self.needed_bytes > needed_bytes_max:
+                    return
+            missed = yield from self._carry(found)
+            if not missed:
+                break
+        else:
+            return
+        yield from self._finish()
+
+    def _finish(self) -> Steps:
+        lanes = len(self._agenda.lanes)
+        for start in range(0, max(lanes, 1), TALLIES_MAX):
+            errand = self._errands.make(Op.TALLY, range(start, start + TALLIES_MAX))
+            yield from errand.wait()
+        yield from self._errands.make(Op.COMPACTED, self._next).wait()
+
+    @property
+    def _agenda(self) -> Agenda:
+        return self._committer.facets.need_agenda()
+
+    @property
+    def _dedup(self) -> Dedup:
+        return self._committer.facets.need_dedup()
+
+    # -- what is needed ---------------------------------------------------------------------------
+
+    def _find(self, found: Found) -> Iterator[None]:
+        """Unsettled jobs, dead letters and held keys whose record stands in the segment."""
+        low, high = self._low, self._high
+        waits = False
+        for is_dead in (False, True):
+            job = 0
+            while True:
+                agenda = self._agenda
+                table = agenda.dead if is_dead else agenda.table
+                rows = table.rows(job, _ROWS)
+                for job, location, meta in rows:
+                    if low <= location < high:
+                        found.offsets.append(location - low)
+                        found.jobs.append(job)
+                        waits = waits or (not is_dead and meta & STATE_MASK == State.SCHEDULED)
+                yield
+                # Younger jobs came into being in younger segments.
+                if len(rows) < _ROWS or job >= self._next:
+                    break
+                job += 1
+        hashed = 0
+        while hashed >= 0:
+            held, hashed = self._dedup.rows(hashed)
+            for job, location in held:
+                if low <= location < high:
+                    found.offsets.append(location - low)
+                    found.jobs.append(job)
+            yield
+        if waits:
+            yield from self._find_dues(found)
+
+    def _find_dues(self, found: Found) -> Iterator[None]:
+        wanted = set(found.jobs)
+        for moments, jobs, is_wall in self._agenda.times.blocks():
+            if not wanted.isdisjoint(jobs):
+                for moment, job in zip(moments, jobs, strict=True):
+                    if job in wanted:
+                        found.dues[job] = (moment, is_wall)
+            yield
+
+    def _measure(self, found: Found) -> Iterator[None]:
+        self.needed_bytes = 0
+        for frame, numbers in self._frames(found):
+            for number in numbers:
+                at = _place(frame, found.offsets[number])
+                self.needed_bytes += codec.LENGTH.unpack_from(frame.data, at)[0]
+            yield
+
+    def _frames(self, found: Found) -> Iterator[tuple[Frame, range]]:
+        """Each frame that holds any of them, and their numbers."""
+        files, segment = self._files, self._segment
+        size = files.size(segment)
+        offsets = found.offsets
+        scanner = files.scanner(segment, size, segment, sealed=True)
+        for item in scanner.frames(codec.SEGMENT_HEADER.size):
+            if isinstance(item, Gap):
+                raise LogDamaged(
+                    f"{files.file_path(segment)}: damaged at offset {item.offset}, so the segment "
+                    f"is kept: see taskq verify and taskq repair"
+                )
+            first, last = bisect_left(offsets, item.offset), bisect_right(offsets, item.end)
+            yield item, range(first, last)
+
+    # -- writing it again -------------------------------------------------------------------------
+
+    def _carry(self, found: Found) -> Generator[Errand | None, None, int]:
+        """Write all of them again; returns how many had changed meanwhile."""
+        missed = size = 0
+        items: list[Item] = []
+        for frame, numbers in self._frames(found):
+            for number in numbers:
+                item = self._item(frame, found, number)
+                if item is not None:
+                    items.append(item)
+                    size += len(item.born) + len(item.body or b"") + len(item.history)
+                if len(items) >= _ITEMS_MAX or size >= _ITEMS_BYTES_MAX:
+                    missed += yield from self._send(items)
+                    items, size = [], 0
+            yield None
+        if items:
+            missed += yield from self._send(items)
+        return missed
+
+    def _send(self, items: list[Item]) -> Generator[Errand | None, None, int]:
+        errand = self._errands.make(Op.CARRY, items)
+        yield from errand.wait()
+        missed = int(errand.value)
+        self.carried += len(items) - missed
+        return missed
+
+    def _item(self, frame: Frame, found: Found, number: int) -> Item | None:
+        """What stands there, if it is needed still; as it is now."""
+        job, offset = found.jobs[number], found.offsets[number]
+        at = _place(frame, offset)
+        length = codec.LENGTH.unpack_from(frame.data, at)[0]
+        record = frame.data[at : at + length]
+        born, enqueued_ns = record, frame.header.time_ns
+        if record[_KIND_AT] in _CARRYING:
+            born, enqueued_ns = born_in(record), decode_carried(record).enqueued_ns
+        location = self._low + offset
+        agenda = self._agenda
+        chunk = agenda.table.find(job)
+        if chunk is not None:
+            if chunk.locations[agenda.table.index] != location:
+                return None
+            meta = chunk.metas[agenda.table.index]
+            attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
+            due_ns, is_wall = found.dues.get(job, (0, False))
+            return Item(
+                job, location, State(meta & STATE_MASK), born, enqueued_ns, attempt,
+                due_ns, is_wall, history=self._keeper.history(job, attempt),
+            )  # fmt: skip
+        chunk = agenda.dead.find(job)
+        if chunk is not None and chunk.locations[agenda.dead.index] == location:
+            died_seconds = chunk.metas[agenda.dead.index]
+            return self._keeper.dead_item(job, location, born, enqueued_ns, died_seconds)
+        kept = self._keeper.kept_item(job, location, born, enqueued_ns)
+        if kept is not None:
+            return kept
+        # Nothing but its key is needed: the payload is not.
+        until = self._dedup.until_ns(self._keeper.key_of(born), job)
+        if not until or until == UNTIL_SETTLED:
+            return None
+        return Item(job, location, State.ABSENT, without_body(born, job), enqueued_ns)
+
+
+def without_body(born: bytes, job: int) -> bytes:
+    """An ENQUEUED record without its payload."""
+    _, _, _, options_size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
+    end = codec.ENQUEUED.size + queue_size + task_size + options_size
+    return codec.encode_checked(born[4:end], b"", job)
+
+
+def _place(frame: Frame, offset: int) -> int:
+    """Where in the frame's data a record at an offset of the segment stands."""
+    return frame.at + offset - frame.offset - codec.FRAME_HEADER_SIZE
+
+
+def warn_kept(segment: int, error: LogDamaged) -> None:
+    """A damaged segment stays, and with it all that follow."""
+    _log.warning("%s is not compacted: %s", segment_name(segment), error)

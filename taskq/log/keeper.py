@@ -1,0 +1,249 @@
+"""Finished jobs in a segment that is to go: which of them are kept, and what is known of them."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.model import LIVE_STATES, SECOND_NS, State
+from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
+from taskq.core.transitions import after
+from taskq.log import codec
+from taskq.log.attempts import encode_history
+from taskq.log.carries import Item
+from taskq.log.carrying import decode_carried, find_moment
+from taskq.log.fold import FINAL_KINDS
+from taskq.log.foldother import key_of
+from taskq.log.history import records, tell
+from taskq.log.logrecord import decode_record, places
+from taskq.log.segment import Gap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.log.committer import Committer
+    from taskq.log.compaction import Found
+    from taskq.log.journal import Journal
+    from taskq.log.logrecord import LogRecord
+    from taskq.log.segment import Frame
+
+_ENQUEUED: Final = int(Kind.ENQUEUED)
+_DEAD: Final = after(State.RUNNING, Kind.DIED)
+_CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
+_BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
+#: Records of a frame that are looked at in one step.
+_RECORDS: Final = 1_024
+
+
+class Keeper:
+    """Decides which finished jobs stay.
+
+    Args:
+        committer: of this process.
+        keep_seconds: how long they stay after their end, where neither their queue nor the job
+            says otherwise; None for ever.
+        drops_finished: none of them stays.
+        now_ns: wall time.
+    """
+
+    def __init__(
+        self,
+        committer: Committer,
+        *,
+        keep_seconds: float | None,
+        drops_finished: bool,
+        now_ns: int,
+    ) -> None:
+        self._committer = committer
+        self._journal = committer.journal
+        self._keep_ns = _nanoseconds(keep_seconds)
+        self._queues = {
+            name: _nanoseconds(policy.keep_seconds)
+            for name, policy in committer.config.queues.items()
+            if policy.keep_seconds is not None
+        }
+        self._drops_finished = drops_finished
+        self._now_ns = now_ns
+        self._kept: dict[int, LogRecord] = {}
+
+    def find(self, segment: int, found: Found) -> Iterator[None]:
+        """Add the finished jobs that stay, by where their record stands in the segment."""
+        self._kept = {}
+        if self._drops_finished:
+            return
+        files = self._journal.files
+        survey = _Births(segment, files.lsns[1])
+        scanner = files.scanner(segment, files.size(segment), segment, sealed=True)
+        for frame in scanner.frames(codec.SEGMENT_HEADER.size):
+            if not isinstance(frame, Gap):
+                yield from self._look(frame, survey)
+        agenda = self._committer.facets.need_agenda()
+        for number, (job, offset) in enumerate(survey.open()):
+            if not number % 64:
+                yield
+            if agenda.table.find(job) is None and agenda.dead.find(job) is None:
+                end = _end(self._journal, job)
+                if end is not None and self._is_kept(end, survey.keeps.get(job, self._keep_ns)):
+                    self._keep(job, offset, end, found)
+        for job, (offset, end) in survey.kept.items():
+            self._keep(job, offset, end, found)
+
+    def _look(self, frame: Frame, survey: _Births) -> Iterator[None]:
+        header = frame.header
+        base = frame.offset + codec.FRAME_HEADER_SIZE - frame.at
+        for number, (lsn, at, length) in enumerate(places(frame)):
+            if not number % _RECORDS:
+                yield
+            kind = frame.data[at + 4]
+            if kind == _ENQUEUED:
+                survey.born(lsn, base + at)
+                if self._queues or frame.data[at + 6] or frame.data[at + 7]:
+                    self._note_keep(survey, lsn, frame.data[at : at + length])
+            elif kind in _CARRYING:
+                self._look_at_carried(survey, frame, base, at, length)
+            elif kind in FINAL_KINDS:
+                job = codec.JOB.unpack_from(frame.data, at)[6]
+                offset = survey.ended(job)
+                if offset and job in survey.keeps:
+                    end = _final(frame.data[at : at + length], lsn, header.epoch, header.time_ns)
+                    if self._is_kept(end, survey.keeps[job]):
+                        survey.kept[job] = (offset, end)
+
+    def _look_at_carried(
+        self, survey: _Births, frame: Frame, base: int, at: int, length: int
+    ) -> None:
+        record = frame.data[at : at + length]
+        carried = decode_carried(record)
+        if carried.state is State.ABSENT or carried.state is State.DEAD:
+            return
+        survey.carried[carried.job] = base + at
+        self._note_keep(survey, carried.job, carried.born)
+        if carried.state in LIVE_STATES:
+            return
+        survey.ended(carried.job)
+        end = _final(record, 0, 0, carried.ended_ns)
+        if self._is_kept(end, survey.keeps.get(carried.job, self._keep_ns)):
+            survey.kept[carried.job] = (base + at, end)
+
+    def _note_keep(self, survey: _Births, job: int, born: bytes) -> None:
+        """Remember a job that is kept for another time than the rest."""
+        _, _, _, size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
+        start = codec.ENQUEUED.size
+        keep_ns = find_moment(born, start + queue_size + task_size, size, Option.KEEP)
+        if not keep_ns and self._queues:
+            queue = born[start : start + queue_size].decode("utf-8", "replace")
+            keep_ns = self._queues.get(queue, 0)
+        if keep_ns:
+            survey.keeps[job] = keep_ns
+
+    def _is_kept(self, end: LogRecord, keep_ns: int) -> bool:
+        return not keep_ns or end.time_ns + keep_ns > self._now_ns
+
+    def _keep(self, job: int, offset: int, end: LogRecord, found: Found) -> None:
+        self._kept[job] = end
+        found.offsets.append(offset)
+        found.jobs.append(job)
+
+    # -- what is known of a job -------------------------------------------------------------------
+
+    def kept_item(self, job: int, location: int, born: bytes, enqueued_ns: int) -> Item | None:
+        """A finished job that stays; None if it does not."""
+        end = self._kept.get(job)
+        return None if end is None else self._item(job, location, born, enqueued_ns, end)
+
+    def dead_item(
+        self, job: int, location: int, born: bytes, enqueued_ns: int, died_seconds: int
+    ) -> Item:
+        """A dead letter; also one of whose end nothing can be read any more."""
+        end = _end(self._journal, job)
+        if end is not None and end_of(end)[0] is State.DEAD:
+            return self._item(job, location, born, enqueued_ns, end)
+        return Item(job, location, _DEAD, born, enqueued_ns, ended_ns=died_seconds * SECOND_NS)
+
+    def history(self, job: int, attempt: int) -> bytes:
+        """The attempts so far, packed."""
+        if not attempt:
+            return b""
+        view = tell(self._journal, job, self._now_ns)
+        return encode_history(view.attempts) if view is not None else b""
+
+    def _item(self, job: int, location: int, born: bytes, enqueued_ns: int, end: LogRecord) -> Item:
+        state, body, flags, ended_ns = end_of(end)
+        return Item(
+            job, location, state, born, enqueued_ns, end.attempt, ended_ns=ended_ns,
+            history=self.history(job, end.attempt), body=body, flags=flags & _BODY_FLAGS,
+        )  # fmt: skip
+
+    @staticmethod
+    def key_of(born: bytes) -> int:
+        """The hash of the job's key, 0 if it has none."""
+        return key_of(born)
+
+
+class _Births:
+    """Jobs that came into being in a segment, and which of them ended there.
+
+    Attributes:
+        carried: jobs that were written again here, and where.
+        keeps: nanoseconds, of jobs that are kept for another time than the rest.
+        kept: jobs that ended here and stay: where they stand, and their end.
+    """
+
+    def __init__(self, first_lsn: int, next_lsn: int) -> None:
+        self._first = first_lsn
+        self._offsets = array("I", bytes(4 * (next_lsn - first_lsn)))
+        self.carried: dict[int, int] = {}
+        self.keeps: dict[int, int] = {}
+        self.kept: dict[int, tuple[int, LogRecord]] = {}
+
+    def born(self, job: int, offset: int) -> None:
+        self._offsets[job - self._first] = offset
+
+    def ended(self, job: int) -> int:
+        """The job's offset, 0 if it was not born here; it is not ``open`` any more."""
+        offset = self.carried.pop(job, 0)
+        number = job - self._first
+        if 0 <= number < len(self._offsets):
+            offset = offset or self._offsets[number]
+            self._offsets[number] = 0
+        return offset
+
+    def open(self) -> Iterator[tuple[int, int]]:
+        """(job, offset) of those that did not end here."""
+        for number, offset in enumerate(self._offsets):
+            if offset:
+                yield self._first + number, offset
+        yield from self.carried.items()
+
+
+def end_of(end: LogRecord) -> tuple[State, bytes | None, int, int]:
+    """(state, result or reason as it is stored, its flags, time) of a record that ends a job."""
+    if end.carried is not None:
+        carried = end.carried
+        return carried.state, carried.body, carried.flags, carried.ended_ns
+    return after(State.RUNNING, Kind(end.kind)), end.body, end.flags, end.time_ns
+
+
+def _end(journal: Journal, job: int) -> LogRecord | None:
+    """The last record that ends a job, None if there is none."""
+    end: LogRecord | None = None
+    for record in records(journal, journal.cursor_at(job)):
+        if record.job == job and is_end(record):
+            end = record
+    return end
+
+
+def is_end(record: LogRecord) -> bool:
+    """Whether the job is settled after it."""
+    if record.carried is not None and record.kind == Kind.CARRIED:
+        return record.carried.state not in LIVE_STATES
+    return record.kind in FINAL_KINDS
+
+
+def _final(record: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
+    return decode_record(record, lsn, epoch, time_ns)
+
+
+def _nanoseconds(seconds: float | None) -> int:
+    """0 for ever."""
+    return 0 if seconds is None else max(int(seconds * SECOND_NS), 1)
