@@ -41,6 +41,8 @@ class TaskQ:
         durability: what an awaited enqueue survives: "fsync", "interval" or "os".
         interval: with "interval", the longest time until the next fsync.
         segment_bytes: size at which the log begins its next file.
+        min_free: bytes of the disk that enqueues leave free; below that they raise ``DiskFull``.
+        reserve: bytes set aside for settling jobs when the disk is full.
         lock_wait: longest wait for another process's writer lock.
         exclusive: keep other processes out.
         name: shown by ``taskq workers``.
@@ -57,6 +59,8 @@ class TaskQ:
         durability: Durability | str | None = None,
         interval: Duration | None = None,
         segment_bytes: int | None = None,
+        min_free: int | None = None,
+        reserve: int | None = None,
         lock_wait: Duration | None = None,
         exclusive: bool | None = None,
         name: str | None = None,
@@ -71,6 +75,8 @@ class TaskQ:
             durability=durability,
             interval=interval,
             segment_bytes=segment_bytes,
+            min_free=min_free,
+            reserve=reserve,
             lock_wait=lock_wait,
             exclusive=exclusive,
             name=name,

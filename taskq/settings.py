@@ -73,6 +73,10 @@ class Settings(BaseSettings):
     interval: Annotated[float, BeforeValidator(_seconds)] = 0.05
     #: size at which the log begins its next file; "64MiB" is understood
     segment_bytes: ByteSize = ByteSize(64 * 2**20)
+    #: bytes of the disk that enqueues leave free; 16 MiB, or 2 % of a small disk, unless given
+    min_free: ByteSize | None = None
+    #: bytes set aside for settling jobs on a full disk; 1 MiB, or 2 % of a small disk, unless given
+    reserve: ByteSize | None = None
     #: seconds to wait for another process's writer lock
     lock_wait: Annotated[float, BeforeValidator(_seconds)] = 30.0
     #: keep other processes out
@@ -108,6 +112,8 @@ class Settings(BaseSettings):
             durability=self.durability,
             interval_seconds=self.interval,
             segment_bytes=int(self.segment_bytes),
+            min_free_bytes=self.min_free,
+            reserve_bytes=self.reserve,
             lock_wait_seconds=self.lock_wait,
             exclusive=self.exclusive,
             name=self.name,

@@ -67,6 +67,8 @@ class TaskLog:
         durability: Durability | str = Durability.FSYNC,
         interval: Duration = 0.05,
         segment_bytes: int | None = None,
+        min_free: int | None = None,
+        reserve: int | None = None,
         lock_wait: Duration = 30,
         exclusive: bool = False,
         name: str = "",
@@ -78,6 +80,10 @@ class TaskLog:
             durability: what an awaited answer survives: "fsync", "interval" or "os".
             interval: with "interval", the longest time until the next fsync.
             segment_bytes: size at which the log begins its next file.
+            min_free: bytes of the disk that enqueues leave free; below that they raise
+                ``DiskFull``, while settling goes on. None for 16 MiB, or 2 % of a small disk.
+            reserve: bytes set aside for settling jobs when the disk is full. None for 1 MiB, or
+                2 % of a small disk.
             lock_wait: longest wait for another process's writer lock.
             exclusive: keep other processes out.
             name: shown by ``taskq workers``.
@@ -95,6 +101,8 @@ class TaskLog:
             durability=chosen,
             interval_seconds=nanoseconds(interval, "interval") / SECOND_NS,
             segment_bytes=plain.segment_bytes if segment_bytes is None else segment_bytes,
+            min_free_bytes=min_free,
+            reserve_bytes=reserve,
             lock_wait_seconds=nanoseconds(lock_wait, "lock_wait") / SECOND_NS,
             exclusive=exclusive,
             name=name,

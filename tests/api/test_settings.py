@@ -19,6 +19,7 @@ def test_without_any_setting_the_defaults_hold(tmp_path: Path) -> None:
     assert (config.durability, config.interval_seconds) == (Durability.FSYNC, 0.05)
     assert (config.lock_wait_seconds, config.exclusive, config.name) == (30.0, False, "")
     assert config.segment_bytes == 64 * 2**20
+    assert config.min_free_bytes is config.reserve_bytes is None
 
 
 def test_the_nearer_place_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +45,8 @@ def test_the_environment_holds_text(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         "LOCK_WAIT": "2.5",
         "SEGMENT_BYTES": "1MiB",
         "EXCLUSIVE": "true",
+        "MIN_FREE": "1GiB",
+        "RESERVE": "0",
     }.items():
         monkeypatch.setenv(f"TASKQ_{name}", value)
     app = TaskQ()
@@ -51,6 +54,7 @@ def test_the_environment_holds_text(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert app.data_dir == tmp_path / "d"
     assert (config.durability, config.interval_seconds) == (Durability.INTERVAL, 0.02)
     assert (config.lock_wait_seconds, config.segment_bytes, config.exclusive) == (2.5, 2**20, True)
+    assert (config.min_free_bytes, config.reserve_bytes) == (2**30, 0)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,8 @@ def test_the_environment_holds_text(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ("EXCLUSIVE", "perhaps", r"exclusive \(TASKQ_EXCLUSIVE\) is 'perhaps'"),
         ("SEGMENT_BYTES", "1", "segment_bytes is 1, it must be 65536 to"),
         ("INTERVAL", "0", "must be above 0"),
+        ("MIN_FREE", "much", r"min_free \(TASKQ_MIN_FREE\) is 'much'"),
+        ("RESERVE", "-5", "reserve"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_variable(
