@@ -14,6 +14,7 @@ from taskq.core.errors import UsageError
 from taskq.core.records import Flag
 from taskq.decorate import TaskChoices, TaskDecorator, make_task
 from taskq.handle import JobHandle, make_handle
+from taskq.reading import LogReading
 from taskq.serialization import encode_loose
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class TaskQ:
+class TaskQ(LogReading):
     """An application's tasks and the directory of their jobs. Opens at first use.
 
     What is not given comes from the settings: ``TASKQ_…`` in the environment, ``.env``,
@@ -130,14 +131,20 @@ class TaskQ:
         Raises:
             LogError: the log could not be opened or written.
         """
-        port = await self._connection.port()
-        answer = await port.enqueue(call.spec, call.body, call.extras)
-        return make_handle(self, call.task, self._connection.tag, answer)
+        connection = self._connection
+        packer = connection.packer
+        item = packer.plain_item(call) or await connection.pack(packer.loose(call))
+        port = await connection.port()
+        answer = await port.enqueue(*item)
+        return make_handle(self, call.task, connection.tag, answer)
 
     def enqueue_sync(self, call: Call[R]) -> JobHandle[R]:
         """Do as ``enqueue``, blocking this thread: for code without an event loop."""
-        answer = self._connection.send_sync(call.spec, call.body, call.extras)
-        return make_handle(self, call.task, self._connection.tag, answer)
+        connection = self._connection
+        packer = connection.packer
+        item = packer.plain_item(call) or connection.pack_sync(packer.loose(call))
+        answer = connection.send_sync(*item)
+        return make_handle(self, call.task, connection.tag, answer)
 
     async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
         """Put all calls into the log, or none: they are one transaction.
@@ -147,7 +154,11 @@ class TaskQ:
             LogError: the log could not be opened or written.
         """
         given = _checked(calls)
-        answers = await self._connection.send_many([(c.spec, c.body, c.extras) for c in given])
+        connection = self._connection
+        items = connection.packer.plain_items(given)
+        if items is None:
+            items = await connection.pack_many([connection.packer.loose(call) for call in given])
+        answers = await connection.send_many(items)
         return [
             make_handle(self, call.task, self._connection.tag, answer)
             for call, answer in zip(given, answers, strict=True)
@@ -156,7 +167,11 @@ class TaskQ:
     def enqueue_many_sync(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
         """Do as ``enqueue_many``, blocking this thread."""
         given = _checked(calls)
-        answers = self._connection.send_many_sync([(c.spec, c.body, c.extras) for c in given])
+        connection = self._connection
+        items = connection.packer.plain_items(given)
+        if items is None:
+            items = connection.pack_many_sync([connection.packer.loose(call) for call in given])
+        answers = connection.send_many_sync(items)
         return [
             make_handle(self, call.task, self._connection.tag, answer)
             for call, answer in zip(given, answers, strict=True)
@@ -173,7 +188,9 @@ class TaskQ:
         known = self._tasks.get(task)
         if known is not None:
             return known.call(*args, **kwargs)
-        return make_call(task, None, encode_loose(task, args, kwargs), Flag(0), Options())
+        # Whether a large payload is allowed is known when the call is enqueued.
+        limit = self._connection.config.spill_bytes_max
+        return make_call(task, None, encode_loose(task, args, kwargs, limit), Flag(0), Options())
 
     async def enqueue_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
         """Enqueue a task that this process may not know, with its task's or default options.

@@ -8,9 +8,9 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Final, NotRequired, cast
 
-from taskq.core.errors import InvalidCall, PayloadTooLarge
+from taskq.core.errors import InvalidCall
 from taskq.core.model import PAYLOAD_BYTES_MAX
-from taskq.serialization import compiled, json_config, shown, unusable
+from taskq.serialization import check_size, compiled, json_config, shown, unusable
 from taskq.signature import KEYWORDS, REST, Signature
 
 if TYPE_CHECKING:
@@ -58,19 +58,18 @@ class ArgumentCodec:
         except ValueError as error:
             raise self._invalid(error) from None
 
-    def dump(self, values: dict[str, Any]) -> bytes:
+    def dump(self, values: dict[str, Any], limit: int = PAYLOAD_BYTES_MAX) -> bytes:
         """The payload of validated values.
 
         Raises:
             InvalidCall: a value has no form in JSON.
-            PayloadTooLarge: the payload is over PAYLOAD_BYTES_MAX.
+            PayloadTooLarge: the payload is over ``limit`` bytes.
         """
         try:
             body = self._serializer.to_json(values)
         except ValueError as error:
             raise self._unserializable(values, error) from None
-        if len(body) > PAYLOAD_BYTES_MAX:
-            raise self._too_large(body)
+        check_size(f"{self._task}: the payload", body, limit)
         return body
 
     def _plain_encoder(self) -> Callable[[tuple[Any, ...], dict[str, Any]], bytes]:
@@ -195,9 +194,6 @@ class ArgumentCodec:
                     self._task, f"parameter {label!r} cannot be written as JSON: {cause}"
                 )
         return InvalidCall(self._task, f"the arguments cannot be written as JSON: {error}")
-
-    def _too_large(self, body: bytes) -> PayloadTooLarge:
-        return PayloadTooLarge(f"{self._task}: the payload", len(body), PAYLOAD_BYTES_MAX)
 
     def _variadic_name(self, key: str) -> str:
         return self.signature.rest if key == REST else self.signature.keywords

@@ -14,13 +14,16 @@ from taskq.core.model import (
     ATTEMPTS_DEFAULT,
     HEADERS_BYTES_MAX,
     KEY_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
     PRIORITY_DEFAULT,
     Extras,
 )
+from taskq.log.bodies import check_compression
 from taskq.log.requests import EnqueueSpec
 
 if TYPE_CHECKING:
     from taskq.core.records import Flag
+    from taskq.log.bodies import Compression
     from taskq.tasks import Task
 
 R_co = TypeVar("R_co", covariant=True)
@@ -28,6 +31,7 @@ R_co = TypeVar("R_co", covariant=True)
 #: A dedup key, or what makes one from a call's arguments.
 Key: TypeAlias = str | bytes | Callable[..., str | bytes]
 
+_STORAGE: Final = ("compress", "spill")
 _HEADER_LENGTHS_BYTES: Final = 4
 _SPECS_KEPT: Final = 1_024
 #: A record's length and CRC; its optional fields but for the bytes of key and headers.
@@ -56,6 +60,10 @@ class OptionChanges(TypedDict, total=False):
     window: Duration | None
     #: small strings that travel with the job, added to the task's own
     headers: Mapping[str, str]
+    #: how the payload is compressed, "none" for not at all; None: as its queue or log says
+    compress: Compression | None
+    #: whether a payload over 1 MiB may go to a file beside the log; None: as its queue or log says
+    spill: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +80,8 @@ class Options:
     key: Key | None = None
     window_ns: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
+    compress: Compression | None = None
+    spill: bool | None = None
 
     def changed(self, changes: OptionChanges) -> Options:
         """The options with these changes.
@@ -107,6 +117,7 @@ class Options:
             values["window_ns"] = 0
         if "headers" in changes:
             values["headers"] = checked_headers({**self.headers, **changes["headers"]})
+        values |= _storage(changes)
         options = replace(self, **values)
         if options.window_ns and options.key is None:
             raise UsageError("window is given without a key: add key=, or leave window out")
@@ -156,7 +167,7 @@ class Call(Generic[R_co]):
     Attributes:
         name: name of the task.
         task: the task, None when this process does not know it.
-        body: the encoded arguments.
+        body: the encoded arguments; how they are stored is decided when they are enqueued.
         flags: what the task fixed for its jobs.
         chosen: queue, priority and the other options.
         spec: the part of them that the log wants encoded once.
@@ -247,10 +258,11 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def transaction_bytes(items: Iterable[tuple[EnqueueSpec, bytes, Extras | None]]) -> int:
-    """What the jobs of one transaction take in the log, options counted generously."""
+    """What the jobs of one transaction take in the log at most, options counted generously."""
     size = 0
     for spec, body, extras in items:
-        size += len(spec.tail) + len(body) + _RECORD_EDGES_BYTES
+        # What is larger goes to a file.
+        size += len(spec.tail) + min(len(body), PAYLOAD_BYTES_MAX) + _RECORD_EDGES_BYTES
         if extras is not None:
             size += _OPTIONS_BYTES + len(extras.key or b"") + _headers_bytes(extras.headers)
     return size
@@ -269,6 +281,15 @@ def _expiry(expires: Duration | datetime | None) -> dict[str, Any]:
     if isinstance(expires, datetime):
         return {"expires_ns": moment_ns(expires, "expires"), "expires_is_wall": True}
     return {"expires_ns": _positive(expires, "expires"), "expires_is_wall": False}
+
+
+def _storage(changes: OptionChanges) -> dict[str, Any]:
+    values: dict[str, Any] = {name: changes[name] for name in _STORAGE if name in changes}
+    if values.get("compress") is not None:
+        check_compression(values["compress"])
+    if values.get("spill") not in {None, True, False}:
+        raise UsageError(f"spill is {values['spill']!r:.60}, it must be True, False or None")
+    return values
 
 
 def _positive(value: Duration, what: str) -> int:

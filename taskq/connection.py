@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from taskq.call import transaction_bytes
 from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
@@ -15,6 +15,7 @@ from taskq.core.model import TRANSACTION_BYTES_MAX
 
 # Imported here and not at first use: it takes 40 ms, which would fall on the first enqueue.
 from taskq.log.store import open_store
+from taskq.packing import Packer
 
 if TYPE_CHECKING:
     from taskq.core.model import Extras
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from taskq.log.port import LoopPort, ThreadPort
     from taskq.log.requests import Duplicate, EnqueueSpec
     from taskq.log.store import Store
-
-    #: One job of a transaction, as the ports take it.
-    Item: TypeAlias = tuple[EnqueueSpec, bytes, Extras | None]
+    from taskq.packing import Item, Loose
 
 _LSN_DIGITS_MAX: Final = 19
 
@@ -36,6 +35,7 @@ class Connection:
         path: absolute path of the directory.
         config: what the store is opened with.
         current: the store, None before the first use; ``usable`` tells whether it still serves.
+        packer: packs what goes into the log, and unpacks what comes out.
     """
 
     def __init__(self, path: str, config: LogConfig) -> None:
@@ -43,6 +43,7 @@ class Connection:
         self.path = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
         self.config = config
         self.current: Store | None = None
+        self.packer = Packer(self.path, config)
         self._closed = False
         self._tag = ""
         self._lock = threading.Lock()
@@ -64,6 +65,7 @@ class Connection:
             if self.current is not None and self.current.usable:
                 raise UsageError(f"{self.path} is open: set the data directory before first use")
             self.path = os.path.abspath(path)  # noqa: PTH100 - as above
+            self.packer = Packer(self.path, self.config)
 
     def store(self) -> Store:
         """The open store; opens it here, which may block on the disk and on the writer lock.
@@ -129,6 +131,33 @@ class Connection:
     def send_sync(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> int | Duplicate:
         """Enqueue one job from a thread, blocking until the answer is durable."""
         return self._thread_port().enqueue(spec, body, extras).result()
+
+    async def pack(self, given: Loose) -> Item:
+        """The job as the ports take it, its payload packed.
+
+        Raises:
+            PayloadTooLarge: it is over its limit.
+            LogError: the log could not be opened, or the disk refused a file.
+        """
+        (item,) = await self.pack_many([given])
+        return item
+
+    def pack_sync(self, given: Loose) -> Item:
+        """Do as ``pack``, blocking this thread."""
+        (item,) = self.pack_many_sync([given])
+        return item
+
+    async def pack_many(self, given: list[Loose]) -> list[Item]:
+        """Do as ``pack`` for many; nobody is enqueued if one of them is refused."""
+        if given:
+            await self.opened()
+        return await self.packer.items(given)
+
+    def pack_many_sync(self, given: list[Loose]) -> list[Item]:
+        """Do as ``pack_many``, blocking this thread."""
+        if given:
+            self.store()
+        return self.packer.items_sync(given)
 
     async def send_many(self, items: list[Item]) -> list[int | Duplicate]:
         """Enqueue a transaction; an empty one does not even open the directory.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from taskq.app import TaskQ
+    from taskq.log.bodies import Compression
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,6 +46,10 @@ class TaskChoices(TypedDict, total=False):
     delay: Duration
     #: small strings that travel with every job
     headers: Mapping[str, str]
+    #: how arguments and results are compressed, "none" for not at all; None: as the queue says
+    compress: Compression | None
+    #: whether those over 1 MiB may go to files beside the log; None: as the queue says
+    spill: bool | None
     #: False keeps no result
     store_result: bool
     #: where a sync function runs

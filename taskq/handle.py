@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.call import Call
     from taskq.log.port import LoopPort, ThreadPort
-    from taskq.log.requests import Duplicate, Outcome
+    from taskq.log.requests import Duplicate
     from taskq.tasks import Task
 
 R = TypeVar("R")
@@ -67,18 +67,23 @@ class JobHandle(Generic[R]):
             ResultGone: it succeeded, but its task keeps no results.
             ResultTimeout: it is not settled yet.
             JobNotFound: the log has no such job.
+            LogDamaged: the result does not read back; ``SpillMissing`` if its file is gone.
         """
         limit = None if timeout is None else seconds(timeout, "timeout")
         future = (await self._port()).outcome(self.lsn)
         try:
             await asyncio.wait((future,), timeout=limit)
             if not future.done():
-                self._check_timeout(limit, await self.view())
+                self._check_timeout(limit, await self._view())
             outcome = await future
         finally:
             future.cancel()
-        view = await self.view() if self._needs_view(outcome) else None
-        return self._value(outcome, view)
+        state, body, flags = outcome
+        if flags:
+            packer = self._app._connection.packer
+            body = await packer.unpacked(body or b"", flags, self._result_name)
+        view = await self._view() if self._needs_view(state) else None
+        return self._value(state, body, view)
 
     def result_sync(self, timeout: Duration | None = None) -> R:
         """Do as ``result``, blocking this thread.
@@ -94,32 +99,36 @@ class JobHandle(Generic[R]):
         try:
             concurrent.futures.wait((future,), timeout=limit)
             if not future.done():
-                self._check_timeout(limit, self.view_sync())
+                self._check_timeout(limit, self._view_sync())
             outcome = future.result()
         finally:
             future.cancel()
-        return self._value(outcome, self.view_sync() if self._needs_view(outcome) else None)
+        state, body, flags = outcome
+        if flags:
+            bodies = self._app._connection.packer.bodies
+            body = bodies.unpack(body or b"", flags, self._result_name)
+        return self._value(state, body, self._view_sync() if self._needs_view(state) else None)
 
     async def view(self) -> JobView:
         """Everything the log says of the job.
 
         Raises:
             JobNotFound: the log has no such job.
+            LogDamaged: its payload or result does not read back.
         """
-        port = await self._port()
-        return self._found(await port.view(self.lsn))
+        return await self._app._connection.packer.opened_view(await self._view())
 
     def view_sync(self) -> JobView:
         """Do as ``view``, blocking this thread."""
-        return self._found(self._thread_port().view(self.lsn).result())
+        return self._app._connection.packer.bodies.open_view(self._view_sync())
 
     async def status(self) -> State:
         """Where the job is in its life, now."""
-        return (await self.view()).state
+        return (await self._view()).state
 
     def status_sync(self) -> State:
         """Do as ``status``, blocking this thread."""
-        return self.view_sync().state
+        return self._view_sync().state
 
     async def cancel(self) -> bool:
         """Withdraw the job; False when it is running or settled already.
@@ -136,6 +145,14 @@ class JobHandle(Generic[R]):
         cancelled: bool = self._thread_port().cancel(self.lsn).result()
         return cancelled
 
+    async def _view(self) -> JobView:
+        """The view with payload and result as they are stored: reading them may take long."""
+        port = await self._port()
+        return self._found(await port.view(self.lsn))
+
+    def _view_sync(self) -> JobView:
+        return self._found(self._thread_port().view(self.lsn).result())
+
     async def _port(self) -> LoopPort:
         port = await self._app._connection.port()
         self._app._connection.check_tag(self._tag, self.lsn)
@@ -151,12 +168,15 @@ class JobHandle(Generic[R]):
             raise JobNotFound(f"there is no job {self.id} in {self._app.data_dir}")
         return view
 
-    def _needs_view(self, outcome: Outcome) -> bool:
-        # A handle made from an id learns its task, and with it the result's type, from the log.
-        return self._task is None and outcome.state is State.SUCCEEDED
+    @property
+    def _result_name(self) -> str:
+        return f"the result of job {self.id}"
 
-    def _value(self, outcome: Outcome, view: JobView | None) -> R:
-        state, body = outcome
+    def _needs_view(self, state: State) -> bool:
+        # A handle made from an id learns its task, and with it the result's type, from the log.
+        return self._task is None and state is State.SUCCEEDED
+
+    def _value(self, state: State, body: bytes | None, view: JobView | None) -> R:
         if state is State.DEAD:
             raise JobFailed(self.id, (body or b"").decode("utf-8", "replace"))
         if state is State.CANCELLED:

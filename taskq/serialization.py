@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from taskq.core.errors import InvalidCall, PayloadTooLarge, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX
+from taskq.log.bodystore import SPILL_HINT
 from taskq.signature import REST, Signature
 
 if TYPE_CHECKING:
@@ -87,12 +88,12 @@ class ResultCodec:
             raise unusable(self._task, {"the result": annotation}, error) from error
         self._takes_none = plain.isinstance_python(None)
 
-    def encode(self, value: object) -> bytes | None:
+    def encode(self, value: object, limit: int = PAYLOAD_BYTES_MAX) -> bytes | None:
         """The result as JSON, None for a None.
 
         Raises:
             UsageError: the value does not fit the return annotation, or JSON.
-            PayloadTooLarge: it is over PAYLOAD_BYTES_MAX.
+            PayloadTooLarge: it is over ``limit`` bytes.
         """
         if value is None:
             if self._takes_none:
@@ -104,8 +105,7 @@ class ResultCodec:
             body = self._serializer.to_json(value, warnings="error")
         except ValueError:
             body = self._encode_coerced(value)
-        if len(body) > PAYLOAD_BYTES_MAX:
-            raise PayloadTooLarge(f"{self._task}: the result", len(body), PAYLOAD_BYTES_MAX)
+        check_size(f"{self._task}: the result", body, limit)
         return body
 
     def decode(self, body: bytes) -> Any:
@@ -133,12 +133,14 @@ class ResultCodec:
             ) from None
 
 
-def encode_loose(task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def encode_loose(
+    task: str, args: tuple[Any, ...], kwargs: dict[str, Any], limit: int = PAYLOAD_BYTES_MAX
+) -> bytes:
     """The payload of a call whose signature is not known here.
 
     Raises:
         InvalidCall: a value has no form in JSON.
-        PayloadTooLarge: the payload is over PAYLOAD_BYTES_MAX.
+        PayloadTooLarge: the payload is over ``limit`` bytes.
     """
     from pydantic_core import to_json  # noqa: PLC0415
 
@@ -147,9 +149,19 @@ def encode_loose(task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> by
         body = to_json(values, bytes_mode="base64", inf_nan_mode="strings")
     except ValueError as error:
         raise InvalidCall(task, f"the arguments cannot be written as JSON: {error}") from None
-    if len(body) > PAYLOAD_BYTES_MAX:
-        raise PayloadTooLarge(f"{task}: the payload", len(body), PAYLOAD_BYTES_MAX)
+    check_size(f"{task}: the payload", body, limit)
     return body
+
+
+def check_size(what: str, body: bytes, limit: int) -> None:
+    """Refuse a payload or result that is too large.
+
+    Raises:
+        PayloadTooLarge: it is over ``limit`` bytes.
+    """
+    if len(body) > limit:
+        remedy = SPILL_HINT if limit == PAYLOAD_BYTES_MAX else "raise spill_bytes_max"
+        raise PayloadTooLarge(what, len(body), limit, remedy)
 
 
 def decode_loose(body: bytes) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unp
 from taskq.arguments import ArgumentCodec
 from taskq.call import Call, OptionChanges, Options, key_bytes
 from taskq.core.errors import UsageError
+from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
 from taskq.handle import JobHandle, make_handle
 from taskq.log.requests import check_name
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from taskq.app import TaskQ
-    from taskq.connection import Item
     from taskq.core.model import Extras
     from taskq.core.retry import RetryPolicy
+    from taskq.log.config import Packing
     from taskq.log.requests import Duplicate
+    from taskq.packing import Item, Loose
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +46,9 @@ class Enqueuer(Generic[P, R]):
         self._connection = task.app._connection
         self._chosen = chosen
         self._flags = flags
-        self._keyed = chosen.key is not None
+        self._packing = self._connection.packer.packing(chosen)
+        #: neither a key to make nor a body to pack: the hot path
+        self._is_plain = chosen.key is None and self._packing is None
         self._extras = chosen.extras(None)
         self.spec = chosen.spec(task.name, flags)
 
@@ -83,17 +87,17 @@ class Enqueuer(Generic[P, R]):
             LogError: the log could not be opened or written.
         """
         task = self._task
-        if self._keyed:
-            body, extras = self._encoded(args, kwargs)
+        if self._is_plain:
+            spec, body, extras = self.spec, task.encode(args, kwargs), self._extras
         else:
-            body, extras = task.encode(args, kwargs), self._extras
+            spec, body, extras = await self._packed(args, kwargs)
         store = self._connection.current
         if store is None or not store.usable:
             store = await self._connection.opened()
         port = store.port()
         if store.full:
             await port.room()
-        answer = await port.ask(self.spec, body, extras)
+        answer = await port.ask(spec, body, extras)
         if type(answer) is int:
             return JobHandle(task.app, task, store.tag, answer)
         return make_handle(task.app, task, store.tag, answer)
@@ -101,7 +105,10 @@ class Enqueuer(Generic[P, R]):
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Do as ``enqueue``, blocking this thread: for code without an event loop."""
         body, extras = self._encoded(args, kwargs)
-        answer = self._connection.send_sync(self.spec, body, extras)
+        item = (self.spec, body, extras)
+        if self._packing is not None:
+            item = self._connection.pack_sync((item, self._packing, self._what))
+        answer = self._connection.send_sync(*item)
         return make_handle(self._task.app, self._task, self._connection.tag, answer)
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...]]) -> list[JobHandle[R]]:
@@ -111,11 +118,17 @@ class Enqueuer(Generic[P, R]):
             InvalidCall: one of them does not fit; nothing was written.
             PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
         """
-        return self._handles(await self._connection.send_many(self._items(calls)))
+        items = self._items(calls)
+        if self._packing is not None:
+            items = await self._connection.pack_many(self._loose(items))
+        return self._handles(await self._connection.send_many(items))
 
     def enqueue_many_sync(self, calls: Iterable[tuple[Any, ...]]) -> list[JobHandle[R]]:
         """Do as ``enqueue_many``, blocking this thread."""
-        return self._handles(self._connection.send_many_sync(self._items(calls)))
+        items = self._items(calls)
+        if self._packing is not None:
+            items = self._connection.pack_many_sync(self._loose(items))
+        return self._handles(self._connection.send_many_sync(items))
 
     def _handles(self, answers: list[int | Duplicate]) -> list[JobHandle[R]]:
         task = self._task
@@ -134,15 +147,31 @@ class Enqueuer(Generic[P, R]):
             items.append((self.spec, body, extras))
         return items
 
+    async def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item:
+        body, extras = self._encoded(args, kwargs)
+        item = (self.spec, body, extras)
+        if self._packing is None:
+            return item
+        return await self._connection.pack((item, self._packing, self._what))
+
+    def _loose(self, items: list[Item]) -> list[Loose]:
+        return [(item, self._packing, self._what) for item in items]
+
+    @property
+    def _what(self) -> str:
+        return f"{self._task.name}: the payload"
+
     def _encoded(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bytes, Extras | None]:
         key = self._chosen.key
-        if key is None:
+        if self._is_plain:
             return self._task.encode(args, kwargs), self._extras
         codec = self._task.arguments
         values = codec.validated(args, kwargs)
-        body = codec.dump(values)
+        body = codec.dump(values, self._connection.packer.bodies.limit(self._packing))
+        if key is None:
+            return body, self._extras
         if callable(key):
             key = self._task._key_of(key, values)
         return body, self._chosen.extras(key_bytes(self._task.name, key))
@@ -230,14 +259,19 @@ class Task(Enqueuer[P, R]):
     def _result(self) -> ResultCodec:
         return ResultCodec(self.signature)
 
-    def encode_result(self, value: object) -> bytes | None:
+    def encode_result(self, value: object, limit: int = PAYLOAD_BYTES_MAX) -> bytes | None:
         """What is kept of a returned value; None for a None and for store_result=False.
 
         Raises:
             UsageError: the value does not fit the return annotation, or JSON.
-            PayloadTooLarge: it is over PAYLOAD_BYTES_MAX.
+            PayloadTooLarge: it is over ``limit`` bytes.
         """
-        return self._result.encode(value) if self.store_result else None
+        return self._result.encode(value, limit) if self.store_result else None
+
+    def result_packing(self, queue: str) -> Packing | None:
+        """What becomes of the results of its jobs from this queue; None: they are kept as is."""
+        chosen = self._chosen
+        return self._connection.config.packing(queue, chosen.compress, chosen.spill)
 
     def decode_result(self, body: bytes) -> R:
         """The returned value, as the return annotation has it.
