@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import struct
+import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -137,8 +138,7 @@ def is_read(disk: Disk, path: str, name: str) -> bool:
 class NamedReader:
     """The hold on one reader's name and position. Take it with ``take``, end it with ``release``.
 
-    Nothing here is for two threads at a time. In a forked child it does nothing: the name is its
-    parent's.
+    For any thread. In a forked child it does nothing: the name is its parent's.
 
     Attributes:
         position: as it was last read or saved; None for a new reader.
@@ -154,6 +154,8 @@ class NamedReader:
         self._file = -1
         self._sequence = 0
         self._pid = os.getpid()
+        # A save that nobody waits for any more must not write to a descriptor that was given back.
+        self._guard = threading.Lock()
 
     @classmethod
     def take(cls, disk: Disk, path: str, log_id: UUID, name: str) -> NamedReader:
@@ -184,18 +186,10 @@ class NamedReader:
         Raises:
             OSError: the disk refused.
         """
-        if not self._is_ours or position == self.position:
-            return
-        if self._file < 0:
-            self._open()
-        self._sequence += 1
-        packed = _SLOT.pack(
-            _MAGIC, _VERSION, _SLOT.size, self._sequence, position.segment, position.offset,
-            position.lsn, position.epoch, position.time_ns,
-        )  # fmt: skip
-        data = packed + crc32(packed, self._seed).to_bytes(4, "little")
-        write_all(self._disk, self._file, data, self._sequence % 2 * _SLOT_BYTES)
-        self.position = position
+        with self._guard:
+            if self._is_ours and position != self.position:
+                self._write(position)
+                self.position = position
 
     def sync(self) -> None:
         """Return once the position survives a power loss.
@@ -203,24 +197,27 @@ class NamedReader:
         Raises:
             OSError: it may not.
         """
-        if self._is_ours and self._file >= 0:
-            self._disk.sync(self._file)
+        with self._guard:
+            if self._is_ours and self._file >= 0:
+                self._disk.sync(self._file)
 
     def forget(self) -> None:
         """Remove the reader; its name is free afterwards."""
-        if self._is_ours:
-            self._disk.remove(self._file_path)
-            self._disk.remove(_file_of(self._path, self.name, _LOCK))
-            self.release()
+        with self._guard:
+            if self._is_ours:
+                self._disk.remove(self._file_path)
+                self._disk.remove(_file_of(self._path, self.name, _LOCK))
+        self.release()
 
     def release(self) -> None:
         """Let others read under the name. Legal twice."""
-        if not self._is_ours:
-            return
-        descriptors, self._file, self._lock = (self._file, self._lock), -1, -1
-        for descriptor in descriptors:
-            if descriptor >= 0:
-                self._disk.close(descriptor)
+        with self._guard:
+            if not self._is_ours:
+                return
+            descriptors, self._file, self._lock = (self._file, self._lock), -1, -1
+            for descriptor in descriptors:
+                if descriptor >= 0:
+                    self._disk.close(descriptor)
 
     @property
     def _is_ours(self) -> bool:
@@ -230,12 +227,20 @@ class NamedReader:
     def _file_path(self) -> str:
         return _file_of(self._path, self.name, _POSITION)
 
-    def _open(self) -> None:
-        """Open the file; a new one gets its name for good before it is relied on."""
-        self._file = self._disk.open(self._file_path, create=True)
-        if not self._sequence:
-            self._disk.truncate(self._file, 0)
-            self._disk.sync_directory(f"{self._path}/{_FOLDER}")
+    def _write(self, position: Position) -> None:
+        if self._file < 0:
+            self._file = self._disk.open(self._file_path, create=True)
+            if not self._sequence:
+                # A new reader, or one whose position did not read back.
+                self._disk.truncate(self._file, 0)
+                self._disk.sync_directory(f"{self._path}/{_FOLDER}")
+        self._sequence += 1
+        packed = _SLOT.pack(
+            _MAGIC, _VERSION, _SLOT.size, self._sequence, position.segment, position.offset,
+            position.lsn, position.epoch, position.time_ns,
+        )  # fmt: skip
+        data = packed + crc32(packed, self._seed).to_bytes(4, "little")
+        write_all(self._disk, self._file, data, self._sequence % 2 * _SLOT_BYTES)
 
 
 def _is_name(stem: str) -> bool:

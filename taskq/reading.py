@@ -1,0 +1,249 @@
+"""What TaskLog and TaskQ have in common: reading their log as a log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from taskq.core.durations import moment_ns
+from taskq.core.errors import LogDamaged, ReaderFellBehind, ReaderMismatch, UsageError
+from taskq.log.codec import SEGMENT_HEADER
+from taskq.log.cursor import Cursor
+from taskq.log.disk import LocalDisk
+from taskq.log.locate import count_behind, find_lsn, find_position, find_time
+from taskq.log.readers import (
+    NamedReader,
+    Position,
+    check_reader_name,
+    is_read,
+    read_position,
+    reader_names,
+)
+from taskq.record import Choice
+from taskq.recordreader import open_files
+from taskq.stream import Start, Stream, check_lsn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from taskq.connection import Connection
+    from taskq.log.files import SegmentFiles
+    from taskq.log.locate import Extent
+    from taskq.log.store import Store
+    from taskq.stream import OnDamage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderView:
+    """A named reader of the log, as its files tell.
+
+    Attributes:
+        name: under which it reads.
+        lsn: of the record that comes next.
+        lag_records, lag_bytes: what the log holds from there on; all of it if ``problem`` is set.
+        is_alive: whether somebody reads under the name now.
+        problem: why it cannot go on where it stopped; "" if it can.
+    """
+
+    name: str
+    lsn: int
+    lag_records: int
+    lag_bytes: int
+    is_alive: bool
+    problem: str = ""
+
+
+class LogReading:
+    """Streams over the log, and the readers that have a name."""
+
+    _connection: Connection
+
+    def stream(
+        self,
+        *,
+        reader: str | None = None,
+        from_lsn: int | None = None,
+        from_time: datetime | None = None,
+        follow: bool = True,
+        kinds: Iterable[str] | None = None,
+        queues: Iterable[str] | None = None,
+        tasks: Iterable[str] | None = None,
+        on_damage: OnDamage = "raise",
+    ) -> Stream:
+        """The log's records in order, from the oldest that is kept; then as they are written.
+
+        ``async for record in log.stream(reader="billing")`` goes on where "billing" stopped: its
+        position is kept in the directory and saved after each record is handled, at least every
+        1 000 records and 50 ms. A killed process gets what it handled since then once more. A loss
+        of power may take back what was saved since the system last wrote the file to the disk.
+
+        A record wakes the stream within milliseconds, whichever process wrote it; with durability
+        "interval" it comes once it is on disk.
+
+        Args:
+            reader: name to go on under; one process at a time. A new one begins at the start.
+            from_lsn: begin at this record, or the next after it.
+            from_time: begin at the first record of this time (with a time zone) or later.
+            follow: wait for more at the end, instead of ending there.
+            kinds: only these, for example ["succeeded", "died"]; None for all.
+            queues: only records of jobs in these queues.
+            tasks: only records of jobs of these tasks.
+            on_damage: "raise", or "skip" to log a warning and pass over what does not read back.
+
+        Raises:
+            UsageError: an argument is wrong. What follows is raised where the stream is read.
+            ReaderBusy: somebody else reads under that name.
+            ReaderFellBehind: compaction removed what would come next.
+            ReaderMismatch: the log was cut or replaced since the reader stopped.
+            LogDamaged: bytes do not read back.
+        """
+        time_ns = None if from_time is None else moment_ns(from_time, "from_time")
+        start = Start(reader, from_lsn, time_ns)
+        if sum(one is not None for one in start) > 1:
+            raise UsageError(
+                "give one of reader, from_lsn and from_time; seek() moves a reader to another place"
+            )
+        if reader is not None:
+            check_reader_name(reader)
+        if from_lsn is not None:
+            _check_number("from_lsn", from_lsn)
+        if on_damage not in ("raise", "skip"):
+            raise UsageError(f'on_damage is {on_damage!r}, it must be "raise" or "skip"')
+        choice = Choice(kinds, queues, tasks)
+        return Stream(self._connection, start, choice, follow=follow, on_damage=on_damage)
+
+    async def readers(self) -> list[ReaderView]:
+        """The named readers, in the order of their names, and how far behind each is."""
+        port = await self._connection.port()
+        extent: Extent = await port.extent(-1)
+        return await asyncio.to_thread(_views, self._connection.store(), extent)
+
+    async def seek(
+        self,
+        reader: str,
+        where: Literal["start", "end"] | None = None,
+        *,
+        lsn: int | None = None,
+        time: datetime | None = None,
+    ) -> int:
+        """Let a named reader, or a new one, go on elsewhere; returns the lsn that it goes on at.
+
+        Args:
+            reader: its name.
+            where: "start" is the oldest record that is kept, "end" only what is still to come.
+            lsn: at this record, or the next after it.
+            time: at the first record of this time (with a time zone) or later.
+
+        Raises:
+            UsageError: not one place is given, or it is still to come.
+            ReaderBusy: somebody reads under the name now.
+            ReaderFellBehind: compaction removed the records there.
+        """
+        check_reader_name(reader)
+        time_ns = None if time is None else moment_ns(time, "time")
+        if sum(one is not None for one in (where, lsn, time_ns)) != 1:
+            raise UsageError('seek() takes one place: "start", "end", lsn= or time=')
+        if where not in (None, "start", "end"):
+            raise UsageError(f'seek() takes "start" or "end", not {where!r:.60}')
+        if lsn is not None:
+            _check_number("lsn", lsn)
+        port = await self._connection.port()
+        extent: Extent = await port.extent()
+        store = self._connection.store()
+        place = lsn if lsn is not None else where
+        return await asyncio.to_thread(_seek, store, reader, place, time_ns, extent)
+
+    async def forget_reader(self, reader: str) -> None:
+        """Remove a named reader: compaction keeps nothing for it any more.
+
+        Raises:
+            UsageError: there is none of that name.
+            ReaderBusy: somebody reads under the name now.
+        """
+        check_reader_name(reader)
+        store = await self._connection.opened()
+        await asyncio.to_thread(_forget, store, reader)
+
+
+def _check_number(what: str, lsn: int) -> None:
+    if type(lsn) is not int or lsn < 0:
+        raise UsageError(f"{what} is {lsn!r:.60}: an lsn is a whole number, 0 or more")
+
+
+def _views(store: Store, extent: Extent) -> list[ReaderView]:
+    disk, files = LocalDisk(), open_files(store.path, store.log_id)
+    views: list[ReaderView] = []
+    try:
+        for name in reader_names(disk, store.path):
+            problem, position = "", None
+            try:
+                position = read_position(disk, store.path, store.log_id, name)
+            except LogDamaged as error:
+                problem = str(error)
+            start = Cursor(files.lsns[0], SEGMENT_HEADER.size, files.lsns[0])
+            if position is None:
+                position, cursor = Position(start.segment, start.segment), start
+            else:
+                try:
+                    cursor = find_position(files, store.path, name, position, extent)
+                except (ReaderFellBehind, ReaderMismatch) as error:
+                    problem, cursor = str(error), start
+            lsn = cursor.next_lsn if problem else position.lsn
+            records, size = count_behind(files, cursor, lsn, extent)
+            views.append(
+                ReaderView(
+                    name=name,
+                    lsn=position.lsn,
+                    lag_records=records,
+                    lag_bytes=size,
+                    is_alive=is_read(disk, store.path, name),
+                    problem=problem,
+                )
+            )
+    finally:
+        files.forget()
+    return views
+
+
+def _seek(
+    store: Store, reader: str, place: int | str | None, time_ns: int | None, extent: Extent
+) -> int:
+    named = NamedReader.take(LocalDisk(), store.path, store.log_id, reader)
+    files = open_files(store.path, store.log_id)
+    try:
+        with contextlib.suppress(LogDamaged):  # it goes elsewhere now
+            named.load()
+        position = _position_of(files, store.path, place, time_ns, extent)
+        named.save(position)
+        named.sync()
+    finally:
+        files.forget()
+        named.release()
+    return position.lsn
+
+
+def _position_of(
+    files: SegmentFiles, path: str, place: int | str | None, time_ns: int | None, extent: Extent
+) -> Position:
+    oldest = files.lsns[0]
+    if place == "start":
+        return Position(oldest, oldest)
+    if place == "end":
+        return Position(extent.segment, extent.lsn)
+    if isinstance(place, int):
+        check_lsn(path, place, oldest, extent)
+        return Position(find_lsn(files, place, extent).segment, place)
+    cursor = find_time(files, time_ns or 0, extent)
+    return Position(cursor.segment, cursor.next_lsn)
+
+
+def _forget(store: Store, reader: str) -> None:
+    disk = LocalDisk()
+    known = reader_names(disk, store.path)
+    if reader not in known:
+        names = ", ".join(known) or "none"
+        raise UsageError(f"{store.path} has no reader {reader!r}; it has {names}")
+    NamedReader.take(disk, store.path, store.log_id, reader).forget()

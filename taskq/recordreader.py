@@ -1,0 +1,173 @@
+"""The wanted records of a log, one after the other, and the place to go on from."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from taskq.log.disk import LocalDisk
+from taskq.log.files import SegmentFiles
+from taskq.log.locate import read_record
+from taskq.log.logrecord import decode_record, places
+from taskq.log.readers import Position
+from taskq.record import kind_at, make_record, takes_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    from taskq.log.bodystore import BodyStore
+    from taskq.log.follow import FrameReader
+    from taskq.log.locate import Extent
+    from taskq.log.logrecord import LogRecord
+    from taskq.log.segment import Frame
+    from taskq.record import Choice, Record
+
+#: Records that are looked at before the loop's other tasks get a turn: about a millisecond's.
+_TURN_RECORDS: Final = 128
+
+
+class RecordReader:
+    """The records that a choice wants. For one event loop.
+
+    A call of ``next`` that is cancelled loses nothing.
+
+    Args:
+        frames: where they come from.
+        choice: which are wanted.
+        tag: what the log's job ids start with.
+        bodies: unpacks payloads and results.
+        position: records before its lsn are passed over.
+        from_ns: so are those before the first frame of that time or later.
+    """
+
+    def __init__(
+        self,
+        frames: FrameReader,
+        choice: Choice,
+        tag: str,
+        bodies: BodyStore,
+        position: Position,
+        from_ns: int = 0,
+    ) -> None:
+        self.frames = frames
+        self._choice = choice
+        self._tag = tag
+        self._bodies = bodies
+        self._lsn = position.lsn
+        self._place = position
+        self._from_ns = from_ns
+        self._frame: Frame | None = None
+        #: the frame that the place names
+        self._placed: Frame | None = None
+        self._places: Iterator[tuple[int, int, int]] = iter(())
+        #: a record that is not handed out yet
+        self._held: LogRecord | None = None
+        self._looked_at = 0
+        self._lookup: SegmentFiles | None = None
+
+    @property
+    def position(self) -> Position:
+        """Everything before it was handed out, or was not wanted."""
+        return self._place._replace(lsn=self._lsn)
+
+    async def next(self, extent: Extent) -> Record | None:
+        """The next wanted record; None when there is none up to the extent.
+
+        Raises:
+            ReaderFellBehind: compaction removed it.
+            LogDamaged: it does not read back.
+            LogError: a file cannot be read, or holds what a newer taskq wrote.
+        """
+        while True:
+            record = self._held or self._decode_next()
+            if record is None:
+                if not await self._enter_frame(extent):
+                    return None
+                continue
+            self._held = record
+            self._looked_at += 1
+            if not self._looked_at % _TURN_RECORDS:
+                await asyncio.sleep(0)
+            if self._choice.lacks(record):
+                await asyncio.to_thread(self._look_up, record.job, extent)
+            names = self._choice.fits(record)
+            if names is None:
+                made = None
+            elif takes_time(record, self._bodies):
+                made = await asyncio.to_thread(make_record, record, self._tag, names, self._bodies)
+            else:
+                made = make_record(record, self._tag, names, self._bodies)
+            self._held = None
+            self._pass(record.lsn)
+            if made is not None:
+                return made
+
+    def close(self) -> None:
+        """Close the files; from any thread. Legal twice."""
+        self.frames.close()
+        if self._lookup is not None:
+            self._lookup.forget()
+
+    async def _enter_frame(self, extent: Extent) -> bool:
+        frame = await self.frames.next(extent)
+        if frame is None:
+            return False
+        if frame.header.time_ns < self._from_ns:
+            return True
+        self._from_ns = 0
+        self._frame = frame
+        self._places = places(frame)
+        return True
+
+    def _decode_next(self) -> LogRecord | None:
+        """The frame's next record that is worth decoding; None at its end."""
+        frame = self._frame
+        if frame is None:
+            return None
+        header = frame.header
+        for lsn, at, length in self._places:
+            if lsn < self._lsn:
+                continue
+            if self._choice.skips(kind_at(frame.data, at)):
+                self._looked_at += 1
+                self._pass(lsn)
+                continue
+            data = frame.data[at : at + length]
+            record = decode_record(data, lsn, header.epoch, header.time_ns)
+            self._choice.note(record)
+            return record
+        self._frame = None
+        return None
+
+    def _pass(self, lsn: int) -> None:
+        self._lsn = lsn + 1
+        frame = self._frame
+        if frame is not self._placed and frame is not None:
+            header, segment = frame.header, self.frames.cursor.segment
+            self._place = Position(segment, lsn, frame.offset, header.epoch, header.time_ns)
+            self._placed = frame
+
+    def _look_up(self, job: int, extent: Extent) -> None:
+        """Find the queue and task of a job that is older than what is remembered; on a thread."""
+        files = self._lookup
+        if files is None:
+            files = self._lookup = SegmentFiles(
+                LocalDisk(), self.frames.files._path, writable=False
+            )
+            files.log_id = self.frames.files.log_id
+        files.refresh()
+        data = read_record(files, job, extent)
+        if data is None:
+            return
+        record = decode_record(data, job, 0, 0)
+        if record.job == job:
+            self._choice.note(record)
+
+
+def open_files(path: str, log_id: UUID) -> SegmentFiles:
+    """The segments of a log, for reading by one stream."""
+    files = SegmentFiles(LocalDisk(), path, writable=False)
+    files.log_id = log_id
+    files.refresh()
+    return files
