@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from taskq.core.model import Durability, JobView, State
     from taskq.core.signals import Discard, Retry, Snooze
     from taskq.handle import JobHandle, PendingJob
+    from taskq.reading import ReaderView
+    from taskq.record import Record
+    from taskq.stream import Stream
     from taskq.tasklog import Put, TaskLog
     from taskq.tasks import Task
 
@@ -79,6 +82,8 @@ __all__ = [
     "ReaderBusy",
     "ReaderFellBehind",
     "ReaderMismatch",
+    "ReaderView",
+    "Record",
     "ResultGone",
     "ResultTimeout",
     "Retry",
@@ -86,6 +91,7 @@ __all__ = [
     "SpillMissing",
     "StaleDelivery",
     "State",
+    "Stream",
     "Task",
     "TaskLog",
     "TaskQ",
@@ -107,9 +113,12 @@ _HOMES = {
     "JobView": "taskq.core.model",
     "PendingJob": "taskq.handle",
     "Put": "taskq.tasklog",
+    "ReaderView": "taskq.reading",
+    "Record": "taskq.record",
     "Retry": "taskq.core.signals",
     "Snooze": "taskq.core.signals",
     "State": "taskq.core.model",
+    "Stream": "taskq.stream",
     "Task": "taskq.tasks",
     "TaskLog": "taskq.tasklog",
     "TaskQ": "taskq.app",
