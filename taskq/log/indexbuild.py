@@ -109,7 +109,7 @@ class IndexBuilder:
             gap: the bytes.
             found: what ``SegmentFiles.damaged_frame`` tells of them.
         """
-        if gap.offset < self.offset and gap.resume <= self.offset:
+        if gap.offset < self.offset:
             return
         self.gaps += 1
         if found is not None:

@@ -360,5 +360,6 @@ class Journal(Place):
 
     def _forget_files(self) -> None:
         self.files.forget()
+        self.indexes.forget()
         self._tail = -1
         self._marks.clear()

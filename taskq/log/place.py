@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from taskq.log import codec
 from taskq.log.cursor import Cursor, Marks
 from taskq.log.files import SegmentFiles
+from taskq.log.index import SegmentIndexes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,7 @@ class Place:
     Attributes:
         next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
         segment, offset: where the next frame goes.
+        indexes: what finds single records.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Place:
         self.files = SegmentFiles(disk, path, writable=writable)
         self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
         self._marks = Marks()
+        self.indexes = SegmentIndexes(self)
 
     def start(self) -> Cursor:
         """The beginning of the log."""
@@ -50,6 +53,10 @@ class Place:
     def cursor_at(self, lsn: int) -> Cursor:
         """A cursor at or before the frame that holds ``lsn``."""
         return self._marks.before(lsn) or self.files.cursor_at(lsn) or self.end()
+
+    def mark_before(self, lsn: int) -> Cursor | None:
+        """A frame of this process at or before a record, and near it, if it knows of one."""
+        return self._marks.before(lsn)
 
     def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
         """(location of the segment's first byte, frame or damage) from the cursor to the known end.
