@@ -222,9 +222,10 @@ class Agenda(Jobs):
         jobs = []
         for job in self.times.expired(now_ns, count):
             chunk = self.table.find(job)
-            if chunk is None:
+            meta = 0 if chunk is None else chunk.metas[self.table.index]
+            if not meta & META_EXPIRES:  # settled since; perhaps a dead letter that is ready again
                 continue
-            if chunk.metas[self.table.index] & STATE_MASK == _CLAIMED:
+            if meta & STATE_MASK == _CLAIMED:
                 self._overdue.add(job)
             else:
                 jobs.append(job)

@@ -238,11 +238,13 @@ class Lanes:
         return any(self._ready)
 
     def stats(self) -> tuple[QueueStats, ...]:
-        """Counts per queue, by name."""
-        queues: dict[str, list[Lane]] = {}
+        """Counts per queue, by name; those that are paused are there even if they are empty."""
+        queues: dict[str, list[Lane]] = {name: [] for name in self.paused}
         for lane in self.lanes:
             queues.setdefault(lane.queue, []).append(lane)
-        return tuple(_queue_stats(name, queues[name]) for name in sorted(queues))
+        return tuple(
+            _queue_stats(name, queues[name], paused=name in self.paused) for name in sorted(queues)
+        )
 
     def _close(self, lane: Lane) -> None:
         """No job of the lane is ready any more."""
@@ -250,7 +252,7 @@ class Lanes:
         lane.clear()
 
 
-def _queue_stats(name: str, lanes: list[Lane]) -> QueueStats:
+def _queue_stats(name: str, lanes: list[Lane], *, paused: bool) -> QueueStats:
     def total(field: str) -> int:
         return sum(getattr(lane, field) for lane in lanes)
 
@@ -263,4 +265,5 @@ def _queue_stats(name: str, lanes: list[Lane]) -> QueueStats:
         dead=total("dead"),
         cancelled=total("cancelled"),
         expired=total("expired"),
+        paused=paused,
     )

@@ -142,6 +142,8 @@ class QueueStats:
     dead: int = 0
     cancelled: int = 0
     expired: int = 0
+    #: its jobs wait until it is resumed
+    paused: bool = False
     #: since the oldest ready job was enqueued, or first due; None without one, or if not asked for
     oldest_ready_seconds: float | None = None
     #: jobs that succeeded or died, over the last minute, as the answering process saw it; None when

@@ -97,7 +97,7 @@ class Facets:
         for base, item in self._journal.frames(cursor):
             if not isinstance(item, Gap):
                 fold_frame(base, item, None, None, alone)
-            if not alone.jobs:
+            if not (alone.jobs or alone.dead):  # a dead letter may be ready again by now
                 break
         self._sought = set()
         self.watch.settled += alone.settled
@@ -120,8 +120,10 @@ class Facets:
 
     def note_end(self, job: int, location: int) -> None:
         """A record that this process writes settles the job."""
-        self._trim_ended(1)
-        self.ended[job] = location
+        if self.agenda is None or self.agenda.dead.find(job) is None:
+            # A dead letter is not kept here, since others may requeue it unnoticed.
+            self._trim_ended(1)
+            self.ended[job] = location
         if job in self.watch.jobs:
             self.watch.see(job, location)
 

@@ -116,7 +116,7 @@ def fold_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop: a call a reco
             if dedup is not None and options_size:
                 fold_free_key(data, at + codec.JOB.size, options_size, job, time_ns, dedup)
             if watch is not None and job in jobs:
-                watch.see(job, where + at)
+                watch.see(job, where + at, kind)
         elif kind in _BACK:
             if agenda is not None:
                 _, _, _, _, _, attempt, job, _, due_ns = codec.BACK.unpack_from(data, at)

@@ -46,18 +46,44 @@ _JOB_AT: Final = 16
 
 
 class Watch:
-    """Jobs that somebody waits for, and the locations of the records that settled them."""
+    """Jobs that somebody waits for, and the locations of the records that settled them.
 
-    __slots__ = ("jobs", "settled")
+    Attributes:
+        jobs: those that are not settled, as far as the log was seen.
+        settled: (job, location) of the others.
+        dead: those among the settled that may still be requeued or purged.
+    """
+
+    __slots__ = ("dead", "jobs", "settled")
 
     def __init__(self) -> None:
         self.jobs: set[int] = set()
         self.settled: list[tuple[int, int]] = []
+        self.dead: set[int] = set()
 
-    def see(self, job: int, location: int) -> None:
-        """A job that is watched was settled."""
+    def see(self, job: int, location: int, kind: int = 0) -> None:
+        """A job that is watched was settled, by a record of that kind."""
         self.jobs.discard(job)
         self.settled.append((job, location))
+        if kind == Kind.DIED:
+            self.dead.add(job)
+
+    def see_again(self, job: int, location: int = 0) -> None:
+        """A dead letter was purged by the record there, or is ready again."""
+        if job not in self.dead:
+            return
+        self.dead.discard(job)
+        self.settled = [one for one in self.settled if one[0] != job]
+        if location:
+            self.settled.append((job, location))
+        else:
+            self.jobs.add(job)
+
+    def take(self) -> list[tuple[int, int]]:
+        """The settled jobs; they are forgotten here."""
+        settled, self.settled = self.settled, []
+        self.dead.clear()
+        return settled
 
 
 def enqueued_meta(flags: int) -> int:
@@ -104,12 +130,12 @@ def fold_other(
     if kind in (Kind.CARRIED, Kind.REQUEUED):
         carried = decode_carried(record)
         fold_carried(kind, carried, location, time_ns, agenda, dedup)
-        if watch is not None and carried.job in watch.jobs and carried.state not in LIVE_STATES:
-            watch.see(carried.job, location)
+        if watch is not None:
+            _watch_carried(kind, carried, location, watch)
+    elif kind == Kind.PURGED:
+        _fold_purged(codec.JOB.unpack_from(record)[6], location, agenda, watch)
     elif agenda is None:
         return
-    elif kind == Kind.PURGED:
-        forget_dead(agenda, codec.JOB.unpack_from(record)[6])
     elif kind == Kind.EXTENDED:
         options_size = codec.PREFIX.unpack_from(record)[3]
         fold_lease(record, 0, options_size, codec.JOB.unpack_from(record)[6], agenda)
@@ -123,6 +149,20 @@ def fold_other(
         apply_tallied(lane, *totals)
     else:
         agenda.floor_lsn = max(agenda.floor_lsn, codec.OWNER.unpack_from(record)[6])
+
+
+def _watch_carried(kind: int, carried: Carried, location: int, watch: Watch) -> None:
+    if kind == Kind.REQUEUED:
+        watch.see_again(carried.job)
+    elif carried.job in watch.jobs and carried.state not in LIVE_STATES:
+        watch.see(carried.job, location, Kind.DIED if carried.state is State.DEAD else kind)
+
+
+def _fold_purged(job: int, location: int, agenda: Agenda | None, watch: Watch | None) -> None:
+    if agenda is not None:
+        forget_dead(agenda, job)
+    if watch is not None:
+        watch.see_again(job, location)
 
 
 def fold_carried(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.errors import JobNotFound
 from taskq.core.model import AttemptView, JobView, State
 from taskq.core.records import Cause, Kind
 from taskq.core.transitions import BY_TIME, after
@@ -56,8 +57,16 @@ def is_job(journal: Journal, lsn: int) -> bool:
 
 
 def read_outcome(journal: Journal, location: int) -> Outcome:
-    """What the settling record at a location says."""
+    """What the settling record at a location says.
+
+    Raises:
+        JobNotFound: the job was purged.
+    """
     record = decode_record(journal.files.unchecked_record(location), 0, 0, 0)
+    if record.kind == Kind.PURGED:
+        raise JobNotFound(f"job {journal.tag}-{record.job} was a dead letter and has been purged")
+    if record.carried is not None:
+        return Outcome(record.carried.state, record.carried.body, record.carried.flags)
     return Outcome(_STATES[Kind(record.kind)], record.body, record.body_flags)
 
 
@@ -69,6 +78,7 @@ class Story:
         "_born",
         "_due_is_wall",
         "_due_ns",
+        "_expires_ns",
         "_reason",
         "_result",
         "_result_flags",
@@ -90,10 +100,14 @@ class Story:
         extras = born.extras
         self._due_ns = extras.due_ns if extras else 0
         self._due_is_wall = extras.due_is_wall if extras else False
+        self._expires_ns = extras.expires_ns if extras else 0
         self.state = after(State.ABSENT, Kind.ENQUEUED, waits=self._due_ns > born.time_ns)
 
     def add(self, record: LogRecord) -> None:
         """Apply the next record that concerns the job."""
+        if record.kind in (Kind.REQUEUED, Kind.PURGED):
+            self._is_dead_no_more(Kind(record.kind))
+            return
         kind = Kind(record.kind)
         waits = record.due_ns > record.time_ns
         self.state = after(self.state, kind, waits=waits)
@@ -125,6 +139,12 @@ class Story:
                 else "",
             )
 
+    def _is_dead_no_more(self, kind: Kind) -> None:
+        """A dead letter begins anew, keeping its earlier attempts for display; or it is gone."""
+        self.state = after(self.state, kind)
+        self.attempt = self._settled_ns = self._expires_ns = 0
+        self._reason = ""
+
     def clock_stepped(self, step_ns: int) -> None:
         """Wall time made a step: a delay moves with it, a date does not."""
         if self._due_ns and not self._due_is_wall:
@@ -148,7 +168,7 @@ class Story:
             attempts_max=born.attempts_max,
             enqueued_ns=born.time_ns,
             due_ns=self._due_ns if state is State.SCHEDULED else 0,
-            expires_ns=extras.expires_ns if extras else 0,
+            expires_ns=self._expires_ns,
             settled_ns=self._settled_ns,
             key=extras.key if extras else None,
             headers=extras.headers if extras else {},
@@ -173,11 +193,13 @@ def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
             story.clock_stepped(record.step_ns)
         elif story is not None and record.job == lsn:
             story.add(record)
-            if record.kind in FINAL_KINDS:
-                break
+            if record.kind in FINAL_KINDS and story.state is not State.DEAD:
+                break  # a dead letter may be requeued or purged
         elif story is None and record.lsn > lsn:
             return None
-    return story.view(now_ns) if story is not None else None
+    if story is None or story.state is State.ABSENT:
+        return None
+    return story.view(now_ns)
 
 
 def _outcome(kind: Kind, cause: Cause) -> str:

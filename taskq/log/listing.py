@@ -99,7 +99,8 @@ def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
                 stories[record.job] = Story(journal.tag, record)
         elif record.kind != Kind.CARRIED:
             stories[record.job].add(record)
-    return [stories[job].view(now_ns) for job in jobs if job in stories]
+    told = [stories[job] for job in jobs if job in stories]
+    return [story.view(now_ns) for story in told if story.state is not State.ABSENT]
 
 
 def _from_agenda(

@@ -64,9 +64,7 @@ class Watchers:
             self._facets.look_back()
         except Exception:  # noqa: BLE001 - they are looked for again with the next batch
             _log.exception("%s: cannot look for outcomes", self._journal.path)
-        watch = self._facets.watch
-        settled, watch.settled = watch.settled, []
-        for job, location in settled:
+        for job, location in self._facets.watch.take():
             outcome: Outcome | TaskqError
             try:
                 outcome = read_outcome(self._journal, location)

@@ -1,0 +1,82 @@
+"""What the folds make of dead letters: requeued, purged, and of queues that are paused."""
+
+from __future__ import annotations
+
+from taskq.core.agenda import Agenda
+from taskq.core.carrying import apply_requeued, forget_dead
+from taskq.core.jobtable import META_EXPIRES
+from taskq.core.model import QueueStats, State
+from taskq.core.records import Kind
+from taskq.log.foldother import Watch
+
+SECOND = 1_000_000_000
+NOW = 1_000 * SECOND
+KEY = b"\x04\x01mailt"
+
+
+def dead_letter(agenda: Agenda, job: int, meta: int = 0) -> None:
+    agenda.apply_enqueued(job, job * 8, agenda.lane(5, KEY), meta)
+    assert agenda.take(1, None, None)[0][0] == job
+    agenda.running[job] = (1, 1, 1)
+    agenda.apply_ended(Kind.DIED, job, NOW)
+
+
+def test_a_requeued_job_is_ready_in_its_old_place_with_no_attempt_counted() -> None:
+    agenda = Agenda()
+    dead_letter(agenda, 1)
+    lane = agenda.lane(5, KEY)
+    agenda.apply_enqueued(2, 16, lane, 0)
+    apply_requeued(agenda, 1, 800, lane, 0)
+    assert (agenda.state(1), agenda.attempt(1), agenda.location(1)) == (State.READY, 0, 800)
+    assert agenda.next_ready(9, None) == [1, 2]
+    assert agenda.stats() == (QueueStats(queue="mail", ready=2),)
+    assert [taken[:3] for taken in agenda.take(9, None, None)] == [(1, 800, 1), (2, 16, 1)]
+
+
+def test_a_requeued_job_does_not_expire_by_the_moment_of_its_first_life() -> None:
+    """A requeue drops the expiry; the entry of the timetable may still be there."""
+    agenda = Agenda()
+    agenda.apply_enqueued(1, 8, agenda.lane(5, KEY), META_EXPIRES)
+    agenda.apply_expiry(1, NOW + SECOND)
+    assert agenda.take(1, None, None)
+    agenda.apply_ended(Kind.DIED, 1, NOW)
+    apply_requeued(agenda, 1, 800, agenda.lane(5, KEY), 0)
+    assert agenda.expired(NOW + 2 * SECOND, 9) == []
+    assert agenda.state(1) is State.READY
+
+
+def test_a_purged_letter_is_in_no_count() -> None:
+    agenda = Agenda()
+    dead_letter(agenda, 1)
+    assert agenda.stats() == (QueueStats(queue="mail", dead=1),)
+    assert forget_dead(agenda, 1)
+    assert not forget_dead(agenda, 1)
+    assert agenda.stats() == (QueueStats(queue="mail"),)
+
+
+def test_a_paused_queue_is_told_among_the_counts_even_if_it_never_had_a_job() -> None:
+    agenda = Agenda()
+    agenda.apply_enqueued(1, 8, agenda.lane(5, KEY), 0)
+    agenda.apply_paused("mail")
+    agenda.apply_paused("never used")
+    assert agenda.stats() == (
+        QueueStats(queue="mail", ready=1, paused=True),
+        QueueStats(queue="never used", paused=True),
+    )
+    agenda.apply_resumed("never used")
+    agenda.apply_resumed("mail")
+    assert agenda.stats() == (QueueStats(queue="mail", ready=1),)
+
+
+def test_whoever_waits_for_a_dead_letter_that_is_requeued_waits_on() -> None:
+    watch = Watch()
+    watch.jobs = {1, 2, 3}
+    watch.see(1, 100, Kind.DIED)
+    watch.see(2, 200, Kind.SUCCEEDED)
+    watch.see_again(1)
+    watch.see_again(2)
+    watch.see_again(9)
+    assert (watch.jobs, watch.take()) == ({1, 3}, [(2, 200)])
+    watch.see(1, 300, Kind.DIED)
+    watch.see_again(1, 400)
+    assert (watch.jobs, watch.take(), watch.dead) == ({3}, [(1, 400)], set())
