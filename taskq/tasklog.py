@@ -4,110 +4,55 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
-from taskq.call import Options, spec_of
 from taskq.connection import Connection, split_job_id
-from taskq.core.durations import Duration, nanoseconds
-from taskq.core.errors import JobNotFound, PayloadTooLarge, TaskqError, UsageError
+from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
+from taskq.core.errors import JobNotFound, TaskqError, UsageError
 from taskq.core.model import (
     ATTEMPTS_DEFAULT,
-    PAYLOAD_BYTES_MAX,
     PRIORITY_DEFAULT,
     SECOND_NS,
-    Durability,
     JobView,
     LogStats,
 )
-from taskq.core.records import Cause, Flag, Kind
+from taskq.core.records import Cause, Kind
 from taskq.core.retry import DEFAULT
-from taskq.log.config import LogConfig
 from taskq.log.requests import ClaimRequest, Delivery, Settlement
+from taskq.logoptions import LogOptions, log_config
+from taskq.puts import Put, check_bytes, loose_put
+from taskq.reading import LogReading
 from taskq.serialization import encode_reason
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
     from datetime import datetime
 
-    from taskq.call import OptionChanges
-    from taskq.connection import Item
+    from taskq.log.bodies import Compression
     from taskq.log.port import LoopPort
 
 _CLAIM_MAX: Final = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Put:
-    """One job of ``put_many``; the words are those of ``TaskLog.put``."""
-
-    payload: bytes
-    queue: str = "default"
-    priority: int = PRIORITY_DEFAULT
-    delay: Duration = 0
-    expires: Duration | datetime | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    key: str | bytes | None = None
-    window: Duration | None = None
-    attempts: int = ATTEMPTS_DEFAULT
-
-
-class TaskLog:
+class TaskLog(LogReading):
     """A directory of jobs, as bytes. ``async with TaskLog.open(path) as log``, or ``await`` it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     @classmethod
-    def open(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        durability: Durability | str = Durability.FSYNC,
-        interval: Duration = 0.05,
-        segment_bytes: int | None = None,
-        min_free: int | None = None,
-        reserve: int | None = None,
-        lock_wait: Duration = 30,
-        exclusive: bool = False,
-        name: str = "",
-    ) -> TaskLog:
+    def open(cls, path: str | os.PathLike[str], **options: Unpack[LogOptions]) -> TaskLog:
         """The log of a directory, which is made when it is missing; enter it or await it.
 
         Args:
             path: the directory.
-            durability: what an awaited answer survives: "fsync", "interval" or "os".
-            interval: with "interval", the longest time until the next fsync.
-            segment_bytes: size at which the log begins its next file.
-            min_free: bytes of the disk that enqueues leave free; below that they raise
-                ``DiskFull``, while settling goes on. None for 16 MiB, or 2 % of a small disk.
-            reserve: bytes set aside for settling jobs when the disk is full. None for 1 MiB, or
-                2 % of a small disk.
-            lock_wait: longest wait for another process's writer lock.
-            exclusive: keep other processes out.
-            name: shown by ``taskq workers``.
+            options: see ``LogOptions``.
 
         Raises:
             UsageError: an option is wrong.
         """
-        try:
-            chosen = Durability(durability)
-        except ValueError:
-            known = ", ".join(Durability)
-            raise UsageError(f"durability is {durability!r}, it must be one of {known}") from None
-        plain = LogConfig()
-        config = LogConfig(
-            durability=chosen,
-            interval_seconds=nanoseconds(interval, "interval") / SECOND_NS,
-            segment_bytes=plain.segment_bytes if segment_bytes is None else segment_bytes,
-            min_free_bytes=min_free,
-            reserve_bytes=reserve,
-            lock_wait_seconds=nanoseconds(lock_wait, "lock_wait") / SECOND_NS,
-            exclusive=exclusive,
-            name=name,
-        )
-        return cls(Connection(os.fspath(path), config))
+        return cls(Connection(os.fspath(path), log_config(options)))
 
     @property
     def path(self) -> Path:
@@ -126,11 +71,13 @@ class TaskLog:
         key: str | bytes | None = None,
         window: Duration | None = None,
         attempts: int = ATTEMPTS_DEFAULT,
+        compress: Compression | None = None,
+        spill: bool | None = None,
     ) -> str:
         """Put one job into the log; it is as durable as the log says when this returns.
 
         Args:
-            payload: at most PAYLOAD_BYTES_MAX bytes.
+            payload: at most PAYLOAD_BYTES_MAX bytes, unless it may go to a file.
             queue: name of the queue.
             priority: 0 to 9, higher first.
             delay: not before so long from now.
@@ -139,6 +86,8 @@ class TaskLog:
             key: one job at a time may hold it in the queue.
             window: how long the key is held; None: until the job is settled.
             attempts: how often the job may be claimed; 0 for no limit.
+            compress: how the payload is compressed; None: as its queue or log says.
+            spill: whether a larger one may go to a file; None: as its queue or log says.
 
         Returns:
             The job's id; of the job that holds the key, if it was taken.
@@ -147,7 +96,7 @@ class TaskLog:
             UsageError: an argument is wrong; nothing was written.
             LogError: the log could not be opened or written.
         """
-        item = _item(
+        job = loose_put(
             Put(
                 payload=payload,
                 queue=queue,
@@ -158,8 +107,12 @@ class TaskLog:
                 key=key,
                 window=window,
                 attempts=attempts,
-            )
+                compress=compress,
+                spill=spill,
+            ),
+            self._connection.packer,
         )
+        item = job[0] if job[1] is None else await self._connection.pack(job)
         port = await self._connection.port()
         return self._id_of(await port.enqueue(*item))
 
@@ -170,7 +123,9 @@ class TaskLog:
             UsageError: one of them is wrong, or together they are too large; nothing was written.
             LogError: the log could not be opened or written.
         """
-        answers = await self._connection.send_many([_item(job) for job in jobs])
+        given = [loose_put(job, self._connection.packer) for job in jobs]
+        items = await self._connection.pack_many(given)
+        answers = await self._connection.send_many(items)
         return [self._id_of(answer) for answer in answers]
 
     async def claim(
@@ -179,6 +134,7 @@ class TaskLog:
         *,
         queues: Iterable[str] | None = None,
         wait: Duration | None = 0,
+        lease: Duration | None = None,
     ) -> list[Delivery]:
         """Take up to ``count`` jobs, highest priority first; each counts an attempt.
 
@@ -186,9 +142,12 @@ class TaskLog:
             count: at most so many.
             queues: names of the queues to take from; None for all.
             wait: how long to wait while there is no job at all; None for ever.
+            lease: how long a delivery may take before another claimer takes its job back, unless
+                ``extend`` is called in time; None: as long as this process lives.
 
         Returns:
-            Deliveries to ack, nack or release; fewer than ``count`` when no more are ready.
+            Deliveries to ack, nack or release; fewer than ``count`` when no more are ready. A large
+            ``payload`` is read each time that it is asked for; ``payload()`` spares the event loop.
         """
         if not 1 <= count <= _CLAIM_MAX:
             raise UsageError(f"count is {count}, it must be 1 to {_CLAIM_MAX}")
@@ -199,20 +158,48 @@ class TaskLog:
         if wait is not None:
             until = self._connection.store().steady_ns() + nanoseconds(wait, "wait")
         names = None if queues is None else frozenset(queues)
-        request = ClaimRequest(count, queues=names, wait_until_ns=until)
+        lease_ns = 0 if lease is None else positive_nanoseconds(lease, "lease")
+        request = ClaimRequest(count, queues=names, wait_until_ns=until, lease_ns=lease_ns)
         deliveries: list[Delivery] = await port.claim(request)
-        return deliveries
+        return self._connection.packer.deliveries(deliveries)
 
-    async def ack(self, delivery: Delivery, result: bytes | None = None) -> None:
+    async def payload(self, delivery: Delivery) -> bytes:
+        """What ``delivery.payload`` gives, read and decompressed off the event loop if it is large.
+
+        Raises:
+            LogDamaged: it does not read back; ``SpillMissing`` if its file is gone.
+            PayloadTooLarge: decompressed it would be over ``decompressed_bytes_max``.
+            CompressionUnavailable: it is compressed in a way that is not installed here.
+        """
+        return await self._connection.packer.payload(delivery)
+
+    async def ack(
+        self,
+        delivery: Delivery,
+        result: bytes | None = None,
+        *,
+        compress: Compression | None = None,
+        spill: bool | None = None,
+    ) -> None:
         """End a delivery well.
+
+        Args:
+            delivery: what ``claim`` returned.
+            result: kept with the job.
+            compress: how the result is compressed; None: as the job's queue or the log says.
+            spill: whether a large one may go to a file; None: as the job's queue or the log says.
 
         Raises:
             StaleDelivery: the job was taken back or settled meanwhile.
-            PayloadTooLarge: the result is over PAYLOAD_BYTES_MAX.
+            PayloadTooLarge: the result is over its limit; the delivery goes on.
         """
+        flags = 0
         if result is not None:
-            _check_payload("the result", result)
-        await self._settle(Settlement(Kind.SUCCEEDED, delivery, result))
+            check_bytes("the result", result)
+            packer = self._connection.packer
+            packing = packer.config.packing(delivery.queue, compress, spill)
+            result, flags = await packer.result(result, packing, "the result")
+        await self._settle(Settlement(Kind.SUCCEEDED, delivery, result, flags=flags))
 
     async def nack(
         self, delivery: Delivery, reason: str = "", delay: Duration | None = None
@@ -248,6 +235,18 @@ class TaskLog:
         delay_ns = nanoseconds(delay, "delay")
         await self._settle(Settlement(Kind.RELEASED, delivery, delay_ns=delay_ns))
 
+    async def extend(self, delivery: Delivery, seconds: Duration = 30) -> None:
+        """Let a delivery take so long from now, whether it had a lease or not.
+
+        A delivery whose lease has ended is still its holder's until a claimer takes the job back.
+
+        Raises:
+            StaleDelivery: the job was taken back or settled meanwhile.
+        """
+        lease_ns = positive_nanoseconds(seconds, "seconds")
+        port = await self._connection.port()
+        await port.extend(delivery, lease_ns)
+
     async def cancel(self, job_id: str) -> bool:
         """Withdraw a job; False when it is running or settled already.
 
@@ -265,12 +264,13 @@ class TaskLog:
         Raises:
             JobNotFound: the log has no such job.
             WrongLog: the id is of another log.
+            LogDamaged: its payload or result does not read back.
         """
         port, lsn = await self._located(job_id)
         view: JobView | None = await port.view(lsn)
         if view is None:
             raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
-        return view
+        return await self._connection.packer.opened_view(view)
 
     async def stats(self) -> LogStats:
         """Counts of the log and of each of its queues."""
@@ -279,10 +279,13 @@ class TaskLog:
         return stats
 
     async def peek(self, count: int = 10, *, queue: str | None = None) -> list[JobView]:
-        """The next ready jobs in the order of their claims, without claiming them."""
+        """The next ready jobs in the order of their claims, without claiming them.
+
+        What is over 1 MiB is left out of them, and what does not read back; ``problem`` says so.
+        """
         port = await self._connection.port()
         views: list[JobView] = await port.peek(count, queue)
-        return views
+        return await self._connection.packer.listed(views)
 
     async def close(self) -> None:
         """Finish what was asked for and close the directory. Legal twice."""
@@ -321,30 +324,3 @@ class TaskLog:
     def _id_of(self, answer: Any) -> str:
         lsn = answer if isinstance(answer, int) else answer.lsn
         return f"{self._connection.tag}-{lsn}"
-
-
-_PLAIN: Final = Options()
-
-
-def _item(job: Put) -> Item:
-    if not isinstance(job, Put):
-        raise UsageError(f"put_many() takes Put(payload=...) values, got {job!r:.60}")
-    _check_payload("the payload", job.payload)
-    spec = spec_of(job.queue, "", job.priority, job.attempts, Flag(0))
-    if not (job.delay or job.headers) and job.expires is None and job.key is None is job.window:
-        return spec, job.payload, None
-    changes: OptionChanges = {
-        "delay": job.delay,
-        "expires": job.expires,
-        "key": job.key,
-        "window": job.window,
-        "headers": job.headers,
-    }
-    return spec, job.payload, _PLAIN.changed(changes).fixed_extras("put")
-
-
-def _check_payload(what: str, payload: object) -> None:
-    if not isinstance(payload, bytes):
-        raise UsageError(f"{what} is {payload!r:.60}, it must be bytes")
-    if len(payload) > PAYLOAD_BYTES_MAX:
-        raise PayloadTooLarge(what, len(payload), PAYLOAD_BYTES_MAX)
