@@ -44,10 +44,11 @@ if TYPE_CHECKING:
     from taskq.core.model import Durability, JobView, State
     from taskq.core.signals import Discard, Retry, Snooze
     from taskq.handle import JobHandle, PendingJob
+    from taskq.puts import Put
     from taskq.reading import ReaderView
     from taskq.record import Record
     from taskq.stream import Stream
-    from taskq.tasklog import Put, TaskLog
+    from taskq.tasklog import TaskLog
     from taskq.tasks import Task
 
 __version__ = "0.1.0"
@@ -112,7 +113,7 @@ _HOMES = {
     "JobHandle": "taskq.handle",
     "JobView": "taskq.core.model",
     "PendingJob": "taskq.handle",
-    "Put": "taskq.tasklog",
+    "Put": "taskq.puts",
     "ReaderView": "taskq.reading",
     "Record": "taskq.record",
     "Retry": "taskq.core.signals",

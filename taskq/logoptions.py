@@ -1,0 +1,86 @@
+"""The options of ``TaskLog.open``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+from taskq.core.durations import Duration, seconds
+from taskq.core.errors import UsageError
+from taskq.core.model import Durability
+from taskq.log.config import LogConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from taskq.log.bodies import Compression
+    from taskq.log.config import QueuePolicy
+
+
+class LogOptions(TypedDict, total=False):
+    """How a log is opened; all may be left out."""
+
+    #: what an awaited answer survives: "fsync", "interval" or "os"
+    durability: Durability | str
+    #: with "interval", the longest time until the next fsync
+    interval: Duration
+    #: size at which the log begins its next file
+    segment_bytes: int
+    #: bytes of the disk that enqueues leave free; below that they raise ``DiskFull``, while
+    #: settling goes on. None for 16 MiB, or 2 % of a small disk
+    min_free: int | None
+    #: bytes set aside for settling jobs when the disk is full. None for 1 MiB, or 2 % of a small
+    #: disk
+    reserve: int | None
+    #: longest wait for another process's writer lock
+    lock_wait: Duration
+    #: keep other processes out
+    exclusive: bool
+    #: shown by ``taskq workers``
+    name: str
+    #: how payloads and results are compressed, where nothing else is said: "zlib", "zstd" or "none"
+    compress: Compression
+    #: whether those over 1 MiB may go to files beside the log, where nothing else is said
+    spill: bool
+    #: largest payload or result that may
+    spill_bytes_max: int
+    #: what would become larger is not decompressed
+    decompressed_bytes_max: int
+    #: what is other in some queues, by their names
+    queues: Mapping[str, QueuePolicy]
+
+
+#: What is called otherwise in ``LogConfig``.
+_UNITS: Final = {
+    "interval": "interval_seconds",
+    "lock_wait": "lock_wait_seconds",
+    "min_free": "min_free_bytes",
+    "reserve": "reserve_bytes",
+}
+
+
+def log_config(options: LogOptions) -> LogConfig:
+    """The options in the log's words.
+
+    Raises:
+        UsageError: one is unknown or wrong.
+    """
+    known = LogOptions.__annotations__
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in known:
+            raise UsageError(f"there is no option {name!r}: the options are {', '.join(known)}")
+        values[_UNITS.get(name, name)] = value
+    for name in ("interval_seconds", "lock_wait_seconds"):
+        if name in values:
+            values[name] = seconds(values[name], name.removesuffix("_seconds"))
+    if "durability" in values:
+        values["durability"] = _durability(values["durability"])
+    return LogConfig(**values)
+
+
+def _durability(value: Durability | str) -> Durability:
+    try:
+        return Durability(value)
+    except ValueError:
+        known = ", ".join(Durability)
+        raise UsageError(f"durability is {value!r}, it must be one of {known}") from None

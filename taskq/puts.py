@@ -1,0 +1,82 @@
+"""One job of the layer below tasks: bytes and options, as a caller of ``TaskLog`` gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from taskq.call import Options, spec_of
+from taskq.core.errors import UsageError
+from taskq.core.model import ATTEMPTS_DEFAULT, PRIORITY_DEFAULT
+from taskq.core.records import Flag
+from taskq.log.bodies import check_compression
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from taskq.call import OptionChanges
+    from taskq.core.durations import Duration
+    from taskq.log.bodies import Compression
+    from taskq.packing import Item, Loose, Packer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put:
+    """One job of ``put_many``; the words are those of ``TaskLog.put``."""
+
+    payload: bytes
+    queue: str = "default"
+    priority: int = PRIORITY_DEFAULT
+    delay: Duration = 0
+    expires: Duration | datetime | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    key: str | bytes | None = None
+    window: Duration | None = None
+    attempts: int = ATTEMPTS_DEFAULT
+    compress: Compression | None = None
+    spill: bool | None = None
+
+
+_PLAIN: Final = Options()
+
+
+def loose_put(job: Put, packer: Packer) -> Loose:
+    """The job, checked, as ``Connection.pack`` takes it.
+
+    Raises:
+        UsageError: an option is wrong.
+        PayloadTooLarge: the payload is over its limit.
+    """
+    if not isinstance(job, Put):
+        raise UsageError(f"put_many() takes Put(payload=...) values, got {job!r:.60}")
+    check_bytes("the payload", job.payload)
+    if job.compress is not None:
+        check_compression(job.compress)
+    packing = packer.config.packing(job.queue, job.compress, job.spill)
+    packer.bodies.check_size(len(job.payload), packing, "the payload")
+    return _item(job), packing, "the payload"
+
+
+def _item(job: Put) -> Item:
+    spec = spec_of(job.queue, "", job.priority, job.attempts, Flag(0))
+    if not (job.delay or job.headers) and job.expires is None and job.key is None is job.window:
+        return spec, job.payload, None
+    changes: OptionChanges = {
+        "delay": job.delay,
+        "expires": job.expires,
+        "key": job.key,
+        "window": job.window,
+        "headers": job.headers,
+    }
+    return spec, job.payload, _PLAIN.changed(changes).fixed_extras("put")
+
+
+def check_bytes(what: str, body: object) -> None:
+    """Refuse a payload or result that is no bytes.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not isinstance(body, bytes):
+        raise UsageError(f"{what} is {body!r:.60}, it must be bytes")
