@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from taskq.core.durations import spoken
 from taskq.core.model import SECOND_NS
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     from taskq.core.model import AttemptView, JobView
 
-#: Seconds in each unit, longest first.
-_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 #: Columns between two columns of a table.
 _GAP: Final = 2
 #: A column is not cut below this, however narrow the terminal.
@@ -37,11 +36,7 @@ _STATE_STYLES: Final = {
 
 def duration(nanoseconds: int) -> str:
     """A length of time in its largest unit that fits: ``3m``, ``2d``, ``0s``."""
-    seconds = abs(nanoseconds) // SECOND_NS
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return f"{seconds // size}{unit}"
-    return "0s"
+    return spoken(nanoseconds)
 
 
 def when(moment_ns: int, now_ns: int) -> str:

@@ -81,6 +81,14 @@ def moment_ns(value: datetime, what: str = "moment") -> int:
     return moment
 
 
+def spoken(span_ns: int) -> str:
+    """A length of time in its largest unit that fits: ``3m``, ``2d``, ``0s``; its sign is lost."""
+    for unit in ("d", "h", "m"):
+        if abs(span_ns) >= _UNITS_NS[unit]:
+            return f"{abs(span_ns) // _UNITS_NS[unit]}{unit}"
+    return f"{abs(span_ns) // SECOND_NS}s"
+
+
 def _text_ns(text: str, what: str) -> int:
     match = _TEXT.fullmatch(text)
     if match is None:

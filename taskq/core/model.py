@@ -220,6 +220,16 @@ class LogStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What one worker of a process claims. None: any."""
+
+    queues: frozenset[str] | None = None
+    tasks: frozenset[str] | None = None
+    #: jobs that it runs at a time, 0 if that is not fixed
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerView:
     """One process that has the log open, or had it when it died."""
 
@@ -231,6 +241,8 @@ class OwnerView:
     alive: bool
     #: jobs it holds now
     running: int = 0
+    #: what its workers claim; empty for a process that only enqueues
+    serves: tuple[Serving, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

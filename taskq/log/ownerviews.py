@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskq.core.model import OwnerView
 from taskq.log.peers import describe_owner, known_owners, owner_alive
+from taskq.log.serving import read_servings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +37,7 @@ def owner_view(directory: Path, owner: int, running: int = 0) -> OwnerView:
         started_ns=told["started_ns"],
         alive=owner_alive(directory, owner),
         running=running,
+        serves=read_servings(directory, owner),
     )
 
 

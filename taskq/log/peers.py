@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from taskq.core.errors import LogError
-from taskq.log import forks, syscalls
+from taskq.log import forks, serving, syscalls
 
 _SLOT: Final = struct.Struct("<QB7x")
 _SLOTS_MAX: Final = 4_096
@@ -85,7 +85,7 @@ class LocalPeers:
 
     def forget(self, owner: int) -> None:
         """Remove a dead owner's files."""
-        for suffix in (".lock", ".pipe"):
+        for suffix in (".lock", ".pipe", serving.SUFFIX, serving.SUFFIX_NEW):
             (self._path / f"{owner:016x}{suffix}").unlink(missing_ok=True)
 
     def _forget_dead(self) -> None:

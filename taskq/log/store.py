@@ -17,6 +17,7 @@ from taskq.core.model import SECOND_NS
 from taskq.log import forks
 from taskq.log.config import MAILBOX_MAX, LogConfig
 from taskq.log.port import LoopPort, ThreadPort
+from taskq.log.serving import publish
 from taskq.log.survey import refusals
 from taskq.log.thread import StorageThread, run_chore
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
+    from taskq.core.model import Serving
     from taskq.log.survey import Request
 
 
@@ -58,6 +60,7 @@ class Store:
         self._opened = threading.Event()
         self._error: BaseException | None = None
         self._storage: StorageThread | None = None
+        self._servings: dict[object, Serving] = {}
         self._ports: dict[asyncio.AbstractEventLoop, LoopPort] = {}
         self._latest: dict[int, LoopPort] = {}
         self._thread_port = ThreadPort(self)
@@ -196,6 +199,17 @@ class Store:
         """Run ``chore`` on the storage thread, while it holds no lock."""
         self.chores.append(chore)
         self.wake_up()
+
+    def serve(self, worker: object, serving: Serving | None) -> None:
+        """Let others know what a worker of this process claims; None when it claims no more."""
+        if self._servings.get(worker) == serving:
+            return
+        if serving is None:
+            del self._servings[worker]
+        else:
+            self._servings[worker] = serving
+        directory = Path(self.path) / "owners"
+        self.between_batches(lambda: publish(directory, self.owner, [*self._servings.values()]))
 
     def wake_up(self) -> None:
         """Make the storage thread look at its mailbox."""

@@ -1,0 +1,281 @@
+"""The one reason why a job is not running, decided from plain facts."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.durations import spoken
+from taskq.core.model import SECOND_NS, State
+
+if TYPE_CHECKING:
+    from taskq.core.model import JobView, OwnerView, Serving
+
+#: Jobs before it that are counted one by one; of more it is said that there are more.
+AHEAD_MAX: Final = 10_000
+_NAMED_MAX: Final = 5
+_REASON_CHARACTERS_MAX: Final = 200
+
+
+class Why(enum.StrEnum):
+    """What keeps a job from running."""
+
+    #: it ran to its end
+    SUCCEEDED = "succeeded"
+    #: it is a dead letter: its attempts are spent, or it was rejected
+    DEAD = "dead"
+    #: it was withdrawn
+    CANCELLED = "cancelled"
+    #: its time passed before a worker came to it
+    EXPIRED = "expired"
+    #: nothing: it runs
+    RUNNING = "running"
+    #: its worker is gone, and no other has taken it back yet
+    WORKER_LOST = "worker_lost"
+    #: its time has not come: delay, eta or backoff
+    NOT_DUE = "not_due"
+    #: its queue is paused
+    PAUSED = "paused"
+    #: no worker is there
+    NO_WORKER = "no_worker"
+    #: the workers there are serve other queues
+    QUEUE_NOT_SERVED = "queue_not_served"
+    #: none of the workers of its queue has registered its task
+    TASK_UNKNOWN = "task_unknown"
+    #: a process keeps the writer lock
+    LOCKED = "locked"
+    #: jobs of higher priority come first
+    BEHIND_PRIORITY = "behind_priority"
+    #: older jobs come first
+    BEHIND_OLDER = "behind_older"
+    #: it is next, but every slot is taken
+    BUSY = "busy"
+    #: nothing: it is about to run
+    NEXT = "next"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a job is not running.
+
+    Attributes:
+        code: for programs.
+        text: one sentence for people.
+        until_ns: wall time at which that ends by itself, 0 if none is known.
+        ahead: jobs that are claimed before it, at most ``AHEAD_MAX`` older ones among them.
+    """
+
+    code: Why
+    text: str
+    until_ns: int = 0
+    ahead: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything that the decision is made from.
+
+    Attributes:
+        job: the job now.
+        now_ns: wall time.
+        owner: the process whose claim holds it, if one does.
+        paused: its queue is paused.
+        ahead_higher: ready jobs of higher priority that its workers would claim first.
+        ahead_older: likewise older ones of its priority.
+        workers: the live processes that claim jobs; ``running`` is what each holds.
+        holder: the process that keeps the writer lock for longer than a batch takes, as text.
+        holder_pid: its id, 0 for none.
+    """
+
+    job: JobView
+    now_ns: int
+    owner: OwnerView | None = None
+    paused: bool = False
+    ahead_higher: int = 0
+    ahead_older: int = 0
+    workers: tuple[OwnerView, ...] = ()
+    holder: str = ""
+    holder_pid: int = 0
+
+
+def why(facts: Facts) -> Reason:
+    """The one reason, the most lasting first."""
+    return (
+        _settled(facts)
+        or _running(facts)
+        or _waiting(facts)
+        or _unserved(facts)
+        or _locked(facts)
+        or _in_line(facts)
+    )
+
+
+def serves(serving: Serving, queue: str, task: str) -> bool:
+    """Whether such a claim would take a job of this queue and task ("" for none)."""
+    return (serving.queues is None or queue in serving.queues) and (
+        serving.tasks is None or task in serving.tasks
+    )
+
+
+def _settled(facts: Facts) -> Reason | None:
+    job = facts.job
+    when = f"{_ago(facts, job.settled_ns)} ago"
+    if job.state is State.SUCCEEDED:
+        return Reason(code=Why.SUCCEEDED, text=f"it succeeded {when}")
+    if job.state is State.CANCELLED:
+        return Reason(code=Why.CANCELLED, text=f"it was cancelled {when}")
+    if job.state is State.EXPIRED:
+        return Reason(code=Why.EXPIRED, text=f"it expired {when}, before a worker could run it")
+    if job.state is State.DEAD:
+        spent = 0 < job.attempts_max <= job.attempt
+        how = f"all {job.attempts_max} attempts are spent" if spent else "it was rejected"
+        return Reason(code=Why.DEAD, text=f"it died {when}: {how}{_because(job)}")
+    return None
+
+
+def _running(facts: Facts) -> Reason | None:
+    job, owner = facts.job, facts.owner
+    if job.state is not State.RUNNING:
+        return None
+    if owner is None or owner.alive:
+        since = f" for {_ago(facts, job.attempts[-1].started_ns)}" if job.attempts else ""
+        where = f" on {_process(owner)}" if owner is not None and owner.pid else ""
+        return Reason(code=Why.RUNNING, text=f"it runs{since}{where}, {_attempts(job)}")
+    left = "the next worker that looks takes it back"
+    if not facts.workers:
+        left = "no worker is there to take it back: start one with taskq worker"
+    where = f"its process {_process(owner)}" if owner.pid else "its process"
+    return Reason(code=Why.WORKER_LOST, text=f"{where} is gone; {left}")
+
+
+def _waiting(facts: Facts) -> Reason | None:
+    job = facts.job
+    if 0 < job.expires_ns <= facts.now_ns:
+        return Reason(
+            code=Why.EXPIRED,
+            text=f"it expired {_ago(facts, job.expires_ns)} ago, before a worker could run it; "
+            f"the next worker that looks records that",
+        )
+    if job.state is State.SCHEDULED:
+        when = f"due in {_ago(facts, job.due_ns)}, at {_moment(job.due_ns)}"
+        if job.attempts and job.attempts[-1].outcome == "retried":
+            text = f"{_attempts(job)} failed{_because(job)}; the next is {when}"
+        else:
+            text = f"it is {when}"
+        return Reason(code=Why.NOT_DUE, text=text, until_ns=job.due_ns)
+    if facts.paused:
+        return Reason(
+            code=Why.PAUSED, text=f"queue {job.queue!r} is paused: taskq resume {job.queue}"
+        )
+    return None
+
+
+def _unserved(facts: Facts) -> Reason | None:
+    job, workers = facts.job, facts.workers
+    if not workers:
+        if not job.task:
+            return Reason(
+                code=Why.NO_WORKER,
+                text="it was put as bytes, and no process claims any: use TaskLog.claim()",
+            )
+        return Reason(code=Why.NO_WORKER, text="no worker runs: start one with taskq worker")
+    here = [
+        serving
+        for worker in workers
+        for serving in worker.serves
+        if serving.queues is None or job.queue in serving.queues
+    ]
+    if not here:
+        served = {queue for one in workers for serving in one.serves for queue in _queues(serving)}
+        return Reason(
+            code=Why.QUEUE_NOT_SERVED,
+            text=f"no worker serves queue {job.queue!r}: those that run serve {_names(served)}",
+        )
+    if any(serves(serving, job.queue, job.task) for serving in here):
+        return None
+    if not job.task:
+        text = "it was put as bytes, and no process claims any: use TaskLog.claim()"
+    else:
+        text = (
+            f"no worker of queue {job.queue!r} knows task {job.task!r}: "
+            f"start one with the app that registers it"
+        )
+    return Reason(code=Why.TASK_UNKNOWN, text=text)
+
+
+def _locked(facts: Facts) -> Reason | None:
+    if not facts.holder_pid:
+        return None
+    return Reason(
+        code=Why.LOCKED,
+        text=f"process {facts.holder_pid} ({facts.holder}) keeps the writer lock: "
+        f"continue or stop it",
+    )
+
+
+def _in_line(facts: Facts) -> Reason:
+    job, higher, older = facts.job, facts.ahead_higher, facts.ahead_older
+    ahead = higher + older
+    older_text = f"{'over ' if older >= AHEAD_MAX else ''}{_jobs(older, 'older')}"
+    if higher:
+        also = f" and {older_text}" if older else ""
+        text = f"{_jobs(higher, 'of higher priority')}{also} {_are(ahead)} before it"
+        return Reason(code=Why.BEHIND_PRIORITY, text=text, ahead=ahead)
+    if older:
+        return Reason(
+            code=Why.BEHIND_OLDER, text=f"{older_text} {_are(older)} before it", ahead=ahead
+        )
+    able = [
+        worker
+        for worker in facts.workers
+        if any(serves(serving, job.queue, job.task) for serving in worker.serves)
+    ]
+    slots = [sum(serving.slots for serving in worker.serves) for worker in able]
+    if all(0 < most <= worker.running for most, worker in zip(slots, able, strict=True)):
+        where = "of the one worker" if len(able) == 1 else f"of the {len(able)} workers"
+        return Reason(
+            code=Why.BUSY,
+            text=f"it is the next, but all {sum(slots)} slots {where} that could run it are taken",
+        )
+    return Reason(code=Why.NEXT, text="nothing is in its way: a worker takes it at any moment")
+
+
+def _ago(facts: Facts, moment_ns: int) -> str:
+    return spoken(moment_ns - facts.now_ns)
+
+
+def _moment(moment_ns: int) -> str:
+    return datetime.fromtimestamp(moment_ns // SECOND_NS, UTC).isoformat()
+
+
+def _attempts(job: JobView) -> str:
+    return f"attempt {job.attempt}" + (f" of {job.attempts_max}" if job.attempts_max else "")
+
+
+def _because(job: JobView) -> str:
+    reason = job.reason.strip().partition("\n")[0][:_REASON_CHARACTERS_MAX]
+    return f" ({reason})" if reason else ""
+
+
+def _process(owner: OwnerView) -> str:
+    return f"{owner.pid} ({owner.name} on {owner.host})"
+
+
+def _queues(serving: Serving) -> frozenset[str]:
+    return serving.queues or frozenset()
+
+
+def _names(names: set[str]) -> str:
+    shown = ", ".join(repr(name) for name in sorted(names)[:_NAMED_MAX])
+    return shown + (f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else "")
+
+
+def _jobs(count: int, which: str) -> str:
+    noun = "job" if count == 1 else "jobs"
+    return f"{count} {which} {noun}" if which == "older" else f"{count} {noun} {which}"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"

@@ -1,0 +1,65 @@
+"""What the workers of a process claim, told to the others: ``owners/<owner>.serves``.
+
+Only for people who ask why a job does not run, so nothing rests on it: the file is written when
+workers start or stop, is not synced, and counts only while its owner lives.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.model import Serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+SUFFIX: Final = ".serves"
+#: While it is written.
+SUFFIX_NEW: Final = ".serves-new"
+_BYTES_MAX: Final = 1024 * 1024
+
+
+def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
+    """Tell what an owner's workers claim; nothing if there are none."""
+    target = directory / f"{owner:016x}{SUFFIX}"
+    document = [
+        {"queues": _listed(one.queues), "tasks": _listed(one.tasks), "slots": one.slots}
+        for one in servings
+    ]
+    if not document:
+        target.unlink(missing_ok=True)
+        return
+    temporary = target.with_suffix(SUFFIX_NEW)
+    temporary.write_bytes(json.dumps(document).encode())
+    temporary.replace(target)
+
+
+def read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
+    """What an owner's workers claim, as far as it told; empty for one that only enqueues."""
+    try:
+        with (directory / f"{owner:016x}{SUFFIX}").open("rb") as file:
+            document = json.loads(file.read(_BYTES_MAX))
+    except (OSError, ValueError):
+        return ()
+    if not isinstance(document, list):
+        return ()
+    return tuple(_serving(one) for one in document if isinstance(one, dict))
+
+
+def _serving(told: dict[str, Any]) -> Serving:
+    slots = told.get("slots")
+    return Serving(
+        queues=_names(told.get("queues")),
+        tasks=_names(told.get("tasks")),
+        slots=slots if isinstance(slots, int) else 0,
+    )
+
+
+def _listed(names: frozenset[str] | None) -> list[str] | None:
+    return None if names is None else sorted(names)
+
+
+def _names(value: object) -> frozenset[str] | None:
+    return frozenset(map(str, value)) if isinstance(value, list) else None

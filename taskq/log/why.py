@@ -1,0 +1,111 @@
+"""Gathering the facts from which it is decided why a job is not running."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.model import State
+from taskq.core.why import AHEAD_MAX, Facts, Reason, Why, serves, why
+from taskq.log.history import tell
+from taskq.log.lock import flock_holders, process_state
+from taskq.log.ownerviews import owner_view, owner_views
+
+if TYPE_CHECKING:
+    from taskq.core.agenda import Agenda
+    from taskq.core.model import JobView, OwnerView
+    from taskq.log.journal import Journal
+
+#: A lock that the same process has at so many looks is kept, not merely held for a batch.
+_LOOKS: Final = 5
+_LOOK_SECONDS: Final = 0.02
+_STOPPED: Final = "stopped"
+
+
+def live_workers(path: str) -> tuple[OwnerView, ...]:
+    """The live processes that claim jobs of the log in a directory."""
+    views = owner_views(Path(path) / "owners", {})
+    return tuple(view for view in views if view.alive and view.serves)
+
+
+def facts_of(
+    journal: Journal, agenda: Agenda, lsn: int, workers: tuple[OwnerView, ...]
+) -> Facts | None:
+    """All facts of a job but those about the writer lock; None if there is no such job.
+
+    Args:
+        journal: of the log.
+        agenda: folded up to the journal's end.
+        lsn: the job.
+        workers: as ``live_workers`` told before.
+    """
+    now_ns = journal.clock.wall_ns()
+    job = tell(journal, lsn, now_ns)
+    if job is None:
+        return None
+    running = Counter(owner for _, _, owner in agenda.running.values())
+    claim = agenda.running.get(lsn)
+    owner = None if claim is None else owner_view(Path(journal.path) / "owners", claim[2])
+    higher, older = _ahead(agenda, job, workers)
+    return Facts(
+        job=job,
+        now_ns=now_ns,
+        owner=owner,
+        paused=job.queue in agenda.paused,
+        ahead_higher=higher,
+        ahead_older=older,
+        workers=tuple(replace(one, running=running[one.owner]) for one in workers),
+    )
+
+
+def decide(facts: Facts, path: str) -> Reason:
+    """The reason; looks at the writer lock where nothing more lasting is in the way. May block."""
+    reason = why(facts)
+    if reason.code not in (Why.NEXT, Why.BUSY, Why.BEHIND_OLDER, Why.BEHIND_PRIORITY):
+        return reason
+    pid, state = _keeper(Path(path))
+    works = pid in {worker.pid for worker in facts.workers}
+    if not pid or (works and not state.startswith(_STOPPED)):
+        return reason
+    return why(replace(facts, holder=state, holder_pid=pid))
+
+
+def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tuple[int, int]:
+    """(jobs of higher priority, older ones of the same) that its workers would claim before it."""
+    if job.state is not State.READY:
+        return 0, 0
+    able = [
+        serving
+        for worker in workers
+        for serving in worker.serves
+        if serves(serving, job.queue, job.task)
+    ]
+    higher = older = 0
+    for lane in agenda.lanes:
+        if lane.blocked or lane.priority < job.priority:
+            continue
+        if not any(serves(serving, lane.queue, lane.task) for serving in able):
+            continue
+        if lane.priority > job.priority:
+            higher += lane.ready
+        else:
+            before = takewhile(lambda one: one < job.lsn, agenda._ready_in(lane))
+            older += sum(1 for _ in islice(before, AHEAD_MAX - older))
+    return higher, older
+
+
+def _keeper(path: Path) -> tuple[int, str]:
+    """(id, state) of the process that keeps the writer lock, (0, "") if nobody does."""
+    pid = 0
+    for look in range(_LOOKS):
+        if look:
+            time.sleep(_LOOK_SECONDS)
+        holder = next(filter(None, flock_holders(path / "write.lock", path / "turnstile.lock")), 0)
+        if not holder or holder != (pid or holder):
+            return 0, ""
+        pid = holder
+    return pid, process_state(pid)

@@ -1,0 +1,250 @@
+"""Every reason why a job is not running, and the sentence that tells it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from taskq.core.model import SECOND_NS, AttemptView, JobView, OwnerView, Serving, State
+from taskq.core.why import AHEAD_MAX, Facts, Why, why
+
+_NOW: Final = 1_704_067_200 * SECOND_NS
+_MINUTE: Final = 60 * SECOND_NS
+
+
+def _job(state: State = State.READY, **changes: Any) -> JobView:
+    values: dict[str, Any] = {
+        "lsn": 7, "job_id": "1a2b3c4d-7", "queue": "mail", "task": "mail.send", "priority": 5,
+        "attempt": 0, "attempts_max": 5, "enqueued_ns": _NOW - 3_600 * SECOND_NS,
+    }  # fmt: skip
+    return JobView(state=state, **(values | changes))
+
+
+def _worker(running: int = 0, *, alive: bool = True, **serving: Any) -> OwnerView:
+    values: dict[str, Any] = {
+        "queues": frozenset({"mail"}), "tasks": frozenset({"mail.send"}), "slots": 4,
+    }  # fmt: skip
+    return OwnerView(
+        owner=1, pid=12, host="box", name="worker", started_ns=_NOW, alive=alive, running=running,
+        serves=(Serving(**(values | serving)),),
+    )  # fmt: skip
+
+
+_FAILED: Final = (
+    AttemptView(number=2, owner=1, started_ns=1, ended_ns=2, outcome="retried", reason="x"),
+)
+_STARTED: Final = (AttemptView(number=2, owner=1, started_ns=_NOW - 3 * _MINUTE),)
+_ONE: Final = (_worker(),)
+
+_CASES: Final[list[tuple[str, Facts, Why, str]]] = [
+    (
+        "succeeded",
+        Facts(job=_job(State.SUCCEEDED, settled_ns=_NOW - 2 * _MINUTE), now_ns=_NOW),
+        Why.SUCCEEDED,
+        "it succeeded 2m ago",
+    ),
+    (
+        "cancelled",
+        Facts(job=_job(State.CANCELLED, settled_ns=_NOW - _MINUTE), now_ns=_NOW),
+        Why.CANCELLED,
+        "it was cancelled 1m ago",
+    ),
+    (
+        "expired",
+        Facts(job=_job(State.EXPIRED, settled_ns=_NOW), now_ns=_NOW),
+        Why.EXPIRED,
+        "it expired 0s ago, before a worker could run it",
+    ),
+    (
+        "attempts spent",
+        Facts(
+            job=_job(State.DEAD, attempt=5, reason="ValueError: no\nline 2", settled_ns=_NOW),
+            now_ns=_NOW,
+        ),
+        Why.DEAD,
+        "it died 0s ago: all 5 attempts are spent (ValueError: no)",
+    ),
+    (
+        "rejected",
+        Facts(job=_job(State.DEAD, attempt=1, settled_ns=_NOW - _MINUTE), now_ns=_NOW),
+        Why.DEAD,
+        "it died 1m ago: it was rejected",
+    ),
+    (
+        "running",
+        Facts(
+            job=_job(State.RUNNING, attempt=2, attempts=_STARTED), now_ns=_NOW, owner=_worker()
+        ),
+        Why.RUNNING,
+        "it runs for 3m on 12 (worker on box), attempt 2 of 5",
+    ),
+    (
+        "its worker is lost",
+        Facts(
+            job=_job(State.RUNNING, attempt=2, attempts=_STARTED),
+            now_ns=_NOW,
+            owner=_worker(alive=False),
+            workers=_ONE,
+        ),
+        Why.WORKER_LOST,
+        "its process 12 (worker on box) is gone; the next worker that looks takes it back",
+    ),
+    (
+        "its worker is lost, and there is no other",
+        Facts(job=_job(State.RUNNING), now_ns=_NOW, owner=_worker(alive=False)),
+        Why.WORKER_LOST,
+        ("its process 12 (worker on box) is gone; no worker is there to take it back: "
+        "start one with taskq worker"),
+    ),
+    (
+        "expired, not recorded yet",
+        Facts(job=_job(expires_ns=_NOW - _MINUTE), now_ns=_NOW, workers=_ONE),
+        Why.EXPIRED,
+        "it expired 1m ago, before a worker could run it; the next worker that looks records that",
+    ),
+    (
+        "delayed",
+        Facts(job=_job(State.SCHEDULED, due_ns=_NOW + 5 * _MINUTE), now_ns=_NOW, paused=True),
+        Why.NOT_DUE,
+        "it is due in 5m, at 2024-01-01T00:05:00+00:00",
+    ),
+    (
+        "backing off",
+        Facts(
+            job=_job(
+                State.SCHEDULED, due_ns=_NOW + 90 * SECOND_NS, attempt=2, attempts=_FAILED,
+                reason="TimeoutError: slow\nTraceback",
+            ),
+            now_ns=_NOW,
+        ),
+        Why.NOT_DUE,
+        ("attempt 2 of 5 failed (TimeoutError: slow); the next is due in 1m, "
+        "at 2024-01-01T00:01:30+00:00"),
+    ),
+    (
+        "paused",
+        Facts(job=_job(), now_ns=_NOW, paused=True),
+        Why.PAUSED,
+        "queue 'mail' is paused: taskq resume mail",
+    ),
+    (
+        "no worker",
+        Facts(job=_job(), now_ns=_NOW),
+        Why.NO_WORKER,
+        "no worker runs: start one with taskq worker",
+    ),
+    (
+        "bytes, and nobody claims",
+        Facts(job=_job(task=""), now_ns=_NOW),
+        Why.NO_WORKER,
+        "it was put as bytes, and no process claims any: use TaskLog.claim()",
+    ),
+    (
+        "no worker serves the queue",
+        Facts(
+            job=_job(), now_ns=_NOW, workers=(_worker(queues=frozenset({"sync", "images"})),)
+        ),
+        Why.QUEUE_NOT_SERVED,
+        "no worker serves queue 'mail': those that run serve 'images', 'sync'",
+    ),
+    (
+        "no worker knows the task",
+        Facts(
+            job=_job(),
+            now_ns=_NOW,
+            workers=(
+                _worker(tasks=frozenset({"mail.other"})),
+                _worker(queues=frozenset({"sync"}), tasks=None),
+            ),
+        ),
+        Why.TASK_UNKNOWN,
+        ("no worker of queue 'mail' knows task 'mail.send': "
+        "start one with the app that registers it"),
+    ),
+    (
+        "bytes, and only workers of tasks",
+        Facts(job=_job(task=""), now_ns=_NOW, workers=_ONE),
+        Why.TASK_UNKNOWN,
+        "it was put as bytes, and no process claims any: use TaskLog.claim()",
+    ),
+    (
+        "the writer lock is kept",
+        Facts(
+            job=_job(), now_ns=_NOW, workers=_ONE, holder="stopped: python app.py", holder_pid=99
+        ),
+        Why.LOCKED,
+        "process 99 (stopped: python app.py) keeps the writer lock: continue or stop it",
+    ),
+    (
+        "behind higher priorities",
+        Facts(job=_job(), now_ns=_NOW, workers=_ONE, ahead_higher=812),
+        Why.BEHIND_PRIORITY,
+        "812 jobs of higher priority are before it",
+    ),
+    (
+        "behind higher priorities and older ones",
+        Facts(job=_job(), now_ns=_NOW, workers=_ONE, ahead_higher=1, ahead_older=2),
+        Why.BEHIND_PRIORITY,
+        "1 job of higher priority and 2 older jobs are before it",
+    ),
+    (
+        "behind one that is older",
+        Facts(job=_job(), now_ns=_NOW, workers=_ONE, ahead_older=1),
+        Why.BEHIND_OLDER,
+        "1 older job is before it",
+    ),
+    (
+        "behind more than are counted",
+        Facts(job=_job(), now_ns=_NOW, workers=_ONE, ahead_older=AHEAD_MAX),
+        Why.BEHIND_OLDER,
+        "over 10000 older jobs are before it",
+    ),
+    (
+        "every slot is taken",
+        Facts(job=_job(), now_ns=_NOW, workers=(_worker(4), _worker(9))),
+        Why.BUSY,
+        "it is the next, but all 8 slots of the 2 workers that could run it are taken",
+    ),
+    (
+        "every slot of the one worker is taken",
+        Facts(
+            job=_job(), now_ns=_NOW, workers=(_worker(4), _worker(queues=frozenset({"sync"})))
+        ),
+        Why.BUSY,
+        "it is the next, but all 4 slots of the one worker that could run it are taken",
+    ),
+    (
+        "nothing",
+        Facts(job=_job(), now_ns=_NOW, workers=(_worker(4), _worker(3))),
+        Why.NEXT,
+        "nothing is in its way: a worker takes it at any moment",
+    ),
+    (
+        "a claimer without slots is never busy",
+        Facts(job=_job(task=""), now_ns=_NOW, workers=(_worker(9, tasks=None, slots=0),)),
+        Why.NEXT,
+        "nothing is in its way: a worker takes it at any moment",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("facts", "code", "text"), [one[1:] for one in _CASES], ids=[
+    one[0].replace(" ", "-") for one in _CASES
+])  # fmt: skip
+def test_each_state_of_affairs_has_its_reason_and_sentence(
+    facts: Facts, code: Why, text: str
+) -> None:
+    reason = why(facts)
+    assert (reason.code, reason.text) == (code, text)
+
+
+def test_every_reason_is_in_the_table() -> None:
+    assert {one[2] for one in _CASES} == set(Why)
+
+
+def test_a_reason_tells_programs_until_when_and_behind_how_many() -> None:
+    due = _NOW + _MINUTE
+    assert why(Facts(job=_job(State.SCHEDULED, due_ns=due), now_ns=_NOW)).until_ns == due
+    facts = Facts(job=_job(), now_ns=_NOW, workers=_ONE, ahead_higher=3, ahead_older=4)
+    assert why(facts).ahead == 7
