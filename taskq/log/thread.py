@@ -15,8 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
-from taskq.core.model import SECOND_NS, Durability
-from taskq.log import otherowners
+from taskq.core.model import Durability
 from taskq.log.committer import Committer
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.disk import LocalDisk, SystemClock
@@ -28,7 +27,9 @@ from taskq.log.peers import LocalPeers
 from taskq.log.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import Op
 from taskq.log.room import with_reserve
+from taskq.log.sleeping import seconds_until_due
 from taskq.log.survey import Answer, Request, Survey, claims, refusals
+from taskq.log.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,14 +37,12 @@ if TYPE_CHECKING:
     from taskq.log.store import Store
 
 _log: Final = logging.getLogger("taskq")
-#: A sleeper looks by itself this often, should a wake-up ever be lost.
-_FALLBACK_SECONDS: Final = 5.0
 #: With so many others it pays to share fsyncs; fewer seldom meet at the disk.
 _CROWD: Final = 3
 #: How often watchers that gave up are looked for: with thousands, not at every sleep.
 _FORGET_SECONDS: Final = 1.0
-#: How soon settlements that the disk refused are tried again.
-_HELD_SECONDS: Final = 0.5
+#: While there is work, a step of upkeep is done this often.
+_UPKEEP_SECONDS: Final = 0.004
 #: Settlements that nobody waits for are synced after so long, unless another sync took them along.
 _QUIET_SYNC_SECONDS: Final = 0.005
 #: How long such settlements wait for company before they get a frame of their own.
@@ -87,6 +86,8 @@ class StorageThread:
             Durability.OS: float("inf"),
         }[config.durability]
         self._kept: list[Request] = []
+        self._upkeep: Upkeep | None = None
+        self._upkeep_at = 0.0
 
     def open(self) -> None:
         """Open the log, and join those who have it open."""
@@ -100,6 +101,7 @@ class StorageThread:
             join = functools.partial(LocalPeers, self.path, config.name)
             self.peers = with_reserve(disk, self.path, join)
             self.committer = Committer(self.journal, self.peers, config, self.peers.description)
+            self._upkeep = Upkeep(self.committer) if config.upkeep else None
         finally:
             self.journal.unlock()
         for note in self.journal.recovered:
@@ -125,10 +127,24 @@ class StorageThread:
                 requests, survey = self._take()
             if requests:
                 self._cycle(requests, survey)
+                self._keep_up(_UPKEEP_SECONDS)
             elif store.closing:
                 break
-            else:
+            elif not self._keep_up(0.0):
                 self._idle()
+
+    def _keep_up(self, pause_seconds: float) -> bool:
+        """Do a step of upkeep, unless the last was so short ago; whether there are more."""
+        upkeep = self._upkeep
+        if upkeep is None:
+            return False
+        now = time.monotonic()
+        if pause_seconds and now < self._upkeep_at:
+            return upkeep.busy
+        self._upkeep_at = now + pause_seconds
+        for request in upkeep.step():
+            self._store.mailbox.appendleft(request)
+        return upkeep.busy
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -282,28 +298,11 @@ class StorageThread:
 
     def _timeout(self) -> float | None:
         """Seconds until something falls due; None when nothing will."""
-        committer, clock = self.committer, self.journal.clock
-        limits = [self._until_sync()]
+        limits = [self._until_sync(), seconds_until_due(self.committer)]
         if not self._store.leave_closed_loops():
             limits.append(_UNTOLD_SECONDS)
-        if committer.held:
-            limits.append(_HELD_SECONDS)
-        if committer.watchers or committer.waiting or committer.followers:
-            limits.append(_FALLBACK_SECONDS)
-        if committer.waiting:
-            agenda = committer.facets.agenda
-            if agenda is not None:
-                wall = clock.wall_ns()
-                moments = (agenda.next_due_ns(), agenda.next_expiry_ns())
-                limits += [(at - wall) / SECOND_NS for at in moments if at is not None]
-            if committer.owners.all():
-                limits.append(otherowners.CHECK_NS / SECOND_NS)
-            steady = clock.steady_ns()
-            limits += [
-                (claim[0].wait_until_ns - steady) / SECOND_NS
-                for claim in committer.waiting
-                if claim[0].wait_until_ns is not None
-            ]
+        if self._upkeep is not None:
+            limits.append(self._upkeep.seconds_until_look())
         shortest = min(limits)
         return None if shortest == float("inf") else shortest
 
@@ -328,6 +327,8 @@ class StorageThread:
         """Everything in the mailbox was answered: sync what is left, and refuse the rest."""
         store, committer = self._store, self.committer
         store.usable = False
+        if self._upkeep is not None:
+            self._upkeep.close()
         if committer.unsynced and self._config.durability is not Durability.OS:
             with contextlib.suppress(TaskqError, OSError):
                 committer.sync()

@@ -66,10 +66,11 @@ class Upkeep:
         """Whether there are steps to do now."""
         return self._steps is not None
 
-    @property
-    def look_at_ns(self) -> int:
-        """Steady time of the next look for something to do."""
-        return self._look_at_ns
+    def seconds_until_look(self) -> float:
+        """Until there may be something to do; infinite in a process that leaves it to others."""
+        if self._committer.facets.agenda is None:
+            return float("inf")
+        return max(self._look_at_ns - self._journal.clock.steady_ns(), 0) / SECOND_NS
 
     def step(self) -> list[Request]:
         """Do a millisecond's worth; returns what is to be committed in the next batch, mostly none.
