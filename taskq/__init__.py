@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from taskq.core.model import Durability, JobView, State
     from taskq.core.signals import Discard, Retry, Snooze
     from taskq.handle import JobHandle, PendingJob
+    from taskq.log.config import QueuePolicy
     from taskq.puts import Put
     from taskq.reading import ReaderView
     from taskq.record import Record
@@ -80,6 +81,7 @@ __all__ = [
     "PayloadTooLarge",
     "PendingJob",
     "Put",
+    "QueuePolicy",
     "ReaderBusy",
     "ReaderFellBehind",
     "ReaderMismatch",
@@ -114,6 +116,7 @@ _HOMES = {
     "JobView": "taskq.core.model",
     "PendingJob": "taskq.handle",
     "Put": "taskq.puts",
+    "QueuePolicy": "taskq.log.config",
     "ReaderView": "taskq.reading",
     "Record": "taskq.record",
     "Retry": "taskq.core.signals",

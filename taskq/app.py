@@ -18,11 +18,13 @@ from taskq.reading import LogReading
 from taskq.serialization import encode_loose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from taskq.core.durations import Duration
     from taskq.core.model import Durability
+    from taskq.log.bodies import Compression
+    from taskq.log.config import QueuePolicy
     from taskq.log.store import Store
     from taskq.settings import Settings
     from taskq.tasks import AsyncTask, SyncTask, Task
@@ -47,6 +49,9 @@ class TaskQ(LogReading):
         lock_wait: longest wait for another process's writer lock.
         exclusive: keep other processes out.
         name: shown by ``taskq workers``.
+        compress: how arguments and results are compressed, where their task or queue does not say.
+        spill: whether those over 1 MiB may go to files beside the log, likewise.
+        queues: what is other in some queues, by their names.
         settings: used instead of the environment and the files.
 
     Raises:
@@ -65,6 +70,9 @@ class TaskQ(LogReading):
         lock_wait: Duration | None = None,
         exclusive: bool | None = None,
         name: str | None = None,
+        compress: Compression | None = None,
+        spill: bool | None = None,
+        queues: Mapping[str, QueuePolicy] | None = None,
         settings: Settings | None = None,
     ) -> None:
         # pydantic-settings takes 0.1 s to import, which `import taskq` must not pay.
@@ -81,6 +89,9 @@ class TaskQ(LogReading):
             lock_wait=lock_wait,
             exclusive=exclusive,
             name=name,
+            compress=compress,
+            spill=spill,
+            queues=queues,
         )
         self._connection = Connection(os.fspath(self.settings.data_dir), self.settings.log_config())
         self._tasks: dict[str, Task[..., Any]] = {}

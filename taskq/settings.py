@@ -8,7 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ByteSize, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -20,7 +28,8 @@ from pydantic_settings import (
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
-from taskq.log.config import LogConfig
+from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression
+from taskq.log.config import SPILL_BYTES_MAX, LogConfig, QueuePolicy
 
 
 def _seconds(value: Duration) -> float:
@@ -47,6 +56,34 @@ def _checked(where: str, found: dict[str, Any]) -> dict[str, Any]:
         known = ", ".join(Settings.model_fields)
         raise UsageError(f"{where}: there is no setting {min(unknown)!r}, the settings are {known}")
     return found
+
+
+class QueueSettings(BaseModel):
+    """What is other in one queue; see ``QueuePolicy``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: how payloads and results are compressed: "zlib", "zstd" or "none"
+    compress: Compression | None = None
+    #: whether those over 1 MiB may go to files beside the log
+    spill: bool | None = None
+    #: seconds, or text such as "7d": how long finished jobs are kept after their end
+    keep: Annotated[float, BeforeValidator(_seconds)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_values(cls, given: Any) -> Any:
+        if not isinstance(given, QueuePolicy):
+            return given
+        return {"compress": given.compress, "spill": given.spill, "keep": given.keep_seconds}
+
+    def policy(self) -> QueuePolicy:
+        """The same in the log's words.
+
+        Raises:
+            UsageError: a way to compress is not installed.
+        """
+        return QueuePolicy(compress=self.compress, spill=self.spill, keep_seconds=self.keep)
 
 
 class Settings(BaseSettings):
@@ -83,6 +120,16 @@ class Settings(BaseSettings):
     exclusive: bool = False
     #: shown by ``taskq workers``
     name: str = ""
+    #: how payloads and results are compressed, where nothing else is said
+    compress: Compression = "none"
+    #: whether those over 1 MiB may go to files beside the log, where nothing else is said
+    spill: bool = False
+    #: largest payload or result that may
+    spill_bytes_max: ByteSize = ByteSize(SPILL_BYTES_MAX)
+    #: what would become larger is not decompressed
+    decompressed_bytes_max: ByteSize = ByteSize(DECOMPRESSED_BYTES_MAX)
+    #: what is other in some queues, by their names; JSON in the environment
+    queues: dict[str, QueueSettings] = Field(default_factory=dict)
 
     @classmethod
     def settings_customise_sources(
@@ -117,6 +164,11 @@ class Settings(BaseSettings):
             lock_wait_seconds=self.lock_wait,
             exclusive=self.exclusive,
             name=self.name,
+            compress=self.compress,
+            spill=self.spill,
+            spill_bytes_max=int(self.spill_bytes_max),
+            decompressed_bytes_max=int(self.decompressed_bytes_max),
+            queues={name: queue.policy() for name, queue in self.queues.items()},
         )
 
 
@@ -141,7 +193,6 @@ def _explained(error: ValidationError) -> str:
     problems = []
     for detail in error.errors(include_url=False, include_context=False):
         name = ".".join(str(part) for part in detail["loc"])
-        problems.append(
-            f"{name} (TASKQ_{name.upper()}) is {detail['input']!r:.60}: {detail['msg']}"
-        )
+        variable = str(detail["loc"][0]).upper()
+        problems.append(f"{name} (TASKQ_{variable}) is {detail['input']!r:.60}: {detail['msg']}")
     return "settings: " + "; ".join(problems)

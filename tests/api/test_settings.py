@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import Durability, TaskQ, UsageError
+from taskq import Durability, QueuePolicy, TaskQ, UsageError
 from taskq.settings import Settings
 
 if TYPE_CHECKING:
@@ -57,6 +57,30 @@ def test_the_environment_holds_text(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert (config.min_free_bytes, config.reserve_bytes) == (2**30, 0)
 
 
+def test_a_queue_may_store_bodies_otherwise_than_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a file, in the environment as JSON, or as an argument."""
+    (tmp_path / "taskq.toml").write_text(
+        'compress = "zlib"\nspill_bytes_max = "2GiB"\n'
+        '[queues.mail]\ncompress = "none"\n[queues.video]\nspill = true\n'
+    )
+    config = TaskQ()._connection.config
+    assert (config.spill_bytes_max, config.decompressed_bytes_max) == (2**31, 100 * 2**20)
+    assert config.packing("other") == ("zlib", False)
+    assert config.packing("mail") is None
+    assert config.packing("video") == ("zlib", True)
+    assert config.packing("video", "none", spill=False) is None
+    assert config.packing("mail", "zstd") == ("zstd", False)
+    monkeypatch.setenv("TASKQ_QUEUES", '{"mail": {"compress": "zstd"}}')
+    assert TaskQ()._connection.config.packing("mail") == ("zstd", False)
+    given = TaskQ(queues={"mail": QueuePolicy(spill=True)}, compress="none")._connection.config
+    assert given.packing("mail") == ("none", True)
+    again = TaskQ(queues={"mail": QueuePolicy(spill=True)}, compress="none")._connection.config
+    assert given == again
+    assert hash(given) == hash(again)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -67,6 +91,11 @@ def test_the_environment_holds_text(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ("INTERVAL", "0", "must be above 0"),
         ("MIN_FREE", "much", r"min_free \(TASKQ_MIN_FREE\) is 'much'"),
         ("RESERVE", "-5", "reserve"),
+        ("COMPRESS", "gzip", r"compress \(TASKQ_COMPRESS\) is 'gzip': .*'none', 'zlib' or 'zstd'"),
+        ("SPILL", "maybe", r"spill \(TASKQ_SPILL\) is 'maybe'"),
+        ("SPILL_BYTES_MAX", "0", "spill_bytes_max is 0, it must be above 0"),
+        ("QUEUES", '{"a": {"keap": 1}}', r"queues.a.keap \(TASKQ_QUEUES\) is 1: Extra inputs are"),
+        ("QUEUES", '{"a": {"compress": "x"}}', r"queues.a.compress \(TASKQ_QUEUES\) is 'x'"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_variable(
