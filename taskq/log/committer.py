@@ -111,6 +111,8 @@ class Committer(Desk):
             self.journal.unlock()
         if refusal is not None:
             self._make_do(requests, refusal)
+        # Without the lock: what is waited for may have to be looked up in all of the log.
+        self._answer_watchers()
 
     def _make_do(self, requests: list[Request], error: OSError) -> None:
         """The disk refused: try again without the enqueues, or with the reserve; or give up."""
@@ -198,7 +200,6 @@ class Committer(Desk):
             if not isinstance(error, OSError):
                 raise
             return error
-        self._answer_watchers()
         self._interest |= batch.interest | (INTEREST_GROWTH if batch.count else 0)
         return None
 

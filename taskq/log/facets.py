@@ -1,20 +1,26 @@
 """The folds that this process needs, each built when first asked for and caught up on its own.
 
 A process that only enqueues builds none of them; a claimer builds the agenda; an enqueue with a key
-builds the table of keys; whoever waits for a job watches for its outcome.
+builds the table of keys; whoever waits for a job watches for its outcome. One is built from the
+newest snapshot that fits, and what was written since.
 """
 
 from __future__ import annotations
 
+import contextlib
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.agenda import Agenda
 from taskq.core.dedup import Dedup
+from taskq.core.errors import JobNotFound
 from taskq.core.model import Damage
+from taskq.log.files import SegmentGone
 from taskq.log.fold import fold_damaged, fold_frame
 from taskq.log.foldother import Watch
+from taskq.log.history import find_end, is_job
 from taskq.log.segment import Gap, segment_name
+from taskq.log.snapshot import AGENDA, DEDUP, load_newest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +34,13 @@ if TYPE_CHECKING:
 DAMAGE_MAX: Final = 1_000
 #: Settled jobs whose outcome is found without a walk.
 ENDED_MAX: Final = 16_384
+#: How often a fold begins anew because compaction took the segment that it was in.
+_TRIES: Final = 4
+#: In place of a location: there is no such job.
+NO_JOB: Final = -1
+#: How much of the log is walked to find the ends of jobs, rather than look each up.
+_WALK_BYTES: Final = 256 * 1024
+_WALK_BYTES_A_JOB: Final = 16 * 1024
 
 
 class Facets:
@@ -36,10 +49,14 @@ class Facets:
     Attributes:
         agenda, dedup: None until first needed.
         damage: what did not read back, as far as the folds met it.
+        trusts_snapshots: whether they are used.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        # Not for a moment of the past: a snapshot of its very position may hold jobs as ready that
+        # were due only when it was made.
+        self.trusts_snapshots = not journal.is_past
         self._generation = journal.generation
         self.agenda: Agenda | None = None
         self.dedup: Dedup | None = None
@@ -47,32 +64,58 @@ class Facets:
         self.damage: list[Damage] = []
         #: jobs that this process settled lately: the location of the record that did
         self.ended: dict[int, int] = {}
+        #: records that were folded from the log
+        self.caught_up = 0
         self._sought: set[int] = set()
         self._cursors: dict[str, Cursor] = {}
 
     def need_agenda(self) -> Agenda:
         """The agenda, caught up to the journal's known end."""
-        if self.agenda is None:
-            self.agenda = Agenda()
-            self._cursors["agenda"] = self._journal.start()
-        self._follow("agenda")
+        self._until_whole(self._build_agenda)
+        assert self.agenda is not None
         return self.agenda
+
+    def _build_agenda(self) -> None:
+        if self.agenda is None:
+            loaded = load_newest(self._journal, AGENDA) if self.trusts_snapshots else None
+            self.agenda, self._cursors["agenda"] = loaded or (Agenda(), self._journal.start())
+        self._follow("agenda")
 
     def need_dedup(self) -> Dedup:
         """The table of keys, caught up to the journal's known end."""
-        if self.dedup is None:
-            self.dedup = Dedup()
-            self._cursors["dedup"] = self._journal.start()
-        self._follow("dedup")
+        self._until_whole(self._build_dedup)
+        assert self.dedup is not None
         return self.dedup
 
+    def _build_dedup(self) -> None:
+        if self.dedup is None:
+            loaded = load_newest(self._journal, DEDUP) if self.trusts_snapshots else None
+            self.dedup, self._cursors["dedup"] = loaded or (Dedup(), self._journal.start())
+        self._follow("dedup")
+
     def catch_up(self) -> None:
-        """Bring everything that was built up to the journal's known end."""
+        """Bring everything that was built up to the journal's known end.
+
+        What compaction was too fast for is forgotten, and built anew when it is needed.
+        """
         if self._journal.generation != self._generation:
             self.discard()
-        for name in self._cursors:
-            self._follow(name)
-        self.look_back()
+        for name in list(self._cursors):
+            with contextlib.suppress(SegmentGone):
+                self._follow(name)
+        self._until_whole(self.look_back)
+
+    def stands(self, name: str) -> Cursor | None:
+        """How far the agenda or the dedup table has come; None if it is not built."""
+        return self._cursors.get(name)
+
+    def _until_whole(self, step: Callable[[], None]) -> None:
+        """Do it again when segments go meanwhile, each time from the oldest that is there."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(SegmentGone):
+                step()
+                return
+        step()
 
     def watch_for(self, job: int) -> None:
         """Look for the end of ``job``: where it may stand already, and in what is still to come."""
@@ -87,22 +130,53 @@ class Facets:
         self._sought.add(job)
 
     def look_back(self) -> None:
-        """Look for the jobs newly waited for, all in one walk from the oldest of them on."""
+        """Look for the jobs newly waited for; not to be called under the writer lock.
+
+        Those that began a short way back are found in one walk from there, others through the
+        indexes.
+        """
         if not self._sought:
             return
         sought = self._sought
-        cursor = self._journal.cursor_at(min(sought))
+        start = self._journal.mark_before(min(sought))
+        if start is not None and self._is_near(start, len(sought)):
+            ends = self._walk_back(start, sought)
+        else:
+            ends = {job: self._look_up(job) for job in sought}
+        self._sought = set()
+        for job, location in ends.items():
+            if location is None:
+                self._expect(job)
+            else:
+                self.watch.settled.append((job, location))
+
+    def _is_near(self, start: Cursor, jobs: int) -> bool:
+        journal = self._journal
+        return (
+            start.segment == journal.segment
+            and journal.offset - start.offset <= _WALK_BYTES + jobs * _WALK_BYTES_A_JOB
+        )
+
+    def _walk_back(self, start: Cursor, sought: set[int]) -> dict[int, int | None]:
+        """Where each job was settled, behind ``start``."""
         alone = Watch()
-        alone.jobs = set(sought)
-        for base, item in self._journal.frames(cursor):
+        alone.jobs = {job for job in sought if is_job(self._journal, job)}
+        ends: dict[int, int | None] = dict.fromkeys(sought, NO_JOB)
+        ends.update(dict.fromkeys(alone.jobs))
+        for base, item in self._journal.frames(start):
             if not isinstance(item, Gap):
                 fold_frame(base, item, None, None, alone)
             if not (alone.jobs or alone.dead):  # a dead letter may be ready again by now
                 break
-        self._sought = set()
-        self.watch.settled += alone.settled
-        for job in alone.jobs:
-            self._expect(job)
+        ends.update(alone.settled)
+        return ends
+
+    def _look_up(self, job: int) -> int | None:
+        """Where the job was settled."""
+        try:
+            return find_end(self._journal, job)
+        except JobNotFound:
+            return NO_JOB
 
     def _expect(self, job: int) -> None:
         """The job has not ended up to the journal's known end."""
@@ -139,6 +213,7 @@ class Facets:
             if cursor.offset == start.offset and cursor.segment == start.segment:
                 cursor.segment, cursor.offset = journal.segment, journal.offset
                 cursor.next_lsn = journal.next_lsn
+                cursor.frame = start.offset
 
     def discard(self) -> None:
         """Forget all that was folded: the log has it, and it is folded anew when needed."""
@@ -149,7 +224,30 @@ class Facets:
         self._cursors.clear()
         self.watch = Watch()
 
+    def _forget(self, name: str) -> None:
+        """Forget one of the folds."""
+        del self._cursors[name]
+        if name == "agenda":
+            self.agenda = None
+        elif name == "dedup":
+            self.dedup = None
+        else:
+            self._sought |= self.watch.jobs
+            self.watch.jobs.clear()
+
     def _follow(self, name: str) -> None:
+        """Catch one of the folds up.
+
+        Raises:
+            SegmentGone: compaction took what it was to read next; the fold was forgotten.
+        """
+        try:
+            self._fold_on(name)
+        except SegmentGone:
+            self._forget(name)
+            raise
+
+    def _fold_on(self, name: str) -> None:
         journal = self._journal
         cursor = self._cursors[name]
         if journal.is_at_end(cursor):
@@ -179,6 +277,7 @@ class Facets:
         for base, item in self._journal.frames(cursor):
             if not isinstance(item, Gap):
                 fold(base, item)
+                self.caught_up += item.header.records
                 continue
             salvaged = 0
             found = self._journal.files.damaged_frame(base, item)

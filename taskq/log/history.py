@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound
 from taskq.core.model import AttemptView, JobView, State
-from taskq.core.records import Cause, Kind
+from taskq.core.records import CARRYING_KINDS, PACKED, Cause, Kind
 from taskq.core.transitions import BY_TIME, after
+from taskq.log.attempts import decode_history
 from taskq.log.fold import FINAL_KINDS
 from taskq.log.logrecord import LogRecord, decode_record, places
 from taskq.log.requests import Outcome
@@ -19,12 +20,27 @@ from taskq.log.segment import Gap
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from taskq.log.carrying import Carried
     from taskq.log.cursor import Cursor
     from taskq.log.journal import Journal
 
 #: Attempts of one job that are kept for display; of more, the latest.
 _ATTEMPTS_SHOWN: Final = 100
 _KIND_AT: Final = 4
+_STATE_AT: Final = 5
+_ENQUEUED: Final = int(Kind.ENQUEUED)
+_CARRIED: Final = int(Kind.CARRIED)
+_REQUEUED: Final = int(Kind.REQUEUED)
+_PURGED: Final = int(Kind.PURGED)
+_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
+#: Records that tell nothing new of a job whose story has begun.
+_PASSED_OVER: Final = frozenset({Kind.CARRIED, Kind.EXTENDED})
+#: What no job comes back from, ...
+_FINAL_STATES: Final = frozenset({State.SUCCEEDED, State.CANCELLED, State.EXPIRED})
+#: ... the records that lead there, and the states of a job that nobody has to wait for.
+_ENDS: Final = FINAL_KINDS | {_PURGED}
+_FOR_GOOD: Final = _ENDS - {int(Kind.DIED)}
+_SETTLED: Final = _FINAL_STATES | {State.DEAD}
 _STATES: Final = {kind: after(State.RUNNING, kind) for kind in (Kind.SUCCEEDED, Kind.DIED)} | {
     kind: after(State.READY, kind) for kind in (Kind.CANCELLED, Kind.EXPIRED)
 }
@@ -46,14 +62,36 @@ def records(
 
 
 def is_job(journal: Journal, lsn: int) -> bool:
-    """Whether the record of this number brought a job into being."""
-    for _, item in journal.frames(journal.cursor_at(lsn)):
-        if isinstance(item, Gap) or item.header.next_lsn <= lsn:
-            continue
-        found = (at for number, at, _ in places(item) if number == lsn)
-        at = next(found, None)
-        return at is not None and item.data[at + _KIND_AT] == Kind.ENQUEUED
-    return False
+    """Whether the log knows of a job of this number."""
+    found = journal.indexes.find(lsn)
+    if found is not None:
+        return found.record[_KIND_AT] == _ENQUEUED
+    return any(_begins(found.record) for found in journal.indexes.about(lsn))
+
+
+def find_end(journal: Journal, job: int) -> int | None:
+    """The location of the record that settled or purged a job, None if it is not settled.
+
+    Raises:
+        JobNotFound: there is no such job in this log.
+    """
+    end: int | None = None
+    known = False
+    for found in journal.indexes.about(job):
+        kind = found.record[_KIND_AT]
+        if not known:
+            known = _begins(found.record)
+            if kind == _CARRIED and found.record[_STATE_AT] in _SETTLED:
+                end = found.location
+        elif kind in _ENDS:
+            end = found.location
+        elif kind == _REQUEUED:
+            end = None
+        if end is not None and kind in _FOR_GOOD:
+            break
+    if not known:
+        raise JobNotFound(f"no job {journal.tag}-{job} in this log")
+    return end
 
 
 def read_outcome(journal: Journal, location: int) -> Outcome:
@@ -66,7 +104,7 @@ def read_outcome(journal: Journal, location: int) -> Outcome:
     if record.kind == Kind.PURGED:
         raise JobNotFound(f"job {journal.tag}-{record.job} was a dead letter and has been purged")
     if record.carried is not None:
-        return Outcome(record.carried.state, record.carried.body, record.carried.flags)
+        return Outcome(record.carried.state, record.carried.body, record.carried.flags & PACKED)
     return Outcome(_STATES[Kind(record.kind)], record.body, record.body_flags)
 
 
@@ -78,6 +116,7 @@ class Story:
         "_born",
         "_due_is_wall",
         "_due_ns",
+        "_enqueued_ns",
         "_expires_ns",
         "_reason",
         "_result",
@@ -101,7 +140,28 @@ class Story:
         self._due_ns = extras.due_ns if extras else 0
         self._due_is_wall = extras.due_is_wall if extras else False
         self._expires_ns = extras.expires_ns if extras else 0
+        self._enqueued_ns = born.time_ns
         self.state = after(State.ABSENT, Kind.ENQUEUED, waits=self._due_ns > born.time_ns)
+        if born.carried is not None:
+            self._begin_carried(born.kind, born.carried)
+
+    def _begin_carried(self, kind: int, carried: Carried) -> None:
+        """What came before is gone: the record says what became of it."""
+        self._enqueued_ns = carried.enqueued_ns
+        self._attempts = decode_history(carried.history)
+        self.attempt = carried.attempt
+        if kind == Kind.REQUEUED:
+            self._due_ns = 0
+            self._is_dead_no_more(Kind.REQUEUED)
+            return
+        self.state = carried.state
+        self._due_ns, self._due_is_wall = carried.due_ns, carried.due_is_wall
+        self._settled_ns = carried.ended_ns
+        if self.state is State.SUCCEEDED:
+            self._result, self._result_flags = carried.body, carried.flags & PACKED
+        else:
+            reasons = (one.reason for one in reversed(self._attempts) if one.reason)
+            self._reason = (carried.body or b"").decode("utf-8", "replace") or next(reasons, "")
 
     def add(self, record: LogRecord) -> None:
         """Apply the next record that concerns the job."""
@@ -109,6 +169,8 @@ class Story:
             self._is_dead_no_more(Kind(record.kind))
             return
         kind = Kind(record.kind)
+        if kind in _PASSED_OVER:
+            return
         waits = record.due_ns > record.time_ns
         self.state = after(self.state, kind, waits=waits)
         self.attempt = record.attempt
@@ -158,15 +220,15 @@ class Story:
             state = BY_TIME[state]
         extras = born.extras
         return JobView(
-            lsn=born.lsn,
-            job_id=f"{self._tag}-{born.lsn}",
+            lsn=born.job,
+            job_id=f"{self._tag}-{born.job}",
             queue=born.queue.decode("utf-8", "replace"),
             task=born.task.decode("utf-8", "replace"),
             priority=born.priority,
             state=state,
             attempt=self.attempt,
             attempts_max=born.attempts_max,
-            enqueued_ns=born.time_ns,
+            enqueued_ns=self._enqueued_ns,
             due_ns=self._due_ns if state is State.SCHEDULED else 0,
             expires_ns=self._expires_ns,
             settled_ns=self._settled_ns,
@@ -184,22 +246,31 @@ class Story:
 def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
     """Everything the log says of one job, None if there is no such job."""
     story: Story | None = None
-    for record in records(journal, journal.cursor_at(lsn)):
-        if record.lsn == lsn:
-            if record.kind != Kind.ENQUEUED:
-                return None
-            story = Story(journal.tag, record)
-        elif story is not None and record.kind == Kind.CLOCK:
-            story.clock_stepped(record.step_ns)
-        elif story is not None and record.job == lsn:
+    latest = 0
+    for found in journal.indexes.about(lsn):
+        record = decode_record(found.record, found.lsn, found.epoch, found.time_ns)
+        if story is not None:
             story.add(record)
-            if record.kind in FINAL_KINDS and story.state is not State.DEAD:
-                break  # a dead letter may be requeued or purged
-        elif story is None and record.lsn > lsn:
-            return None
+        elif _begins(found.record):
+            story = Story(journal.tag, record)
+        else:
+            continue  # the job was written again further on, since it began in what is gone
+        if record.kind not in _PASSED_OVER:
+            latest = found.lsn
+        if story.state in _FINAL_STATES:
+            break
     if story is None or story.state is State.ABSENT:
         return None
+    if story.state is State.SCHEDULED:
+        for _, step_ns in journal.indexes.steps_after(latest):
+            story.clock_stepped(step_ns)
     return story.view(now_ns)
+
+
+def _begins(record: bytes) -> bool:
+    """Whether a job's story may begin with it."""
+    kind = record[_KIND_AT]
+    return kind == _ENQUEUED or (kind in _CARRYING and record[_STATE_AT] != State.ABSENT)
 
 
 def _outcome(kind: Kind, cause: Cause) -> str:

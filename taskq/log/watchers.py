@@ -6,7 +6,8 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import JobNotFound
-from taskq.log.history import is_job, read_outcome
+from taskq.log.facets import NO_JOB
+from taskq.log.history import read_outcome
 from taskq.log.operations import failure
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Watchers:
         """Wait for a job.
 
         Raises:
-            JobNotFound: there is no such job in this log.
+            JobNotFound: the log has no record of that number yet.
         """
         waiting = self._waiting.get(job)
         if waiting is not None:
@@ -46,8 +47,9 @@ class Watchers:
         known = agenda is not None and (
             agenda.table.find(job) is not None or job in self._facets.ended
         )
-        if not known and not (0 < job < journal.next_lsn and is_job(journal, job)):
-            raise JobNotFound(f"no job {journal.tag}-{job} in this log")
+        # Whether a record of this number is a job is looked up later, without the lock.
+        if not known and not 0 < job < journal.next_lsn:
+            raise self._not_found(job)
         self._waiting[job] = [(port, future)]
         self._facets.watch_for(job)
 
@@ -67,11 +69,15 @@ class Watchers:
         for job, location in self._facets.watch.take():
             outcome: Outcome | TaskqError
             try:
-                outcome = read_outcome(self._journal, location)
+                found = location != NO_JOB
+                outcome = read_outcome(self._journal, location) if found else self._not_found(job)
             except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
                 outcome = failure(error)
             for port, future in self._waiting.pop(job, ()):
                 yield port, future, outcome
+
+    def _not_found(self, job: int) -> JobNotFound:
+        return JobNotFound(f"no job {self._journal.tag}-{job} in this log")
 
     def forget_cancelled(self) -> None:
         """Stop looking for what nobody waits for any more."""
