@@ -33,6 +33,9 @@ _log: Final = logging.getLogger("taskq")
 #: then comes again if the process is killed.
 COMMIT_RECORDS_MAX: Final = 1_000
 COMMIT_SECONDS_MAX: Final = 0.05
+#: What was saved is put on disk after so long; what was handed out since comes again after a loss
+#: of power.
+SYNC_SECONDS_MAX: Final = 1.0
 
 #: What to do about bytes that do not read back.
 OnDamage: TypeAlias = Literal["raise", "skip"]
@@ -83,7 +86,7 @@ class Stream:
         #: everything before it was handled
         self._done: Position | None = None
         self._handled = 0
-        self._saved_at = 0.0
+        self._saved_at = self._synced_at = 0.0
         self._is_closed = False
 
     def __aiter__(self) -> Self:
@@ -174,8 +177,12 @@ class Stream:
         assert self._done is not None
         assert self._open.named is not None
         self._handled = 0
+        named, now = self._open.named, time.monotonic()
         try:
-            await asyncio.to_thread(self._open.named.save, self._done)
+            await asyncio.to_thread(named.save, self._done)
+            if now - self._synced_at >= SYNC_SECONDS_MAX:
+                self._synced_at = now
+                await asyncio.to_thread(named.sync)
         except OSError as error:
             raise self._refused(error) from error
         self._saved_at = time.monotonic()
@@ -233,7 +240,7 @@ class Stream:
         frames.time_ns = position.time_ns
         bodies = BodyStore(path, store.config)
         from_ns = start.time_ns or 0
-        self._saved_at = time.monotonic()
+        self._saved_at = self._synced_at = time.monotonic()
         return _Open(
             RecordReader(frames, self._choice, store.tag, bodies, position, from_ns), named
         )

@@ -1,9 +1,10 @@
 """Named readers: how far each has come, kept beside the log, and the lock of whoever reads.
 
-``readers/<name>.ofs`` holds the position twice, in sectors of their own: the older copy is written
-over, so a write that is cut short leaves the other. Each copy has a CRC that starts from the log's
-id and the reader's name; one that does not fit is no position. Writing it costs no fsync: what a
-crash makes of it is at worst an older position, and what was read since then comes again.
+``readers/<name>.ofs`` has room for the position three times, in sectors of their own: the copy that
+is known to be on disk is left alone, the other two are written over in turn. So whatever is cut
+short, by a kill or a loss of power, an older copy stands. Each has a CRC that starts from the log's
+id and the reader's name; one that does not fit is no position. Saving costs no fsync: what a crash
+makes of it is at worst an older position, and what was read since then comes again.
 
 ``readers/<name>.lck`` is locked with flock for as long as somebody reads under the name, and names
 the process.
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogDamaged, LogError, ReaderBusy, UsageError
 from taskq.log.codec import crc32
-from taskq.log.identity import read_identity, write_all
+from taskq.log.identity import read_identity, write_all, write_file
 from taskq.log.requests import check_name
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _VERSION: Final = 1
 _SLOT_SIZE: Final = _SLOT.size + 4
 #: Copies stand so far apart that no sector holds a part of both.
 _SLOT_BYTES: Final = 4_096
+_SLOTS: Final = 3
 _LOCK_BYTES_MAX: Final = 64
 #: Whoever asks whether a reader lives holds its lock for a moment.
 _TRIES: Final = 8
@@ -60,6 +62,12 @@ class Position(NamedTuple):
     offset: int = 0
     epoch: int = 0
     time_ns: int = 0
+
+
+class _Slot(NamedTuple):
+    sequence: int
+    position: Position
+    number: int
 
 
 def check_reader_name(name: str) -> str:
@@ -117,7 +125,7 @@ def read_position(disk: Disk, path: str, log_id: UUID, name: str) -> Position | 
         LogDamaged: neither copy of its position reads back.
     """
     slots = _read_slots(disk, _file_of(path, name, _POSITION), _seed(log_id, name))
-    return max(slots)[1] if slots else None
+    return max(slots).position if slots else None
 
 
 def is_read(disk: Disk, path: str, name: str) -> bool:
@@ -153,6 +161,8 @@ class NamedReader:
         self._lock = lock
         self._file = -1
         self._sequence = 0
+        #: number of the copy written last, and of the one that is on disk; -1 for none
+        self._latest = self._anchor = -1
         self._pid = os.getpid()
         # A save that nobody waits for any more must not write to a descriptor that was given back.
         self._guard = threading.Lock()
@@ -170,18 +180,23 @@ class NamedReader:
         return cls(disk, path, log_id, name, _take_lock(disk, path, name))
 
     def load(self) -> Position | None:
-        """Read the position; None for a new reader.
+        """Read the position, and make sure that it is on disk; None for a new reader.
 
         Raises:
-            LogDamaged: neither copy of it reads back.
+            LogDamaged: no copy of it reads back.
+            OSError: the disk refused.
         """
-        slots = _read_slots(self._disk, self._file_path, self._seed)
-        if slots:
-            self._sequence, self.position = max(slots)
-        return self.position
+        with self._guard:
+            slots = _read_slots(self._disk, self._file_path, self._seed)
+            if slots and self._is_ours:
+                self._sequence, self.position, self._latest = max(slots)
+                self._file = self._disk.open(self._file_path)
+                self._disk.sync(self._file)
+                self._anchor = self._latest
+            return self.position
 
     def save(self, position: Position) -> None:
-        """Note how far the reader has come, over the older of the two copies.
+        """Note how far the reader has come.
 
         Raises:
             OSError: the disk refused.
@@ -198,8 +213,9 @@ class NamedReader:
             OSError: it may not.
         """
         with self._guard:
-            if self._is_ours and self._file >= 0:
+            if self._is_ours and self._latest != self._anchor:
                 self._disk.sync(self._file)
+                self._anchor = self._latest
 
     def forget(self) -> None:
         """Remove the reader; its name is free afterwards."""
@@ -228,19 +244,29 @@ class NamedReader:
         return _file_of(self._path, self.name, _POSITION)
 
     def _write(self, position: Position) -> None:
-        if self._file < 0:
-            self._file = self._disk.open(self._file_path, create=True)
-            if not self._sequence:
-                # A new reader, or one whose position did not read back.
-                self._disk.truncate(self._file, 0)
-                self._disk.sync_directory(f"{self._path}/{_FOLDER}")
         self._sequence += 1
         packed = _SLOT.pack(
             _MAGIC, _VERSION, _SLOT.size, self._sequence, position.segment, position.offset,
             position.lsn, position.epoch, position.time_ns,
         )  # fmt: skip
         data = packed + crc32(packed, self._seed).to_bytes(4, "little")
-        write_all(self._disk, self._file, data, self._sequence % 2 * _SLOT_BYTES)
+        if self._file < 0:
+            self._create(data)
+            return
+        in_use = (self._anchor, self._latest)
+        slot = next(number for number in range(_SLOTS) if number not in in_use)
+        write_all(self._disk, self._file, data, slot * _SLOT_BYTES)
+        self._latest = slot
+
+    def _create(self, data: bytes) -> None:
+        """Make the file of a new reader, or of one whose position does not read back."""
+        temporary = f"{self._file_path}.tmp"
+        write_file(self._disk, temporary, data)
+        self._disk.rename(temporary, self._file_path)
+        for directory in (f"{self._path}/{_FOLDER}", self._path):
+            self._disk.sync_directory(directory)
+        self._file = self._disk.open(self._file_path)
+        self._anchor = self._latest = 0
 
 
 def _is_name(stem: str) -> bool:
@@ -259,20 +285,17 @@ def _seed(log_id: UUID, name: str) -> int:
     return crc32(name.encode("utf-8", "surrogatepass"), crc32(log_id.bytes))
 
 
-def _read_slots(disk: Disk, file_path: str, seed: int) -> list[tuple[int, Position]]:
-    """(sequence, position) of each copy that is whole; [] when there is no file."""
+def _read_slots(disk: Disk, file_path: str, seed: int) -> list[_Slot]:
+    """The copies that are whole; [] when there is no file."""
     try:
         descriptor = disk.open(file_path, write=False)
     except FileNotFoundError:
         return []
     try:
-        # A file without a byte is what a crash left of a reader that never got further.
-        if not disk.size(descriptor):
-            return []
-        slots = [disk.read(descriptor, _SLOT_SIZE, at) for at in (0, _SLOT_BYTES)]
+        data = [disk.read(descriptor, _SLOT_SIZE, n * _SLOT_BYTES) for n in range(_SLOTS)]
     finally:
         disk.close(descriptor)
-    found = [slot for data in slots if (slot := _decode_slot(data, seed)) is not None]
+    found = [slot for n, one in enumerate(data) if (slot := _decode_slot(one, seed, n)) is not None]
     if not found:
         raise LogDamaged(
             f"{file_path}: the position of this reader does not read back: say where it is to go "
@@ -281,7 +304,7 @@ def _read_slots(disk: Disk, file_path: str, seed: int) -> list[tuple[int, Positi
     return found
 
 
-def _decode_slot(data: bytes, seed: int) -> tuple[int, Position] | None:
+def _decode_slot(data: bytes, seed: int, number: int) -> _Slot | None:
     if len(data) < _SLOT_SIZE:
         return None
     magic, version, size, sequence, segment, offset, lsn, epoch, time_ns = _SLOT.unpack_from(data)
@@ -289,7 +312,7 @@ def _decode_slot(data: bytes, seed: int) -> tuple[int, Position] | None:
         return None
     if int.from_bytes(data[_SLOT.size : _SLOT_SIZE], "little") != crc32(data[: _SLOT.size], seed):
         return None
-    return sequence, Position(segment, lsn, offset, epoch, time_ns)
+    return _Slot(sequence, Position(segment, lsn, offset, epoch, time_ns), number)
 
 
 def _take_lock(disk: Disk, path: str, name: str) -> int:
