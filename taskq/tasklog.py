@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from taskq.connection import Connection, split_job_id
-from taskq.core.durations import Duration, nanoseconds
+from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
 from taskq.core.model import (
     ATTEMPTS_DEFAULT,
@@ -134,6 +134,7 @@ class TaskLog(LogReading):
         *,
         queues: Iterable[str] | None = None,
         wait: Duration | None = 0,
+        lease: Duration | None = None,
     ) -> list[Delivery]:
         """Take up to ``count`` jobs, highest priority first; each counts an attempt.
 
@@ -141,6 +142,8 @@ class TaskLog(LogReading):
             count: at most so many.
             queues: names of the queues to take from; None for all.
             wait: how long to wait while there is no job at all; None for ever.
+            lease: how long a delivery may take before another claimer takes its job back, unless
+                ``extend`` is called in time; None: as long as this process lives.
 
         Returns:
             Deliveries to ack, nack or release; fewer than ``count`` when no more are ready. A large
@@ -155,7 +158,8 @@ class TaskLog(LogReading):
         if wait is not None:
             until = self._connection.store().steady_ns() + nanoseconds(wait, "wait")
         names = None if queues is None else frozenset(queues)
-        request = ClaimRequest(count, queues=names, wait_until_ns=until)
+        lease_ns = 0 if lease is None else positive_nanoseconds(lease, "lease")
+        request = ClaimRequest(count, queues=names, wait_until_ns=until, lease_ns=lease_ns)
         deliveries: list[Delivery] = await port.claim(request)
         return self._connection.packer.deliveries(deliveries)
 
@@ -230,6 +234,18 @@ class TaskLog(LogReading):
         """
         delay_ns = nanoseconds(delay, "delay")
         await self._settle(Settlement(Kind.RELEASED, delivery, delay_ns=delay_ns))
+
+    async def extend(self, delivery: Delivery, seconds: Duration = 30) -> None:
+        """Let a delivery take so long from now, whether it had a lease or not.
+
+        A delivery whose lease has ended is still its holder's until a claimer takes the job back.
+
+        Raises:
+            StaleDelivery: the job was taken back or settled meanwhile.
+        """
+        lease_ns = positive_nanoseconds(seconds, "seconds")
+        port = await self._connection.port()
+        await port.extend(delivery, lease_ns)
 
     async def cancel(self, job_id: str) -> bool:
         """Withdraw a job; False when it is running or settled already.

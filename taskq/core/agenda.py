@@ -98,6 +98,8 @@ class Agenda(Jobs):
 
     def apply_claimed(self, job: int, token: int, epoch: int, owner: int, attempt: int) -> bool:
         """Another process's claim. False: the job is unknown here."""
+        if self.leases:
+            self.leases.drop(job)
         chunk = self.table.find(job)
         if chunk is None:
             return False

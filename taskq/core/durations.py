@@ -53,6 +53,18 @@ def nanoseconds(value: Duration, what: str = "duration") -> int:
     return exact
 
 
+def positive_nanoseconds(value: Duration, what: str = "duration") -> int:
+    """The span in nanoseconds, above 0.
+
+    Raises:
+        UsageError: as ``nanoseconds``, or it is 0.
+    """
+    span = nanoseconds(value, what)
+    if not span:
+        raise UsageError(f"{what} is {_shown(value)}: it must be longer than nothing")
+    return span
+
+
 def seconds(value: Duration, what: str = "duration") -> float:
     """The span in seconds, 0 or more.
 

@@ -5,7 +5,12 @@ Moments are kept in shifted time (see ``timetable``). Few claims have one: a dic
 
 from __future__ import annotations
 
+from typing import Final
+
 from taskq.core.blocks import SortedBlocks
+
+#: Moments that may be stale before they are thrown out.
+_STALE_MAX: Final = 1_024
 
 
 class Leases:
@@ -31,6 +36,10 @@ class Leases:
         moment = max(deadline_ns - self.shift_ns, 0)
         self._deadlines[job] = moment
         self._order.add(moment, job)
+        if self._order.size > 2 * len(self._deadlines) + _STALE_MAX:
+            self._order = SortedBlocks()
+            for one, until in sorted(self._deadlines.items(), key=lambda pair: pair[1]):
+                self._order.add(until, one)
 
     def drop(self, job: int) -> None:
         """The claim is over."""
@@ -51,12 +60,12 @@ class Leases:
     def over(self, now_ns: int, count: int) -> list[int]:
         """At most ``count`` jobs whose claim has ended; the caller records each."""
         moment = now_ns - self.shift_ns
-        jobs = []
+        jobs: dict[int, None] = {}
         for job in self._order.pop_until(moment, count):
             deadline = self._deadlines.get(job)
             if deadline is not None and deadline <= moment:
-                jobs.append(job)
-        return jobs
+                jobs[job] = None
+        return list(jobs)
 
     def all(self) -> dict[int, int]:
         """Job -> deadline in shifted time."""

@@ -40,7 +40,12 @@ _PACKED_MIN: Final = int(Flag.ZLIB)
 _SETTLE_SOON: Final = int(Op.SETTLE_SOON)
 _LOOK: Final = int(Op.LOOK)
 _FOLLOW: Final = int(Op.FOLLOW)
-_NEEDS_AGENDA: Final = COMPACTION_OPS | {Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL}
+_NEEDS_AGENDA: Final = COMPACTION_OPS | {
+    Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL, Op.EXTEND,
+}  # fmt: skip
+#: Answers that wait for no disk. What is carried need not be on it before what follows is decided:
+#: COMPACTED waits for all of it. And a loss of power ends a claim with its holder, extended or not.
+_AT_ONCE: Final = frozenset({Op.CARRY, Op.EXTEND})
 
 
 class Committer(Desk):
@@ -229,7 +234,7 @@ class Committer(Desk):
         """Give back the jobs of owners that died."""
         dead = self.owners.dead_if_due(self.journal.clock.steady_ns())
         if dead:
-            self.taken_back += self.operations.take_back(batch, dead)
+            self.taken_back += self.operations.leasing.take_back_lost(batch, dead)
             self.owners.forget(dead)
 
     def take_interest(self) -> int:
@@ -258,8 +263,11 @@ class Committer(Desk):
                 self._run_other(batch, op, port, future, operand)
         if later:
             self.later_lsn = max(self.later_lsn, batch.lsn)
-        if self.waiting and not self._expiring:
-            self._serve_claims(batch)
+        if self.waiting:
+            # Not before the others: a holder that is late, but in this batch, still has its claim.
+            self.taken_back += self.operations.leasing.take_back_over(batch)
+            if not self._expiring:
+                self._serve_claims(batch)
 
     def _enqueue_run(self, batch: Batch, requests: list[Request], number: int) -> int:
         """Enqueue the plain jobs of one spec from ``number`` on; returns where the next are."""
@@ -298,8 +306,7 @@ class Committer(Desk):
         except TaskqError as refusal:
             self.now.append((port, future, refusal))
             return
-        if op == Op.CARRY:
-            # It need not be on disk before what follows is decided; COMPACTED waits for all of it.
+        if op in _AT_ONCE:
             self.now.append((port, future, value))
             return
         self.later.append((port, future, value))

@@ -9,14 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.dedup import key_hash
-from taskq.core.errors import JobNotFound, LogDamaged, StaleDelivery, TaskqError
-from taskq.core.jobtable import META_DURABLE_CLAIM, META_KEYED, STATE_MASK
-from taskq.core.model import REASON_BYTES_MAX, State
+from taskq.core.errors import JobNotFound, LogDamaged, TaskqError
+from taskq.core.jobtable import META_DURABLE_CLAIM, META_KEYED
+from taskq.core.model import REASON_BYTES_MAX
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.transitions import legal
 from taskq.log import codec
 from taskq.log.carries import Carries
+from taskq.log.carrying import encode_lease
 from taskq.log.enqueues import Enqueues
+from taskq.log.leasing import Leasing, check_claim
 from taskq.log.options import encode_key_hash, enqueue_extras
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.recent import Recent
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 
 #: Expired jobs that are recorded in one batch.
 EXPIRED_MAX: Final = 2_048
-#: Jobs of dead owners that are taken back in one batch.
-TAKEN_BACK_MAX: Final = 4_096
 #: Most jobs that one claim gets, however many it asks for.
 CLAIMED_MAX: Final = 4_096
 _PLAIN_JOB: Final = codec.JOB.size
@@ -53,8 +53,10 @@ class Operations:
         self._description = description
         self._introduced = False
         self._tag = journal.tag
+        self.leasing = Leasing(self, facets)
         carries = Carries(journal, facets)
-        self._compaction: dict[int, Callable[[Batch, Any], object]] = {
+        self._others: dict[int, Callable[[Batch, Any], object]] = {
+            Op.EXTEND: self.leasing.extend,
             Op.CARRY: carries.carry,
             Op.TALLY: carries.tally,
             Op.COMPACTED: carries.finish,
@@ -76,8 +78,8 @@ class Operations:
             return [self._settle_one(batch, item) for item in operand]
         if op == Op.CANCEL:
             return self.cancel(batch, operand)
-        if op in self._compaction:
-            return self._compaction[op](batch, operand)
+        if op in self._others:
+            return self._others[op](batch, operand)
         raise AssertionError(f"unknown operation {op}")
 
     # -- claim ------------------------------------------------------------------------------------
@@ -97,6 +99,8 @@ class Operations:
         pack, claimed, owner = codec.JOB.pack, int(Kind.CLAIMED), self._owner
         tag, epoch, recent, running = self._tag, batch.epoch, self.recent.records, agenda.running
         parts, lsn, new = batch.parts, batch.lsn, tuple.__new__
+        lease = encode_lease(batch.time_ns + request.lease_ns) if request.lease_ns else b""
+        size = _PLAIN_JOB + len(lease)
         damaged: list[tuple[Taken, int]] = []
         for one in taken:
             job, location, attempt, lane, meta = one
@@ -107,14 +111,18 @@ class Operations:
                 except LogDamaged:
                     damaged.append((one, lsn))
                     record = b""
-            parts.append(pack(_PLAIN_JOB, claimed, 0, 0, 0, attempt, job, owner))
+            parts.append(pack(size, claimed, 0, len(lease), 0, attempt, job, owner) + lease)
             running[job] = (lsn, epoch, owner)
             if record:
                 deliveries.append(new(Delivery, (tag, job, lsn, epoch, attempt, lane, record)))
             must_sync = must_sync or meta & META_DURABLE_CLAIM != 0
             lsn += 1
         batch.lsn = lsn
-        batch.size += _PLAIN_JOB * len(taken)
+        batch.size += size * len(taken)
+        if lease:
+            batch.is_newer = True
+            for job, *_ in taken:
+                agenda.leases.apply_until(job, batch.time_ns + request.lease_ns)
         for (job, _, attempt, _, _), token in damaged:
             self._end(
                 batch, Kind.DIED, Cause.REJECTED, job, token, attempt, b"its record is damaged"
@@ -186,12 +194,8 @@ class Operations:
         kind, delivery, body, delay_ns, cause, children, flags = item
         agenda = self._facets.agenda
         assert agenda is not None
+        check_claim(agenda, delivery)
         job = delivery.job
-        claim = agenda.running.get(job)
-        if claim is None or claim[0] != delivery.token or claim[1] != delivery.epoch:
-            raise StaleDelivery(
-                f"{delivery!r} is over: the job was taken back or settled meanwhile"
-            )
         attempt = delivery.attempt
         keyed = delivery.record[_FLAGS_AT] & _KEYED
         if flags:
@@ -300,37 +304,6 @@ class Operations:
             self._end(batch, Kind.EXPIRED, Cause.CALLER, job, 0, agenda.attempt(job), None)
         following = agenda.next_expiry_ns()
         return following is not None and following <= batch.time_ns
-
-    def take_back(self, batch: Batch, dead: set[int]) -> int:
-        """Give back the jobs of dead owners, or end those whose attempts are spent; how many."""
-        agenda = self._facets.agenda
-        assert agenda is not None
-        lost = [(job, claim[0]) for job, claim in agenda.running.items() if claim[2] in dead]
-        del lost[TAKEN_BACK_MAX:]
-        for job, token in lost:
-            attempt = agenda.attempt(job)
-            if self._is_last(job, attempt):
-                reason = f"WorkerLost: the worker process died while it ran attempt {attempt}"
-                self._end(batch, Kind.DIED, Cause.OWNER_LOST, job, token, attempt, reason.encode())
-            else:
-                self._back(
-                    batch, Kind.RELEASED, Cause.OWNER_LOST, job, token, attempt, 0,
-                    b"WorkerLost: the worker process died",
-                )  # fmt: skip
-        return len(lost)
-
-    def _is_last(self, job: int, attempt: int) -> bool:
-        agenda = self._facets.agenda
-        assert agenda is not None
-        chunk = agenda.table.find(job)
-        if chunk is None or chunk.metas[agenda.table.index] & STATE_MASK != State.RUNNING:
-            return False
-        try:
-            record = self.recent.record(job, chunk.locations[agenda.table.index])
-        except LogDamaged:
-            return False
-        allowed = codec.ENQUEUED.unpack_from(record)[5]
-        return bool(allowed) and attempt >= allowed
 
 
 def failure(error: BaseException) -> TaskqError:

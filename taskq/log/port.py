@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras, JobView
     from taskq.log.committer import Committer
-    from taskq.log.requests import Duplicate, EnqueueSpec
+    from taskq.log.requests import Delivery, Duplicate, EnqueueSpec
     from taskq.log.store import Store
     from taskq.log.survey import Answer
 
@@ -88,6 +88,10 @@ class _Port:
     def cancel(self, lsn: int) -> Any:
         """Withdraw a waiting job: False if it is running or settled."""
         return self._send(Op.CANCEL, lsn)
+
+    def extend(self, delivery: Delivery, lease_ns: int) -> Any:
+        """Let a claim end so long from now."""
+        return self._send(Op.EXTEND, (delivery, lease_ns))
 
     def outcome(self, lsn: int) -> Any:
         """How a job ended, once it has."""

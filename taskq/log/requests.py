@@ -57,6 +57,8 @@ class Op(enum.IntEnum):
     COMPACTED = 26
     #: operand first lsn of a segment -> whether it was removed
     DROP = 27
+    #: operand (Delivery, nanoseconds) -> None; the claim ends so long from now
+    EXTEND = 32
     #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
     FOLLOW = 16
 
@@ -147,12 +149,14 @@ class ClaimRequest:
         queues: names, or None for all.
         tasks: names of the tasks it knows, or None for any job, also those put as bytes.
         wait_until_ns: steady time to give up at with an empty list; None to wait for ever.
+        lease_ns: the claims end so long after they were made, unless extended; 0: with their owner.
     """
 
     count: int
     queues: frozenset[str] | None = None
     tasks: frozenset[str] | None = None
     wait_until_ns: int | None = None
+    lease_ns: int = 0
 
 
 _NO_OPTIONS: Final = bytes(2)

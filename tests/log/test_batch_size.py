@@ -119,7 +119,7 @@ def test_a_claim_of_any_count_fits_a_frame() -> None:
 
 def test_the_jobs_of_a_dead_owner_are_taken_back_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A million running jobs do not hold the writer lock, nor make a frame that nobody can read."""
-    monkeypatch.setattr("taskq.log.operations.TAKEN_BACK_MAX", 10)
+    monkeypatch.setattr("taskq.log.leasing.TAKEN_BACK_MAX", 10)
     world = World()
     first, second = world.process(), world.process()
     deliveries = _claimed(first, 35)
