@@ -103,7 +103,6 @@ class Facets:
         for name in list(self._cursors):
             with contextlib.suppress(SegmentGone):
                 self._follow(name)
-        self._until_whole(self.look_back)
 
     def stands(self, name: str) -> Cursor | None:
         """How far the agenda or the dedup table has come; None if it is not built."""
@@ -135,8 +134,10 @@ class Facets:
         Those that began a short way back are found in one walk from there, others through the
         indexes.
         """
-        if not self._sought:
-            return
+        if self._sought:
+            self._until_whole(self._look_back)
+
+    def _look_back(self) -> None:
         sought = self._sought
         start = self._journal.mark_before(min(sought))
         if start is not None and self._is_near(start, len(sought)):

@@ -5,9 +5,9 @@ For people and tools; the live queue folds frames without making an object of an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from taskq.core.errors import JobNotFound
+from taskq.core.errors import JobNotFound, LogError
 from taskq.core.model import AttemptView, JobView, State
 from taskq.core.records import CARRYING_KINDS, PACKED, Cause, Kind
 from taskq.core.transitions import BY_TIME, after
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from taskq.log.carrying import Carried
     from taskq.log.cursor import Cursor
     from taskq.log.journal import Journal
+    from taskq.log.lookup import Found
+
+    Answer = TypeVar("Answer")
 
 #: Attempts of one job that are kept for display; of more, the latest.
 _ATTEMPTS_SHOWN: Final = 100
@@ -35,12 +38,10 @@ _PURGED: Final = int(Kind.PURGED)
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
 #: Records that tell nothing new of a job whose story has begun.
 _PASSED_OVER: Final = frozenset({Kind.CARRIED, Kind.EXTENDED})
-#: What no job comes back from, ...
-_FINAL_STATES: Final = frozenset({State.SUCCEEDED, State.CANCELLED, State.EXPIRED})
-#: ... the records that lead there, and the states of a job that nobody has to wait for.
+#: Records that end a job, and those among them that it does not come back from.
 _ENDS: Final = FINAL_KINDS | {_PURGED}
 _FOR_GOOD: Final = _ENDS - {int(Kind.DIED)}
-_SETTLED: Final = _FINAL_STATES | {State.DEAD}
+_SETTLED: Final = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED, State.EXPIRED})
 _STATES: Final = {kind: after(State.RUNNING, kind) for kind in (Kind.SUCCEEDED, Kind.DIED)} | {
     kind: after(State.READY, kind) for kind in (Kind.CANCELLED, Kind.EXPIRED)
 }
@@ -63,10 +64,10 @@ def records(
 
 def is_job(journal: Journal, lsn: int) -> bool:
     """Whether the log knows of a job of this number."""
-    found = journal.indexes.find(lsn)
+    found = _patiently(journal, lambda: journal.indexes.find(lsn))
     if found is not None:
         return found.record[_KIND_AT] == _ENQUEUED
-    return any(_begins(found.record) for found in journal.indexes.about(lsn))
+    return any(_begins(found.record) for found in _about(journal, lsn))
 
 
 def find_end(journal: Journal, job: int) -> int | None:
@@ -77,7 +78,7 @@ def find_end(journal: Journal, job: int) -> int | None:
     """
     end: int | None = None
     known = False
-    for found in journal.indexes.about(job):
+    for found in _about(journal, job):
         kind = found.record[_KIND_AT]
         if not known:
             known = _begins(found.record)
@@ -87,8 +88,6 @@ def find_end(journal: Journal, job: int) -> int | None:
             end = found.location
         elif kind == _REQUEUED:
             end = None
-        if end is not None and kind in _FOR_GOOD:
-            break
     if not known:
         raise JobNotFound(f"no job {journal.tag}-{job} in this log")
     return end
@@ -247,7 +246,7 @@ def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
     """Everything the log says of one job, None if there is no such job."""
     story: Story | None = None
     latest = 0
-    for found in journal.indexes.about(lsn):
+    for found in _about(journal, lsn):
         record = decode_record(found.record, found.lsn, found.epoch, found.time_ns)
         if story is not None:
             story.add(record)
@@ -257,14 +256,36 @@ def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
             continue  # the job was written again further on, since it began in what is gone
         if record.kind not in _PASSED_OVER:
             latest = found.lsn
-        if story.state in _FINAL_STATES:
-            break
     if story is None or story.state is State.ABSENT:
         return None
     if story.state is State.SCHEDULED:
-        for _, step_ns in journal.indexes.steps_after(latest):
+        for _, step_ns in _patiently(journal, lambda: list(journal.indexes.steps_after(latest))):
             story.clock_stepped(step_ns)
     return story.view(now_ns)
+
+
+def _about(journal: Journal, job: int) -> list[Found]:
+    """The records that concern a job, up to one after which there are none."""
+    return _patiently(journal, lambda: list(_until_final(journal.indexes.about(job))))
+
+
+def _until_final(found: Iterator[Found]) -> Iterator[Found]:
+    for one in found:
+        yield one
+        if one.record[_KIND_AT] in _FOR_GOOD:
+            return
+
+
+def _patiently(journal: Journal, look: Callable[[], Answer]) -> Answer:
+    """What is found; if compaction took a segment meanwhile, what is found in the others."""
+    known = journal.files.lsns
+    try:
+        return look()
+    except LogError:
+        journal.files.refresh()
+        if journal.files.lsns == known:
+            raise
+    return look()
 
 
 def _begins(record: bytes) -> bool:
