@@ -27,13 +27,18 @@ _current: Final[ContextVar[JobContext]] = ContextVar("taskq_current_job")
 
 
 class JobContext:
-    """The job that this code runs for. Made by workers, once for each attempt."""
+    """The job that this code runs for. Made by workers, once for each attempt.
 
-    __slots__ = ("_children", "_children_size", "app", "delivery")
+    Attributes:
+        packs: payloads of its calls are to be compressed, or to go to files.
+    """
+
+    __slots__ = ("_children", "_children_size", "app", "delivery", "packs")
 
     def __init__(self, delivery: Delivery, app: TaskQ) -> None:
         self.delivery = delivery
         self.app = app
+        self.packs = False
         self._children: list[Child] | None = None
         self._children_size = 0
 
@@ -78,9 +83,14 @@ class JobContext:
         When this attempt fails, the call is forgotten; the next attempt makes its own.
 
         Raises:
-            PayloadTooLarge: this job's calls are over TRANSACTION_BYTES_MAX together.
+            PayloadTooLarge: this job's calls are over TRANSACTION_BYTES_MAX together, or the
+                payload of this one is over its limit.
         """
         item = (call.spec, call.body, call.extras)
+        packer = self.app._connection.packer
+        if packer.plain_item(call) is None:
+            packer.loose(call)  # refuses it here and now, if it is too large
+            self.packs = True
         size = self._children_size + transaction_bytes((item,))
         if size > TRANSACTION_BYTES_MAX:
             raise PayloadTooLarge(

@@ -268,6 +268,13 @@ class Task(Enqueuer[P, R]):
         """
         return self._result.encode(value, limit) if self.store_result else None
 
+    @property
+    def packs_results(self) -> bool:
+        """Whether any of its results may be compressed, or go to a file."""
+        chosen = self._chosen
+        packs = chosen.compress not in {None, "none"} or bool(chosen.spill)
+        return self.store_result and (packs or not self._connection.config.is_plain)
+
     def result_packing(self, queue: str) -> Packing | None:
         """What becomes of the results of its jobs from this queue; None: they are kept as is."""
         chosen = self._chosen

@@ -62,6 +62,7 @@ class Crew:
         # What a job changed in its context ends with its slot; every new one starts from this.
         self._context = copy_context()
         self._interrupted = False
+        self._warned = False
         self._keeper = asyncio.current_task()
         self._slots: set[Slot] = set()
         self._resting: list[asyncio.Future[None]] = []
@@ -98,6 +99,14 @@ class Crew:
         """The slot ends, spoilt by its job: let a fresh one look at the buffer in its place."""
         self._slots.discard(slot)
         self._start_slot()
+
+    def warn_once(self, problem: str) -> None:
+        """Say that this worker cannot run a job which another might; only the first time."""
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "jobs wait for another worker, because this one cannot run them: %s", problem
+            )
 
     def interrupting(self) -> bool:
         """Whether a cancellation now comes from the worker's end, and not from the job itself."""

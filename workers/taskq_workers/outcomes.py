@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from random import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from taskq.core.errors import CompressionUnavailable, InvalidCall, LogDamaged, PayloadTooLarge
+from taskq.core.model import SECOND_NS
 from taskq.core.records import Cause, Kind
 from taskq.core.retry import Decision, Die
 from taskq.core.signals import Discard, Snooze
@@ -16,6 +18,9 @@ from taskq_workers import reasons
 if TYPE_CHECKING:
     from taskq.log.requests import Delivery
     from taskq.tasks import Task
+
+#: How long a job waits that this worker lacks a package for, until any worker may take it again.
+ELSEWHERE_SECONDS: Final = 60
 
 
 def settle_failure(task: Task[..., Any], delivery: Delivery, error: BaseException) -> Settlement:
@@ -38,6 +43,22 @@ def settle_failure(task: Task[..., Any], delivery: Delivery, error: BaseExceptio
         cause = Cause.EXHAUSTED if decision.exhausted else Cause.REJECTED
         return Settlement(Kind.DIED, delivery, body, 0, cause)
     return Settlement(Kind.RETRIED, delivery, body, decision.delay_ns)
+
+
+def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | None:
+    """What becomes of a job whose arguments could not be had; None: what its policy says.
+
+    Arguments that do not fit the function of today, or do not read back, never will: the job is
+    dead. What only this process cannot decompress waits for one that can; that burns no attempt.
+    """
+    if isinstance(error, CompressionUnavailable):
+        reason = encode_reason(reasons.summary(error))
+        return Settlement(Kind.RELEASED, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
+    if isinstance(error, InvalidCall):
+        return reject(delivery, reasons.describe(error))
+    if isinstance(error, PayloadTooLarge | LogDamaged):
+        return reject(delivery, reasons.summary(error))
+    return None
 
 
 def settle_bad_result(

@@ -30,6 +30,8 @@ class Plan(NamedTuple):
 
     hot: Hot
     task: Task[..., Any]
+    #: its results may be compressed, or go to files
+    packs: bool
 
 
 class Plans(dict[str, Plan]):
@@ -45,7 +47,8 @@ class Plans(dict[str, Plan]):
         with contextlib.suppress(UsageError):
             # Built now, so that decode is the real one; what is wrong with it each job will tell.
             _ = task.arguments
-        plan = Plan(Hot(task.decode, self._awaitable(task), _keeps_none(task)), task)
+        hot = Hot(task.decode, self._awaitable(task), _keeps_none(task))
+        plan = Plan(hot, task, task.packs_results)
         self[name] = plan
         return plan
 

@@ -6,9 +6,16 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from taskq.core.errors import AppendFailed, LogLocked, StaleDelivery, TaskqError, UsageError
+from taskq.core.errors import (
+    AppendFailed,
+    LogLocked,
+    SpillMissing,
+    StaleDelivery,
+    TaskqError,
+    UsageError,
+)
 from taskq.core.records import Kind
-from taskq_workers.outcomes import reject
+from taskq_workers.outcomes import reject, release
 
 if TYPE_CHECKING:
     import asyncio
@@ -160,7 +167,11 @@ class Settler:
             job.resolve(answer)
 
     def _on_error(self, settlement: Settlement, error: TaskqError) -> None:
-        if isinstance(error, UsageError) and settlement.kind is not Kind.DIED:
+        if isinstance(error, SpillMissing):
+            # What it names was collected while it waited for the log for an hour: run it again.
+            _log.warning("job %s runs again: %s", settlement.delivery.job_id, error)
+            self.add(release(settlement.delivery))
+        elif isinstance(error, UsageError) and settlement.kind is not Kind.DIED:
             # Its result or its children do not fit the log: no attempt would change that.
             self.add(reject(settlement.delivery, f"{type(error).__name__}: {error}"))
         elif isinstance(error, PASSING):

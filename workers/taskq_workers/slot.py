@@ -16,13 +16,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.context import JobContext, _current
-from taskq.core.errors import InvalidCall
-from taskq.core.records import Cause, Kind
+from taskq.core.records import PACKED, Cause, Kind
 from taskq.log.requests import Settlement
 from taskq_workers.events import tell
-from taskq_workers.outcomes import reject, release, settle_bad_result, settle_failure
-from taskq_workers.reasons import describe
+from taskq_workers.outcomes import (
+    release,
+    settle_bad_result,
+    settle_failure,
+    settle_unreadable,
+)
 from taskq_workers.settling import OUTCOMES_MAX
+from taskq_workers.storing import settle_success
 
 if TYPE_CHECKING:
     from contextvars import Context, Token
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 #: that of a NamedTuple.
 _SUCCEEDED: Final = Kind.SUCCEEDED
 _CALLER: Final = Cause.CALLER
+_FLAGS_AT: Final = 8
 _new: Final = tuple.__new__
 #: A slot whose jobs never suspend lets the loop turn after so long.
 TURN_SECONDS: Final = 0.005
@@ -62,7 +67,7 @@ class Slot:
         """The hot path: each statement here is paid for every job."""
         crew = self._crew
         app, buffer, feed, plans, settler, hook = crew.hot_parts()
-        outcomes = settler.outcomes
+        outcomes, packer = settler.outcomes, app._connection.packer
         no_job: Token[JobContext] | None = None
         turn = self.since = monotonic()
         while True:
@@ -89,13 +94,19 @@ class Slot:
             before = copy_context()
             args = None
             try:
-                args, kwargs = decode(delivery.payload)
+                args, kwargs = decode(
+                    await packer.payload(delivery)
+                    if delivery.record[_FLAGS_AT] & PACKED
+                    else delivery.stored_payload
+                )
                 value = await call(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 - no job may stop its worker
                 settlement = self._failed(plan, delivery, error, called=args is not None)
             else:
                 if value is None and none_is_kept and job._children is None:
                     settlement = _new(Settlement, (_SUCCEEDED, delivery, None, 0, _CALLER, (), 0))
+                elif plan.packs or job.packs:
+                    settlement = await self._packed(plan, delivery, job, value)
                 else:
                     settlement = self._succeeded(plan, delivery, job, value)
             if self.abandoned:
@@ -126,9 +137,12 @@ class Slot:
         if isinstance(error, GeneratorExit) and current_task(self._crew.loop) is not self.task:
             # Not raised by the job: its loop was closed, and whoever drops this coroutine ends it.
             raise error
-        if not called and isinstance(error, InvalidCall):
-            # The arguments do not fit the function of today: no attempt would change that.
-            return reject(delivery, describe(error))
+        if not called:
+            settlement = settle_unreadable(delivery, error)
+            if settlement is not None:
+                if settlement.kind is Kind.RELEASED:
+                    self._crew.warn_once(str(error))
+                return settlement
         return settle_failure(plan.task, delivery, error)
 
     def _succeeded(self, plan: Plan, delivery: Delivery, job: JobContext, value: Any) -> Settlement:
@@ -141,6 +155,18 @@ class Slot:
         children = tuple(child[1:] for child in job._children)
         settlement = Settlement(_SUCCEEDED, delivery, body, children=children)
         self._crew.settler.parents[delivery] = job
+        return settlement
+
+    async def _packed(
+        self, plan: Plan, delivery: Delivery, job: JobContext, value: Any
+    ) -> Settlement:
+        packer = self._crew.hot_parts()[0]._connection.packer
+        try:
+            settlement = await settle_success(packer, plan.task, delivery, job, value)
+        except BaseException as error:  # noqa: BLE001 - no job may stop its worker
+            return self._failed(plan, delivery, error, called=True)
+        if settlement.children:
+            self._crew.settler.parents[delivery] = job
         return settlement
 
 
