@@ -1,0 +1,359 @@
+"""Reading the log as it grows: every record once, in order, from wherever one likes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import (
+    LogClosed,
+    Put,
+    ReaderFellBehind,
+    Record,
+    TaskLog,
+    TaskQ,
+    UsageError,
+)
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.history import records
+from taskq.log.reader import LogReader
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from taskq import Stream
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
+    async with TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN) as log:
+        yield log
+
+
+async def read(stream: Stream) -> list[Record]:
+    return [record async for record in stream]
+
+
+async def some_of_each(log: TaskLog) -> dict[str, str]:
+    """A log with records of most kinds; job ids by what became of them."""
+    ids = {"won": await log.put(b"1", queue="mail", priority=9, headers={"from": "here"}, key="k")}
+    ids["lost"] = await log.put(b"2", queue="mail", priority=8, attempts=2, expires="1d")
+    ids["late"] = await log.put(b"3", delay="1h")
+    won, lost = await log.claim(2)
+    await log.ack(won, b"done")
+    await log.nack(lost, "first try", delay=0)
+    (lost,) = await log.claim(1)
+    await log.nack(lost, "second try")
+    await log.cancel(ids["late"])
+    return ids
+
+
+# -- what comes ------------------------------------------------------------------------------------
+
+
+async def test_a_stream_tells_what_happened_in_order(log: TaskLog) -> None:
+    ids = await some_of_each(log)
+    found = await read(log.stream(follow=False))
+    told = [(one.kind, one.job_id) for one in found if one.kind != "owner"]
+    assert told == [
+        ("enqueued", ids["won"]),
+        ("enqueued", ids["lost"]),
+        ("enqueued", ids["late"]),
+        ("claimed", ids["won"]),
+        ("claimed", ids["lost"]),
+        ("succeeded", ids["won"]),
+        ("retried", ids["lost"]),
+        ("claimed", ids["lost"]),
+        ("died", ids["lost"]),
+        ("cancelled", ids["late"]),
+    ]
+    assert all(one.lsn < another.lsn for one, another in pairwise(found))
+
+
+async def test_a_record_says_all_that_the_log_does(log: TaskLog) -> None:
+    ids = await some_of_each(log)
+    before = datetime.now(UTC) - timedelta(minutes=1)
+    found = {(one.kind, one.job_id): one for one in await read(log.stream(follow=False))}
+    born = found["enqueued", ids["won"]]
+    assert (born.queue, born.task, born.priority, born.payload) == ("mail", "", 9, b"1")
+    assert (born.headers, born.key, born.attempts_max) == ({"from": "here"}, b"k", 5)
+    assert before < born.time < datetime.now(UTC)
+    assert born.time_ns // 1_000 == round(born.time.timestamp() * 1_000_000)
+    claimed = found["claimed", ids["won"]]
+    (owner,) = (one for one in found.values() if one.kind == "owner")
+    assert claimed.owner == owner.owner != 0
+    assert (claimed.attempt, claimed.queue) == (1, "mail")
+    assert found["succeeded", ids["won"]].result == b"done"
+    assert found["died", ids["lost"]].reason == "second try"
+    assert found["died", ids["lost"]].cause == "exhausted"
+    assert found["enqueued", ids["lost"]].expires_ns > born.time_ns
+    assert found["enqueued", ids["late"]].due_ns > born.time_ns
+
+
+async def test_records_are_values(log: TaskLog) -> None:
+    await log.put(b"x")
+    (record,) = await read(log.stream(follow=False))
+    assert (record,) == tuple(await read(log.stream(follow=False)))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        record.lsn = 7  # type: ignore[misc]
+    assert not hasattr(record, "__dict__")
+
+
+async def test_a_stream_goes_through_all_segments(log: TaskLog) -> None:
+    """Frames of every size, some larger than what is read at a time."""
+    payloads = [bytes([n % 251]) * size for n, size in enumerate([1, 70_000, 3, 900_000] * 4)]
+    for payload in payloads:
+        await log.put(payload)
+    await log.put_many([Put(payload=bytes([n]) * 700_000) for n in range(10)])
+    assert (await log.stats()).segments > 3
+    found = await read(log.stream(follow=False, kinds=["enqueued"]))
+    assert [one.payload for one in found[:-10]] == payloads
+    assert [one.payload for one in found[-10:]] == [bytes([n]) * 700_000 for n in range(10)]
+
+
+async def test_a_stream_that_follows_gets_what_is_written_meanwhile(log: TaskLog) -> None:
+    """Also while segments come and go under it."""
+    expected = [b"%d" % n * 500 for n in range(400)]
+    found: list[bytes | None] = []
+
+    async def follow() -> None:
+        async for record in log.stream(kinds=["enqueued"]):
+            found.append(record.payload)
+            if len(found) == len(expected):
+                return
+
+    following = asyncio.create_task(follow())
+    for payload in expected:
+        await log.put(payload)
+    await asyncio.wait_for(following, 20)
+    assert found == expected
+    assert (await log.stats()).segments > 3
+
+
+async def test_an_app_streams_with_the_names_of_its_tasks(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path / "data") as app:
+        await app.enqueue_by_name("mail.send", "a@b.c")
+        (record,) = await read(app.stream(follow=False))
+        assert (record.task, record.queue, record.payload) == (
+            "mail.send",
+            "default",
+            b'{"*":["a@b.c"]}',
+        )
+
+
+async def test_an_empty_log_has_nothing_to_tell(log: TaskLog) -> None:
+    assert await read(log.stream(follow=False)) == []
+    assert await read(log.stream(follow=False, reader="billing")) == []
+
+
+# -- from where ------------------------------------------------------------------------------------
+
+
+async def test_a_stream_begins_at_any_lsn(log: TaskLog) -> None:
+    await log.put_many([Put(payload=b"x" * 1_000) for _ in range(100)])
+    for _ in range(100):
+        await log.put(b"y" * 1_000)
+    whole = await read(log.stream(follow=False))
+    for number in (0, 1, 50, 99, 100, 101, 199):
+        found = await read(log.stream(follow=False, from_lsn=whole[number].lsn))
+        assert found == whole[number:]
+    assert await read(log.stream(follow=False, from_lsn=whole[-1].lsn + 1)) == []
+    with pytest.raises(UsageError, match=r"lsn 202 is still to come: the next one is 201"):
+        await read(log.stream(follow=False, from_lsn=whole[-1].lsn + 2))
+
+
+async def test_a_stream_begins_at_any_time(log: TaskLog) -> None:
+    for _ in range(150):
+        await log.put(b"y" * 1_000)
+    whole = await read(log.stream(follow=False))
+    for number in (0, 1, 75, 149):
+        # Times are told to the microsecond, and written to the nanosecond.
+        moment = whole[number].time
+        expected = [one for one in whole if one.time >= moment]
+        found = await read(log.stream(follow=False, from_time=moment))
+        assert found in (expected, whole[number:])
+    long_ago = datetime(2000, 1, 1, tzinfo=UTC)
+    assert await read(log.stream(follow=False, from_time=long_ago)) == whole
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    assert await read(log.stream(follow=False, from_time=soon)) == []
+
+
+async def test_a_stream_from_a_time_to_come_passes_over_what_is_before(log: TaskLog) -> None:
+    moment = datetime.now(UTC) + timedelta(milliseconds=100)
+    stream = log.stream(from_time=moment)
+    first = asyncio.ensure_future(anext(stream))
+    while datetime.now(UTC) < moment:
+        await log.put(b"before")
+    await log.put(b"after")
+    record = await asyncio.wait_for(first, 10)
+    assert record.time >= moment
+    await stream.aclose()
+
+
+async def test_what_compaction_took_is_no_place_to_begin(log: TaskLog) -> None:
+    for _ in range(200):
+        await log.put(b"y" * 1_000)
+    (first, *_rest, last) = sorted((log.path / "log").glob("*.log"))
+    await log.close()
+    first.unlink()
+    oldest = int(min((log.path / "log").glob("*.log")).stem)
+    async with log:
+        with pytest.raises(ReaderFellBehind, match=f"everything before lsn {oldest}") as caught:
+            await read(log.stream(from_lsn=1, follow=False))
+        assert (caught.value.reader, caught.value.lsn) == ("", 1)
+        assert caught.value.oldest_lsn == oldest
+        assert (await read(log.stream(follow=False)))[0].lsn == oldest
+    assert last.exists()
+
+
+# -- which -----------------------------------------------------------------------------------------
+
+
+async def test_filters_choose_by_kind_queue_and_task(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path / "data") as app, TaskLog.open(tmp_path / "data") as log:
+        mail = await app.enqueue(app.call_by_name("mail.send", 1).options(queue="mail"))
+        await app.enqueue(app.call_by_name("mail.send", 2))
+        await app.enqueue(app.call_by_name("pay", 3).options(queue="mail"))
+        for delivery in await log.claim(3):
+            await log.ack(delivery)
+
+        async def count(**choice: Any) -> int:
+            return len(await read(log.stream(follow=False, **choice)))
+
+        assert await count(queues=["mail"]) == 6
+        assert await count(tasks=["mail.send"]) == 6
+        assert await count(queues=["mail"], tasks=["mail.send"]) == 3
+        assert await count(queues=["mail", "default"], kinds=["succeeded"]) == 3
+        assert await count(queues=[]) == 0
+        found = await read(app.stream(follow=False, queues=["mail"], tasks=["mail.send"]))
+        assert {one.job_id for one in found} == {mail.id}
+
+
+async def test_a_filter_knows_jobs_that_began_before_the_stream(log: TaskLog) -> None:
+    """What is said of a job later names neither queue nor task: they are looked up."""
+    await log.put_many([Put(payload=b"x" * 5_000, queue=f"q{n % 2}") for n in range(100)])
+    claimed = await log.claim(100)
+    for delivery in claimed:
+        await log.ack(delivery, b"r" * 2_000)
+    ends = await read(log.stream(follow=False, kinds=["succeeded"]))
+    start = ends[0].lsn
+    found = await read(log.stream(follow=False, from_lsn=start, queues=["q1"]))
+    assert [one.job_id for one in found] == [d.job_id for d in claimed if d.queue == "q1"]
+    assert {one.queue for one in found} == {"q1"}
+    # Without a filter nothing is looked up: not known is "".
+    whole = await read(log.stream(follow=False, from_lsn=start))
+    assert {one.queue for one in whole} == {""}
+
+
+async def test_a_job_that_nothing_is_known_of_passes_every_filter(log: TaskLog) -> None:
+    """Its first records are gone: it is not for a filter to drop what it cannot judge."""
+    await log.put(b"x" * 70_000, queue="mail")
+    (delivery,) = await log.claim(1)
+    await log.put(b"x")
+    await log.ack(delivery)
+    await log.close()
+    min((log.path / "log").glob("*.log")).unlink()
+    async with log:
+        found = await read(log.stream(follow=False, queues=["other"]))
+    assert ("succeeded", "") in [(one.kind, one.queue) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"reader": "a", "from_lsn": 1}, "give one of reader, from_lsn and from_time"),
+        ({"from_lsn": 1, "from_time": datetime(2024, 1, 1, tzinfo=UTC)}, "give one of reader"),
+        ({"from_lsn": -1}, "from_lsn is -1: an lsn is a whole number, 0 or more"),
+        ({"from_lsn": "7"}, "from_lsn is '7': an lsn is"),
+        ({"from_time": datetime(2024, 1, 1)}, "from_time .* without a time zone"),  # noqa: DTZ001
+        ({"kinds": "died"}, "kinds is 'died': give a list of names"),
+        ({"kinds": ["dead"]}, "there is no kind 'dead': the kinds are enqueued, claimed"),
+        ({"queues": "mail"}, "queues is 'mail': give a list of names"),
+        ({"tasks": "send"}, "tasks is 'send': give a list of names"),
+        ({"on_damage": "ignore"}, 'on_damage is \'ignore\', it must be "raise" or "skip"'),
+        ({"reader": "a/b"}, "must not hold a /"),
+    ],
+)
+async def test_a_wrong_argument_is_named_at_once(
+    log: TaskLog, choice: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        log.stream(**choice)
+
+
+# -- the stream as an object -----------------------------------------------------------------------
+
+
+async def test_a_wait_that_is_given_up_loses_nothing(log: TaskLog) -> None:
+    """However often, and whatever the stream was about just then."""
+    found: list[bytes | None] = []
+    async with log.stream(kinds=["enqueued"]) as stream:
+        for number in range(60):
+            await log.put(b"%d" % number * 400)
+            seconds = 0.0
+            while True:
+                try:
+                    async with asyncio.timeout(seconds):
+                        found.append((await anext(stream)).payload)
+                    break
+                except TimeoutError:
+                    seconds += 0.000_05
+    assert found == [b"%d" % number * 400 for number in range(60)]
+
+
+async def test_a_loop_that_was_left_goes_on_where_it_was(log: TaskLog) -> None:
+    await log.put_many([Put(payload=b"%d" % n) for n in range(10)])
+    stream = log.stream(follow=False)
+    first = [(await anext(stream)).lsn for _ in range(3)]
+    async for record in stream:
+        first.append(record.lsn)
+        if len(first) == 5:
+            break
+    rest = [record.lsn for record in await read(stream)]
+    assert first + rest == list(range(1, 11))
+    assert await read(stream) == []
+
+
+async def test_a_stream_of_a_closed_log_ends_with_an_error(tmp_path: Path) -> None:
+    log = await TaskLog.open(tmp_path / "log")
+    await log.put(b"x")
+    stream = log.stream()
+    await anext(stream)
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0.02)
+    await log.close()
+    with pytest.raises(LogClosed):
+        await asyncio.wait_for(waiting, 10)
+    with pytest.raises(LogClosed):
+        await anext(stream)
+    await stream.aclose()
+    await stream.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+@pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
+async def test_a_stream_holds_what_a_scan_does(tmp_path: Path, durability: str) -> None:
+    """Whatever was written, and in however many segments."""
+    path = tmp_path / "log"
+    async with TaskLog.open(
+        path, durability=durability, interval="5ms", segment_bytes=SEGMENT_BYTES_MIN
+    ) as log:
+        for number in range(120):
+            await log.put_many([Put(payload=b"x" * (37 * number % 3_000))] * (1 + number % 5))
+            for delivery in await log.claim(number % 4 or 1):
+                if number % 3:
+                    await log.ack(delivery, b"r" * number)
+                else:
+                    await log.nack(delivery, "again", delay=0)
+        found = await read(log.stream(follow=False))
+    with LogReader.open(str(path)) as reader:
+        journal = reader._journal
+        scanned = [(one.lsn, one.time_ns, one.epoch) for one in records(journal, journal.start())]
+    assert [(one.lsn, one.time_ns, one.epoch) for one in found] == scanned
