@@ -11,14 +11,19 @@ _MARK_BYTES: Final = 16 * 1024
 
 
 class Cursor:
-    """How far a reader of the log has come: an offset in a segment, and the lsn expected there."""
+    """How far a reader of the log has come: an offset in a segment, and the lsn expected there.
 
-    __slots__ = ("next_lsn", "offset", "segment")
+    Attributes:
+        frame: offset of the whole frame that ends there; -1 if there is none or it is not known.
+    """
+
+    __slots__ = ("frame", "next_lsn", "offset", "segment")
 
     def __init__(self, segment: int = 0, offset: int = 0, next_lsn: int = 0) -> None:
         self.segment = segment
         self.offset = offset
         self.next_lsn = next_lsn
+        self.frame = -1
 
 
 class Marks:

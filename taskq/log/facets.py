@@ -57,7 +57,7 @@ class Facets:
         # Not for a moment of the past: a snapshot of its very position may hold jobs as ready that
         # were due only when it was made.
         self.trusts_snapshots = not journal.is_past
-        self._generation = journal.generation
+        self.generation = journal.generation
         self.agenda: Agenda | None = None
         self.dedup: Dedup | None = None
         self.watch = Watch()
@@ -98,7 +98,7 @@ class Facets:
 
         What compaction was too fast for is forgotten, and built anew when it is needed.
         """
-        if self._journal.generation != self._generation:
+        if self._journal.generation != self.generation:
             self.discard()
         for name in list(self._cursors):
             with contextlib.suppress(SegmentGone):
@@ -218,7 +218,7 @@ class Facets:
 
     def discard(self) -> None:
         """Forget all that was folded: the log has it, and it is folded anew when needed."""
-        self._generation = self._journal.generation
+        self.generation = self._journal.generation
         self.agenda = self.dedup = None
         self._sought |= self.watch.jobs | {job for job, _ in self.watch.settled}
         self.ended.clear()

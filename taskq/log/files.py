@@ -27,6 +27,13 @@ OFFSET_BITS: Final = 32
 _OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 
 
+class SegmentGone(LogDamaged):
+    """A fold goes on in a segment that compaction removed: all of it must be folded anew.
+
+    Only ``frames`` raises it. A record that is to be read from such a segment is another matter.
+    """
+
+
 class Walk(NamedTuple):
     """What a walk to the last whole frame found."""
 
@@ -58,6 +65,7 @@ class SegmentFiles:
         self._ordinals: dict[int, int] = {}
         self._descriptors: dict[int, int] = {}
         self._seeds: dict[int, int] = {}
+        self._sealed_sizes: dict[int, int] = {}
         self._window = (-1, 0, b"")
 
     # -- which there are --------------------------------------------------------------------------
@@ -66,10 +74,7 @@ class SegmentFiles:
         """Look which segments there are."""
         names = self._disk.names(f"{self._path}/log")
         self.lsns = sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
-        for lsn in self.lsns:
-            if lsn not in self._ordinals:
-                self._ordinals[lsn] = len(self._by_ordinal)
-                self._by_ordinal.append(lsn)
+        self.number(self.lsns)
 
     def __contains__(self, lsn: int) -> bool:
         return lsn in self._ordinals
@@ -147,6 +152,13 @@ class SegmentFiles:
         """Bytes of a segment."""
         return self._disk.size(self.descriptor(lsn))
 
+    def sealed_size(self, lsn: int) -> int:
+        """Bytes of a segment that is not written to any more; looked up once."""
+        size = self._sealed_sizes.get(lsn)
+        if size is None:
+            size = self._sealed_sizes[lsn] = self.size(lsn)
+        return size
+
     def total_size(self) -> int:
         """Bytes of all segments."""
         self.refresh()
@@ -179,6 +191,7 @@ class SegmentFiles:
         for descriptor in self._descriptors.values():
             self._disk.close(descriptor)
         self._descriptors.clear()
+        self._sealed_sizes.clear()
         self._window = (-1, 0, b"")
 
     # -- reading ----------------------------------------------------------------------------------
@@ -206,10 +219,11 @@ class SegmentFiles:
 
     def frames(self, cursor: Cursor, end: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
         """See ``Journal.frames``."""
-        if cursor.segment not in self:
-            raise LogDamaged(f"{self._path}: {segment_name(cursor.segment)} is gone")
+        if cursor.segment > end.segment:
+            raise self._gone(end.segment)
         while True:
             segment = cursor.segment
+            self._open_for_fold(segment)
             last = segment == end.segment
             size = end.offset if last else self.size(segment)
             base = self.base(segment)
@@ -220,15 +234,55 @@ class SegmentFiles:
             ):
                 if isinstance(item, Gap):
                     cursor.offset, cursor.next_lsn = item.resume, item.next_lsn
+                    cursor.frame = -1
                 else:
                     cursor.offset, cursor.next_lsn = item.end, item.header.next_lsn
+                    cursor.frame = item.offset
                 yield base, item
-            cursor.offset = max(cursor.offset, size)
-            following = None if last else self.after(segment, end.segment)
+            if cursor.offset < size:
+                cursor.offset, cursor.frame = size, -1
+            following = None if last else self._successor(segment, end.segment)
             if following is None:
                 return
             cursor.segment, cursor.offset = following, codec.SEGMENT_HEADER.size
             cursor.next_lsn = max(cursor.next_lsn, following)
+            cursor.frame = -1
+
+    def _successor(self, segment: int, last: int) -> int | None:
+        """The segment behind one that was read to its end.
+
+        Segments go from the oldest on: while this one is listed, none behind it was left out.
+        """
+        following = self.after(segment, last)
+        if segment not in self.lsns:
+            raise self._gone(segment)
+        return following
+
+    def _open_for_fold(self, segment: int) -> None:
+        if segment not in self:
+            raise self._gone(segment)
+        try:
+            self.descriptor(segment)
+        except LogError as error:
+            self.refresh()
+            if segment in self.lsns:
+                raise
+            raise self._gone(segment) from error
+
+    def _gone(self, segment: int) -> SegmentGone:
+        return SegmentGone(f"{self._path}: {segment_name(segment)} is gone")
+
+    def numbered(self) -> list[int]:
+        """The segments by their number in locations, those among them that are gone."""
+        return list(self._by_ordinal)
+
+    def number(self, lsns: list[int]) -> list[int]:
+        """The number that each segment has in locations; one that is gone gets one, too."""
+        for lsn in lsns:
+            if lsn not in self._ordinals:
+                self._ordinals[lsn] = len(self._by_ordinal)
+                self._by_ordinal.append(lsn)
+        return [self._ordinals[lsn] for lsn in lsns]
 
     def base(self, lsn: int) -> int:
         """Location of a segment's first byte."""

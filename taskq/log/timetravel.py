@@ -116,6 +116,7 @@ def stand_at(journal: Journal, moment: Moment) -> int:
         raise MomentGone(journal.path, survey.floor_lsn, _said(survey.floor_ns))
     journal.segment, journal.offset, journal.next_lsn = end.segment, end.offset, end.next_lsn
     journal.time_ns = time_ns
+    journal.is_past = True
     if moment.time_ns is None:
         return time_ns
     return max(moment.time_ns - survey.steps_ns + steps_ns, time_ns)

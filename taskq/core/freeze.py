@@ -1,0 +1,309 @@
+"""Facets as columns of numbers, and back: what a snapshot holds, without its bytes.
+
+Whatever a fold came to is frozen as it is, to the last counter, so that a fold that goes on from
+there cannot be told from one that never stopped. What follows from the rest is left out and made
+again: indexes by name, the set of lanes with jobs, places that were looked at last.
+
+Freezing copies whole arrays, for it happens between two batches: a million waiting jobs are copied
+in some 20 ms. A change of what is frozen here needs another number in ``log.snapshot``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from taskq.core.agenda import Agenda
+from taskq.core.blocks import SortedBlocks
+from taskq.core.dedup import Dedup, _Page
+from taskq.core.jobtable import CHUNK, Chunk, JobTable
+from taskq.core.lanes import Lane
+from taskq.core.model import PRIORITY_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from taskq.core.leases import Leases
+    from taskq.core.timetable import Timetable
+
+T = TypeVar("T")
+
+#: What is kept of a lane besides its name and its entries.
+_LANE_NUMBERS: Final = (
+    "priority", "blocked", "entries", "left", "ready", "scheduled", "running", "succeeded", "dead",
+    "cancelled", "expired", "_head", "_swept",
+)  # fmt: skip
+_AGENDA_NUMBERS: Final = ("floor_lsn", "_scheduled", "_expiring", "_left")
+_DEDUP_NUMBERS: Final = ("shift_ns", "size", "_swept", "_taken")
+
+
+class Frozen:
+    """Columns of numbers, to be taken out in the order in which they were put in.
+
+    Attributes:
+        columns: type code ("B", "I", "Q" or "q") and the arrays that make up each column.
+    """
+
+    def __init__(self) -> None:
+        self.columns: deque[tuple[str, list[array[int]]]] = deque()
+
+    def put(self, code: str, values: Iterable[int]) -> None:
+        """A column of numbers.
+
+        Raises:
+            OverflowError: one of them does not fit the type.
+        """
+        self.columns.append((code, [array(code, values)]))
+
+    def put_arrays(self, code: str, arrays: Sequence[array[int]]) -> None:
+        """Arrays of one type, copied by the caller: their lengths, then all of their numbers."""
+        self.put("I", map(len, arrays))
+        self.columns.append((code, list(arrays)))
+
+    def put_names(self, names: Sequence[bytes]) -> None:
+        """Strings of bytes: their lengths, then the bytes."""
+        self.put("I", map(len, names))
+        self.put("B", b"".join(names))
+
+
+class Source(Protocol):
+    """Where columns come from; what does not fit raises a ValueError."""
+
+    def take(self, code: str) -> array[int]:
+        """The next column."""
+        ...
+
+    def take_arrays(self, code: str) -> list[array[int]]:
+        """What ``put_arrays`` was given."""
+        ...
+
+    def take_locations(self) -> list[array[int]]:
+        """The same for locations of records, as they are numbered in this process."""
+        ...
+
+
+# -- agenda ----------------------------------------------------------------------------------------
+
+
+def freeze_agenda(agenda: Agenda) -> Frozen:
+    """A copy of all that an agenda knows."""
+    frozen = Frozen()
+    frozen.put("q", [getattr(agenda, name) for name in _AGENDA_NUMBERS])
+    _put_table(frozen, agenda.table)
+    _put_table(frozen, agenda.dead)
+    _put_lanes(frozen, agenda.lanes)
+    frozen.put_names([queue.encode("utf-8", "surrogatepass") for queue in sorted(agenda.paused)])
+    claims = ((job, *claim) for job, claim in agenda.running.items())
+    frozen.put("Q", chain.from_iterable(claims))
+    _put_leases(frozen, agenda.leases)
+    _put_timetable(frozen, agenda.times)
+    frozen.put("Q", sorted(agenda._overdue))
+    return frozen
+
+
+def thaw_agenda(source: Source) -> Agenda:
+    """The agenda of which these columns are a copy.
+
+    Raises:
+        ValueError: they are not.
+    """
+    agenda = Agenda()
+    for name, value in zip(_AGENDA_NUMBERS, source.take("q"), strict=True):
+        setattr(agenda, name, value)
+    agenda.table = _take_table(source)
+    agenda.dead = _take_table(source)
+    for lane in _take_lanes(source):
+        agenda.lanes.append(lane)
+        agenda._by_key[lane.priority][lane.key] = lane
+        if lane.ready and not lane.blocked:
+            agenda._ready[lane.priority][lane] = None
+    agenda.paused = {name.decode("utf-8", "surrogatepass") for name in _take_names(source)}
+    claims = source.take("Q")
+    columns = (claims[at::4] for at in range(4))
+    agenda.running = {
+        job: (token, epoch, owner) for job, token, epoch, owner in zip(*columns, strict=True)
+    }
+    _take_leases(source, agenda.leases)
+    _take_timetable(source, agenda.times)
+    agenda._overdue = set(source.take("Q"))
+    return agenda
+
+
+def _put_lanes(frozen: Frozen, lanes: list[Lane]) -> None:
+    frozen.put_names([lane.key for lane in lanes])
+    numbers = [getattr(lane, name) for lane in lanes for name in _LANE_NUMBERS]
+    frozen.put("q", numbers)
+    frozen.put("I", [len(lane._blocks) for lane in lanes])
+    frozen.put_arrays("Q", [block[:] for lane in lanes for block in lane._blocks])
+    _put_blocks(frozen, [lane._back for lane in lanes])
+
+
+def _take_lanes(source: Source) -> list[Lane]:
+    keys = _take_names(source)
+    numbers = iter(source.take("q"))
+    counts = source.take("I")
+    blocks = iter(source.take_arrays("Q"))
+    backs = _take_blocks(source)
+    lanes: list[Lane] = []
+    for key, count, back in zip(keys, counts, backs, strict=True):
+        if len(key) < 2 or len(key) != 2 + key[0] + key[1]:  # noqa: PLR2004 - the two lengths
+            raise ValueError(f"{key!r} names no lane")
+        lane = Lane(len(lanes), key, 0)
+        for name, value in zip(_LANE_NUMBERS, _some(numbers, len(_LANE_NUMBERS)), strict=True):
+            setattr(lane, name, value)
+        if not 0 <= lane.priority <= PRIORITY_MAX:
+            raise ValueError(f"a lane has priority {lane.priority}")
+        lane._blocks.extend(_some(blocks, count))
+        lane._back = back
+        lanes.append(lane)
+    return lanes
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def _put_table(frozen: Frozen, table: JobTable) -> None:
+    frozen.put("Q", (table._old, table.live))
+    chunks = table._chunks
+    frozen.put("I", [chunk.live for chunk in chunks])
+    frozen.put_arrays("Q", [chunk.ids[: chunk.used] for chunk in chunks])
+    frozen.put_arrays("Q", [chunk.locations[: chunk.used] for chunk in chunks])
+    frozen.put_arrays("I", [chunk.lanes[: chunk.used] for chunk in chunks])
+    frozen.put_arrays("I", [chunk.metas[: chunk.used] for chunk in chunks])
+
+
+def _take_table(source: Source) -> JobTable:
+    table = JobTable()
+    table._old, table.live = source.take("Q")
+    lives = source.take("I")
+    ids, locations = source.take_arrays("Q"), source.take_locations()
+    lanes, metas = source.take_arrays("I"), source.take_arrays("I")
+    for live, *columns in zip(lives, ids, locations, lanes, metas, strict=True):
+        chunk = Chunk(0)
+        chunk.ids, chunk.locations, chunk.lanes, chunk.metas = columns
+        chunk.used = len(chunk.ids)
+        chunk.live = live
+        if not chunk.used or any(len(column) != chunk.used for column in columns):
+            raise ValueError(f"a chunk has columns of {list(map(len, columns))} numbers")
+        table._chunks.append(chunk)
+        table._firsts.append(chunk.ids[0])
+    if sum(lives) != table.live:
+        raise ValueError(f"{table.live} jobs are {sum(lives)}")
+    if table._chunks:
+        table._last = table._chunks[-1]
+        for column in table._last.columns():
+            # There is room in it for the jobs to come, as there was.
+            column.frombytes(bytes(column.itemsize * max(CHUNK - table._last.used, 0)))
+    return table
+
+
+def _put_blocks(frozen: Frozen, many: Sequence[SortedBlocks]) -> None:
+    frozen.put("I", [len(one._keys) for one in many])
+    frozen.put("I", [one._swept for one in many])
+    frozen.put_arrays("Q", [keys[:] for one in many for keys in one._keys])
+    frozen.put_arrays("Q", [values[:] for one in many for values in one._values])
+
+
+def _take_blocks(source: Source) -> list[SortedBlocks]:
+    counts, swepts = source.take("I"), source.take("I")
+    pairs = zip(source.take_arrays("Q"), source.take_arrays("Q"), strict=True)
+    many: list[SortedBlocks] = []
+    for count, swept in zip(counts, swepts, strict=True):
+        one = SortedBlocks()
+        one._swept = swept
+        for keys, values in _some(pairs, count):
+            if not keys or len(keys) != len(values):
+                raise ValueError(f"a block has {len(keys)} keys and {len(values)} values")
+            one._keys.append(keys)
+            one._values.append(values)
+            one._firsts.append(keys[0])
+            one.size += len(keys)
+        many.append(one)
+    return many
+
+
+def _put_timetable(frozen: Frozen, times: Timetable) -> None:
+    frozen.put("q", (times.shift_ns,))
+    _put_blocks(frozen, (times._shifted, times._wall, times._expiries))
+
+
+def _take_timetable(source: Source, times: Timetable) -> None:
+    (times.shift_ns,) = source.take("q")
+    times._shifted, times._wall, times._expiries = _take_blocks(source)
+
+
+def _put_leases(frozen: Frozen, leases: Leases) -> None:
+    frozen.put("q", (leases.shift_ns,))
+    frozen.put("Q", leases._deadlines.keys())
+    frozen.put("Q", leases._deadlines.values())
+    _put_blocks(frozen, (leases._order,))
+
+
+def _take_leases(source: Source, leases: Leases) -> None:
+    (leases.shift_ns,) = source.take("q")
+    leases._deadlines = dict(zip(source.take("Q"), source.take("Q"), strict=True))
+    (leases._order,) = _take_blocks(source)
+
+
+# -- dedup -----------------------------------------------------------------------------------------
+
+
+def freeze_dedup(dedup: Dedup) -> Frozen:
+    """A copy of all that a table of keys knows."""
+    frozen = Frozen()
+    frozen.put("q", [getattr(dedup, name) for name in _DEDUP_NUMBERS])
+    frozen.put("Q", dedup._firsts)
+    frozen.put_arrays("Q", [page.hashes[:] for page in dedup._pages])
+    frozen.put_arrays("Q", [page.jobs[:] for page in dedup._pages])
+    frozen.put_arrays("Q", [page.locations[:] for page in dedup._pages])
+    frozen.put_arrays("q", [page.untils[:] for page in dedup._pages])
+    return frozen
+
+
+def thaw_dedup(source: Source) -> Dedup:
+    """The table of keys of which these columns are a copy.
+
+    Raises:
+        ValueError: they are not.
+    """
+    dedup = Dedup()
+    for name, value in zip(_DEDUP_NUMBERS, source.take("q"), strict=True):
+        setattr(dedup, name, value)
+    dedup._firsts = source.take("Q").tolist()
+    hashes, jobs = source.take_arrays("Q"), source.take_arrays("Q")
+    locations, untils = source.take_locations(), source.take_arrays("q")
+    dedup._pages = []
+    for _, *columns in zip(dedup._firsts, hashes, jobs, locations, untils, strict=True):
+        page = _Page()
+        page.hashes, page.jobs, page.locations, page.untils = columns
+        if any(len(column) != len(page.hashes) for column in columns):
+            raise ValueError(f"a page has columns of {list(map(len, columns))} numbers")
+        dedup._pages.append(page)
+    if not dedup._pages or dedup._firsts[0] or sum(map(len, hashes)) != dedup.size:
+        raise ValueError(f"{dedup.size} keys are {sum(map(len, hashes))}")
+    return dedup
+
+
+# -- both ------------------------------------------------------------------------------------------
+
+
+def _take_names(source: Source) -> list[bytes]:
+    sizes, data = source.take("I"), source.take("B").tobytes()
+    if sum(sizes) != len(data):
+        raise ValueError(f"names of {sum(sizes)} bytes have {len(data)}")
+    names: list[bytes] = []
+    at = 0
+    for size in sizes:
+        names.append(data[at : at + size])
+        at += size
+    return names
+
+
+def _some(values: Iterator[T], count: int) -> list[T]:
+    """The next values."""
+    some = list(islice(values, count))
+    if len(some) != count:
+        raise ValueError(f"{count} values are {len(some)}")
+    return some
