@@ -17,7 +17,7 @@ from taskq.core.dedup import UNTIL_SETTLED
 from taskq.core.errors import LogDamaged
 from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
 from taskq.core.model import State
-from taskq.core.records import CARRYING_KINDS
+from taskq.core.records import CARRYING_KINDS, PACKED
 from taskq.log import codec
 from taskq.log.carries import TALLIES_MAX, Item
 from taskq.log.carrying import born_in, decode_carried
@@ -47,6 +47,7 @@ _ROWS: Final = 2_048
 _PASSES_MAX: Final = 8
 _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
 _KIND_AT: Final = 4
+_FLAGS_AT: Final = 8
 
 
 class Found:
@@ -258,9 +259,10 @@ class Compaction:
 
 def without_body(born: bytes, job: int) -> bytes:
     """An ENQUEUED record without its payload."""
-    _, _, _, options_size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
+    _, _, _, options_size, flags, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
     end = codec.ENQUEUED.size + queue_size + task_size + options_size
-    return codec.encode_checked(born[4:end], b"", job)
+    plain = codec.LENGTH.pack(flags & ~PACKED)
+    return codec.encode_checked(born[4:_FLAGS_AT] + plain + born[_FLAGS_AT + 4 : end], b"", job)
 
 
 def _place(frame: Frame, offset: int) -> int:
