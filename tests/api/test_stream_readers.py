@@ -1,0 +1,418 @@
+"""Named readers: each record until it is handled, whoever dies; one at a time; moved on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import (
+    LogDamaged,
+    LogError,
+    Put,
+    ReaderBusy,
+    ReaderFellBehind,
+    ReaderMismatch,
+    TaskLog,
+    UsageError,
+)
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.disk import LocalDisk
+from taskq.log.readers import NamedReader, read_position, reader_positions
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from taskq import Record, Stream
+
+
+class Failed(Exception):
+    """A handler that raises."""
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
+    async with TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN) as log:
+        yield log
+
+
+async def put(log: TaskLog, count: int, size: int = 10) -> None:
+    await log.put_many([Put(payload=bytes(size)) for _ in range(count)])
+
+
+async def lsns(stream: Stream, count: int | None = None) -> list[int]:
+    """Read so many records, handle them all, and leave."""
+    found: list[int] = []
+    async with stream:
+        async for record in stream:
+            found.append(record.lsn)
+            if len(found) == count:
+                await stream.commit()
+                break
+    return found
+
+
+def segments(log: TaskLog) -> list[Path]:
+    return sorted((log.path / "log").glob("*.log"))
+
+
+# -- at least once ---------------------------------------------------------------------------------
+
+
+async def test_a_record_whose_handler_raises_comes_again(log: TaskLog) -> None:
+    """And nothing before it does; the name is free at once."""
+    await put(log, 10)
+    handled: list[int] = []
+
+    async def handle(record: Record) -> None:
+        if record.lsn == 5 and 5 not in seen:
+            seen.append(5)
+            raise Failed
+        handled.append(record.lsn)
+
+    seen: list[int] = []
+    for _ in range(2):
+        with contextlib.suppress(Failed):
+            async for record in log.stream(reader="billing", follow=False):
+                await handle(record)
+    assert handled == list(range(1, 11))
+
+
+async def test_a_stream_left_by_an_error_keeps_no_name(log: TaskLog) -> None:
+    """Without the help of a garbage collection."""
+    await put(log, 3)
+    gc.disable()
+    try:
+        for _ in range(3):
+            with contextlib.suppress(Failed):
+                async for _ in log.stream(reader="billing"):
+                    raise Failed
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.05), log.stream(reader="other") as stream:
+                    async for _ in stream:
+                        pass
+            (billing, other) = await log.readers()
+            assert not billing.is_alive
+            assert not other.is_alive
+            assert (billing.lsn, other.lsn) == (1, 4)
+    finally:
+        gc.enable()
+
+
+async def test_the_last_record_is_handled_only_once_the_next_is_asked_for(log: TaskLog) -> None:
+    await put(log, 3)
+    async for record in log.stream(reader="billing"):
+        if record.lsn == 2:
+            break
+    assert await lsns(log.stream(reader="billing"), 1) == [2]
+    assert await lsns(log.stream(reader="billing", follow=False)) == [3]
+    assert await lsns(log.stream(reader="billing", follow=False)) == []
+
+
+async def test_what_no_filter_wanted_is_not_read_again(log: TaskLog) -> None:
+    await put(log, 50)
+    assert await lsns(log.stream(reader="billing", follow=False, kinds=["died"])) == []
+    (view,) = await log.readers()
+    assert (view.lsn, view.lag_records, view.lag_bytes) == (51, 0, 0)
+
+
+async def test_a_position_is_saved_while_the_stream_waits(log: TaskLog) -> None:
+    """So that whoever is killed then has nothing come again."""
+    await put(log, 5)
+    stream = log.stream(reader="billing")
+    for _ in range(5):
+        await anext(stream)
+    waiting = asyncio.ensure_future(anext(stream))
+    async with asyncio.timeout(10):
+        while (await log.readers())[0].lsn < 6:  # noqa: ASYNC110 - nobody tells of a save
+            await asyncio.sleep(0.001)
+    await put(log, 1)
+    assert (await waiting).lsn == 6
+    await stream.aclose()
+
+
+async def test_a_position_that_cannot_be_saved_stops_the_stream(
+    log: TaskLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(log, 5)
+    stream = log.stream(reader="billing")
+    await anext(stream)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NamedReader, "save", full)
+        with pytest.raises(LogError, match=r"reader 'billing' could not be saved .No space left"):
+            await lsns(stream)
+    assert await lsns(log.stream(reader="billing", follow=False)) == [1, 2, 3, 4, 5]
+
+
+# -- one at a time ---------------------------------------------------------------------------------
+
+
+async def test_a_second_reader_of_a_name_is_refused_by_the_pid_of_the_first(log: TaskLog) -> None:
+    await put(log, 3)
+    async with log.stream(reader="billing") as first, log.stream(reader="other") as other:
+        await anext(first)
+        await anext(other)
+        with pytest.raises(ReaderBusy, match=f"process {os.getpid()} reads under the name"):
+            await anext(log.stream(reader="billing"))
+        with pytest.raises(ReaderBusy):
+            await log.seek("billing", "start")
+        with pytest.raises(ReaderBusy):
+            await log.forget_reader("billing")
+        assert [view.is_alive for view in await log.readers()] == [True, True]
+    assert [view.is_alive for view in await log.readers()] == [False, False]
+    assert await lsns(log.stream(reader="billing"), 1) == [1]
+
+
+# -- knowing and moving ----------------------------------------------------------------------------
+
+
+async def test_readers_are_listed_with_how_far_behind_they_are(log: TaskLog) -> None:
+    assert await log.readers() == []
+    for _ in range(40):
+        await put(log, 5, 1_000)
+    assert len(segments(log)) > 2
+    await lsns(log.stream(reader="billing"), 70)
+    await lsns(log.stream(reader="audit", follow=False))
+    audit, billing = await log.readers()
+    assert (audit.name, audit.lsn, audit.lag_records, audit.lag_bytes) == ("audit", 201, 0, 0)
+    assert (billing.name, billing.lsn, billing.lag_records) == ("billing", 71, 130)
+    assert 130_000 < billing.lag_bytes < 150_000
+
+
+async def test_the_lag_counts_records_and_not_the_lsns_that_a_crash_left_out(
+    tmp_path: Path,
+) -> None:
+    async with TaskLog.open(tmp_path / "log") as log:
+        await put(log, 7)
+        await lsns(log.stream(reader="billing"), 2)
+    (tmp_path / "log" / "write.lock").unlink()  # as after a reboot
+    async with TaskLog.open(tmp_path / "log") as log:
+        await put(log, 3)
+        (view,) = await log.readers()
+        assert (view.lsn, view.lag_records) == (3, 8)
+        found = await lsns(log.stream(reader="billing", follow=False))
+    assert found[:5] == [3, 4, 5, 6, 7]
+    assert found[5] > 2**20
+
+
+async def test_seek_moves_a_reader_anywhere(log: TaskLog) -> None:
+    for _ in range(40):
+        await put(log, 5, 1_000)
+    records = [record async for record in log.stream(follow=False)]
+
+    async def following() -> list[int]:
+        return await lsns(log.stream(reader="billing", follow=False))
+
+    assert await log.seek("billing", "end") == 201
+    assert await following() == []
+    assert await log.seek("billing", "start") == 1
+    assert await following() == list(range(1, 201))
+    for lsn in (1, 77, 78, 200, 201):
+        assert await log.seek("billing", lsn=lsn) == lsn
+        assert await following() == list(range(lsn, 201))
+    moment = records[123].time
+    first = await log.seek("billing", time=moment)
+    assert records[first - 1].time >= moment
+    assert await following() == list(range(first, 201))
+    assert await log.seek("billing", time=datetime.now(UTC)) == 201
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "seek.. takes one place"),
+        ({"where": "start", "lsn": 1}, "seek.. takes one place"),
+        ({"where": "middle"}, "seek.. takes .start. or .end., not 'middle'"),
+        ({"lsn": 99}, "lsn 99 is still to come: the next one is 4"),
+        ({"lsn": -1}, "lsn is -1: an lsn is a whole number"),
+        ({"time": datetime(2024, 1, 1)}, "without a time zone"),  # noqa: DTZ001
+    ],
+)
+async def test_a_place_that_is_none_leaves_the_reader_alone(
+    log: TaskLog, arguments: dict[str, Any], message: str
+) -> None:
+    await put(log, 3)
+    await log.seek("billing", lsn=2)
+    with pytest.raises(UsageError, match=message):
+        await log.seek("billing", **arguments)
+    assert await lsns(log.stream(reader="billing", follow=False)) == [2, 3]
+
+
+async def test_a_forgotten_reader_begins_anew(log: TaskLog) -> None:
+    await put(log, 3)
+    await lsns(log.stream(reader="billing"), 2)
+    await log.forget_reader("billing")
+    assert await log.readers() == []
+    assert list((log.path / "readers").iterdir()) == []
+    with pytest.raises(UsageError, match="has no reader 'billing'; it has none"):
+        await log.forget_reader("billing")
+    assert await lsns(log.stream(reader="billing", follow=False)) == [1, 2, 3]
+
+
+# -- the log changed -------------------------------------------------------------------------------
+
+
+async def test_a_reader_whose_next_record_was_removed_is_told_so(log: TaskLog) -> None:
+    """Never a silent skip."""
+    for _ in range(40):
+        await put(log, 5, 1_000)
+    await lsns(log.stream(reader="billing"), 10)
+    await log.close()
+    segments(log)[0].unlink()
+    oldest = int(segments(log)[0].stem)
+    async with log:
+        message = f"reader 'billing' was to go on at lsn 11, .* before lsn {oldest}: .*seek"
+        with pytest.raises(ReaderFellBehind, match=message) as caught:
+            await lsns(log.stream(reader="billing"))
+        behind = caught.value
+        assert (behind.reader, behind.lsn, behind.oldest_lsn) == ("billing", 11, oldest)
+        (view,) = await log.readers()
+        assert view.problem == str(behind)
+        assert (view.lsn, view.lag_records) == (11, 201 - oldest)
+        await log.seek("billing", lsn=oldest)
+        assert await lsns(log.stream(reader="billing"), 2) == [oldest, oldest + 1]
+        with pytest.raises(ReaderFellBehind):
+            await log.seek("billing", lsn=oldest - 1)
+
+
+async def test_a_stream_that_is_overtaken_while_it_reads_is_told_so(log: TaskLog) -> None:
+    """It has read a segment to its end; that one and the next are removed before it goes on."""
+    for _ in range(40):
+        await put(log, 5, 1_000)
+    first, second, third = (int(path.stem) for path in segments(log)[:3])
+    stream = log.stream(reader="billing")
+    while (await anext(stream)).lsn < second - 1:
+        pass
+    for path in segments(log)[:2]:
+        path.unlink()
+    with pytest.raises(ReaderFellBehind) as caught:
+        await anext(stream)
+    assert (caught.value.lsn, caught.value.oldest_lsn) == (second, third)
+    await stream.aclose()
+    assert first == 1
+
+
+@pytest.mark.parametrize("how", ["one after the other", "with a loss of power between"])
+async def test_a_reader_that_had_read_all_that_was_removed_goes_on(
+    tmp_path: Path, how: str
+) -> None:
+    log = TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN)
+    async with log:
+        for _ in range(13):
+            await put(log, 5, 1_000)
+        read = await lsns(log.stream(reader="billing", follow=False))
+    if how != "one after the other":
+        (log.path / "write.lock").unlink()
+    async with log:
+        await put(log, 5, 1_000)
+    while len(segments(log)) > 1:
+        segments(log)[0].unlink()
+    async with log:
+        found = await lsns(log.stream(reader="billing", follow=False))
+    assert found == [int(segments(log)[0].stem) + n for n in range(5)]
+    assert read == list(range(1, 66))
+
+
+async def test_a_log_that_was_cut_under_a_reader_is_an_error_with_a_name(tmp_path: Path) -> None:
+    """A loss of power took back what only the system's memory had (durability "os")."""
+    path = tmp_path / "log"
+    async with TaskLog.open(path, durability="os") as log:
+        await put(log, 5)
+        await put(log, 5)
+        await lsns(log.stream(reader="billing", follow=False))
+    (segment,) = segments(log)
+    os.truncate(segment, segment.stat().st_size - 100)
+    (path / "write.lock").unlink()
+    async with TaskLog.open(path, durability="os") as log:
+        await put(log, 5)
+        message = "reader 'billing' had come to lsn 11, but .* is not at .*: the log was cut"
+        with pytest.raises(ReaderMismatch, match=message) as caught:
+            await lsns(log.stream(reader="billing"))
+        assert (caught.value.reader, caught.value.lsn) == ("billing", 11)
+        assert (await log.readers())[0].problem == str(caught.value)
+        await log.seek("billing", "end")
+        assert await lsns(log.stream(reader="billing", follow=False)) == []
+
+
+async def test_a_log_that_was_put_back_from_a_copy_is_an_error_with_a_name(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "log"
+    async with TaskLog.open(path) as log:
+        await put(log, 2)
+        (segment,) = segments(log)
+        copy = segment.read_bytes()
+        await put(log, 2)
+        await lsns(log.stream(reader="billing", follow=False))
+    segment.write_bytes(copy)
+    async with TaskLog.open(path) as log:
+        await put(log, 2, 200)
+        with pytest.raises(ReaderMismatch):
+            await lsns(log.stream(reader="billing"))
+
+
+async def test_a_reader_finds_its_place_in_frames_that_were_moved(tmp_path: Path) -> None:
+    """After a failed fsync whole frames move to a segment of their own; they are the same."""
+    path = tmp_path / "log"
+    async with TaskLog.open(path, durability="os") as log:
+        for _ in range(6):
+            await put(log, 2)
+        await lsns(log.stream(reader="billing"), 9)
+    (path / "failed").write_text('{"segment": 1, "durable_lsn": 5}')
+    async with TaskLog.open(path, durability="os") as log:
+        assert len(segments(log)) > 1
+        await put(log, 1)
+        found = await lsns(log.stream(reader="billing", follow=False))
+    assert found[:3] == [10, 11, 12]
+    assert len(found) == 4
+
+
+async def test_damage_stops_a_stream_or_is_passed_over_as_it_was_asked_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "log"
+    async with TaskLog.open(path) as log:
+        for _ in range(5):
+            await put(log, 2, 500)
+    (segment,) = segments(log)
+    data = bytearray(segment.read_bytes())
+    for place in (1_500, 4_000):  # in a body, and all over a header
+        data[place : place + 300] = bytes(300)
+    segment.write_bytes(data)
+    async with TaskLog.open(path) as log:
+        stream = log.stream(reader="billing", follow=False)
+        with pytest.raises(LogDamaged, match=r"\d+ bytes from offset \d+ on do not read back .lsn"):
+            await lsns(stream)
+        with pytest.raises(LogDamaged):
+            await lsns(log.stream(reader="billing", follow=False))
+        found = await lsns(log.stream(reader="billing", follow=False, on_damage="skip"))
+        whole = await lsns(log.stream(follow=False, on_damage="skip"))
+    assert set(whole) < set(range(1, 11))
+    assert whole[-1] == 10
+    assert sorted({*found, 1, 2}) == sorted({*whole, 1, 2})
+    assert "passed over" in caplog.text
+
+
+async def test_the_compactor_sees_where_readers_stand(log: TaskLog) -> None:
+    for _ in range(40):
+        await put(log, 5, 1_000)
+    await lsns(log.stream(reader="billing"), 150)
+    await log.seek("audit", "start")
+    homes = [int(path.stem) for path in segments(log)]
+    positions = reader_positions(LocalDisk(), str(log.path))
+    home = max(lsn for lsn in homes if lsn <= 150)
+    assert positions == {"billing": (home, 151), "audit": (1, 1)}
+    store = log._connection.store()
+    position = read_position(LocalDisk(), str(log.path), store.log_id, "billing")
+    assert position is not None
+    assert position.time_ns <= (datetime.now(UTC) + timedelta(days=1)).timestamp() * 1e9
