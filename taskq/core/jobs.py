@@ -73,6 +73,25 @@ class Jobs(Lanes):
                 break
         return jobs
 
+    def oldest_ready(self) -> dict[str, tuple[int, ...]]:
+        """Of each queue with ready jobs those among which the oldest is: one or two.
+
+        The first of the jobs that were ready at once, and the first of the others.
+        """
+        firsts: dict[tuple[str, bool], int] = {}
+        for lane in self.lanes:
+            if not lane.ready:
+                continue
+            for is_fresh, entries in ((True, lane.fresh()), (False, lane.given_back())):
+                first = next(filter(self._is_ready, entries), NO_JOB)
+                place = lane.queue, is_fresh
+                firsts[place] = min(firsts.get(place, NO_JOB), first)
+        found: dict[str, tuple[int, ...]] = {}
+        for (queue, _), job in firsts.items():
+            if job != NO_JOB:
+                found[queue] = (*found.get(queue, ()), job)
+        return found
+
     def _is_ready(self, job: int) -> bool:
         chunk = self.table.find(job)
         return chunk is not None and chunk.metas[self.table.index] & STATE_MASK == _READY

@@ -130,8 +130,15 @@ class Lane:
 
     def __iter__(self) -> Iterator[int]:
         """The ids that ``pop`` would return, left where they are."""
-        fresh = chain.from_iterable(self._blocks)
-        return merge(islice(fresh, self._head, None), self._back)
+        return merge(self.fresh(), self._back)
+
+    def fresh(self) -> Iterator[int]:
+        """Those among them that were ready at once."""
+        return islice(chain.from_iterable(self._blocks), self._head, None)
+
+    def given_back(self) -> Iterator[int]:
+        """The others: given back, or not due at first."""
+        return iter(self._back)
 
     def clear(self) -> None:
         """Drop all entries: no job is ready, so all are stale."""

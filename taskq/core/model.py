@@ -188,7 +188,7 @@ class EngineStats:
     lock_wait_seconds: Spread
     #: the longest time it held the lock, waits for fsync excluded
     lock_hold_seconds_max: float
-    #: records it folded that were appended by others, or before it opened the log
+    #: records it read from the log to follow it: those of others, and from before it opened it
     caught_up_records: int
     #: what opening took, recovery included, the wait for the lock excluded
     open_seconds: float

@@ -21,6 +21,7 @@ from taskq.core.records import Flag
 from taskq.log import codec
 from taskq.log.batch import Batch
 from taskq.log.desk import Desk
+from taskq.log.gauges import Gauges
 from taskq.log.operations import Operations, failure
 from taskq.log.otherowners import OtherOwners
 from taskq.log.ports import INTEREST_GROWTH
@@ -62,6 +63,7 @@ class Committer(Desk):
         self.unsynced = False
         self.owners = OtherOwners(self.facets, peers)
         self.room = Room(journal.disk, journal.clock, journal.path, config)
+        self.gauges = Gauges(journal)
         #: jobs of dead owners that were given back or ended
         self.taken_back = 0
         #: whom to wake for what was appended since the last ``take_interest``
@@ -87,7 +89,9 @@ class Committer(Desk):
             self._look(request)
 
     def _commit(self, requests: list[Request], survey: Survey) -> None:
-        requests, survey, refused = self.room.admit(requests, survey)
+        now_ns = self.journal.clock.steady_ns()
+        self.gauges.sample(self.facets.agenda, now_ns)
+        requests, survey, refused = self.room.admit(requests, survey, now_ns)
         self.now += refused
         if self.room.refused is not None and not self.room.may_try(survey.size):
             self._make_do(requests, self.room.refused)

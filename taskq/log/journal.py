@@ -25,7 +25,7 @@ from taskq.log.identity import (
 )
 from taskq.log.lock import TailHint, WriterLock
 from taskq.log.logtime import LogTime
-from taskq.log.meters import Meters, timed_sync
+from taskq.log.meters import Meters, excused, timed_sync
 from taskq.log.place import Place
 from taskq.log.recovery import (
     FAILED_FILE,
@@ -242,7 +242,8 @@ class Journal(Place):
             self.writer.void_hint()
         epoch = (int.from_bytes(os.urandom(8), "little") or 1) if new_epoch else self.epoch
         try:
-            self.files.create(first_lsn, epoch, self.time_ns or self.clock.wall_ns())
+            with excused(self):
+                self.files.create(first_lsn, epoch, self.time_ns or self.clock.wall_ns())
         except OSError:
             with contextlib.suppress(OSError):
                 self.disk.remove(self.files.file_path(first_lsn))

@@ -5,11 +5,14 @@ Nothing here is done for every job: a batch, an fsync or a wait for the lock is 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import SECOND_NS, Spread
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from taskq.log.journal import Journal
 
 #: An fsync that takes longer is worth a line in the program's log.
@@ -128,6 +131,16 @@ class Meters:
         self.syncs.record(took_ns)
         if took_ns > SLOW_SYNC_NS:
             self.slow_syncs += 1
+
+
+@contextmanager
+def excused(journal: Journal) -> Iterator[None]:
+    """What is done here waits for the disk: the time is not that of the lock, if it is held."""
+    start = journal.clock.steady_ns()
+    try:
+        yield
+    finally:
+        journal.writer.excuse(journal.clock.steady_ns() - start)
 
 
 def timed_sync(journal: Journal, descriptor: int) -> None:

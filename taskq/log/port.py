@@ -17,6 +17,7 @@ from taskq.core.errors import LogClosed
 from taskq.core.model import LogStats
 from taskq.core.records import Cause, Kind
 from taskq.log.bell import Bell
+from taskq.log.gauges import engine_stats
 from taskq.log.history import tell
 from taskq.log.reply import Reply
 from taskq.log.requests import ClaimRequest, Op, Settlement
@@ -291,10 +292,11 @@ def _view(committer: Committer, lsn: int) -> JobView | None:
 def _stats(committer: Committer) -> LogStats:
     journal, agenda = committer.journal, committer.facets.need_agenda()
     return LogStats(
-        queues=agenda.stats(),
+        queues=committer.gauges.queues(agenda, journal.clock.wall_ns()),
         segments=len(journal.files.lsns),
         size=journal.files.total_size(),
         next_lsn=journal.next_lsn,
+        engine=engine_stats(committer),
     )
 
 

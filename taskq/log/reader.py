@@ -12,6 +12,7 @@ from taskq.core.model import LogStats
 from taskq.log.config import LogConfig
 from taskq.log.disk import LocalDisk, SystemClock
 from taskq.log.facets import Facets
+from taskq.log.gauges import Gauges
 from taskq.log.history import tell
 from taskq.log.identity import read_identity
 from taskq.log.journal import Journal
@@ -104,7 +105,7 @@ class LogReader:
             files, end = journal.files, journal.end()
             sealed = [lsn for lsn in files.lsns if lsn < end.segment]
             return LogStats(
-                queues=agenda.stats(),
+                queues=Gauges(journal).queues(agenda, now_ns),
                 segments=len(sealed) + bool(files.lsns),
                 size=sum(map(files.size, sealed)) + end.offset,
                 next_lsn=journal.next_lsn,

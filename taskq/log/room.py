@@ -84,11 +84,11 @@ class Room:
     # -- before a batch ---------------------------------------------------------------------------
 
     def admit(
-        self, requests: list[Request], survey: Survey
+        self, requests: list[Request], survey: Survey, now_ns: int
     ) -> tuple[list[Request], Survey, list[Answer]]:
         """(requests that may go on, their survey, the answers of those that may not)."""
         self._left -= survey.size
-        if self._left >= 0 and not self.pressed and self._clock.steady_ns() < self._look_at_ns:
+        if self._left >= 0 and not self.pressed and now_ns < self._look_at_ns:
             return requests, survey, []
         grows = not survey.ops.isdisjoint(GROWING)
         self.look(survey.size, grows=grows)

@@ -527,7 +527,9 @@ def test_the_survey_of_a_refused_batch_is_that_of_what_is_left() -> None:
     world.machine.free = 0
     cancel, _ = _request(Op.CANCEL, 1)
     requests = [_request(Op.ENQUEUE, (PLAIN, b"x" * 900, None))[0], cancel]
-    kept, survey, refused = first.committer.room.admit(requests, Survey.of(requests))
+    kept, survey, refused = first.committer.room.admit(
+        requests, Survey.of(requests), world.clock.steady_ns()
+    )
     assert kept == [cancel]
     assert (survey.ops, survey.size) == ({Op.CANCEL}, Survey.of([cancel]).size)
     assert len(refused) == 1
