@@ -1,0 +1,58 @@
+"""Stream a log and tell each record on stdout: its lsn, kind, and how old it is by its payload.
+
+Usage: follow_log.py DIRECTORY READER DURABILITY [idle SECONDS]   (READER "-" for none)
+
+With ``idle`` it reads what is there, waits for as long, and tells which share of a core that took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+import time
+
+from taskq import TaskLog, TaskqError
+
+
+def tell(text: str) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+async def idle(log: TaskLog, seconds: float) -> None:
+    async def follow() -> None:
+        async for _ in log.stream():
+            pass
+
+    following = asyncio.create_task(follow())
+    await asyncio.sleep(0.5)
+    before = cpu_seconds()
+    await asyncio.sleep(seconds)
+    tell(f"share {(cpu_seconds() - before) / seconds}")
+    following.cancel()
+
+
+async def main() -> None:
+    path, reader, durability, *rest = sys.argv[1:]
+    async with TaskLog.open(path, durability=durability) as log:
+        if rest:
+            await idle(log, float(rest[1]))
+            return
+        tell(f"open {log._connection.store().owner}")
+        async for record in log.stream(reader=None if reader == "-" else reader):
+            ago = 0
+            if record.payload is not None and record.payload.isdigit():
+                ago = time.monotonic_ns() - int(record.payload)
+            tell(f"record {record.lsn} {record.kind} {ago}")
+
+
+try:
+    asyncio.run(main())
+except TaskqError as error:
+    tell(f"error {type(error).__name__}: {error}")
