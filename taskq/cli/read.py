@@ -118,6 +118,7 @@ def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None)
                 **render.job_json(job),
                 "payload": render.body_json(job.payload),
                 "result": render.body_json(job.result),
+                "problem": job.problem or None,
                 "attempts": [render.attempt_json(attempt) for attempt in job.attempts],
             }
         )
@@ -154,6 +155,7 @@ def _print_job(job: JobView, now_ns: int) -> None:
             ("settled", at(job.settled_ns)),
             ("key", "" if job.key is None else job.key.decode(errors="backslashreplace")),
             *((f"header {name}", value) for name, value in job.headers.items()),
+            ("problem", job.problem),
         ]
     )
     if job.attempts:

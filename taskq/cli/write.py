@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
@@ -13,6 +13,8 @@ from taskq.cli import render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import data_dir_option, json_option
 from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX
+from taskq.log.bodies import Compression
+from taskq.log.config import SPILL_BYTES_MAX
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
@@ -34,6 +36,10 @@ _SPANS: Final = ("delay", "expires", "window")
 @click.option("--key", help="Put nothing while another job of the queue holds this key.")
 @click.option("--window", help="How long the key is held.  [default: until the job is settled]")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
+@click.option("--compress", type=click.Choice(get_args(Compression)), help="Store it smaller.")
+@click.option(
+    "--spill", is_flag=True, default=None, help="Allow over 1 MiB: a file beside the log holds it."
+)
 def put(
     payload: str | None,
     data_dir: Path | None,
@@ -47,7 +53,8 @@ def put(
     The job is on disk when the id shows up. A worker runs jobs with a --task, those without one are
     for TaskLog.claim. A missing directory is made.
     """
-    body = _payload(payload) or (b"{}" if task else b"")
+    limit = SPILL_BYTES_MAX if options.get("spill") else PAYLOAD_BYTES_MAX
+    body = _payload(payload, limit) or (b"{}" if task else b"")
     changes: OptionChanges = {  # type: ignore[assignment]
         name: _span(value) if name in _SPANS else value
         for name, value in options.items()
@@ -74,7 +81,7 @@ def put(
         click.echo("taskq: put nothing, since this job holds the key", err=True)
 
 
-def _payload(argument: str | None) -> bytes:
+def _payload(argument: str | None, limit: int) -> bytes:
     """The bytes that were named.
 
     Raises:
@@ -83,16 +90,16 @@ def _payload(argument: str | None) -> bytes:
     if argument is None or argument == "-":
         if argument is None and sys.stdin.isatty():
             raise WrongUsage("give the payload as an argument, as @FILE or on standard input")
-        body = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
+        body = sys.stdin.buffer.read(limit + 1)
     elif argument.startswith("@"):
         with Path(argument[1:]).open("rb") as file:
-            body = file.read(PAYLOAD_BYTES_MAX + 1)
+            body = file.read(limit + 1)
     else:
         body = argument.encode("utf-8", "surrogateescape")
-    if len(body) > PAYLOAD_BYTES_MAX:
+    if len(body) > limit:
+        allow = "allow it with --spill, or " if limit == PAYLOAD_BYTES_MAX else ""
         raise WrongUsage(
-            f"the payload is over {PAYLOAD_BYTES_MAX} bytes: "
-            f"store the data in a file and put its path"
+            f"the payload is over {limit} bytes: {allow}store the data in a file and put its path"
         )
     return body
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from taskq.core.errors import LogError, UsageError, WrongLog
 from taskq.core.model import LogStats
+from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
 from taskq.log.disk import LocalDisk, SystemClock
 from taskq.log.facets import Facets
@@ -37,6 +38,7 @@ class LogReader:
         self.log_id: uuid.UUID = journal.identity.log_id
         self.tag = journal.tag
         self.created_at = datetime.fromtimestamp(journal.identity.created_ns / 1e9, UTC)
+        self._bodies = BodyStore(journal.path, journal.config)
 
     @classmethod
     def open(cls, path: str) -> LogReader:
@@ -72,12 +74,17 @@ class LogReader:
         return parse_id(text, self.tag)
 
     def job(self, lsn: int, at: Moment | None = None) -> JobView | None:
-        """Everything the log says of one job, or said at a moment."""
+        """Everything the log says of one job, or said at a moment.
+
+        A payload or result that does not read back is left out, and ``problem`` says why.
+        """
         if at is None:
-            return tell(self._journal, lsn, self._journal.clock.wall_ns())
-        with self._standing(at) as (journal, now_ns):
-            views = tell_jobs(journal, [lsn], now_ns) if lsn < journal.next_lsn else []
-        return views[0] if views else None
+            view = tell(self._journal, lsn, self._journal.clock.wall_ns())
+        else:
+            with self._standing(at) as (journal, now_ns):
+                views = tell_jobs(journal, [lsn], now_ns) if lsn < journal.next_lsn else []
+            view = views[0] if views else None
+        return None if view is None else self._bodies.show_view(view)
 
     def jobs(
         self,
@@ -87,10 +94,13 @@ class LogReader:
         limit: int,
         at: Moment | None = None,
     ) -> list[JobView]:
-        """The newest jobs that fit, newest first."""
+        """The newest jobs that fit, newest first.
+
+        Payloads and results over 1 MiB are left out of them, and ``problem`` says so.
+        """
         wanted = Wanted(None if states is None else frozenset(states), queue, task, limit)
         with self._standing(at) as (journal, now_ns):
-            return newest_jobs(journal, wanted, now_ns)
+            return self._bodies.list_views(newest_jobs(journal, wanted, now_ns))
 
     def stats(self, at: Moment | None = None) -> LogStats:
         """Counts per queue.
