@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -10,7 +11,7 @@ import click
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, Failure
 from taskq.cli.options import at_option, data_dir_option, json_option, moment, open_reader
-from taskq.core.model import QueueStats, State
+from taskq.core.model import SECOND_NS, QueueStats, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,7 +187,7 @@ def _print_job(job: JobView, now_ns: int) -> None:
 @json_option
 @at_option
 def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
-    """Count the jobs of each queue by state."""
+    """Count the jobs of each queue by state, and tell how long the oldest ready one waits."""
     at = moment(at_text)
     with open_reader(data_dir) as reader:
         counts = reader.stats(at)
@@ -198,19 +199,19 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
                 "segments": counts.segments,
                 "size_bytes": counts.size,
                 "next_lsn": counts.next_lsn,
-                "queues": [
-                    {"queue": queue.queue, **{name: getattr(queue, name) for name in _STATES}}
-                    for queue in counts.queues
-                ],
+                "queues": [asdict(queue) for queue in counts.queues],
             }
         )
         return
     rows = [_count_row(queue, queue.queue) for queue in counts.queues]
     if len(counts.queues) > 1:
         totals = {name: sum(getattr(q, name) for q in counts.queues) for name in _STATES}
-        rows.append(_count_row(QueueStats(queue="", **totals), "(all)"))
+        ages = [q.oldest_ready_seconds for q in counts.queues if q.oldest_ready_seconds is not None]
+        every = QueueStats(queue="", **totals, oldest_ready_seconds=max(ages, default=None))
+        rows.append(_count_row(every, "(all)"))
     if rows:
-        render.print_table(("QUEUE", *(f">{name.upper()}" for name in _STATES)), rows)
+        columns = (f">{name.upper()}" for name in _STATES)
+        render.print_table(("QUEUE", *columns, ">OLDEST READY"), rows)
         click.echo()
     click.echo(
         f"{_plural(counts.segments, 'segment')}, {render.size(counts.size)}, "
@@ -220,7 +221,9 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
 
 
 def _count_row(queue: QueueStats, title: str) -> tuple[str, ...]:
-    return (title, *(str(getattr(queue, name)) for name in _STATES))
+    age = queue.oldest_ready_seconds
+    waits = "-" if age is None else render.duration(round(age * SECOND_NS))
+    return (title, *(str(getattr(queue, name)) for name in _STATES), waits)
 
 
 def _plural(count: int, noun: str) -> str:

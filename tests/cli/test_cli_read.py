@@ -111,6 +111,11 @@ def test_show_refuses_what_is_no_id_of_this_log(sample: Sample, job_id: str) -> 
 def test_stats_counts_by_queue_and_state(sample: Sample) -> None:
     stats = taskq_json("stats", "-d", sample.path)
     queues = {queue.pop("queue"): queue for queue in stats["queues"]}
+    ages = {name: queue.pop("oldest_ready_seconds") for name, queue in queues.items()}
+    assert ages.pop("other") >= 0
+    assert set(ages.values()) == {None}
+    rates = {queue.pop("throughput_per_second") for queue in queues.values()}
+    assert rates == {None}, "a reader that has just come has seen nothing end"
     nothing = dict.fromkeys(queues["default"], 0)
     assert queues["mail"] == nothing | {"scheduled": 1}
     assert queues["other"] == nothing | {"ready": 1}
@@ -119,7 +124,9 @@ def test_stats_counts_by_queue_and_state(sample: Sample) -> None:
     assert uuid.UUID(stats["log_id"]).hex[:8] == sample.ids["task"].partition("-")[0]
     assert stats["segments"] >= 1
     assert stats["size_bytes"] > 0
-    assert "(all)" in taskq("stats", "-d", sample.path).stdout
+    shown = taskq("stats", "-d", sample.path).stdout
+    assert "(all)" in shown
+    assert "OLDEST READY" in shown
 
 
 async def test_workers_shows_who_has_the_log_open_and_what_they_hold(tmp_path: Path) -> None:
