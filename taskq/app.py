@@ -9,22 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from taskq.call import Call, Options, make_call
+from taskq.care import LogCare
 from taskq.connection import Connection, split_job_id
 from taskq.core.errors import UsageError
 from taskq.core.records import Flag
 from taskq.decorate import TaskChoices, TaskDecorator, make_task
 from taskq.handle import JobHandle, make_handle
+from taskq.logoptions import LogOptions, unknown_option
 from taskq.reading import LogReading
 from taskq.serialization import encode_loose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from taskq.core.durations import Duration
-    from taskq.core.model import Durability
-    from taskq.log.bodies import Compression
-    from taskq.log.config import QueuePolicy
     from taskq.log.store import Store
     from taskq.settings import Settings
     from taskq.tasks import AsyncTask, SyncTask, Task
@@ -33,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class TaskQ(LogReading):
+class TaskQ(LogCare, LogReading):
     """An application's tasks and the directory of their jobs. Opens at first use.
 
     What is not given comes from the settings: ``TASKQ_…`` in the environment, ``.env``,
@@ -41,18 +39,8 @@ class TaskQ(LogReading):
 
     Args:
         data_dir: the directory; made when it is missing.
-        durability: what an awaited enqueue survives: "fsync", "interval" or "os".
-        interval: with "interval", the longest time until the next fsync.
-        segment_bytes: size at which the log begins its next file.
-        min_free: bytes of the disk that enqueues leave free; below that they raise ``DiskFull``.
-        reserve: bytes set aside for settling jobs when the disk is full.
-        lock_wait: longest wait for another process's writer lock.
-        exclusive: keep other processes out.
-        name: shown by ``taskq workers``.
-        compress: how arguments and results are compressed, where their task or queue does not say.
-        spill: whether those over 1 MiB may go to files beside the log, likewise.
-        queues: what is other in some queues, by their names.
         settings: used instead of the environment and the files.
+        options: see ``LogOptions``.
 
     Raises:
         UsageError: a setting is wrong.
@@ -62,37 +50,16 @@ class TaskQ(LogReading):
         self,
         data_dir: str | os.PathLike[str] | None = None,
         *,
-        durability: Durability | str | None = None,
-        interval: Duration | None = None,
-        segment_bytes: int | None = None,
-        min_free: int | None = None,
-        reserve: int | None = None,
-        lock_wait: Duration | None = None,
-        exclusive: bool | None = None,
-        name: str | None = None,
-        compress: Compression | None = None,
-        spill: bool | None = None,
-        queues: Mapping[str, QueuePolicy] | None = None,
         settings: Settings | None = None,
+        **options: Unpack[LogOptions],
     ) -> None:
+        unknown = options.keys() - LogOptions.__annotations__.keys()
+        if unknown:
+            raise unknown_option(min(unknown))
         # pydantic-settings takes 0.1 s to import, which `import taskq` must not pay.
         from taskq.settings import load_settings  # noqa: PLC0415
 
-        self.settings = load_settings(
-            settings,
-            data_dir=data_dir,
-            durability=durability,
-            interval=interval,
-            segment_bytes=segment_bytes,
-            min_free=min_free,
-            reserve=reserve,
-            lock_wait=lock_wait,
-            exclusive=exclusive,
-            name=name,
-            compress=compress,
-            spill=spill,
-            queues=queues,
-        )
+        self.settings = load_settings(settings, data_dir=data_dir, **options)
         self._connection = Connection(os.fspath(self.settings.data_dir), self.settings.log_config())
         self._tasks: dict[str, Task[..., Any]] = {}
 

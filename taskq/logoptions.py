@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from taskq.core.durations import Duration, seconds
+from taskq.core.durations import Duration, seconds, seconds_or_never
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
 from taskq.log.config import LogConfig
@@ -45,6 +45,16 @@ class LogOptions(TypedDict, total=False):
     spill_bytes_max: int
     #: what would become larger is not decompressed
     decompressed_bytes_max: int
+    #: how long finished jobs are kept after their end; "never": they never go
+    keep: Duration
+    #: the log's size beyond which the oldest finished jobs go, whatever their age
+    keep_bytes: int | None
+    #: likewise, a number of sealed segments
+    keep_segments: int | None
+    #: a named reader keeps what it has not read only while the log is smaller
+    reader_lag_bytes: int | None
+    #: whether this process keeps the log in order while it works
+    upkeep: bool
     #: what is other in some queues, by their names
     queues: Mapping[str, QueuePolicy]
 
@@ -52,6 +62,7 @@ class LogOptions(TypedDict, total=False):
 #: What is called otherwise in ``LogConfig``.
 _UNITS: Final = {
     "interval": "interval_seconds",
+    "keep": "keep_seconds",
     "lock_wait": "lock_wait_seconds",
     "min_free": "min_free_bytes",
     "reserve": "reserve_bytes",
@@ -68,11 +79,13 @@ def log_config(options: LogOptions) -> LogConfig:
     values: dict[str, Any] = {}
     for name, value in options.items():
         if name not in known:
-            raise UsageError(f"there is no option {name!r}: the options are {', '.join(known)}")
+            raise unknown_option(name)
         values[_UNITS.get(name, name)] = value
     for name in ("interval_seconds", "lock_wait_seconds"):
         if name in values:
             values[name] = seconds(values[name], name.removesuffix("_seconds"))
+    if "keep_seconds" in values:
+        values["keep_seconds"] = seconds_or_never(values["keep_seconds"], "keep")
     if "durability" in values:
         values["durability"] = _durability(values["durability"])
     return LogConfig(**values)
@@ -84,3 +97,9 @@ def _durability(value: Durability | str) -> Durability:
     except ValueError:
         known = ", ".join(Durability)
         raise UsageError(f"durability is {value!r}, it must be one of {known}") from None
+
+
+def unknown_option(name: str) -> UsageError:
+    """Says which options there are."""
+    known = ", ".join(LogOptions.__annotations__)
+    return UsageError(f"there is no option {name!r}: the options are {known}")

@@ -25,11 +25,11 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from taskq.core.durations import Duration, seconds
+from taskq.core.durations import NEVER, Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
 from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression
-from taskq.log.config import SPILL_BYTES_MAX, LogConfig, QueuePolicy
+from taskq.log.config import KEEP_SECONDS, SPILL_BYTES_MAX, LogConfig, QueuePolicy
 
 
 def _seconds(value: Duration) -> float:
@@ -38,6 +38,10 @@ def _seconds(value: Duration) -> float:
         return seconds(float(value) if isinstance(value, str) else value)
     except ValueError:
         return seconds(value)
+
+
+def _seconds_or_never(value: Duration | None) -> float | None:
+    return None if value is None or value == NEVER else _seconds(value)
 
 
 class _Toml(TomlConfigSettingsSource):
@@ -128,6 +132,16 @@ class Settings(BaseSettings):
     spill_bytes_max: ByteSize = ByteSize(SPILL_BYTES_MAX)
     #: what would become larger is not decompressed
     decompressed_bytes_max: ByteSize = ByteSize(DECOMPRESSED_BYTES_MAX)
+    #: seconds, or text such as "7d": how long finished jobs are kept after their end, or "never"
+    keep: Annotated[float | None, BeforeValidator(_seconds_or_never)] = KEEP_SECONDS
+    #: the log's size beyond which the oldest finished jobs go, whatever their age
+    keep_bytes: ByteSize | None = None
+    #: likewise, a number of sealed segments
+    keep_segments: int | None = None
+    #: a named reader keeps what it has not read only while the log is smaller
+    reader_lag_bytes: ByteSize | None = None
+    #: whether a process that works also keeps the log in order
+    upkeep: bool = True
     #: what is other in some queues, by their names; JSON in the environment
     queues: dict[str, QueueSettings] = Field(default_factory=dict)
 
@@ -168,6 +182,11 @@ class Settings(BaseSettings):
             spill=self.spill,
             spill_bytes_max=int(self.spill_bytes_max),
             decompressed_bytes_max=int(self.decompressed_bytes_max),
+            keep_seconds=self.keep,
+            keep_bytes=self.keep_bytes,
+            keep_segments=self.keep_segments,
+            reader_lag_bytes=self.reader_lag_bytes,
+            upkeep=self.upkeep,
             queues={name: queue.policy() for name, queue in self.queues.items()},
         )
 

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
+from taskq.care import LogCare
 from taskq.connection import Connection, split_job_id
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _CLAIM_MAX: Final = 100_000
 
 
-class TaskLog(LogReading):
+class TaskLog(LogCare, LogReading):
     """A directory of jobs, as bytes. ``async with TaskLog.open(path) as log``, or ``await`` it."""
 
     def __init__(self, connection: Connection) -> None:

@@ -26,6 +26,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "stats": ("taskq.cli.read", "Count the jobs of each queue by state."),
     "workers": ("taskq.cli.read", "List the processes that have the task log open."),
     "verify": ("taskq.cli.read", "Read the whole log and report damage."),
+    "compact": ("taskq.cli.compact", "Remove what need not be kept from the log's oldest end."),
     "repair": ("taskq.cli.repair", "Write damaged segments anew from all that still reads."),
 }
 

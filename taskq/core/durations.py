@@ -10,6 +10,8 @@ from typing import Final, TypeAlias
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS, TIME_NS_MAX
 
+#: What a limit of time is when there is none.
+NEVER: Final = "never"
 #: Seconds, a timedelta, or text such as "30s", "5m", "2h", "1d", "250ms".
 Duration: TypeAlias = float | timedelta | str
 
@@ -111,3 +113,14 @@ def _text_ns(text: str, what: str) -> int:
 
 def _shown(value: object) -> str:
     return f"{value!r:.60}"
+
+
+def seconds_or_never(value: Duration | None, what: str) -> float | None:
+    """A duration in seconds; None for "never" or None.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if value is None or value == NEVER:
+        return None
+    return seconds(value, what)

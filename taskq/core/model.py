@@ -273,3 +273,32 @@ class VerifyReport:
     torn_bytes: int = 0
     #: ids of jobs whose records are among the damaged ones, as far as they can be told
     jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactedSegment:
+    """A segment that was removed, or could be, or why it stays."""
+
+    segment: str
+    size: int
+    #: bytes of its records that are needed still, and are written again before it goes
+    needed: int
+    #: why it may go, or why it stays
+    reason: str
+    removed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactReport:
+    """What a compaction did, or would do."""
+
+    segments: tuple[CompactedSegment, ...]
+    #: jobs that were written again
+    carried: int = 0
+    #: whether nothing was changed
+    dry_run: bool = False
+
+    @property
+    def freed(self) -> int:
+        """Bytes of the segments that went, less what was written again."""
+        return sum(one.size - one.needed for one in self.segments if one.removed)

@@ -84,7 +84,7 @@ class Compaction:
         self._keeper = keeper
         self._low = self._files.base(segment)
         self._high = self._low + (1 << OFFSET_BITS)
-        self._next = self._files.lsns[1]
+        self._next = min(lsn for lsn in self._files.lsns if lsn > segment)
         #: bytes of records that are needed still, as of the last pass
         self.needed_bytes = 0
         self.carried = 0
@@ -113,6 +113,14 @@ class Compaction:
         else:
             return
         yield from self._finish()
+
+    def measure_steps(self) -> Iterator[None]:
+        """Find out ``needed_bytes``, and write nothing."""
+        found = Found()
+        yield from self._find(found)
+        yield from self._keeper.find(self._segment, found)
+        found.sort()
+        yield from self._measure(found)
 
     def _finish(self) -> Steps:
         lanes = len(self._agenda.lanes)

@@ -72,7 +72,7 @@ class Keeper:
         if self._drops_finished:
             return
         files = self._journal.files
-        survey = _Births(segment, files.lsns[1])
+        survey = _Births(segment, min(lsn for lsn in files.lsns if lsn > segment))
         scanner = files.scanner(segment, files.size(segment), segment, sealed=True)
         for frame in scanner.frames(codec.SEGMENT_HEADER.size):
             if not isinstance(frame, Gap):

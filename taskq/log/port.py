@@ -21,6 +21,7 @@ from taskq.log.gauges import engine_stats
 from taskq.log.history import tell
 from taskq.log.reply import Reply
 from taskq.log.requests import ClaimRequest, Op, Settlement
+from taskq.log.upkeep import Order
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -113,6 +114,15 @@ class _Port:
     def extent(self, beyond: int | None = None) -> Any:
         """How far the log may be read, once that is beyond an lsn; None: beyond all it has now."""
         return self._send(Op.FOLLOW, beyond)
+
+    def compact(self, keep_seconds: float | None, *, dry_run: bool) -> Any:
+        """Compact now: a CompactReport once it is done."""
+        store = self._store
+        if not store.usable:
+            raise LogClosed(f"{store.path}: the log is closed here; open it again")
+        future = self._future()
+        store.compact(Order(keep_seconds, dry_run, self, future))
+        return future
 
     def _resolve(self, answers: Iterable[Answer]) -> None:
         for _, future, value in answers:

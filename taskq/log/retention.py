@@ -34,49 +34,62 @@ class Pinned(NamedTuple):
 
 
 def due(
-    journal: Journal, now_ns: int, *, is_pressed: bool, keep_seconds: float | None
+    journal: Journal,
+    now_ns: int,
+    *,
+    is_pressed: bool,
+    keep_seconds: float | None,
+    gone: int = 0,
 ) -> Due | Pinned | None:
-    """The oldest segment, if the policy says that it may go; None if nothing is due."""
+    """The oldest segment, if the policy says that it may go; None if nothing is due.
+
+    ``gone`` of the oldest segments are taken for removed already.
+    """
     files = journal.files
     files.refresh()
-    if len(files.lsns) < 2:  # noqa: PLR2004 - the last one is written to
+    lsns = files.lsns[gone:]
+    if len(lsns) < 2:  # noqa: PLR2004 - the last one is written to
         return None
-    found = _due(journal, now_ns, is_pressed=is_pressed, keep_seconds=keep_seconds)
+    total = sum(map(files.size, lsns))
+    found = _due(journal, lsns, total, now_ns, is_pressed, keep_seconds)
     if found is None:
         return None
-    return _pinned(journal, found, files.lsns[1]) or found
+    return _pinned(journal, found, lsns[1], total) or found
 
 
 def _due(
-    journal: Journal, now_ns: int, *, is_pressed: bool, keep_seconds: float | None
+    journal: Journal,
+    lsns: list[int],
+    total: int,
+    now_ns: int,
+    is_pressed: bool,
+    keep_seconds: float | None,
 ) -> Due | None:
     files, config = journal.files, journal.config
-    oldest = files.lsns[0]
+    oldest = lsns[0]
     half = files.size(oldest) // 2
-    total = files.total_size()
     if config.keep_bytes is not None and total > config.keep_bytes:
         return Due(oldest, f"the log has over {config.keep_bytes} bytes", True, half)
-    sealed = len(files.lsns) - 1
-    if config.keep_segments is not None and sealed > config.keep_segments:
+    if config.keep_segments is not None and len(lsns) - 1 > config.keep_segments:
         return Due(oldest, f"the log has over {config.keep_segments} sealed segments", True, half)
     if is_pressed:
         return Due(oldest, "the disk is nearly full", True, half)
     if keep_seconds is None:
         return None
     # The header of the next segment tells when the last frame of this one was written.
-    header = files.header(files.lsns[1])
+    header = files.header(lsns[1])
     if header is None or header.created_ns + int(keep_seconds * SECOND_NS) > now_ns:
         return None
     return Due(oldest, f"all of it is older than {keep_seconds:g} s", False, None)
 
 
-def _pinned(journal: Journal, found: Due, following: int) -> Pinned | None:
+def _pinned(journal: Journal, found: Due, following: int, total: int) -> Pinned | None:
     """The named reader that still has to read the segment, unless it is too far behind."""
     for name, (segment, lsn) in reader_positions(journal.disk, journal.path).items():
         if max(segment, lsn) >= following:
             continue
         lag_max = journal.config.reader_lag_bytes
-        if lag_max is None or journal.files.total_size() <= lag_max:
+        if lag_max is None or total <= lag_max:
             return Pinned(found.segment, name)
         _log.warning(
             "%s: the reader %r is over %d bytes behind, so what it has not read goes: it will get "

@@ -1,4 +1,4 @@
-"""When a storage thread that has nothing to do must look again."""
+"""When a storage thread may wait, and how long."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import SECOND_NS
 from taskq.log import otherowners
+from taskq.log.requests import Op
 
 if TYPE_CHECKING:
     from taskq.log.committer import Committer
+    from taskq.log.survey import Request, Survey
 
 #: A sleeper looks by itself this often, should a wake-up ever be lost.
 _FALLBACK_SECONDS: Final = 5.0
 #: How soon settlements that the disk refused are tried again.
 _HELD_SECONDS: Final = 0.5
+#: Requests that outlive a wait for the lock: nobody waits for their answer with a time in mind.
+PATIENT: Final = frozenset({Op.SETTLE_SOON, Op.CLAIM})
+_KEPT_MAX: Final = 64
 
 
 def seconds_until_due(committer: Committer) -> float:
@@ -39,3 +44,17 @@ def seconds_until_due(committer: Committer) -> float:
             if claim[0].wait_until_ns is not None
         ]
     return min(limits)
+
+
+def may_wait(committer: Committer, requests: list[Request], survey: Survey) -> bool:
+    """Whether a batch may wait a moment for company: nobody waits for any of it.
+
+    With few producers every other batch would hold nothing but the settlements of the jobs
+    that the one before has handed out, while the next enqueues are a moment away.
+    """
+    if not survey.ops <= PATIENT or committer.watchers:
+        return False
+    agenda = committer.facets.agenda
+    if agenda is None or agenda.any_ready() or len(requests) > _KEPT_MAX:
+        return False
+    return Op.SETTLE_SOON in survey.ops

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from taskq.core.model import Serving
     from taskq.log.survey import Request
+    from taskq.log.upkeep import Order
 
 
 class Store:
@@ -210,6 +211,10 @@ class Store:
             self._servings[worker] = serving
         directory = Path(self.path) / "owners"
         self.between_batches(lambda: publish(directory, self.owner, [*self._servings.values()]))
+
+    def compact(self, order: Order) -> None:
+        """Compact, and answer the order."""
+        self.between_batches(lambda: self._open.order(order))
 
     def wake_up(self) -> None:
         """Make the storage thread look at its mailbox."""

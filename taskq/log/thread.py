@@ -27,9 +27,9 @@ from taskq.log.peers import LocalPeers
 from taskq.log.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import Op
 from taskq.log.room import with_reserve
-from taskq.log.sleeping import seconds_until_due
+from taskq.log.sleeping import PATIENT, may_wait, seconds_until_due
 from taskq.log.survey import Answer, Request, Survey, claims, refusals
-from taskq.log.upkeep import Upkeep
+from taskq.log.upkeep import Order, Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,12 +51,10 @@ _KEEP_SECONDS: Final = 0.001
 _UNTOLD_SECONDS: Final = 1.0
 #: An fsync that takes longer is worth a line in the program's log.
 _SLOW_SYNC_SECONDS: Final = 1.0
-#: Requests that outlive a wait for the lock: nobody waits for their answer with a time in mind.
 _ENQUEUE: Final = int(Op.ENQUEUE)
 #: About what a record takes besides its payload.
 _RECORD_BYTES: Final = 48
-_KEPT_MAX: Final = 64
-_PATIENT: Final = frozenset({Op.SETTLE_SOON, Op.CLAIM, Op.FOLLOW})
+PATIENT: Final = frozenset({Op.SETTLE_SOON, Op.CLAIM, Op.FOLLOW})
 
 
 class StorageThread:
@@ -86,7 +84,7 @@ class StorageThread:
             Durability.OS: float("inf"),
         }[config.durability]
         self._kept: list[Request] = []
-        self._upkeep: Upkeep | None = None
+        self.upkeep: Upkeep | None = None
         self._upkeep_at = 0.0
 
     def open(self) -> None:
@@ -101,7 +99,7 @@ class StorageThread:
             join = functools.partial(LocalPeers, self.path, config.name)
             self.peers = with_reserve(disk, self.path, join)
             self.committer = Committer(self.journal, self.peers, config, self.peers.description)
-            self._upkeep = Upkeep(self.committer) if config.upkeep else None
+            self.upkeep = Upkeep(self.committer)
         finally:
             self.journal.unlock()
         for note in self.journal.recovered:
@@ -121,7 +119,7 @@ class StorageThread:
             while store.chores:
                 run_chore(store.chores.popleft())
             requests, survey = self._take()
-            if requests and self._may_keep(requests, survey):
+            if requests and not store.closing and may_wait(self.committer, requests, survey):
                 self._kept = requests
                 self._nap()
                 requests, survey = self._take()
@@ -135,7 +133,7 @@ class StorageThread:
 
     def _keep_up(self, pause_seconds: float) -> bool:
         """Do a step of upkeep, unless the last was so short ago; whether there are more."""
-        upkeep = self._upkeep
+        upkeep = self.upkeep
         if upkeep is None:
             return False
         now = time.monotonic()
@@ -144,7 +142,13 @@ class StorageThread:
         self._upkeep_at = now + pause_seconds
         for request in upkeep.step():
             self._store.mailbox.appendleft(request)
+        self._hand_out_now()
         return upkeep.busy
+
+    def order(self, order: Order) -> None:
+        """Compact when there is time, and answer the order."""
+        if self.upkeep is not None:
+            self.upkeep.order(order)
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -174,19 +178,6 @@ class StorageThread:
         while store.waiting_for_room:
             run_chore(store.waiting_for_room.popleft())
         return requests, survey
-
-    def _may_keep(self, requests: list[Request], survey: Survey) -> bool:
-        """Whether a batch may wait a moment for company: nobody waits for any of it.
-
-        With few producers every other batch would hold nothing but the settlements of the jobs
-        that the one before has handed out, while the next enqueues are a moment away.
-        """
-        if not survey.ops <= _PATIENT or self._store.closing or self.committer.watchers:
-            return False
-        agenda = self.committer.facets.agenda
-        if agenda is None or agenda.any_ready() or len(requests) > _KEPT_MAX:
-            return False
-        return Op.SETTLE_SOON in survey.ops
 
     def _nap(self) -> None:
         """Sleep a moment, or until the next request."""
@@ -220,9 +211,7 @@ class StorageThread:
         committer = self.committer
         if committer.must_sync():
             # What does not wait for the disk goes out first: claimed jobs run while it syncs.
-            if committer.now:
-                now, committer.now = committer.now, []
-                self._deliver(now)
+            self._hand_out_now()
             self._sync()
         elif self._until_sync() <= 0:
             self._sync()
@@ -245,6 +234,11 @@ class StorageThread:
         took = time.monotonic() - start
         if took > _SLOW_SYNC_SECONDS:
             _log.warning("%s: an fsync took %.1f s", self.path, took)
+
+    def _hand_out_now(self) -> None:
+        if self.committer.now:
+            now, self.committer.now = self.committer.now, []
+            self._deliver(now)
 
     def _hand_out(self) -> None:
         committer = self.committer
@@ -301,8 +295,8 @@ class StorageThread:
         limits = [self._until_sync(), seconds_until_due(self.committer)]
         if not self._store.leave_closed_loops():
             limits.append(_UNTOLD_SECONDS)
-        if self._upkeep is not None:
-            limits.append(self._upkeep.seconds_until_look())
+        if self.upkeep is not None:
+            limits.append(self.upkeep.seconds_until_look())
         shortest = min(limits)
         return None if shortest == float("inf") else shortest
 
@@ -327,8 +321,8 @@ class StorageThread:
         """Everything in the mailbox was answered: sync what is left, and refuse the rest."""
         store, committer = self._store, self.committer
         store.usable = False
-        if self._upkeep is not None:
-            self._upkeep.close()
+        if self.upkeep is not None:
+            self.upkeep.close()
         if committer.unsynced and self._config.durability is not Durability.OS:
             with contextlib.suppress(TaskqError, OSError):
                 committer.sync()
@@ -388,7 +382,7 @@ def _is_patient(request: Request, now_ns: int) -> bool:
     """Whether it outlives a long wait for the lock: a settlement, or a claim with time left."""
     op, _, _, operand = request
     if op != Op.CLAIM:
-        return op in _PATIENT
+        return op in PATIENT
     return operand.wait_until_ns is None or operand.wait_until_ns > now_ns
 
 

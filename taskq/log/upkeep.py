@@ -9,13 +9,15 @@ does it at a time.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskq.core.errors import LogDamaged, TaskqError
-from taskq.core.model import SECOND_NS
+from taskq.core.errors import LogClosed, LogDamaged, LogError, TaskqError
+from taskq.core.model import SECOND_NS, CompactedSegment, CompactReport
 from taskq.log.compaction import Compaction
 from taskq.log.errand import Errand, Errands
 from taskq.log.keeper import Keeper
+from taskq.log.operations import failure
 from taskq.log.requests import Op
 from taskq.log.retention import Due, Pinned, due
 from taskq.log.segment import segment_name
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from taskq.log.committer import Committer
+    from taskq.log.journal import Journal
     from taskq.log.survey import Request
 
     Steps = Generator[Errand | None, None, None]
@@ -33,23 +36,26 @@ _log: Final = logging.getLogger("taskq")
 LOOK_NS: Final = 10 * SECOND_NS
 #: After trouble (disk full, log locked) upkeep waits so long.
 TROUBLE_NS: Final = 30 * SECOND_NS
+#: How often somebody who asked looks whether the other process is done.
+_TURN_NS: Final = SECOND_NS // 20
 
 
-class Compacted(NamedTuple):
-    """What a compaction did."""
+class Order(NamedTuple):
+    """A compaction that somebody asked for."""
 
-    #: segments that went
-    segments: int
-    #: their bytes
-    freed_bytes: int
-    #: jobs that were written again
-    carried: int
+    #: instead of the log's own; None: that one
+    keep_seconds: float | None
+    dry_run: bool
+    port: Any
+    future: Any
 
 
 class Upkeep:
     """What one process does for the log."""
 
     def __init__(self, committer: Committer) -> None:
+        self._orders: deque[Order] = deque()
+        self._pause_until_ns = 0
         self._committer = committer
         self._journal = committer.journal
         self._errands = Errands()
@@ -64,23 +70,32 @@ class Upkeep:
     @property
     def busy(self) -> bool:
         """Whether there are steps to do now."""
-        return self._steps is not None
+        if self._steps is None:
+            return bool(self._orders)
+        return self._journal.clock.steady_ns() >= self._pause_until_ns
 
     def seconds_until_look(self) -> float:
         """Until there may be something to do; infinite in a process that leaves it to others."""
-        if self._committer.facets.agenda is None:
+        at_ns = self._pause_until_ns if self._steps is not None else self._look_at_ns
+        if self._steps is None and not self._is_ours():
             return float("inf")
-        return max(self._look_at_ns - self._journal.clock.steady_ns(), 0) / SECOND_NS
+        return max(at_ns - self._journal.clock.steady_ns(), 0) / SECOND_NS
+
+    def order(self, order: Order) -> None:
+        """Compact, and tell ``order.future`` through ``order.port``."""
+        self._orders.append(order)
 
     def step(self) -> list[Request]:
         """Do a millisecond's worth; returns what is to be committed in the next batch, mostly none.
 
         Raises nothing: trouble is logged, and looked at again later.
         """
-        if self._steps is None and not self._wants_to_look():
-            return []
-        if self._steps is None:
+        if self._steps is None and self._orders:
+            self._steps = self._carry_out(self._orders.popleft())
+        elif self._steps is None and self._wants_to_look():
             self._steps = self._work()
+        if self._steps is None or not self.busy:
+            return []
         try:
             errand = next(self._steps)
         except StopIteration:
@@ -98,11 +113,21 @@ class Upkeep:
 
     def close(self) -> None:
         """Let another process do it."""
+        if self._steps is not None:
+            self._steps.close()
         self._stop()
+        closed = LogClosed(f"{self._journal.path}: the log was closed")
+        for order in self._orders:
+            self._committer.now.append((order.port, order.future, closed))
+        self._orders.clear()
+
+    def _is_ours(self) -> bool:
+        """Whoever only enqueues leaves it to the workers."""
+        return self._journal.config.upkeep and self._committer.facets.agenda is not None
 
     def _wants_to_look(self) -> bool:
-        if self._committer.facets.agenda is None:
-            return False  # whoever only enqueues leaves it to the workers
+        if not self._is_ours():
+            return False
         now = self._journal.clock.steady_ns()
         if now < self._look_at_ns and self._looked_segment == self._journal.segment:
             return False
@@ -112,6 +137,7 @@ class Upkeep:
 
     def _stop(self, pause_ns: int = LOOK_NS) -> None:
         self._steps = None
+        self._pause_until_ns = 0
         if self._lock >= 0:
             self._journal.disk.close(self._lock)  # and with it the lock goes
             self._lock = -1
@@ -127,6 +153,37 @@ class Upkeep:
         self._lock = -1
         return False
 
+    # -- by hand ----------------------------------------------------------------------------------
+
+    def _carry_out(self, order: Order) -> Steps:
+        answer: CompactReport | TaskqError
+        try:
+            answer = yield from self._ordered(order)
+        except GeneratorExit:
+            answer = LogClosed(f"{self._journal.path}: the log was closed")
+            raise
+        except (TaskqError, OSError) as error:
+            answer = failure(error)
+        finally:
+            self._committer.now.append((order.port, order.future, answer))
+
+    def _ordered(self, order: Order) -> Generator[Errand | None, None, CompactReport]:
+        journal = self._journal
+        give_up_ns = journal.clock.steady_ns() + int(journal.config.lock_wait_seconds * SECOND_NS)
+        while not self._take_turn():
+            now_ns = journal.clock.steady_ns()
+            if now_ns > give_up_ns:
+                raise LogError(f"{journal.path}: another process is at it; try again later")
+            self._pause_until_ns = now_ns + _TURN_NS
+            yield None
+        journal.refresh()
+        self._committer.facets.catch_up()
+        keep = order.keep_seconds
+        keep = journal.config.keep_seconds if keep is None else keep
+        report = _Report(dry_run=order.dry_run)
+        yield from self._compact(keep, report)
+        return report.made()
+
     # -- what there is to do ----------------------------------------------------------------------
 
     def _work(self) -> Steps:
@@ -134,27 +191,31 @@ class Upkeep:
             return
         yield from self._compact(self._journal.config.keep_seconds)
 
-    def _compact(self, keep_seconds: float | None) -> Steps:
+    def _compact(self, keep_seconds: float | None, report: _Report | None = None) -> Steps:
         """Let segments go for as long as the policy says that the oldest may."""
-        yield from self._drop()
+        report = report or _Report(dry_run=False)
+        if not report.dry_run:
+            yield from self._drop()
+        journal = self._journal
         while True:
-            journal = self._journal
             found = due(
                 journal,
                 journal.clock.wall_ns(),
                 is_pressed=self._committer.room.pressed,
                 keep_seconds=keep_seconds,
+                gone=report.gone if report.dry_run else 0,
             )
             if isinstance(found, Pinned):
+                why = f"the reader {found.reader!r} has not read it"
+                report.note(journal, found.segment, 0, why, removed=False)
                 self._complain(
-                    found,
-                    "%s: %s stays although it is due: the reader %r has not read it",
-                    journal.path, segment_name(found.segment), found.reader,
+                    found, "%s: %s stays although it is due: %s", journal.path,
+                    segment_name(found.segment), why,
                 )  # fmt: skip
                 return
             if found is None or not self._may_pay(found):
                 return
-            if not (yield from self._compact_one(found, keep_seconds)):
+            if not (yield from self._compact_one(found, keep_seconds, report)):
                 return
 
     def _may_pay(self, found: Due) -> bool:
@@ -163,7 +224,7 @@ class Upkeep:
         )
 
     def _compact_one(
-        self, found: Due, keep_seconds: float | None
+        self, found: Due, keep_seconds: float | None, report: _Report
     ) -> Generator[Errand | None, None, bool]:
         """Whether the segment went."""
         keeper = Keeper(
@@ -174,13 +235,23 @@ class Upkeep:
         )
         compaction = Compaction(self._committer, self._errands, found.segment, keeper)
         files = self._journal.files
-        total = files.total_size()
-        yield from compaction.steps(found.needed_bytes_max)
-        went = yield from self._drop()
-        if not went:
+        total, size = files.total_size(), files.size(found.segment)
+        if report.dry_run:
+            yield from compaction.measure_steps()
+            limit = found.needed_bytes_max
+            went = limit is None or compaction.needed_bytes <= limit
+        else:
+            yield from compaction.steps(found.needed_bytes_max)
+            went = (yield from self._drop()) > 0
+        if not went and not report.dry_run:
             # Most of it is needed still: once the log has grown by as much, it may be otherwise.
             self._patience_bytes = total + self._journal.config.segment_bytes_now
-        return went > 0
+        why = found.reason if went else f"{found.reason}, but most of it is needed"
+        report.carried += compaction.carried
+        report.note(
+            self._journal, found.segment, compaction.needed_bytes, why, removed=went, size=size
+        )
+        return went
 
     def _drop(self) -> Generator[Errand | None, None, int]:
         """Remove the segments that the log itself says may go; returns how many went."""
@@ -204,3 +275,41 @@ class Upkeep:
         if about not in self._complained:
             self._complained.add(about)
             _log.warning(text, *values)
+
+
+class _Report:
+    """What a compaction has done so far."""
+
+    def __init__(self, *, dry_run: bool) -> None:
+        self.dry_run = dry_run
+        self.carried = 0
+        self._segments: list[CompactedSegment] = []
+
+    @property
+    def gone(self) -> int:
+        return sum(one.removed for one in self._segments)
+
+    def note(
+        self,
+        journal: Journal,
+        segment: int,
+        needed: int,
+        reason: str,
+        *,
+        removed: bool,
+        size: int | None = None,
+    ) -> None:
+        self._segments.append(
+            CompactedSegment(
+                segment=segment_name(segment),
+                size=journal.files.size(segment) if size is None else size,
+                needed=needed,
+                reason=reason,
+                removed=removed,
+            )
+        )
+
+    def made(self) -> CompactReport:
+        return CompactReport(
+            segments=tuple(self._segments), carried=self.carried, dry_run=self.dry_run
+        )

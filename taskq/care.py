@@ -1,0 +1,45 @@
+"""What TaskLog and TaskQ have in common: keeping their log in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskq.core.durations import seconds
+
+if TYPE_CHECKING:
+    from taskq.connection import Connection
+    from taskq.core.durations import Duration
+    from taskq.core.model import CompactReport
+
+
+class LogCare:
+    """Compaction by hand; workers do it by themselves."""
+
+    _connection: Connection
+
+    async def compact(
+        self, *, keep: Duration | None = None, dry_run: bool = False
+    ) -> CompactReport:
+        """Remove the oldest segments as far as the log's policy allows, beside live processes.
+
+        What is needed of them is written again first: unsettled jobs, dead letters, held keys and
+        what is kept of finished jobs. The segment that is written to now always stays.
+
+        Args:
+            keep: how long finished jobs are kept, instead of what the log says.
+            dry_run: change nothing, and tell what would be done.
+
+        Raises:
+            LogError: the log could not be written, or another process is at it for too long.
+        """
+        limit = None if keep is None else seconds(keep, "keep")
+        port = await self._connection.port()
+        report: CompactReport = await port.compact(limit, dry_run=dry_run)
+        return report
+
+    def compact_sync(self, *, keep: Duration | None = None, dry_run: bool = False) -> CompactReport:
+        """Do as ``compact``, blocking this thread."""
+        limit = None if keep is None else seconds(keep, "keep")
+        port = self._connection.store().thread_port
+        report: CompactReport = port.compact(limit, dry_run=dry_run).result()
+        return report
