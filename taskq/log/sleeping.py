@@ -17,7 +17,7 @@ _FALLBACK_SECONDS: Final = 5.0
 #: How soon settlements that the disk refused are tried again.
 _HELD_SECONDS: Final = 0.5
 #: Requests that outlive a wait for the lock: nobody waits for their answer with a time in mind.
-PATIENT: Final = frozenset({Op.SETTLE_SOON, Op.CLAIM})
+PATIENT: Final = frozenset({Op.SETTLE_SOON, Op.CLAIM, Op.FOLLOW})
 _KEPT_MAX: Final = 64
 
 

@@ -54,7 +54,6 @@ _SLOW_SYNC_SECONDS: Final = 1.0
 _ENQUEUE: Final = int(Op.ENQUEUE)
 #: About what a record takes besides its payload.
 _RECORD_BYTES: Final = 48
-PATIENT: Final = frozenset({Op.SETTLE_SOON, Op.CLAIM, Op.FOLLOW})
 
 
 class StorageThread:
