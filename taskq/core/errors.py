@@ -25,6 +25,8 @@
     │   └── LogClosed           used after close()
     ├── StaleDelivery           this claim is over: the job was taken back or settled
     ├── JobNotFound             no such job in this log
+    ├── NotDead                 only a dead letter can be requeued or purged, and once
+    ├── KeyHeld                 another job holds the dedup key of a job that is to be requeued
     ├── JobNotYetEnqueued       a PendingJob has no id before its transaction
     └── JobError                what result() raises instead of a value
         ├── JobFailed           dead: used up its attempts or was rejected
@@ -271,6 +273,38 @@ class StaleDelivery(TaskqError):
 
 class JobNotFound(TaskqError):
     """No job of that id in this log."""
+
+
+class NotDead(TaskqError):
+    """The job is no dead letter, so it cannot be requeued or purged; nothing was done.
+
+    Attributes:
+        job_id: the job's id.
+        state: its state in a word; empty if somebody requeued or purged it a moment ago.
+    """
+
+    def __init__(self, job_id: str, state: str) -> None:
+        known = f"it is {state}" if state else "it was requeued or purged a moment ago"
+        super().__init__(f"job {job_id} is no dead letter: {known}; see taskq show {job_id}")
+        self.job_id = job_id
+        self.state = state
+
+
+class KeyHeld(TaskqError):
+    """A dead letter cannot be requeued while another job holds its dedup key; nothing was done.
+
+    Attributes:
+        job_id: the dead letter's id.
+        holder_id: id of the job that holds the key.
+    """
+
+    def __init__(self, job_id: str, holder_id: str) -> None:
+        super().__init__(
+            f"job {job_id} cannot be requeued: job {holder_id} holds its dedup key now. "
+            f"Wait until that one is settled, or cancel it; then try again"
+        )
+        self.job_id = job_id
+        self.holder_id = holder_id
 
 
 class JobNotYetEnqueued(TaskqError):

@@ -193,9 +193,13 @@ class JobTable:
 
     def __iter__(self) -> Iterator[tuple[Chunk, int]]:
         """(chunk, index) of every unsettled job, by id."""
-        for chunk in self._chunks:
+        return self.since(0)
+
+    def since(self, job: int) -> Iterator[tuple[Chunk, int]]:
+        """The same from this id on."""
+        for chunk in self._chunks[max(bisect_right(self._firsts, job) - 1, 0) :]:
             metas = chunk.metas
-            for index in range(chunk.used):
+            for index in range(bisect_left(chunk.ids, job, 0, chunk.used), chunk.used):
                 if metas[index]:
                     yield chunk, index
 

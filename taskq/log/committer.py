@@ -27,7 +27,15 @@ from taskq.log.otherowners import OtherOwners
 from taskq.log.ports import INTEREST_GROWTH
 from taskq.log.requests import Op
 from taskq.log.room import Room, is_full
-from taskq.log.survey import COMPACTION_OPS, Request, Survey, claims, parted, refusals
+from taskq.log.survey import (
+    COMPACTION_OPS,
+    MANY_OPS,
+    Request,
+    Survey,
+    claims,
+    parted,
+    refusals,
+)
 
 if TYPE_CHECKING:
     from taskq.log.config import LogConfig
@@ -41,7 +49,7 @@ _PACKED_MIN: Final = int(Flag.ZLIB)
 _SETTLE_SOON: Final = int(Op.SETTLE_SOON)
 _LOOK: Final = int(Op.LOOK)
 _FOLLOW: Final = int(Op.FOLLOW)
-_NEEDS_AGENDA: Final = COMPACTION_OPS | {
+_NEEDS_AGENDA: Final = COMPACTION_OPS | MANY_OPS | {
     Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL, Op.EXTEND,
 }  # fmt: skip
 #: Answers that wait for no disk. What is carried need not be on it before what follows is decided:

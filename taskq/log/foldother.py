@@ -194,6 +194,8 @@ def fold_carried(
         hashed = key_hash(_queue(born), extras.key)
         if not dedup.apply_moved(hashed, carried.job, location):
             _take_key(carried, flags, hashed, location, time_ns, dedup)
+        elif kind == Kind.REQUEUED and flags & _KEYED:
+            dedup.apply_held_again(hashed, carried.job)
 
 
 def key_of(born: bytes) -> int:

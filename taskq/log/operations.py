@@ -17,10 +17,12 @@ from taskq.core.transitions import legal
 from taskq.log import codec
 from taskq.log.carries import Carries
 from taskq.log.carrying import encode_lease
+from taskq.log.deadletters import DeadLetters
 from taskq.log.enqueues import Enqueues
 from taskq.log.leasing import Leasing, check_claim
 from taskq.log.options import encode_key_hash, enqueue_extras
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.queues import Queues
 from taskq.log.recent import Recent
 from taskq.log.requests import ClaimRequest, Delivery, Duplicate, Op, Settlement
 
@@ -55,15 +57,22 @@ class Operations:
         self._tag = journal.tag
         self.leasing = Leasing(self, facets)
         carries = Carries(journal, facets)
+        self.recent = Recent(journal.files)
+        self.enqueues = Enqueues(journal, facets, self.recent)
+        letters = DeadLetters(facets, self.recent, self._tag)
+        queues = Queues(facets, self._withdraw)
         self._others: dict[int, Callable[[Batch, Any], object]] = {
             Op.EXTEND: self.leasing.extend,
             Op.CARRY: carries.carry,
             Op.TALLY: carries.tally,
             Op.COMPACTED: carries.finish,
             Op.DROP: lambda _, segment: carries.drop(segment),
+            Op.REQUEUE: letters.requeue,
+            Op.PURGE: letters.purge,
+            Op.PAUSE: queues.pause,
+            Op.RESUME: queues.resume,
+            Op.WITHDRAW: queues.withdraw,
         }
-        self.recent = Recent(journal.files)
-        self.enqueues = Enqueues(journal, facets, self.recent)
 
     def forget(self) -> None:
         """The batch was not written: nothing of it may be taken for said."""
@@ -293,8 +302,13 @@ class Operations:
         assert agenda is not None
         if not legal(agenda.state(job), Kind.CANCELLED):
             return False
-        self._end(batch, Kind.CANCELLED, Cause.CALLER, job, 0, agenda.attempt(job), None)
+        self._withdraw(batch, job, Cause.CALLER)
         return True
+
+    def _withdraw(self, batch: Batch, job: int, cause: Cause) -> None:
+        agenda = self._facets.agenda
+        assert agenda is not None
+        self._end(batch, Kind.CANCELLED, cause, job, 0, agenda.attempt(job), None)
 
     def expire(self, batch: Batch) -> bool:
         """Record jobs whose time has passed; True if more are left for the next batch."""

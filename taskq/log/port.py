@@ -19,6 +19,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log.bell import Bell
 from taskq.log.gauges import engine_stats
 from taskq.log.history import tell
+from taskq.log.queues import Withdrawal
 from taskq.log.reply import Reply
 from taskq.log.requests import ClaimRequest, Op, Settlement
 from taskq.log.upkeep import Order
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras, JobView
     from taskq.log.committer import Committer
+    from taskq.log.deadletters import Letter
     from taskq.log.requests import Delivery, Duplicate, EnqueueSpec
     from taskq.log.store import Store
     from taskq.log.survey import Answer
@@ -110,6 +112,26 @@ class _Port:
     def peek(self, count: int, queue: str | None = None) -> Any:
         """The next ready jobs, in the order in which they would be claimed."""
         return self._send(Op.LOOK, (lambda one: _peek(one, count, queue), True))
+
+    def look(self, look: Callable[[Committer], object]) -> Any:
+        """What a function of this process's agenda gives: it reads only, without the lock."""
+        return self._send(Op.LOOK, (look, True))
+
+    def requeue(self, letters: list[Letter]) -> Any:
+        """Make dead letters ready again: for each None, or why it was not done."""
+        return self._send(Op.REQUEUE, letters)
+
+    def purge(self, lsns: list[int]) -> Any:
+        """Forget dead letters: for each None, or why it was not done."""
+        return self._send(Op.PURGE, lsns)
+
+    def pause(self, queue: str, *, paused: bool) -> Any:
+        """Pause or resume a queue: whether that was new."""
+        return self._send(Op.PAUSE if paused else Op.RESUME, queue)
+
+    def withdraw(self, lsns: list[int], cause: Cause = Cause.CALLER) -> Any:
+        """Cancel those of these jobs that wait: their lsns."""
+        return self._send(Op.WITHDRAW, Withdrawal(lsns, cause))
 
     def extent(self, beyond: int | None = None) -> Any:
         """How far the log may be read, once that is beyond an lsn; None: beyond all it has now."""

@@ -59,6 +59,16 @@ class Op(enum.IntEnum):
     DROP = 27
     #: operand (Delivery, nanoseconds) -> None; the claim ends so long from now
     EXTEND = 32
+    #: operand [Letter, …] -> [None or TaskqError, …]: dead letters are ready again
+    REQUEUE = 40
+    #: operand [lsn, …] -> [None or TaskqError, …]: dead letters are forgotten
+    PURGE = 41
+    #: operand name of a queue -> whether it was not paused before
+    PAUSE = 42
+    #: operand name of a queue -> whether it was paused before
+    RESUME = 43
+    #: operand Withdrawal -> [lsn, …] of those that were cancelled
+    WITHDRAW = 44
     #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
     FOLLOW = 16
 

@@ -36,7 +36,7 @@ T = TypeVar("T")
 RESERVE_FILE: Final = "reserve"
 _PROBE_FILE: Final = "reserve.tmp"
 #: What is refused first: the operations that only make the log longer.
-GROWING: Final = frozenset({Op.ENQUEUE, Op.ENQUEUE_MANY})
+GROWING: Final = frozenset({Op.ENQUEUE, Op.ENQUEUE_MANY, Op.REQUEUE})
 #: What a disk or a quota that is used up says.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: The soonest and the latest next look, and how fast the disk is taken to fill up in between.

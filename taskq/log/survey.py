@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _ENQUEUE: Final = int(Op.ENQUEUE)
 #: What compaction asks for: it needs both the agenda and the keys.
 COMPACTION_OPS: Final = frozenset({Op.CARRY, Op.TALLY, Op.COMPACTED, Op.DROP})
+#: Those on dead letters and on whole queues.
+MANY_OPS: Final = frozenset({Op.REQUEUE, Op.PURGE, Op.PAUSE, Op.RESUME, Op.WITHDRAW})
 #: What moments, window and the options' own heads take at most.
 _OPTIONS_BYTES: Final = 64
 #: (op, port, future, operand); see ``requests``
@@ -57,6 +59,8 @@ class Survey:
             self.keyed = self.keyed or any(one and one.key is not None for _, _, one in operand)
         elif op in COMPACTION_OPS:
             self.keyed = True
+        elif op == Op.REQUEUE:
+            self.keyed = self.keyed or any(letter.has_options for letter in operand)
         elif op in (Op.SETTLE, Op.SETTLE_SOON):
             items = operand if op == Op.SETTLE else operand[0]
             self.keyed = self.keyed or any(
@@ -77,6 +81,10 @@ class Survey:
 def _size(request: Request) -> int:
     """About how many bytes a request adds to the log."""
     op, _, _, operand = request
+    if op == Op.REQUEUE:
+        return sum(letter.size for letter in operand)
+    if op in (Op.PURGE, Op.WITHDRAW):
+        return codec.BACK.size * len(operand.jobs if op == Op.WITHDRAW else operand)
     if op == Op.CARRY:
         return sum(len(item.born) + len(item.body or b"") + codec.CARRIED.size for item in operand)
     if op == Op.ENQUEUE_MANY:

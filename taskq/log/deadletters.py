@@ -1,0 +1,157 @@
+"""Dead letters that are ready again, or forgotten: decided under the writer lock.
+
+What a requeue writes was read from the log before, without the lock (``letters``). So each letter
+is looked at again here: of several processes that requeue the same one, the first does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.carrying import forget_dead
+from taskq.core.dedup import UNTIL_SETTLED, key_hash
+from taskq.core.errors import KeyHeld, LogDamaged, NotDead, TaskqError
+from taskq.core.model import State
+from taskq.core.records import Cause, Flag, Kind
+from taskq.core.transitions import after
+from taskq.log import codec
+from taskq.log.carrying import Carried, encode_carried
+from taskq.log.foldother import fold_carried
+from taskq.log.options import enqueue_extras
+from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
+
+if TYPE_CHECKING:
+    from taskq.core.agenda import Agenda
+    from taskq.core.dedup import Dedup
+    from taskq.log.batch import Batch
+    from taskq.log.facets import Facets
+    from taskq.log.recent import Recent
+
+#: Most dead letters that one request requeues or purges, ...
+LETTERS_MAX: Final = 1_000
+#: ... and most bytes of them together, the last one excepted: one batch must not take long.
+LETTERS_BYTES_MAX: Final = 256 * 1024
+_KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
+_AGAIN: Final = after(State.DEAD, Kind.REQUEUED)
+_QUEUE_SIZE_AT: Final = 14
+
+
+class Letter(NamedTuple):
+    """A dead letter as it is to be written again."""
+
+    job: int
+    #: its ENQUEUED record, without due time and expiry
+    born: bytes
+    enqueued_ns: int
+    #: attempts that no record tells of any more, packed
+    history: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it adds to the log."""
+        return codec.CARRIED.size + len(self.born) + len(self.history) + codec.BACK.size
+
+    @property
+    def has_options(self) -> bool:
+        """Whether it may have a key."""
+        options_size: int = codec.PREFIX.unpack_from(self.born)[3]
+        return options_size > 0
+
+
+class DeadLetters:
+    """The decisions of one process about dead letters.
+
+    Args:
+        tag: what every job id of the log starts with.
+    """
+
+    def __init__(self, facets: Facets, recent: Recent, tag: str) -> None:
+        self._facets = facets
+        self._recent = recent
+        self._tag = tag
+
+    def requeue(self, batch: Batch, letters: list[Letter]) -> list[TaskqError | None]:
+        """Make dead letters ready again: for each None, or why it was not done."""
+        return [self._requeue(batch, letter) for letter in letters]
+
+    def purge(self, batch: Batch, jobs: list[int]) -> list[TaskqError | None]:
+        """Forget dead letters: for each None, or why it was not done."""
+        agenda = self._agenda
+        answers: list[TaskqError | None] = []
+        for job in jobs:
+            if agenda.dead.find(job) is None:
+                answers.append(self._not_dead(job))
+                continue
+            record = codec.encode_job(Kind.PURGED, Cause.CALLER, 0, job, 0)
+            batch.add_newer(record)
+            forget_dead(agenda, job)
+            batch.interest |= INTEREST_OUTCOME
+            answers.append(None)
+        return answers
+
+    @property
+    def _agenda(self) -> Agenda:
+        agenda = self._facets.agenda
+        assert agenda is not None
+        return agenda
+
+    def _requeue(self, batch: Batch, letter: Letter) -> TaskqError | None:
+        job, born, enqueued_ns, history = letter
+        agenda = self._agenda
+        if agenda.dead.find(job) is None:
+            return self._not_dead(job)
+        dedup = self._facets.need_dedup() if letter.has_options else self._facets.dedup
+        key_until_ns = 0
+        if dedup is not None and letter.has_options:
+            key = enqueue_extras(born).key
+            if key is not None:
+                hashed = key_hash(_queue_of(born), key)
+                holder = self._other_holder(dedup, letter, key, hashed, batch.time_ns)
+                if holder:
+                    return KeyHeld(f"{self._tag}-{job}", f"{self._tag}-{holder}")
+                key_until_ns = _window_end_ns(dedup, hashed, job)
+        location = batch.where + batch.size
+        carried = Carried(
+            job=job, state=_AGAIN, born=born, enqueued_ns=enqueued_ns, history=history,
+            key_until_ns=key_until_ns,
+        )  # fmt: skip
+        batch.add_newer(encode_carried(Kind.REQUEUED, carried, batch.lsn))
+        fold_carried(Kind.REQUEUED, carried, location, batch.time_ns, agenda, dedup)
+        # It may be claimed in this very batch, when it is in no file yet.
+        self._recent.add(job, born)
+        batch.interest |= INTEREST_READY
+        return None
+
+    def _other_holder(
+        self, dedup: Dedup, letter: Letter, key: bytes, hashed: int, now_ns: int
+    ) -> int:
+        """Another job that holds the key which this one would hold again; 0 if there is none."""
+        flags = codec.PREFIX.unpack_from(letter.born)[4]
+        if not flags & _KEYED:
+            return 0  # its window began when it was enqueued, and says nothing of running it
+        queue = _queue_of(letter.born)
+        for job, location in dedup.holders(hashed, now_ns):
+            if job == letter.job:
+                continue
+            try:
+                record = self._recent.record(job, location)
+            except LogDamaged:
+                return job  # it cannot be verified; two of one key would be worse
+            if _queue_of(record) == queue and enqueue_extras(record).key == key:
+                return job
+        return 0
+
+    def _not_dead(self, job: int) -> NotDead:
+        state = self._agenda.state(job)
+        return NotDead(f"{self._tag}-{job}", state.name.lower() if state else "")
+
+
+def _queue_of(record: bytes) -> bytes:
+    start = codec.ENQUEUED.size
+    return record[start : start + record[_QUEUE_SIZE_AT]]
+
+
+def _window_end_ns(dedup: Dedup, hashed: int, job: int) -> int:
+    """Wall time at which the job's window for its key ends, 0 if it has none or it is over."""
+    until_ns = dedup.until_ns(hashed, job)
+    return 0 if until_ns == UNTIL_SETTLED else until_ns

@@ -1,0 +1,287 @@
+"""Which dead letters, or which waiting jobs, a filter means: found without the writer lock.
+
+A look goes over so many entries of the agenda at most and tells where the next one goes on, so
+that neither the storage thread nor a batch made of what it found takes long. What was found may
+have changed before it is acted upon: that is decided under the lock, job by job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+from taskq.core.errors import JobNotFound, LogDamaged, NotDead, TaskqError
+from taskq.core.jobtable import STATE_MASK
+from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
+from taskq.log.carrying import decode_carried, is_carrying
+from taskq.log.deadletters import LETTERS_BYTES_MAX, LETTERS_MAX, Letter
+from taskq.log.history import tell
+from taskq.log.timeless import timeless
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable
+
+    from taskq.core.agenda import Agenda
+    from taskq.core.jobtable import Chunk
+    from taskq.core.model import JobView
+    from taskq.log.committer import Committer
+    from taskq.log.journal import Journal
+
+Item = TypeVar("Item")
+
+#: Entries of a table that one look goes over.
+_SCAN_MAX: Final = 20_000
+#: Jobs that one look reads about in the log.
+_TOLD_MAX: Final = 200
+#: States of jobs that wait.
+WAITING: Final = frozenset({State.SCHEDULED, State.READY})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadFilter:
+    """Which dead letters; what is None does not matter.
+
+    Attributes:
+        queue, task: by name.
+        error: text that the reason holds, or a pattern that is found in it.
+        since_ns, before_ns: wall time of the death, in whole seconds.
+    """
+
+    queue: str | None = None
+    task: str | None = None
+    error: str | re.Pattern[str] | None = None
+    since_ns: int = 0
+    before_ns: int = TIME_NS_MAX
+
+    def fits_reason(self, reason: str) -> bool:
+        """Whether the reason of a death is one that is meant."""
+        if self.error is None:
+            return True
+        if isinstance(self.error, str):
+            return self.error in reason
+        return self.error.search(reason) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingFilter:
+    """Which waiting jobs; what is None does not matter.
+
+    Attributes:
+        queue, task: by name.
+        before_ns: enqueued before this moment of log time.
+        states: SCHEDULED, READY or both.
+    """
+
+    queue: str | None = None
+    task: str | None = None
+    before_ns: int | None = None
+    states: frozenset[State] = WAITING
+
+
+class Place(NamedTuple):
+    """A place in the order of deaths."""
+
+    #: of wall time
+    second: int
+    job: int
+
+
+class Page(NamedTuple, Generic[Item]):
+    """What one look found."""
+
+    items: list[Item]
+    #: jobs that were meant and cannot be had, and why
+    refused: list[tuple[int, TaskqError]]
+    #: job to go on at; 0 when there are no more
+    following: int
+
+
+# -- dead letters ---------------------------------------------------------------------------------
+
+
+def newest_dead(
+    committer: Committer, wanted: DeadFilter, limit: int, below: Place | None
+) -> tuple[list[JobView], Place | None]:
+    """Dead letters that fit, the latest death first, and where to go on; None at the end.
+
+    Args:
+        committer: of this process.
+        wanted: which ones.
+        limit: at most so many.
+        below: only those behind this place in the order.
+    """
+    journal, agenda = committer.journal, committer.facets.need_agenda()
+    fits = _fitting(agenda, wanted)
+    places = (
+        Place(chunk.metas[index], chunk.ids[index])
+        for chunk, index in agenda.dead
+        if fits(chunk, index)
+    )
+    rest = places if below is None else (place for place in places if place < below)
+    count = _TOLD_MAX if wanted.error is not None else min(limit, _TOLD_MAX)
+    found = nlargest(count, rest)
+    views: list[JobView] = []
+    for place in found:
+        if len(views) == limit:
+            return views, None
+        view = _told(journal, place.job)
+        if view is not None and wanted.fits_reason(view.reason):
+            views.append(view)
+    return views, found[-1] if len(found) == count else None
+
+
+def count_dead(committer: Committer, wanted: DeadFilter) -> int:
+    """How many dead letters fit, whatever their reason."""
+    agenda = committer.facets.need_agenda()
+    if wanted == DeadFilter():
+        return agenda.dead.live
+    fits = _fitting(agenda, wanted)
+    return sum(fits(chunk, index) for chunk, index in agenda.dead)
+
+
+def dead_page(
+    committer: Committer, wanted: DeadFilter, start: int, end: int, limit: int
+) -> Page[int]:
+    """Jobs among those from ``start`` on, before ``end``, that are dead letters and fit."""
+    journal, agenda = committer.journal, committer.facets.need_agenda()
+    fits = _fitting(agenda, wanted)
+    page: Page[int] = Page([], [], 0)
+    told = 0
+    for number, (chunk, index) in enumerate(agenda.dead.since(start)):
+        job = chunk.ids[index]
+        if job >= end:
+            break
+        if number == _SCAN_MAX or len(page.items) == limit or told == _TOLD_MAX:
+            return page._replace(following=job)
+        if not fits(chunk, index):
+            continue
+        if wanted.error is not None:
+            told += 1
+            view = _told(journal, job)
+            if view is None or not wanted.fits_reason(view.reason):
+                continue
+        page.items.append(job)
+    return page
+
+
+def letters(committer: Committer, jobs: list[int]) -> Page[Letter]:
+    """The first of these dead letters that make a batch, as they are to be written again.
+
+    ``following`` is the first job of the rest.
+    """
+    journal, agenda = committer.journal, committer.facets.need_agenda()
+    page: Page[Letter] = Page([], [], 0)
+    size = 0
+    for job in jobs:
+        if len(page.items) == LETTERS_MAX or size >= LETTERS_BYTES_MAX:
+            return page._replace(following=job)
+        chunk = agenda.dead.find(job)
+        try:
+            if chunk is None:
+                raise _not_dead(journal, job)
+            letter = _letter(journal, job, chunk.locations[agenda.dead.index])
+        except TaskqError as error:
+            page.refused.append((job, error))
+        else:
+            size += letter.size
+            page.items.append(letter)
+    return page
+
+
+def check_dead(committer: Committer, jobs: list[int]) -> Page[int]:
+    """Those of these jobs that are dead letters, and what to say of the others."""
+    journal, agenda = committer.journal, committer.facets.need_agenda()
+    page: Page[int] = Page([], [], 0)
+    for job in jobs:
+        if agenda.dead.find(job) is None:
+            page.refused.append((job, _not_dead(journal, job)))
+        else:
+            page.items.append(job)
+    return page
+
+
+def _not_dead(journal: Journal, job: int) -> TaskqError:
+    """What to say of a job that is no dead letter."""
+    view = tell(journal, job, journal.clock.wall_ns()) if 0 < job < journal.next_lsn else None
+    job_id = f"{journal.tag}-{job}"
+    if view is None:
+        return JobNotFound(f"there is no job {job_id} in {journal.path}")
+    return NotDead(job_id, view.state.name.lower())
+
+
+def _told(journal: Journal, job: int) -> JobView | None:
+    """A dead letter as the log tells it."""
+    view = tell(journal, job, journal.clock.wall_ns())
+    return view if view is not None and view.state is State.DEAD else None
+
+
+def _fitting(agenda: Agenda, wanted: DeadFilter) -> Callable[[Chunk, int], bool]:
+    """Whether a dead letter fits but for its reason."""
+    lanes = _lanes(agenda, wanted.queue, wanted.task)
+    since, before = wanted.since_ns // SECOND_NS, wanted.before_ns // SECOND_NS
+
+    def fits(chunk: Chunk, index: int) -> bool:
+        return chunk.lanes[index] in lanes and since <= chunk.metas[index] < before
+
+    return fits
+
+
+def _lanes(agenda: Agenda, queue: str | None, task: str | None) -> frozenset[int]:
+    return frozenset(
+        lane.number
+        for lane in agenda.lanes
+        if queue in (None, lane.queue) and task in (None, lane.task)
+    )
+
+
+def _letter(journal: Journal, job: int, location: int) -> Letter:
+    """A dead letter whose ENQUEUED record stands at a location, or in the record there.
+
+    Raises:
+        LogDamaged: it does not read back.
+    """
+    record = journal.files.unchecked_record(location)
+    if is_carrying(record):
+        carried = decode_carried(record)
+        born = journal.files.record(location, job)
+        return Letter(job, timeless(born, job), carried.enqueued_ns, carried.history)
+    found = journal.indexes.find(job)
+    if found is None:
+        raise LogDamaged(
+            f"{journal.path}: the record of job {journal.tag}-{job} does not read back"
+        )
+    return Letter(job, timeless(found.record, job), found.time_ns)
+
+
+# -- waiting jobs ---------------------------------------------------------------------------------
+
+
+def waiting_page(
+    committer: Committer, wanted: WaitingFilter, start: int, end: int, limit: int
+) -> Page[int]:
+    """Waiting jobs among those from ``start`` on, before ``end``, that fit."""
+    journal, agenda = committer.journal, committer.facets.need_agenda()
+    agenda.promote(journal.clock.wall_ns())
+    if wanted.before_ns is not None:
+        end = min(end, journal.indexes.lsn_at(wanted.before_ns))
+    lanes = _lanes(agenda, wanted.queue, wanted.task)
+    states = frozenset(map(int, wanted.states))
+    page: Page[int] = Page([], [], 0)
+    for number, (chunk, index) in enumerate(agenda.table.since(start)):
+        job = chunk.ids[index]
+        if job >= end:
+            break
+        if number == _SCAN_MAX or len(page.items) == limit:
+            return page._replace(following=job)
+        if chunk.lanes[index] in lanes and chunk.metas[index] & STATE_MASK in states:
+            page.items.append(job)
+    return page
+
+
+def count_running(committer: Committer, queue: str | None, task: str | None) -> int:
+    """Jobs that run now."""
+    agenda = committer.facets.need_agenda()
+    lanes = _lanes(agenda, queue, task)
+    return sum(agenda.lanes[number].running for number in lanes)

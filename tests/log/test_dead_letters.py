@@ -1,0 +1,373 @@
+"""Dead letters in the log: requeued once, purged, found, and the same to every process."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.errors import JobNotFound, KeyHeld, NotDead
+from taskq.core.model import SECOND_NS, Extras, QueueStats, State
+from taskq.core.records import Cause, Flag, Kind
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
+from taskq.log.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
+from tests.log.world import PLAIN, World
+
+if TYPE_CHECKING:
+    from taskq.core.errors import TaskqError
+    from taskq.log.requests import Outcome
+    from tests.log.world import Process
+
+MAIL = EnqueueSpec(queue="mail", task="mail.send", priority=7, attempts=2)
+ALL = 2**62
+
+
+def kill(process: Process, job: int, reason: bytes = b"ValueError: no") -> None:
+    """Claim the job and settle it as dead."""
+    (delivery,) = [one for one in process.claim(99) if one.job == job]
+    process.settle(delivery, Kind.DIED, body=reason, cause=Cause.EXHAUSTED)
+
+
+def dead_letter(
+    process: Process,
+    body: bytes = b"{}",
+    extras: Extras | None = None,
+    spec: EnqueueSpec = PLAIN,
+    reason: bytes = b"ValueError: no",
+) -> int:
+    job = process.enqueue(body, extras, spec)
+    kill(process, job, reason)
+    return job
+
+
+def requeue(process: Process, *jobs: int) -> list[TaskqError | None]:
+    """Look the letters up, and requeue what was found; raises what the look refused."""
+    process.catch_up()
+    page = letters(process.committer, list(jobs))
+    for _, error in page.refused:
+        raise error
+    answers: list[TaskqError | None] = process.ask(Op.REQUEUE, page.items)
+    return answers
+
+
+def purge(process: Process, *jobs: int) -> list[TaskqError | None]:
+    answers: list[TaskqError | None] = process.ask(Op.PURGE, list(jobs))
+    return answers
+
+
+def outcome(process: Process, job: int) -> Outcome:
+    answer: Outcome = process.ask(Op.OUTCOME, job)
+    return answer
+
+
+def test_a_requeued_job_keeps_its_id_and_counts_its_attempts_anew() -> None:
+    """And everything that it was enqueued with; the timeline keeps the attempts before."""
+    world = World()
+    process = world.process()
+    extras = Extras(headers={"trace": "abc"}, key=b"k", window_ns=60 * SECOND_NS)
+    job = dead_letter(process, b"payload", extras, MAIL, b"first reason")
+    assert requeue(process, job) == [None]
+    view = world.view(job)
+    assert view is not None
+    assert (view.state, view.attempt, view.reason, view.settled_ns) == (State.READY, 0, "", 0)
+    assert (view.payload, view.headers, view.key) == (b"payload", {"trace": "abc"}, b"k")
+    assert (view.queue, view.task, view.priority, view.attempts_max) == ("mail", "mail.send", 7, 2)
+    (delivery,) = process.claim()
+    assert (delivery.job, delivery.attempt, delivery.payload) == (job, 1, b"payload")
+    assert delivery.headers == {"trace": "abc"}
+    process.settle(delivery, body=b"done")
+    view = world.view(job)
+    assert view is not None
+    assert (view.state, view.result) == (State.SUCCEEDED, b"done")
+    assert [(one.number, one.outcome) for one in view.attempts] == [(1, "died"), (1, "succeeded")]
+    assert view.attempts[0].reason == "first reason"
+
+
+def test_a_second_requeue_of_the_same_is_refused_naming_its_state() -> None:
+    process = World().process()
+    job = dead_letter(process)
+    found = letters(process.committer, [job]).items
+    assert process.ask(Op.REQUEUE, found) == [None]
+    (refusal,) = process.ask(Op.REQUEUE, found)
+    assert isinstance(refusal, NotDead)
+    assert refusal.state == "ready"
+    with pytest.raises(NotDead, match="it is ready"):
+        requeue(process, job)
+    (delivery,) = process.claim()
+    with pytest.raises(NotDead, match="it is running"):
+        requeue(process, job)
+    process.settle(delivery)
+    with pytest.raises(NotDead, match="it is succeeded"):
+        requeue(process, job)
+    with pytest.raises(JobNotFound, match="there is no job"):
+        requeue(process, job + 1_000_000)
+
+
+def test_of_two_processes_that_requeue_the_same_letter_one_does() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    job = dead_letter(first)
+    second.catch_up()
+    found = [letters(one.committer, [job]).items for one in (first, second)]
+    answers = [
+        one.ask(Op.REQUEUE, part)[0] for one, part in zip((first, second), found, strict=True)
+    ]
+    assert answers[0] is None
+    assert isinstance(answers[1], NotDead)
+    assert world.kinds().count(Kind.REQUEUED) == 1
+
+
+def test_requeue_and_claim_in_one_batch_run_the_job() -> None:
+    """Its record is in no file yet when it is claimed."""
+    process = World().process()
+    job = dead_letter(process)
+    found = letters(process.committer, [job]).items
+    claimer = process.send(Op.CLAIM, ClaimRequest(1))
+    process.send(Op.REQUEUE, found)
+    assert [one.job for one in claimer.result(0)] == [job]
+
+
+def test_another_process_runs_what_one_requeued() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    job = dead_letter(first, b"abc")
+    assert second.claim() == []
+    requeue(first, job)
+    (delivery,) = second.claim()
+    assert (delivery.job, delivery.attempt, delivery.payload) == (job, 1, b"abc")
+    second.settle(delivery, body=b"42")
+    assert outcome(first, job).body == b"42"
+
+
+def test_who_waits_for_a_requeued_job_gets_its_new_end() -> None:
+    """In the process that saw it die, in one that did not, and in one that only looks."""
+    world = World()
+    first, second, third = world.process(), world.process(), world.process()
+    job = dead_letter(first, reason=b"the first end")
+    second.catch_up()
+    assert outcome(third, job) == (State.DEAD, b"the first end", 0)
+    assert outcome(first, job) == (State.DEAD, b"the first end", 0)
+    requeue(second, job)
+    waiting = [one.send(Op.OUTCOME, job) for one in (first, second, third)]
+    assert not any(future.done() for future in waiting)
+    (delivery,) = second.claim()
+    second.settle(delivery, body=b"the second end")
+    for process in (first, second, third):
+        process.follow()
+        process.sync()
+    assert [future.result(0) for future in waiting] == [(State.SUCCEEDED, b"the second end", 0)] * 3
+
+
+def test_due_time_and_expiry_of_the_first_life_are_over() -> None:
+    world = World()
+    process = world.process()
+    extras = Extras(due_ns=SECOND_NS, expires_ns=60 * SECOND_NS, headers={"a": "b"})
+    job = process.enqueue(b"x", extras)
+    world.clock.advance(2)
+    kill(process, job)
+    requeue(process, job)
+    world.clock.advance(3_600)
+    view = world.view(job)
+    assert view is not None
+    assert (view.state, view.due_ns, view.expires_ns) == (State.READY, 0, 0)
+    (delivery,) = process.claim()
+    assert (delivery.job, delivery.headers, delivery.extras.expires_ns) == (job, {"a": "b"}, 0)
+
+
+def test_flags_of_the_job_survive_a_requeue() -> None:
+    """A single attempt is still run only once its claim is on disk."""
+    once = EnqueueSpec(attempts=1, flags=Flag.DROP_RESULT)
+    process = World().process()
+    job = dead_letter(process, spec=once)
+    requeue(process, job)
+    agenda = process.catch_up().need_agenda()
+    record = process.journal.files.record(agenda.location(job), job)
+    assert record[8] & Flag.DROP_RESULT
+    future = process.send(Op.CLAIM, ClaimRequest(1))
+    assert not future.done()
+    process.sync()
+    assert [one.job for one in future.result(0)] == [job]
+
+
+def test_a_key_that_another_live_job_holds_keeps_a_letter_dead() -> None:
+    """Named with its holder; once that is settled, the requeue goes, and holds the key again."""
+    world = World()
+    process = world.process()
+    job = dead_letter(process, extras=Extras(key=b"k"))
+    holder = process.enqueue(extras=Extras(key=b"k"))
+    (refusal,) = requeue(process, job)
+    assert isinstance(refusal, KeyHeld)
+    assert refusal.holder_id == f"{process.journal.tag}-{holder}"
+    assert refusal.holder_id in str(refusal)
+    (delivery,) = process.claim()
+    assert delivery.job == holder
+    process.settle(delivery)
+    assert requeue(process, job) == [None]
+    for one in (process, world.process()):
+        assert one.offer(extras=Extras(key=b"k")) == (job,)
+    (delivery,) = process.claim()
+    process.settle(delivery)
+    assert isinstance(process.offer(extras=Extras(key=b"k")), int)
+
+
+def test_a_window_says_nothing_of_a_requeue() -> None:
+    """It began when the job was enqueued, and holds off enqueues until it ends."""
+    world = World()
+    process = world.process()
+    hour = 3_600 * SECOND_NS
+    job = dead_letter(process, extras=Extras(key=b"k", window_ns=hour))
+    requeue(process, job)
+    for one in (process, world.process()):
+        assert one.offer(extras=Extras(key=b"k", window_ns=hour)) == (job,)
+    world.clock.advance(3_601)
+    other = process.enqueue(extras=Extras(key=b"k", window_ns=hour))
+    for delivery in process.claim(9):
+        process.settle(delivery, Kind.DIED, body=b"")
+    assert requeue(process, job) == [None]
+    assert process.offer(extras=Extras(key=b"k", window_ns=hour)) == (other,)
+
+
+def test_a_purged_job_is_unknown_and_in_no_count() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    job, kept = dead_letter(first), dead_letter(first)
+    second.catch_up()
+    assert purge(first, job) == [None]
+    (refusal,) = purge(second, job)
+    assert isinstance(refusal, NotDead)
+    for process in (first, second, world.process()):
+        assert process.catch_up().need_agenda().stats() == (QueueStats(queue="default", dead=1),)
+        with pytest.raises(JobNotFound):
+            outcome(process, job)
+    assert world.view(job) is None
+    assert world.view(kept) is not None
+    with pytest.raises(JobNotFound):
+        requeue(first, job)
+
+
+def test_a_log_that_holds_a_requeue_says_that_older_versions_cannot_read_it() -> None:
+    world = World()
+    process = world.process()
+    job = dead_letter(process)
+    assert b"records-2" not in world.machine.content("/srv/data/taskq.json")
+    requeue(process, job)
+    assert b"records-2" in world.machine.content("/srv/data/taskq.json")
+
+
+def test_the_fold_of_the_files_is_what_each_process_holds() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    jobs = [dead_letter(first, spec=MAIL) for _ in range(6)]
+    requeue(second, *jobs[:3])
+    purge(first, jobs[3])
+    kill(first, jobs[1])
+    folded = world.fold().need_agenda()
+    for agenda in (folded, *(one.catch_up().need_agenda() for one in (first, second))):
+        assert agenda.stats() == (QueueStats(queue="mail", ready=0, running=2, dead=3),)
+        assert {chunk.ids[index] for chunk, index in agenda.dead} == {jobs[1], jobs[4], jobs[5]}
+        assert set(agenda.running) == {jobs[0], jobs[2]}
+
+
+# -- finding them ---------------------------------------------------------------------------------
+
+
+def test_letters_are_listed_by_the_latest_death() -> None:
+    world = World()
+    process = world.process()
+    jobs = [process.enqueue(spec=MAIL) for _ in range(3)]
+    deliveries = {one.job: one for one in process.claim(3)}
+    for number in (1, 0, 2):
+        world.clock.advance(60)
+        process.settle(deliveries[jobs[number]], Kind.DIED, body=b"reason %d" % number)
+    views, _ = newest_dead(process.committer, DeadFilter(), 9, None)
+    assert [(one.lsn, one.reason) for one in views] == [
+        (jobs[2], "reason 2"), (jobs[0], "reason 0"), (jobs[1], "reason 1"),
+    ]  # fmt: skip
+    assert [one.attempt for one in views] == [1, 1, 1]
+    views, place = newest_dead(process.committer, DeadFilter(), 2, None)
+    assert [one.lsn for one in views] == [jobs[2], jobs[0]]
+    views, _ = newest_dead(process.committer, DeadFilter(), 2, place)
+    assert [one.lsn for one in views] == [jobs[1]]
+    views, _ = newest_dead(process.committer, DeadFilter(error="reason 1"), 1, None)
+    assert [one.lsn for one in views] == [jobs[1]]
+
+
+def test_letters_are_found_by_queue_task_reason_and_time() -> None:
+    world = World()
+    process = world.process()
+    start = world.clock.wall_ns()
+    first = dead_letter(process, spec=MAIL, reason=b"TimeoutError: slow")
+    world.clock.advance(100)
+    second = dead_letter(process, reason=b"ValueError: bad")
+    late = start + 50 * SECOND_NS
+    for wanted, expected in (
+        (DeadFilter(), [first, second]),
+        (DeadFilter(queue="mail"), [first]),
+        (DeadFilter(task="mail.send"), [first, second]),
+        (DeadFilter(queue="mail", task="other"), []),
+        (DeadFilter(error="Error"), [first, second]),
+        (DeadFilter(error="slow"), [first]),
+        (DeadFilter(error=re.compile("^Value.*bad$")), [second]),
+        (DeadFilter(since_ns=late), [second]),
+        (DeadFilter(before_ns=late), [first]),
+    ):
+        assert dead_page(process.committer, wanted, 0, ALL, 99) == (expected, [], 0)
+        views, _ = newest_dead(process.committer, wanted, 99, None)
+        assert [view.lsn for view in views] == expected[::-1]
+        if wanted.error is None:
+            assert count_dead(process.committer, wanted) == len(expected)
+
+
+def test_pages_together_find_every_letter_once() -> None:
+    process = World().process()
+    jobs = [dead_letter(process) for _ in range(7)]
+    found: list[int] = []
+    start = 0
+    while True:
+        page = dead_page(process.committer, DeadFilter(error="no"), start, jobs[6], 2)
+        found += page.items
+        start = page.following
+        if not start:
+            break
+    assert found == jobs[:6]
+
+
+def test_large_letters_are_requeued_in_slices() -> None:
+    process = World().process()
+    jobs = [dead_letter(process, bytes(100_000)) for _ in range(7)]
+    rest, sizes = jobs, []
+    while rest:
+        page = letters(process.committer, rest)
+        assert process.ask(Op.REQUEUE, page.items) == [None] * len(page.items)
+        sizes.append(len(page.items))
+        rest = [job for job in rest if page.following and job >= page.following]
+    assert sizes == [3, 3, 1]
+    assert [one.payload for one in process.claim(9)] == [bytes(100_000)] * 7
+
+
+def test_a_letter_that_does_not_read_back_is_refused_and_the_others_are_not() -> None:
+    world = World()
+    process = world.process()
+    jobs = [dead_letter(process, b"payload of %d" % number) for number in range(2)]
+    path = world.segments()[0]
+    at = world.machine.content(path).index(b"payload of 0")
+    world.machine.corrupt(path, at, b"PAYLOAD")
+    fresh = world.process()
+    fresh.catch_up()
+    page = letters(fresh.committer, jobs)
+    assert [letter.job for letter in page.items] == [jobs[1]]
+    assert [job for job, _ in page.refused] == [jobs[0]]
+
+
+def test_a_settlement_of_the_first_life_is_stale_in_the_second() -> None:
+    process = World().process()
+    job = process.enqueue()
+    (old,) = process.claim()
+    process.settle(old, Kind.DIED, body=b"")
+    requeue(process, job)
+    (new,) = process.claim()
+    answers = process.ask(Op.SETTLE, [Settlement(Kind.SUCCEEDED, old, b"late")])
+    assert "is over" in str(answers[0])
+    process.settle(new, body=b"now")
+    assert outcome(process, job).body == b"now"

@@ -1,0 +1,177 @@
+"""Queues that are paused and resumed, and waiting jobs that are cancelled by the many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from taskq.core.model import SECOND_NS, Extras, QueueStats, State
+from taskq.core.records import Cause, Kind
+from taskq.log.ports import INTEREST_READY
+from taskq.log.queues import Withdrawal
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
+from taskq.log.selection import WaitingFilter, count_running, waiting_page
+from tests.log.world import Process, World
+
+MAIL = EnqueueSpec(queue="mail", task="send")
+SYNC = EnqueueSpec(queue="sync", task="copy")
+ALL = 2**62
+
+
+def found(process: Process, **wanted: Any) -> list[int]:
+    """Waiting jobs that fit."""
+    process.catch_up()
+    return waiting_page(process.committer, WaitingFilter(**wanted), 0, ALL, 10_000).items
+
+
+def test_no_process_claims_from_a_paused_queue_until_it_is_resumed() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    jobs = [first.enqueue(spec=spec) for spec in (MAIL, SYNC, MAIL)]
+    assert second.ask(Op.PAUSE, "mail")
+    assert [one.job for one in first.claim(9)] == [jobs[1]]
+    later = second.enqueue(spec=MAIL)
+    assert second.claim(9) == []
+    assert first.ask(Op.RESUME, "mail")
+    assert [one.job for one in second.claim(9)] == [jobs[0], jobs[2], later]
+
+
+def test_pausing_and_resuming_twice_writes_nothing_more() -> None:
+    world = World()
+    process = world.process()
+    process.enqueue()
+    assert process.ask(Op.PAUSE, "mail") is True
+    assert process.ask(Op.PAUSE, "mail") is False
+    assert world.process().ask(Op.PAUSE, "mail") is False
+    assert process.ask(Op.RESUME, "mail") is True
+    assert process.ask(Op.RESUME, "mail") is False
+    assert process.ask(Op.RESUME, "never used") is False
+    assert world.kinds() == [Kind.ENQUEUED, Kind.PAUSED, Kind.RESUMED]
+
+
+def test_a_queue_can_be_paused_before_it_has_jobs_and_stays_so_after_a_power_loss() -> None:
+    world = World()
+    process = world.process()
+    process.ask(Op.PAUSE, "später/?")
+    world.lose_power()
+    process = world.process()
+    job = process.enqueue(spec=EnqueueSpec(queue="später/?"))
+    assert process.claim() == []
+    for agenda in (process.catch_up().need_agenda(), world.fold().need_agenda()):
+        assert agenda.stats() == (QueueStats(queue="später/?", ready=1, paused=True),)
+        assert agenda.next_ready(9, None) == []
+    process.ask(Op.RESUME, "später/?")
+    assert [one.job for one in process.claim()] == [job]
+
+
+def test_what_runs_when_its_queue_is_paused_is_settled_and_what_comes_back_waits() -> None:
+    process = World().process()
+    jobs = [process.enqueue(spec=MAIL) for _ in range(2)]
+    first, second = process.claim(2)
+    process.ask(Op.PAUSE, "mail")
+    process.settle(first)
+    process.settle(second, Kind.RETRIED)
+    assert process.claim(9) == []
+    process.ask(Op.RESUME, "mail")
+    assert [(one.job, one.attempt) for one in process.claim(9)] == [(jobs[1], 2)]
+
+
+def test_delays_and_expiries_go_on_in_a_paused_queue() -> None:
+    world = World()
+    process = world.process()
+    process.ask(Op.PAUSE, "mail")
+    due = process.enqueue(spec=MAIL, extras=Extras(due_ns=10 * SECOND_NS))
+    gone = process.enqueue(spec=MAIL, extras=Extras(expires_ns=10 * SECOND_NS))
+    world.clock.advance(20)
+    assert process.claim(9) == []
+    view = world.view(gone)
+    assert view is not None
+    assert view.state is State.EXPIRED
+    process.ask(Op.RESUME, "mail")
+    assert [one.job for one in process.claim(9)] == [due]
+
+
+def test_a_resume_wakes_claims_that_wait_here_and_sleepers_elsewhere() -> None:
+    process = World().process()
+    process.ask(Op.PAUSE, "mail")
+    job = process.enqueue(spec=MAIL)
+    waiting = process.send(Op.CLAIM, ClaimRequest(1))
+    assert not waiting.done()
+    future: Any = process.send(Op.RESUME, "mail")
+    process.sync()
+    assert future.result(0) is True
+    assert [one.job for one in waiting.result(0)] == [job]
+    process.commit([])
+    committer = process.committer
+    committer.commit([(Op.PAUSE, None, None, "mail"), (Op.RESUME, None, None, "mail")])
+    assert committer.take_interest() & INTEREST_READY
+
+
+def test_withdrawing_many_cancels_those_that_wait_and_leaves_the_others() -> None:
+    world = World()
+    process = world.process()
+    jobs = [process.enqueue(spec=MAIL) for _ in range(4)]
+    late = process.enqueue(spec=MAIL, extras=Extras(due_ns=60 * SECOND_NS))
+    (running,) = process.claim()
+    done = process.ask(Op.WITHDRAW, Withdrawal([*jobs[:3], late, 4_711], Cause.PURGE))
+    assert done == [jobs[1], jobs[2], late]
+    assert running.job == jobs[0]
+    stats = QueueStats(queue="mail", ready=1, running=1, cancelled=3)
+    assert process.catch_up().need_agenda().stats() == (stats,)
+    causes = {one.cause for one in world.records() if one.kind == Kind.CANCELLED}
+    assert causes == {Cause.PURGE}
+    process.settle(running)
+
+
+def test_a_withdrawal_frees_keys_and_wakes_who_waits_for_the_outcome() -> None:
+    process = World().process()
+    job = process.enqueue(spec=MAIL, extras=Extras(key=b"k"))
+    waiting = process.send(Op.OUTCOME, job)
+    process.ask(Op.WITHDRAW, Withdrawal([job]))
+    assert waiting.result(0).state is State.CANCELLED
+    assert isinstance(process.offer(spec=MAIL, extras=Extras(key=b"k")), int)
+
+
+def test_waiting_jobs_are_found_by_queue_task_state_and_age() -> None:
+    world = World()
+    process = world.process()
+    old = process.enqueue(spec=MAIL)
+    world.clock.advance(100)
+    moment = world.clock.wall_ns()
+    mail = process.enqueue(spec=MAIL)
+    late = process.enqueue(spec=SYNC, extras=Extras(due_ns=60 * SECOND_NS))
+    for wanted, expected in (
+        ({}, [old, mail, late]),
+        ({"queue": "mail"}, [old, mail]),
+        ({"task": "copy"}, [late]),
+        ({"queue": "mail", "task": "copy"}, []),
+        ({"states": frozenset({State.READY})}, [old, mail]),
+        ({"states": frozenset({State.SCHEDULED})}, [late]),
+        ({"before_ns": moment}, [old]),
+        ({"before_ns": moment + 1}, [old, mail, late]),
+    ):
+        assert found(process, **wanted) == expected, wanted
+    world.clock.advance(60)
+    assert found(process, states=frozenset({State.READY})) == [old, mail, late]
+    (running,) = process.claim()
+    assert found(process, queue="mail") == [mail]
+    assert count_running(process.committer, "mail", None) == 1
+    assert count_running(process.committer, "sync", None) == 0
+    process.settle(running)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_pages_together_find_every_waiting_job_once(limit: int) -> None:
+    process = World().process()
+    jobs = [process.enqueue(spec=MAIL) for _ in range(9)]
+    process.catch_up()
+    seen: list[int] = []
+    start = 0
+    while True:
+        page = waiting_page(process.committer, WaitingFilter(), start, jobs[8], limit)
+        seen += page.items
+        start = page.following
+        if not start:
+            break
+    assert seen == jobs[:8]
