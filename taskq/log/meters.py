@@ -5,6 +5,7 @@ Nothing here is done for every job: a batch, an fsync or a wait for the lock is 
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
     from taskq.log.journal import Journal
 
-#: An fsync that takes longer is worth a line in the program's log.
+_log: Final = logging.getLogger("taskq")
+#: An fsync that takes longer is counted as slow, and logged.
 SLOW_SYNC_NS: Final = SECOND_NS
 #: Values have a bucket each up to twice this; above, every doubling has so many buckets.
 _PER_OCTAVE: Final = 4
@@ -146,6 +148,8 @@ def excused(journal: Journal) -> Iterator[None]:
 def timed_sync(journal: Journal, descriptor: int) -> None:
     """Sync a segment and note how long it took; the lock is excused for it, if it is held.
 
+    A slow one is worth a line in the program's log.
+
     Raises:
         OSError: it may be lost.
     """
@@ -157,3 +161,5 @@ def timed_sync(journal: Journal, descriptor: int) -> None:
         took = clock.steady_ns() - start
         journal.writer.excuse(took)
         journal.meters.synced(took)
+        if took > SLOW_SYNC_NS:
+            _log.warning("%s: an fsync took %.1f s", journal.path, took / SECOND_NS)

@@ -49,8 +49,6 @@ _QUIET_SYNC_SECONDS: Final = 0.005
 _KEEP_SECONDS: Final = 0.001
 #: How soon answers that a loop has not taken yet are looked at again: it may be closed by then.
 _UNTOLD_SECONDS: Final = 1.0
-#: An fsync that takes longer is worth a line in the program's log.
-_SLOW_SYNC_SECONDS: Final = 1.0
 _ENQUEUE: Final = int(Op.ENQUEUE)
 #: About what a record takes besides its payload.
 _RECORD_BYTES: Final = 48
@@ -227,12 +225,8 @@ class StorageThread:
 
     def _sync(self) -> None:
         self._unsynced_since = 0.0
-        start = time.monotonic()
         self.writer.turn.crowded = self.peers is not None and self.peers.others >= _CROWD
         self.committer.sync()
-        took = time.monotonic() - start
-        if took > _SLOW_SYNC_SECONDS:
-            _log.warning("%s: an fsync took %.1f s", self.path, took)
 
     def _hand_out_now(self) -> None:
         if self.committer.now:

@@ -6,12 +6,42 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import DiskFull, TaskLog, TaskQ
+from taskq import DiskFull, EngineStats, LogStats, QueueStats, Spread, TaskLog, TaskQ
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _MORE_THAN_ANY_DISK_HAS = 2**60
+
+
+async def test_stats_tell_of_the_queues_and_of_this_processs_engine(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path / "log") as log:
+        for _ in range(3):
+            await log.put(b"x" * 100, queue="mail")
+        [delivery] = await log.claim()
+        await log.ack(delivery)
+        stats = await log.stats()
+    assert isinstance(stats, LogStats)
+    [queue] = stats.queues
+    assert isinstance(queue, QueueStats)
+    assert (queue.queue, queue.ready, queue.running, queue.succeeded) == ("mail", 2, 0, 1)
+    assert queue.oldest_ready_seconds is not None
+    assert 0 <= queue.oldest_ready_seconds < 60
+    engine = stats.engine
+    assert isinstance(engine, EngineStats)
+    assert engine.batches >= 5
+    assert engine.records >= 5
+    assert engine.payload_bytes == 300
+    assert engine.appended_bytes > 300
+    assert engine.write_amplification == engine.appended_bytes / 300
+    for spread in (engine.sync_seconds, engine.lock_wait_seconds, engine.batch_records):
+        assert isinstance(spread, Spread)
+        assert spread.count
+        assert 0 < spread.p50 <= spread.p95 <= spread.p99 <= spread.max
+    assert 0 < engine.lock_hold_seconds_max < 10
+    assert 0 < engine.open_seconds < 10
+    assert engine.free_bytes
+    assert not engine.is_disk_short
 
 
 async def test_too_little_room_on_the_disk_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from taskq.core.model import SECOND_NS, EngineStats, Extras, QueueStats
 from taskq.core.records import Kind
 from taskq.log.gauges import Gauges, engine_stats
 from taskq.log.requests import EnqueueSpec
-from tests.log.world import PLAIN, SMALL, World
+from tests.log.world import PATH, PLAIN, SMALL, World
 
 if TYPE_CHECKING:
     from tests.log.world import Process
@@ -240,7 +240,9 @@ def test_a_refused_batch_is_not_counted() -> None:
     assert (after.batches, after.appended_bytes) == (before.batches, before.appended_bytes)
 
 
-def test_fsyncs_are_timed_and_slow_ones_counted() -> None:
+def test_fsyncs_are_timed_and_slow_ones_counted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = World()
     first = world.process()
     seconds = iter([0.002, 0.002, 0.002, 2.0])
@@ -258,6 +260,7 @@ def test_fsyncs_are_timed_and_slow_ones_counted() -> None:
     assert engine.sync_seconds.p50 == pytest.approx(0.002, rel=0.125)
     assert engine.sync_seconds.max == 2
     assert engine.slow_syncs == 1
+    assert [record.getMessage() for record in caplog.records] == [f"{PATH}: an fsync took 2.0 s"]
     assert engine.lock_hold_seconds_max < 1, "the disk's time is not the lock's"
 
 
