@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.errors import LogError
 from taskq.log.disk import LocalDisk
 from taskq.log.files import SegmentFiles
-from taskq.log.locate import read_record
+from taskq.log.growth import Onlooker
 from taskq.log.logrecord import decode_record, places
+from taskq.log.reader import open_journal
 from taskq.log.readers import Position
 from taskq.record import kind_at, make_record, takes_time
 
@@ -64,7 +66,7 @@ class RecordReader:
         #: a record that is not handed out yet
         self._held: LogRecord | None = None
         self._looked_at = 0
-        self._lookup: SegmentFiles | None = None
+        self._lookup: Onlooker | None = None
 
     @property
     def position(self) -> Position:
@@ -90,7 +92,7 @@ class RecordReader:
             if not self._looked_at % _TURN_RECORDS:
                 await asyncio.sleep(0)
             if self._choice.lacks(record):
-                await asyncio.to_thread(self._look_up, record.job, extent)
+                await asyncio.to_thread(self._look_up, record.job)
             names = self._choice.fits(record)
             if names is None:
                 made = None
@@ -107,7 +109,7 @@ class RecordReader:
         """Close the files; from any thread. Legal twice."""
         self.frames.close()
         if self._lookup is not None:
-            self._lookup.forget()
+            self._lookup.close()
 
     async def _enter_frame(self, extent: Extent) -> bool:
         frame = await self.frames.next(extent)
@@ -148,21 +150,17 @@ class RecordReader:
             self._place = Position(segment, lsn, frame.offset, header.epoch, header.time_ns)
             self._placed = frame
 
-    def _look_up(self, job: int, extent: Extent) -> None:
+    def _look_up(self, job: int) -> None:
         """Find the queue and task of a job that is older than what is remembered; on a thread."""
-        files = self._lookup
-        if files is None:
-            files = self._lookup = SegmentFiles(
-                LocalDisk(), self.frames.files._path, writable=False
-            )
-            files.log_id = self.frames.files.log_id
-        files.refresh()
-        data = read_record(files, job, extent)
-        if data is None:
+        try:
+            if self._lookup is None:
+                self._lookup = Onlooker(open_journal(self.frames.files._path))
+            self._lookup.look()
+            found = next(self._lookup.journal.indexes.about(job), None)
+        except LogError:  # what was there was removed just now
             return
-        record = decode_record(data, job, 0, 0)
-        if record.job == job:
-            self._choice.note(record)
+        if found is not None:
+            self._choice.note(decode_record(found.record, found.lsn, found.epoch, found.time_ns))
 
 
 def open_files(path: str, log_id: UUID) -> SegmentFiles:

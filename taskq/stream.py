@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, TypeAlias
 
 from taskq.core.errors import LogDamaged, LogError, ReaderFellBehind, UsageError
-from taskq.log.bodystore import BodyStore
 from taskq.log.codec import SEGMENT_HEADER
 from taskq.log.cursor import Cursor
 from taskq.log.disk import LocalDisk
@@ -238,7 +237,7 @@ class Stream:
         meet = gap_handler(files, self._on_damage)
         frames = FrameReader(files, cursor, start.reader or "", meet)
         frames.time_ns = position.time_ns
-        bodies = BodyStore(path, store.config)
+        bodies = self._connection.packer.bodies
         from_ns = start.time_ns or 0
         self._saved_at = self._synced_at = time.monotonic()
         return _Open(

@@ -98,11 +98,11 @@ class Onlooker:
     It shows what was written, on disk or not, as all who only look do.
 
     Args:
-        journal: one for reading.
+        journal: one for reading; it is closed with this.
     """
 
     def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+        self.journal = journal
         try:
             self._hint_file = journal.disk.open(f"{journal.path}/write.lock", write=False)
         except OSError:  # written by nobody since it was copied here
@@ -110,20 +110,21 @@ class Onlooker:
 
     def look(self) -> Extent:
         """Where the log ends now."""
-        journal = self._journal
+        journal = self.journal
         if not self._believe_hint():
             self._walk()
         return Extent(journal.segment, journal.offset, journal.next_lsn)
 
     def close(self) -> None:
-        """Close the hint's file. Legal twice."""
+        """Close the files. Legal twice."""
+        self.journal.close()
         if self._hint_file >= 0:
-            self._journal.disk.close(self._hint_file)
+            self.journal.disk.close(self._hint_file)
             self._hint_file = -1
 
     def _believe_hint(self) -> bool:
         """Take over what the last writer noted, if that can be so."""
-        journal = self._journal
+        journal = self.journal
         hint = read_hint(journal.disk, self._hint_file) if self._hint_file >= 0 else None
         if hint is None or hint.failed or hint.boot != journal.boot:
             return False
@@ -139,7 +140,7 @@ class Onlooker:
 
     def _walk(self) -> None:
         """Look at the files themselves: whole frames count, one that is being written does not."""
-        journal = self._journal
+        journal = self.journal
         files = journal.files
         files.refresh()
         newest = files.lsns[-1] if files.lsns else 0
