@@ -18,7 +18,7 @@ from taskq.core.model import (
     PRIORITY_DEFAULT,
     Extras,
 )
-from taskq.log.bodies import check_compression
+from taskq.log.bodies import check_storage
 from taskq.log.requests import EnqueueSpec
 
 if TYPE_CHECKING:
@@ -285,10 +285,7 @@ def _expiry(expires: Duration | datetime | None) -> dict[str, Any]:
 
 def _storage(changes: OptionChanges) -> dict[str, Any]:
     values: dict[str, Any] = {name: changes[name] for name in _STORAGE if name in changes}
-    if values.get("compress") is not None:
-        check_compression(values["compress"])
-    if values.get("spill") not in {None, True, False}:
-        raise UsageError(f"spill is {values['spill']!r:.60}, it must be True, False or None")
+    check_storage(values.get("compress"), values.get("spill"))
     return values
 
 

@@ -9,7 +9,7 @@ from taskq.call import Options, spec_of
 from taskq.core.errors import UsageError
 from taskq.core.model import ATTEMPTS_DEFAULT, PRIORITY_DEFAULT
 from taskq.core.records import Flag
-from taskq.log.bodies import check_compression
+from taskq.log.bodies import check_storage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,8 +51,7 @@ def loose_put(job: Put, packer: Packer) -> Loose:
     if not isinstance(job, Put):
         raise UsageError(f"put_many() takes Put(payload=...) values, got {job!r:.60}")
     check_bytes("the payload", job.payload)
-    if job.compress is not None:
-        check_compression(job.compress)
+    check_storage(job.compress, job.spill)
     packing = packer.config.packing(job.queue, job.compress, job.spill)
     packer.bodies.check_size(len(job.payload), packing, "the payload")
     return _item(job), packing, "the payload"

@@ -351,10 +351,9 @@ def name_of(fn: Callable[..., Any]) -> str:
     Raises:
         UsageError: the function has no name of its own.
     """
-    qualified = getattr(fn, "__qualname__", "")
-    if not qualified or "<lambda>" in qualified:
+    qualified, module = getattr(fn, "__qualname__", ""), getattr(fn, "__module__", None)
+    if not qualified or not module or "<lambda>" in qualified:
         raise UsageError(f"{fn!r:.60} has no name to be found by: give the task name=")
-    module = fn.__module__ or ""
     if module == "__main__":
         module = main_module_name()
     return f"{module}.{qualified.replace('<locals>.', '')}"

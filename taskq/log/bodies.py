@@ -55,6 +55,19 @@ def check_compression(name: object) -> Compression:
     return cast("Compression", name)
 
 
+def check_storage(compression: object, spill: object) -> None:
+    """Refuse what is no choice of how to store bodies; None leaves it to others.
+
+    Raises:
+        UsageError: one of them is none.
+        CompressionUnavailable: the way to compress needs a package that is not installed.
+    """
+    if compression is not None:
+        check_compression(compression)
+    if spill is not None and not isinstance(spill, bool):
+        raise UsageError(f"spill is {spill!r:.60}, it must be True, False or None")
+
+
 def compress(body: bytes, compression: Compression) -> tuple[bytes, int]:
     """The body as it is stored, and its flag: 0 when it is small, or would save less than 5 %."""
     if compression == "none" or len(body) < COMPRESSED_BYTES_MIN:

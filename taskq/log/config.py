@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
-from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_compression
+from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_storage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,8 +59,7 @@ class QueuePolicy:
     keep_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if self.compress is not None:
-            check_compression(self.compress)
+        check_storage(self.compress, self.spill)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +121,7 @@ class LogConfig:
         return max(min(self.segment_bytes, self.keep_bytes // KEEP_PARTS), SEGMENT_BYTES_MIN)
 
     def __post_init__(self) -> None:
-        check_compression(self.compress)
+        check_storage(self.compress, self.spill)
         object.__setattr__(self, "queues", MappingProxyType(dict(self.queues)))
         for name in ("keep_bytes", "keep_segments", "reader_lag_bytes"):
             limit = getattr(self, name)

@@ -1,0 +1,364 @@
+"""Payloads and results that are compressed or in files: callers get what was given, everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskq import (
+    CompressionUnavailable,
+    JobFailed,
+    JobView,
+    LogDamaged,
+    PayloadTooLarge,
+    Put,
+    QueuePolicy,
+    SpillMissing,
+    State,
+    TaskLog,
+    TaskQ,
+    UsageError,
+)
+from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.core.records import Flag
+from taskq.log.reader import LogReader
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from taskq.log.bodies import Compression
+
+TEXT: Final = b"the same words again and again, " * 200
+NOISE: Final = random.Random(7).randbytes(PAYLOAD_BYTES_MAX + 1)
+LARGE: Final = b"0123456789abcdef" * (3 * PAYLOAD_BYTES_MAX // 16)
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
+    async with TaskLog.open(tmp_path / "log", durability="os") as log:
+        yield log
+
+
+def spilled(log: TaskLog | TaskQ) -> list[Path]:
+    path = log.path if isinstance(log, TaskLog) else log.data_dir
+    return sorted((path / "spill").glob("*"))
+
+
+async def stored(log: TaskLog, job_id: str) -> JobView:
+    """The job with payload and result as the log has them."""
+    port, lsn = await log._located(job_id)
+    view: JobView = await port.view(lsn)
+    return view
+
+
+# -- compression -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["zlib", "zstd"])
+async def test_a_compressed_payload_comes_back_wherever_it_is_asked_for(
+    log: TaskLog, way: Compression
+) -> None:
+    job_id = await log.put(TEXT, compress=way, headers={"a": "b"})
+    inside = await stored(log, job_id)
+    assert inside.payload_flags == {"zlib": Flag.ZLIB, "zstd": Flag.ZSTD}[way]
+    assert len(inside.payload) < 300
+    assert [view.payload for view in await log.peek()] == [TEXT]
+    (delivery,) = await log.claim(1)
+    assert delivery.payload == TEXT == await log.payload(delivery)
+    await log.ack(delivery, TEXT + b"!", compress=way)
+    view = await log.get(job_id)
+    assert (view.payload, view.result, view.payload_flags, view.result_flags) == (
+        TEXT, TEXT + b"!", 0, 0,
+    )  # fmt: skip
+    with LogReader.open(str(log.path)) as reader:
+        (listed,) = reader.jobs(None, None, None, 9)
+        shown = reader.job(listed.lsn)
+    assert shown is not None
+    assert (listed.payload, listed.result) == (shown.payload, shown.result) == (TEXT, TEXT + b"!")
+
+
+async def test_a_dead_letter_gives_back_the_bytes_that_were_given(log: TaskLog) -> None:
+    """LedgerQ hands out the compressed ones."""
+    job_id = await log.put(TEXT, compress="zlib", attempts=2, headers={"who": "me"})
+    for _ in range(2):
+        (delivery,) = await log.claim(1)
+        assert (delivery.payload, delivery.headers) == (TEXT, {"who": "me"})
+        await log.nack(delivery, "no", delay=0)
+    view = await log.get(job_id)
+    assert (view.state, view.payload, view.headers) == (State.DEAD, TEXT, {"who": "me"})
+
+
+async def test_small_and_dense_payloads_are_stored_as_they_are(log: TaskLog) -> None:
+    ids = await log.put_many(
+        [Put(payload=body, compress="zlib") for body in (b"a" * 1_023, NOISE[:5_000], TEXT)]
+    )
+    views = [await stored(log, job_id) for job_id in ids]
+    assert [view.payload_flags for view in views] == [0, 0, Flag.ZLIB]
+    assert [d.payload for d in await log.claim(9)] == [b"a" * 1_023, NOISE[:5_000], TEXT]
+
+
+async def test_job_before_queue_before_log(tmp_path: Path) -> None:
+    queues = {"mail": QueuePolicy(compress="zstd"), "raw": QueuePolicy(compress="none")}
+    async with TaskLog.open(
+        tmp_path / "log", durability="os", compress="zlib", queues=queues
+    ) as log:
+        puts = [
+            Put(payload=TEXT),
+            Put(payload=TEXT, queue="mail"),
+            Put(payload=TEXT, queue="raw"),
+            Put(payload=TEXT, queue="raw", compress="zlib"),
+            Put(payload=TEXT, queue="mail", compress="none"),
+        ]
+        ids = await log.put_many(puts)
+        flags = [(await stored(log, job_id)).payload_flags for job_id in ids]
+        assert flags == [Flag.ZLIB, Flag.ZSTD, 0, Flag.ZLIB, 0]
+        for delivery in await log.claim(9, queues=["mail", "raw"]):
+            await log.ack(delivery, TEXT)
+        flags = [(await stored(log, job_id)).result_flags for job_id in ids[1:]]
+        assert flags == [Flag.ZSTD, 0, 0, Flag.ZSTD]
+
+
+async def test_a_key_a_delay_and_headers_go_with_a_compressed_payload(log: TaskLog) -> None:
+    first = await log.put(TEXT, compress="zlib", key="k", delay="1h", headers={"a": "b"})
+    assert await log.put(TEXT, compress="zlib", key="k") == first
+    view = await log.get(first)
+    assert (view.key, view.headers, view.state) == (b"k", {"a": "b"}, State.SCHEDULED)
+    assert view.payload == TEXT
+
+
+async def test_a_log_with_compressed_bodies_says_so_to_older_programs(log: TaskLog) -> None:
+    features = log.path / "taskq.json"
+    await log.put(TEXT)
+    assert json.loads(features.read_text())["features"]["incompat"] == []
+    await log.put(TEXT, compress="zlib")
+    assert json.loads(features.read_text())["features"]["incompat"] == ["records-2"]
+
+
+async def test_what_would_be_too_large_is_not_decompressed(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path / "log", durability="os", compress="zlib") as log:
+        job_id = await log.put(bytes(500_000))
+    limited = {"durability": "os", "decompressed_bytes_max": 100_000}
+    async with TaskLog.open(tmp_path / "log", **limited) as log:  # type: ignore[arg-type]
+        (delivery,) = await log.claim(1)
+        for ask in (log.payload(delivery), log.get(job_id)):
+            with pytest.raises(PayloadTooLarge, match=f"the payload of job {job_id}, decompressed"):
+                await ask
+        with pytest.raises(PayloadTooLarge, match="raise decompressed_bytes_max"):
+            _ = delivery.payload
+        await log.release(delivery)
+        (listed,) = await log.peek()
+        assert (listed.payload, "raise decompressed_bytes_max" in listed.problem) == (b"", True)
+        # What this log could not read again itself is not compressed in the first place.
+        other = await log.put(bytes(100_001), compress="zlib")
+        assert (await stored(log, other)).payload_flags == 0
+        assert (await log.get(other)).payload == bytes(100_001)
+
+
+async def test_zstd_without_its_package_is_told_before_anything_is_written(
+    log: TaskLog, app_without_zstandard: None, tmp_path: Path
+) -> None:
+    extra = r"pip install 'taskq-local\[zstd\]'"
+    with pytest.raises(CompressionUnavailable, match=extra):
+        await log.put(TEXT, compress="zstd")
+    with pytest.raises(CompressionUnavailable, match=extra):
+        TaskLog.open(tmp_path / "other", compress="zstd")
+    with pytest.raises(CompressionUnavailable, match=extra):
+        TaskQ(tmp_path / "other", compress="zstd")
+    app = TaskQ(tmp_path / "other")
+
+    async def work() -> None: ...
+
+    with pytest.raises(CompressionUnavailable, match=extra):
+        app.task(compress="zstd")(work)
+    assert await log.peek() == []
+
+
+@pytest.fixture
+def app_without_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compress": "gzip"}, "compress is 'gzip', it must be one of none, zlib, zstd"),
+        ({"spill": "yes"}, "spill is 'yes', it must be True, False or None"),
+    ],
+)
+async def test_a_wrong_option_is_named(
+    log: TaskLog, tmp_path: Path, options: Any, message: str
+) -> None:
+    app = TaskQ(tmp_path / "other")
+
+    @app.task
+    async def work() -> None: ...
+
+    with pytest.raises(UsageError, match=message):
+        work.options(**options)
+    with pytest.raises(UsageError, match=message):
+        app.task(**options)(work.fn)
+    with pytest.raises(UsageError, match=message):
+        await log.put(TEXT, **options)
+
+
+# -- files for large ones --------------------------------------------------------------------------
+
+
+async def test_a_large_payload_is_refused_unless_it_may_go_to_a_file(log: TaskLog) -> None:
+    for put in (log.put(NOISE), log.put_many([Put(payload=b"x"), Put(payload=NOISE)])):
+        with pytest.raises(PayloadTooLarge, match="the payload has 1048577 bytes") as info:
+            await put
+        assert "allow it with spill=True" in str(info.value)
+    assert await log.peek() == []
+    assert spilled(log) == []
+    job_id = await log.put(NOISE, spill=True)
+    (file,) = spilled(log)
+    assert file.read_bytes() == NOISE
+    inside = await stored(log, job_id)
+    assert (inside.payload_flags, len(inside.payload)) == (Flag.SPILLED, 40)
+    assert [view.payload for view in await log.peek()] == [b""]
+    assert "has over 1048576 bytes and is not listed" in (await log.peek())[0].problem
+    (delivery,) = await log.claim(1)
+    assert delivery.payload == NOISE == await log.payload(delivery)
+    with pytest.raises(PayloadTooLarge, match="the result"):
+        await log.ack(delivery, LARGE)
+    await log.ack(delivery, LARGE, spill=True, compress="none")
+    view = await log.get(job_id)
+    assert (view.payload, view.result) == (NOISE, LARGE)
+    assert len(spilled(log)) == 2
+
+
+async def test_equal_large_payloads_share_a_file(log: TaskLog) -> None:
+    ids = [await log.put(NOISE, spill=True) for _ in range(3)]
+    ids += await log.put_many([Put(payload=NOISE, spill=True)] * 9)
+    assert len(spilled(log)) == 1
+    assert [d.payload == NOISE for d in await log.claim(20)] == [True] * 12
+
+
+async def test_a_large_payload_is_compressed_first(log: TaskLog) -> None:
+    """What fits the log then needs no file; what does not goes there compressed."""
+    inline = await log.put(LARGE, spill=True, compress="zlib")
+    assert (await stored(log, inline)).payload_flags == Flag.ZLIB
+    assert spilled(log) == []
+    dense = NOISE + LARGE
+    job_id = await log.put(dense, spill=True, compress="zlib")
+    assert (await stored(log, job_id)).payload_flags == Flag.ZLIB | Flag.SPILLED
+    (file,) = spilled(log)
+    assert PAYLOAD_BYTES_MAX < file.stat().st_size < len(dense) / 2
+    assert (await log.get(job_id)).payload == dense
+    assert [d.payload for d in await log.claim(9)] == [LARGE, dense]
+
+
+async def test_files_have_a_limit_of_their_own(tmp_path: Path) -> None:
+    limits = {"durability": "os", "spill": True, "spill_bytes_max": 2_000_000}
+    async with TaskLog.open(tmp_path / "log", **limits) as log:  # type: ignore[arg-type]
+        await log.put(bytes(2_000_000))
+        with pytest.raises(PayloadTooLarge, match="limit is 2000000: raise spill_bytes_max"):
+            await log.put(bytes(2_000_001))
+
+
+async def test_a_file_that_is_gone_or_changed_is_named(log: TaskLog) -> None:
+    job_id = await log.put(NOISE, spill=True)
+    (delivery,) = await log.claim(1)
+    (file,) = spilled(log)
+    file.write_bytes(b"?" + NOISE[1:])
+    for ask in (log.payload(delivery), log.get(job_id)):
+        with pytest.raises(LogDamaged, match=f"{file} does not hold the payload of job {job_id}"):
+            await ask
+    file.unlink()
+    with pytest.raises(SpillMissing, match=f"{file} is missing"):
+        await log.payload(delivery)
+    with LogReader.open(str(log.path)) as reader:
+        shown = reader.job(delivery.job)
+    assert shown is not None
+    assert (shown.payload, shown.state) == (b"", State.RUNNING)
+    assert shown.problem.startswith(f"{file} is missing, and held the payload of job {job_id}")
+    # The same bytes, put again, heal the job.
+    await log.put(NOISE, spill=True)
+    assert delivery.payload == NOISE
+
+
+async def test_a_file_that_cannot_be_written_enqueues_nothing(log: TaskLog) -> None:
+    (log.path / "spill").write_bytes(b"in the way")
+    with pytest.raises(Exception, match="could not write"):
+        await log.put(NOISE, spill=True)
+    (log.path / "spill").unlink()
+    assert await log.peek() == []
+
+
+# -- tasks -----------------------------------------------------------------------------------------
+
+
+async def test_arguments_and_results_of_any_size_go_through_a_task(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", durability="os")
+
+    @app.task(spill=True, compress="zlib")
+    async def double(text: str) -> str:
+        return text * 2
+
+    @app.task
+    def length(text: str) -> int:
+        return len(text)
+
+    dense = NOISE.hex()
+    async with app, app.worker():
+        assert await (await double.enqueue("ab" * 5_000)).result(20) == "ab" * 10_000
+        assert await (await double.enqueue(dense)).result(20) == dense * 2
+        with pytest.raises(PayloadTooLarge, match="allow it with spill=True"):
+            await length.enqueue(dense)
+        big = length.options(spill=True)
+        assert await (await big.enqueue(dense)).result(20) == len(dense)
+        assert await (await app.enqueue(big.call(dense))).result(20) == len(dense)
+        by_name = app.call_by_name(length.name, "x").options(spill=True, compress="zlib")
+        assert await (await app.enqueue(by_name)).result(20) == 1
+        jobs = await big.enqueue_many([(dense,), ("y",)])
+        assert [await job.result(20) for job in jobs] == [len(dense), 1]
+        calls = [big.call(dense), length.call("z"), double.call("q" * 5_000)]
+        mixed = await app.enqueue_many(calls)
+        assert [await job.result(20) for job in mixed] == [len(dense), 1, "q" * 10_000]
+        assert (await mixed[0].view()).payload == json.dumps({"text": dense}).replace(
+            ": ", ":"
+        ).encode()
+        assert await mixed[0].status() is State.SUCCEEDED
+
+
+def test_the_same_without_an_event_loop(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", durability="os")
+
+    @app.task(spill=True, compress="zlib")
+    def double(text: str) -> str:
+        return text * 2
+
+    dense = NOISE.hex()
+    jobs = [double.enqueue_sync(dense), app.enqueue_sync(double.call("ab" * 5_000))]
+    jobs += double.enqueue_many_sync([(dense,)])
+    jobs += app.enqueue_many_sync([double.call("x"), double.call(dense)])
+
+    async def run() -> list[str]:
+        async with app, app.worker():
+            return [await asyncio.to_thread(job.result_sync, 20) for job in jobs]
+
+    values = asyncio.run(run())
+    assert values == [dense * 2, "ab" * 10_000, dense * 2, "xx", dense * 2]
+    again = TaskQ(tmp_path / "data", durability="os").job(jobs[0].id)
+    assert again.view_sync().result == json.dumps(dense * 2).encode()
+    again._app.close_sync()
+    assert len(spilled(app)) == 2
+
+
+async def test_a_result_over_the_limit_kills_its_job_with_the_way_out(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", durability="os")
+
+    @app.task
+    async def large() -> str:
+        return NOISE.hex()
+
+    async with app, app.worker():
+        with pytest.raises(JobFailed, match="the limit is 1048576: allow it with spill=True"):
+            await (await large.enqueue()).result(20)
