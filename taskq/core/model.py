@@ -121,6 +121,8 @@ class JobView:
     payload_flags: int = 0
     #: None unless the job succeeded and keeps a result
     result: bytes | None = None
+    #: False for a job that was enqueued with store_result=False
+    keeps_result: bool = True
     #: as ``payload_flags``
     result_flags: int = 0
     #: why payload or result are left out here

@@ -236,6 +236,7 @@ class Story:
             payload=born.body or b"",
             payload_flags=born.body_flags,
             result=self._result,
+            keeps_result=born.keeps_result,
             result_flags=self._result_flags,
             reason=self._reason,
             attempts=tuple(self._attempts),

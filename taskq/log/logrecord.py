@@ -57,11 +57,20 @@ class LogRecord(NamedTuple):
     @property
     def body_flags(self) -> int:
         """How the body is stored, as flags; 0: as it was given."""
-        flags = self.flags
+        return self._born_flags & PACKED
+
+    @property
+    def keeps_result(self) -> bool:
+        """Of a record that brings a job: whether the job's result is to be kept."""
+        return not self._born_flags & Flag.DROP_RESULT
+
+    @property
+    def _born_flags(self) -> int:
+        """Flags of the record, or of the ENQUEUED one inside, whose body it has."""
         if self.carried is not None:
-            # The body is that of the ENQUEUED record inside.
-            flags = codec.PREFIX.unpack_from(self.carried.born)[4]
-        return flags & PACKED
+            flags: int = codec.PREFIX.unpack_from(self.carried.born)[4]
+            return flags
+        return self.flags
 
 
 def places(frame: Frame) -> Iterator[tuple[int, int, int]]:
