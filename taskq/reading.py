@@ -23,6 +23,7 @@ from taskq.log.readers import (
 )
 from taskq.record import Choice
 from taskq.recordreader import open_files
+from taskq.replay import REPLAYED_MAX, ReplayReport, is_everything, past_of, replay
 from taskq.stream import Start, Stream, check_lsn
 
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskq.connection import Connection
+    from taskq.core.durations import Duration
     from taskq.log.files import SegmentFiles
     from taskq.log.locate import Extent
     from taskq.log.store import Store
+    from taskq.replay import Replayed, States
     from taskq.stream import OnDamage
 
 
@@ -166,6 +169,54 @@ class LogReading:
         check_reader_name(reader)
         store = await self._connection.opened()
         await asyncio.to_thread(_forget, store, reader)
+
+    async def replay(
+        self,
+        *,
+        since: Duration | datetime | None = None,
+        until: Duration | datetime | None = None,
+        task: str | None = None,
+        queue: str | None = None,
+        state: States | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+        everything: bool = False,
+    ) -> ReplayReport:
+        """Enqueue jobs that are over once more, in the order in which they were enqueued.
+
+        The new ones have payload, queue, task, priority, attempts and headers of the old, and the
+        header ``replay_of`` with the old one's id. They are due at once, expire never and hold no
+        key. The old ones stay as they are, so replaying twice enqueues twice. Some hundred jobs
+        make a transaction: one that fails leaves those before it enqueued.
+
+        Args:
+            since: only jobs enqueued then or later: a datetime, or a span back from now ("2h").
+            until: only jobs enqueued before then.
+            task: only jobs of this task; "" for bytes that no task owns.
+            queue: only jobs of this queue.
+            state: what became of them: "succeeded", "dead", "cancelled", "expired", or a list.
+            limit: at most so many, the oldest first.
+            dry_run: tell which, and enqueue nothing.
+            everything: allow that none of the choices above is made.
+
+        Raises:
+            UsageError: a choice is wrong, or there is none.
+            LogError: the log could not be read or written.
+        """
+        past = past_of(since=since, until=until, task=task, queue=queue, state=state, limit=limit)
+        if is_everything(past) and not (everything or dry_run):
+            raise UsageError(
+                "replay() without a choice would enqueue every job there ever was: "
+                "choose some with since=, task=, queue= or state=, or say everything=True"
+            )
+        jobs: list[Replayed] = []
+        count = problems = 0
+        async for job in replay(self._connection, past, dry_run=dry_run):
+            count += not job.problem
+            problems += bool(job.problem)
+            if len(jobs) < REPLAYED_MAX:
+                jobs.append(job)
+        return ReplayReport(count=count, problems=problems, jobs=tuple(jobs), dry_run=dry_run)
 
 
 def _check_number(what: str, lsn: int) -> None:
