@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,10 @@ async def one_of_each(log: TaskLog) -> dict[str, str]:
         await log.claim(1, queues=["nothing"])
     ids["ready"] = await log.put(b"5", priority=1)
     return ids
+
+
+async def ack_all(log: TaskLog, count: int) -> None:
+    await asyncio.gather(*(log.ack(delivery) for delivery in await log.claim(count)))
 
 
 async def waiting(log: TaskLog) -> list[JobView]:
@@ -159,10 +164,7 @@ async def test_many_jobs_are_replayed_in_bounded_transactions(log: TaskLog) -> N
     for payload in payloads:
         await log.put(payload)
     await log.put_many([Put(payload=b"%d" % n) for n in range(600)])
-    for delivery in await log.claim(612):
-        await log.nack(delivery, "down", delay=0) if delivery.attempts_max == 1 else (
-            await log.ack(delivery)
-        )
+    await ack_all(log, 612)
     report = await log.replay(state="succeeded")
     assert report.count == 612
     views = await waiting(log)
@@ -171,11 +173,9 @@ async def test_many_jobs_are_replayed_in_bounded_transactions(log: TaskLog) -> N
 
 async def test_what_a_replay_enqueues_is_not_replayed_by_it(log: TaskLog) -> None:
     await log.put_many([Put(payload=b"x")] * 600)
-    for delivery in await log.claim(600):
-        await log.ack(delivery)
+    await ack_all(log, 600)
     assert (await log.replay(queue="default")).count == 600
-    for delivery in await log.claim(600):
-        await log.ack(delivery)
+    await ack_all(log, 600)
     again = await log.replay(queue="default")
     assert again.count == 1_200
     views = {view.job_id: view for view in await waiting(log)}
@@ -209,8 +209,7 @@ async def test_a_job_that_cannot_be_enqueued_again_keeps_no_other_from_it(log: T
         await log.put(b"2", headers={"x": "y" * room}),
         await log.put(b"3"),
     ]
-    for delivery in await log.claim(3):
-        await log.ack(delivery)
+    await ack_all(log, 3)
     report = await log.replay(state="succeeded")
     assert (report.count, report.problems) == (2, 1)
     first, full, last = report.jobs
