@@ -1,0 +1,258 @@
+"""Records and the files that they name, through crashes at any step and collections at any time."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import pytest
+
+from taskq.core.errors import LogError, SpillMissing
+from taskq.core.records import Flag, Kind
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
+from taskq.log.spill import Spill, collect, decode_reference, old_files
+from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.log.world import PATH, Process, World
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from taskq.log.spill import OldFile
+
+SPILLED: Final = int(Flag.SPILLED)
+SPEC: Final = EnqueueSpec(task="mail.send", attempts=0).packed(SPILLED)
+HOUR: Final = 3_600.0
+BODIES: Final = [b"large body %d " % number * 40 for number in range(4)]
+
+T = TypeVar("T")
+
+
+def files_of(process: Process) -> Spill:
+    return Spill(PATH, lambda: process.disk)
+
+
+def finish(steps: Generator[None, None, T]) -> T:
+    """Take every step; returns what the generator does."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
+def digest(stored: bytes) -> bytes:
+    return decode_reference(stored, "it").digest
+
+
+def named(world: World) -> set[bytes]:
+    """What the records in the log say of files."""
+    return {one.body for one in world.records() if one.flags & SPILLED and one.body is not None}
+
+
+def check(world: World, process: Process) -> set[bytes]:
+    """Every file that a record names reads back; returns what the records say."""
+    stored = named(world)
+    for one in stored:
+        assert files_of(process).get(one, "it") in BODIES
+    return stored
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_no_crash_leaves_a_record_that_names_a_file_which_is_not_there(power: bool) -> None:
+    """At every step of: put a payload, enqueue it, claim it, put a result, settle."""
+    stop, finished = 0, False
+    while not finished:
+        stop += 1
+        for seed in range(8):
+            world = World(seed)
+            process = world.process()
+            process.enqueue(b"first")
+            world.machine.stop_at(world.machine.steps + stop, power=power)
+            kept: set[bytes] = set()
+            try:
+                stored = files_of(process).put(BODIES[0])
+                process.enqueue(stored, spec=SPEC)
+                kept.add(stored)
+                delivery = process.claim(2)[-1]
+                result = files_of(process).put(BODIES[1])
+                process.settle(delivery, body=result, flags=SPILLED)
+                kept.add(result)
+                finished = True
+            except PowerLost:
+                world.everyone_is_gone()
+            except ProcessKilled:
+                process.kill()
+            world.machine.stop_at(None)
+            if finished:
+                world.lose_power()
+            again = world.process()
+            again.journal.unlock()
+            records = check(world, again)
+            assert kept <= records
+            # What no record names is collected, the rest stays.
+            world.clock.advance(2 * HOUR)
+            old = finish(old_files(again.disk, PATH, world.clock.wall_ns()))
+            finish(collect(again.disk, PATH, old, {digest(one) for one in records}))
+            assert len(again.disk.names(f"{PATH}/spill")) == len(records)
+            check(world, again)
+    assert stop > 12
+
+
+class Town:
+    """Processes that put, enqueue, settle and collect at random, on a machine that may fail.
+
+    A settled job is forgotten at once, as if compaction had removed all that was said of it.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.world = World(seed)
+        self.processes = [self.world.process()]
+        #: put, and not enqueued yet
+        self.loose: list[tuple[Process, bytes]] = []
+        self.enqueued: set[int] = set()
+        self.collecting: tuple[Process, list[OldFile], set[bytes] | None] | None = None
+        self.removed = self.refused = 0
+
+    def act(self) -> None:
+        acts = [
+            self.put, self.put, self.enqueue, self.enqueue, self.settle, self.pass_time,
+            self.collect, self.collect, self.collect, self.appear, self.crash, self.step_clock,
+        ]  # fmt: skip
+        try:
+            self.chance.choice(acts)()
+        except PowerLost:
+            self._power_is_gone()
+        except ProcessKilled:
+            for process in [one for one in self.processes if one.disk.is_dead]:
+                self._bury(process)
+        if not self.processes:
+            self.appear()
+
+    def put(self) -> None:
+        process = self.chance.choice(self.processes)
+        self.loose.append((process, files_of(process).put(self.chance.choice(BODIES))))
+
+    def enqueue(self) -> None:
+        """What was put long ago may be gone: then the caller is told, and nothing is written."""
+        if not self.loose:
+            return
+        process, stored = self.loose.pop(self.chance.randrange(len(self.loose)))
+        try:
+            self.enqueued.add(process.enqueue(stored, spec=SPEC))
+        except SpillMissing:
+            self.refused += 1
+
+    def settle(self) -> None:
+        process = self.chance.choice(self.processes)
+        answer = process.ask(Op.CLAIM, ClaimRequest(1, wait_until_ns=0))
+        for delivery in answer:
+            assert files_of(process).get(delivery.stored_payload, "it") in BODIES
+            process.ask(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery)])
+
+    def pass_time(self) -> None:
+        self.world.clock.advance(self.chance.choice((1.0, HOUR / 2, 2 * HOUR)))
+
+    def step_clock(self) -> None:
+        self.world.clock.step(self.chance.choice((-50, -2, 2, 50)) * HOUR)
+
+    def appear(self) -> None:
+        if len(self.processes) < 3:
+            self.processes.append(self.world.process())
+
+    def crash(self) -> None:
+        machine = self.world.machine
+        machine.stop_at(
+            machine.steps + self.chance.randrange(1, 12), power=self.chance.random() < 0.3
+        )
+
+    def collect(self) -> None:
+        """One step of the collection that runs, or the first of another."""
+        if self.collecting is None:
+            process = self.chance.choice(self.processes)
+            old = finish(old_files(process.disk, PATH, self.world.clock.wall_ns()))
+            self.collecting = process, old, None
+            return
+        process, old, referenced = self.collecting
+        if referenced is None:
+            process.journal.refresh()
+            referenced = {digest(stored) for stored in self._still_named()}
+            self.collecting = process, old, referenced
+            return
+        if not old:
+            self.collecting = None
+            return
+        process.journal.lock()
+        try:
+            self.removed += finish(collect(process.disk, PATH, old[:1], referenced))
+        finally:
+            process.journal.unlock()
+        self.collecting = process, old[1:], referenced
+
+    def _still_named(self) -> list[bytes]:
+        """What unsettled jobs name, those of callers who were never answered among them."""
+        ended = {one.job for one in self.world.records() if one.kind == Kind.SUCCEEDED}
+        return [
+            one.body
+            for one in self.world.records()
+            if one.flags & SPILLED and one.body is not None and one.lsn not in ended
+        ]
+
+    def check(self) -> None:
+        reader = files_of(self.processes[0])
+        assert self.enqueued <= {one.lsn for one in self.world.records()}
+        for stored in self._still_named():
+            assert reader.get(stored, "it") in BODIES
+
+    def _bury(self, process: Process) -> None:
+        process.kill()
+        self.processes.remove(process)
+        self.loose = [one for one in self.loose if one[0] is not process]
+        if self.collecting is not None and self.collecting[0] is process:
+            self.collecting = None
+
+    def _power_is_gone(self) -> None:
+        self.world.everyone_is_gone()
+        self.processes.clear()
+        self.loose.clear()
+        self.collecting = None
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 25) for start in range(0, 100, 25)])
+def test_no_unsettled_job_ever_loses_its_file(seeds: range) -> None:
+    """Whoever puts, enqueues late, dies or collects; whatever the clock says meanwhile."""
+    removed = refused = 0
+    for seed in seeds:
+        town = Town(seed)
+        for _ in range(120):
+            town.act()
+        town.world.machine.stop_at(None)
+        town.check()
+        removed += town.removed
+        refused += town.refused
+    assert removed > 20
+    assert refused
+
+
+def test_a_log_error_is_what_a_late_enqueue_gets(world: World) -> None:
+    """Its neighbours in the batch are enqueued all the same."""
+    process = world.process()
+    stored = files_of(process).put(BODIES[0])
+    process.disk.remove(f"{PATH}/spill/{digest(stored).hex()}")
+    first, late, last = (
+        process.send(Op.ENQUEUE, (spec, body, None))
+        for spec, body in ((EnqueueSpec(), b"a"), (SPEC, stored), (EnqueueSpec(), b"b"))
+    )
+    many = process.send(Op.ENQUEUE_MANY, [(EnqueueSpec(), b"c", None), (SPEC, stored, None)])
+    process.sync()
+    assert (first.result(0), last.result(0)) == (1, 2)
+    for refused in (late, many):
+        with pytest.raises(LogError, match="nothing was written, try again"):
+            refused.result(0)
+    assert len([one for one in world.records() if one.kind == Kind.ENQUEUED]) == 2
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
