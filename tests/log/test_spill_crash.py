@@ -219,7 +219,7 @@ class Town:
         self.collecting = None
 
 
-@pytest.mark.parametrize("seeds", [range(start, start + 25) for start in range(0, 100, 25)])
+@pytest.mark.parametrize("seeds", [range(35), range(35, 70)])
 def test_no_unsettled_job_ever_loses_its_file(seeds: range) -> None:
     """Whoever puts, enqueues late, dies or collects; whatever the clock says meanwhile."""
     removed = refused = 0
