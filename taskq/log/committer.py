@@ -77,6 +77,8 @@ class Committer(Desk):
         #: whom to wake for what was appended since the last ``take_interest``
         self._interest = 0
         self._expiring = False
+        #: behind the claims of jobs that may not run twice: they wait for the disk in every mode
+        self._claims_lsn = 0
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -192,6 +194,7 @@ class Committer(Desk):
     def _locked(self, requests: list[Request], survey: Survey) -> OSError | None:
         """Decide and append; returns what the disk said if it refused: then nothing happened."""
         before = len(self.now), len(self.later), self.later_lsn, list(self.waiting)
+        claims_lsn = self._claims_lsn
         journal = self.journal
         try:
             journal.rotate_if_full()
@@ -210,6 +213,7 @@ class Committer(Desk):
                 self.unsynced = self.unsynced or batch.interest != 0
         except Exception as error:
             now, later, self.later_lsn, self.waiting = before
+            self._claims_lsn = claims_lsn
             del self.now[now:], self.later[later:]
             # What was applied is thrown away with the fold, and folded anew.
             self.facets.discard()
@@ -335,7 +339,7 @@ class Committer(Desk):
             if deliveries:
                 if must_sync:
                     self.later.append((port, future, deliveries))
-                    self.later_lsn = max(self.later_lsn, batch.lsn)
+                    self.later_lsn = self._claims_lsn = batch.lsn
                 else:
                     self.now.append((port, future, deliveries))
             elif request.wait_until_ns is not None and request.wait_until_ns <= steady:
@@ -360,7 +364,7 @@ class Committer(Desk):
 
     def must_sync(self) -> bool:
         """Whether answers wait for the disk."""
-        if self.journal.too_much_in_the_air():
+        if self.journal.too_much_in_the_air() or self._claims_lsn > self.journal.durable_lsn:
             return True
         if self.config.durability is not Durability.FSYNC:
             return False

@@ -319,7 +319,7 @@ class Simulation:
                 self.memory.mean(one.token, "claim", one.job)
                 if queues is None:
                     self.memory.free_claims.add(one.token)
-                if one.attempts_max == 1 and self._is_durable:
+                if one.attempts_max == 1:
                     assert one.job not in self.memory.run_once, "a single attempt ran twice"
                     self.memory.run_once.add(one.job)
             self.held[process] += deliveries

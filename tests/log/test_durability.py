@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from concurrent.futures import Future
+from typing import Any, Final
 
 import pytest
 
 from taskq.core.errors import StaleDelivery
 from taskq.core.model import Durability, Extras, State
-from taskq.core.records import Kind
+from taskq.core.records import Flag, Kind
 from taskq.log.config import LSN_SKIP, SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Op, Outcome, Settlement
 from tests.log.world import PLAIN, SMALL, Process, World
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 _KEYED: Final = Extras(key=b"k")
 
@@ -121,6 +119,29 @@ def test_a_job_with_a_single_attempt_is_handed_out_when_its_claim_is_on_disk() -
         view = world.view(job)
         assert view is not None
         assert view.state is State.DEAD
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+@pytest.mark.parametrize("spec", [EnqueueSpec(attempts=1), EnqueueSpec(flags=Flag.DURABLE_CLAIM)])
+def test_a_job_with_a_durable_claim_runs_only_once_that_is_on_disk_in_every_mode(
+    spec: EnqueueSpec, durability: Durability
+) -> None:
+    """A claim beside it that does not ask for it goes out at once."""
+    for seed in range(5):
+        world = World(seed)
+        config = LogConfig(durability=durability, segment_bytes=SEGMENT_BYTES_MIN)
+        first = world.process(config)
+        job = first.enqueue(spec=spec)
+        plain = first.enqueue(spec=PLAIN)
+        future, other = Future[Any](), Future[Any]()
+        first.commit([(Op.CLAIM, None, one, ClaimRequest(1)) for one in (future, other)])
+        assert other.result(0)[0].job == plain
+        assert _waits_for(first, future)[0].job == job
+        assert not first.committer.must_sync()
+        world.lose_power()
+        view = world.process(config).world.view(job)
+        assert view is not None
+        assert view.attempt == 1
 
 
 @pytest.mark.parametrize("durability", [Durability.OS, Durability.INTERVAL])
