@@ -1,0 +1,301 @@
+"""Folds driven by random steps, and pictures of them that show every attribute."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.agenda import Agenda
+from taskq.core.blocks import SortedBlocks
+from taskq.core.carrying import (
+    apply_carried,
+    apply_carried_run,
+    apply_requeued,
+    apply_tallied,
+    forget_dead,
+)
+from taskq.core.dedup import Dedup, _Page
+from taskq.core.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
+from taskq.core.jobtable import META_EXPIRES, Chunk, JobTable
+from taskq.core.lanes import Lane
+from taskq.core.leases import Leases
+from taskq.core.model import State
+from taskq.core.records import Kind
+from taskq.core.timetable import Timetable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ALL: Final = 2**62
+START_NS: Final = 10**18
+_KEYS: Final = tuple(
+    bytes((len(queue), len(task))) + queue + task
+    for queue in (b"default", b"mail", "é".encode())
+    for task in (b"", b"send")
+)
+#: What becomes of each attribute. "kept" is in the columns, "derived" is made again from what is,
+#: and "reset" is only a place that was looked at last.
+DECISIONS: Final[dict[type, dict[str, str]]] = {
+    Agenda: {
+        "lanes": "kept", "paused": "kept", "_by_key": "derived", "_ready": "derived",
+        "table": "kept", "running": "kept", "leases": "kept", "dead": "kept", "floor_lsn": "kept",
+        "times": "kept", "_overdue": "kept", "_scheduled": "kept", "_expiring": "kept",
+        "_left": "kept",
+    },
+    Lane: {
+        "number": "derived", "key": "kept", "queue": "derived", "task": "derived",
+        "body_at": "derived", "priority": "kept", "blocked": "kept", "entries": "kept",
+        "left": "kept", "ready": "kept", "scheduled": "kept", "running": "kept",
+        "succeeded": "kept", "dead": "kept", "cancelled": "kept", "expired": "kept",
+        "_blocks": "kept", "_head": "kept", "_swept": "kept", "_back": "kept",
+    },
+    JobTable: {
+        "_chunks": "kept", "_firsts": "derived", "_last": "derived", "_hint": "reset",
+        "_old": "kept", "index": "reset", "live": "kept",
+    },
+    Chunk: {
+        "ids": "kept", "locations": "kept", "lanes": "kept", "metas": "kept", "used": "derived",
+        "live": "kept",
+    },
+    SortedBlocks: {
+        "_keys": "kept", "_values": "kept", "_firsts": "derived", "_swept": "kept",
+        "size": "derived",
+    },
+    Timetable: {"shift_ns": "kept", "_shifted": "kept", "_wall": "kept", "_expiries": "kept"},
+    Leases: {"shift_ns": "kept", "_deadlines": "kept", "_order": "kept"},
+    Dedup: {
+        "shift_ns": "kept", "size": "kept", "_firsts": "kept", "_pages": "kept",
+        "_swept": "kept", "_taken": "kept",
+    },
+    _Page: {"hashes": "kept", "jobs": "kept", "locations": "kept", "untils": "kept"},
+}  # fmt: skip
+
+
+def attributes(one: object) -> list[str]:
+    """All that an object holds."""
+    return sorted(vars(one)) if hasattr(one, "__dict__") else sorted(type(one).__slots__)  # type: ignore[attr-defined]
+
+
+def picture(one: Any) -> Any:
+    """Everything that is reached from an object, as plain values; what is "reset" is left out."""
+    if type(one) in DECISIONS:
+        names = [name for name in attributes(one) if DECISIONS[type(one)].get(name) != "reset"]
+        return {name: _attribute(one, name) for name in names}
+    if isinstance(one, array):
+        return one.typecode, one.tolist()
+    if isinstance(one, list | tuple | deque):
+        return [picture(item) for item in one]
+    if isinstance(one, dict):
+        return {key: picture(value) for key, value in one.items()}
+    return one
+
+
+def _attribute(one: Any, name: str) -> Any:
+    value = getattr(one, name)
+    if name == "_last":
+        return one._chunks.index(value) if one._chunks else None
+    if name == "_by_key":
+        return [{key: lane.number for key, lane in level.items()} for level in value]
+    if name == "_ready":
+        return [{lane.number for lane in level} for level in value]
+    if isinstance(one, Chunk) and isinstance(value, array):
+        return picture(value[: one.used])
+    return picture(value)
+
+
+class Columns:
+    """A source that gives out what was frozen, and nothing that is shared with it."""
+
+    def __init__(self, frozen: Frozen) -> None:
+        self._columns = [
+            (code, [number for part in parts for number in part]) for code, parts in frozen.columns
+        ]
+        self._columns.reverse()
+
+    def take(self, code: str) -> array[int]:
+        found, numbers = self._columns.pop()
+        if found != code:
+            raise ValueError(f"{found} stands where {code} should")
+        return array(code, numbers)
+
+    def take_arrays(self, code: str) -> list[array[int]]:
+        sizes, numbers = self.take("I"), self.take(code)
+        parts: list[array[int]] = []
+        at = 0
+        for size in sizes:
+            parts.append(numbers[at : at + size])
+            at += size
+        return parts
+
+    def take_locations(self) -> list[array[int]]:
+        return self.take_arrays("Q")
+
+    def is_empty(self) -> bool:
+        return not self._columns
+
+
+#: (name, number, number, flag)
+Step = tuple[str, int, int, bool]
+
+
+@dataclass(slots=True)
+class Driven:
+    """An agenda and a table of keys, and the steps that are done to them.
+
+    What a step finds depends on nothing but the folds and the step, so two that are equal stay so.
+    """
+
+    agenda: Agenda = field(default_factory=Agenda)
+    dedup: Dedup = field(default_factory=Dedup)
+    lsn: int = 1
+    time_ns: int = START_NS
+
+    def twin(self) -> Driven:
+        """The same, through columns."""
+        agenda, dedup = Columns(freeze_agenda(self.agenda)), Columns(freeze_dedup(self.dedup))
+        twin = Driven(thaw_agenda(agenda), thaw_dedup(dedup), self.lsn, self.time_ns)
+        assert agenda.is_empty()
+        assert dedup.is_empty()
+        return twin
+
+    def do(self, steps: Iterable[Step]) -> list[object]:
+        """What each step found."""
+        return [getattr(self, name)(*rest) for name, *rest in steps]
+
+    def _lane(self, number: int) -> Lane:
+        return self.agenda.lane((number * 3) % 10, _KEYS[number % len(_KEYS)])
+
+    def _pick(self, number: int, state: State) -> int:
+        jobs = [chunk.ids[at] for chunk, at in self.agenda.table if chunk.metas[at] & 7 == state]
+        return jobs[number % len(jobs)] if jobs else 0
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def run(self, number: int, count: int, large: bool) -> None:
+        """Enqueue some jobs, or some thousands."""
+        count = count * 40 if large else count % 5 + 1
+        locations = [(number % 3 << 32) + (self.lsn + at) * 64 for at in range(count)]
+        self.agenda.apply_enqueued_run(self.lsn, locations, self._lane(number), 0)
+        self.lsn += count
+
+    def schedule(self, number: int, delay: int, is_wall: bool) -> None:
+        due = self.time_ns + delay * 10
+        meta = META_EXPIRES if number % 2 else 0
+        lane = self._lane(number)
+        self.agenda.apply_scheduled(self.lsn, self.lsn * 64, lane, meta, due, is_wall)
+        if meta:
+            self.agenda.apply_expiry(self.lsn, due + number)
+        self.lsn += 1
+
+    def schedule_many(self, number: int, count: int, is_wall: bool) -> None:
+        for at in range(count * 8):
+            self.schedule(number, (at * 7919) % 997, is_wall)
+
+    def take(self, count: int, owner: int, leased: bool) -> object:
+        taken = self.agenda.take(count, None, None)
+        for job, *_ in taken:
+            self.agenda.running[job] = (self.lsn, 2**63 + owner, owner)
+            self.lsn += 1
+            if leased:
+                self.agenda.leases.apply_until(job, self.time_ns + count * 5)
+        return [(job, at, attempt, lane.number, meta) for job, at, attempt, lane, meta in taken]
+
+    def claim_elsewhere(self, number: int, owner: int, ready: bool) -> object:
+        job = self._pick(number, State.READY if ready else State.SCHEDULED)
+        self.lsn += 1
+        return job, self.agenda.apply_claimed(job, self.lsn - 1, 7, owner, 2)
+
+    def back(self, number: int, delay: int, _: bool) -> object:
+        job = self._pick(number, State.RUNNING)
+        due = self.time_ns + delay if delay % 2 else 0
+        self.lsn += 1
+        return job, self.agenda.apply_back(Kind.RETRIED, job, number % 4, due, self.time_ns)
+
+    def end(self, number: int, kind: int, _: bool) -> object:
+        state = (State.RUNNING, State.READY, State.SCHEDULED)[kind % 3]
+        kinds = (Kind.SUCCEEDED, Kind.DIED) if state is State.RUNNING else (Kind.CANCELLED,)
+        job = self._pick(number, state)
+        self.lsn += 1
+        ended = self.agenda.apply_ended(kinds[number % len(kinds)], job, self.time_ns)
+        return job, ended
+
+    def end_many(self, number: int, count: int, _: bool) -> None:
+        """Another process ran most of the jobs: what is left behind is swept and tidied."""
+        for job in range(number * 13 % max(self.lsn, 1), self.lsn)[: count * 30]:
+            if self.agenda.apply_claimed(job, 1, 1, 7, 1):
+                self.agenda.apply_ended(Kind.SUCCEEDED, job)
+
+    def cancel_many(self, number: int, count: int, _: bool) -> None:
+        """What waits for its time is swept, too."""
+        jobs = [chunk.ids[at] for chunk, at in self.agenda.table]
+        for job in jobs[::-1][number:][: count * 30]:
+            self.agenda.apply_ended(Kind.CANCELLED, job)
+
+    def pass_time(self, span: int, step: int, has_step: bool) -> object:
+        self.time_ns += span * 5
+        if has_step:
+            self.time_ns += step - 150
+            self.agenda.apply_clock(step - 150)
+            self.dedup.apply_clock(step - 150)
+        self.agenda.promote(self.time_ns, 500)
+        moments = self.agenda.next_due_ns(), self.agenda.next_expiry_ns()
+        return moments, self.agenda.leases.next_ns()
+
+    def expire(self, count: int, _: int, __: bool) -> object:
+        jobs = self.agenda.expired(self.time_ns, count)
+        for job in jobs:
+            self.agenda.apply_ended(Kind.EXPIRED, job)
+        return jobs, self.agenda.leases.over(self.time_ns, count)
+
+    def pause(self, number: int, _: int, resumes: bool) -> object:
+        queue = ("default", "mail", "é")[number % 3]
+        (self.agenda.apply_resumed if resumes else self.agenda.apply_paused)(queue)
+        return self.agenda.any_ready()
+
+    def revive(self, number: int, _: int, purges: bool) -> object:
+        """A dead letter is requeued, or forgotten."""
+        dead = [chunk.ids[at] for chunk, at in self.agenda.dead]
+        if not dead:
+            return 0
+        job = dead[number % len(dead)]
+        if purges:
+            return job, forget_dead(self.agenda, job)
+        self.lsn += 1
+        apply_requeued(self.agenda, job, self.lsn * 64, self._lane(number), 0)
+        return job
+
+    def carry(self, number: int, count: int, is_run: bool) -> None:
+        """Compaction wrote jobs again: known ones, or some that were never seen here."""
+        lane, first = self._lane(number), self.lsn
+        self.lsn += 2 * count + 2
+        jobs = list(range(first, first + 2 * count + 1, 2))
+        places = [(5 << 32) + job for job in jobs]
+        if is_run:
+            apply_carried_run(self.agenda, jobs, places, lane, 0)
+        state = (State.READY, State.SCHEDULED, State.RUNNING, State.DEAD)[number % 4]
+        job = first + 1 if number % 8 < 4 else self._pick(number, State.READY)
+        due, until = self.time_ns + count, self.time_ns + number
+        apply_carried(
+            self.agenda, job, (6 << 32) + number, lane, 3 << 8, state, until, due,
+            count % 2 == 0, (self.lsn, 9, 9), until, self.time_ns,
+        )  # fmt: skip
+        apply_tallied(lane, count, lane.dead, number, 0)
+        self.agenda.floor_lsn = max(self.agenda.floor_lsn, number)
+
+    def key(self, number: int, window: int, frees: bool) -> object:
+        """Keys are taken, or freed."""
+        hashed = (number * 0x9E3779B97F4A7C15) % 2**64 or 1
+        holders = list(self.dedup.holders(hashed, self.time_ns))
+        if frees and holders:
+            self.dedup.apply_free(hashed, holders[0][0], self.time_ns + window, self.time_ns)
+        elif not holders:
+            window = 0 if number % 3 else window + 1
+            self.dedup.apply_taken(hashed, self.lsn, self.lsn * 64, window, self.time_ns)
+            self.lsn += 1
+        return holders
+
+    def keys(self, number: int, count: int, _: bool) -> None:
+        for at in range(count * 12):
+            self.key(number * 5000 + at, (at * 7919) % 997, at % 11 == 0)

@@ -1,0 +1,208 @@
+"""Folds that went through columns of numbers cannot be told from those that did not."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskq.core.agenda import Agenda
+from taskq.core.dedup import Dedup
+from taskq.core.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
+from taskq.core.jobtable import Chunk
+from taskq.core.lanes import Lane
+from tests.core.frozen import DECISIONS, Columns, Driven, Step, attributes, picture
+
+NUMBER = st.integers(0, 300)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from((
+            "run", "run", "schedule", "schedule_many", "take", "take", "take", "claim_elsewhere",
+            "back", "back", "end", "end_many", "cancel_many", "pass_time", "pass_time", "expire",
+            "pause", "revive", "carry", "key", "keys",
+        )),
+        NUMBER, NUMBER, st.booleans(),
+    ),
+    max_size=25,
+)  # fmt: skip
+#: Every kind of step, most of them often enough to leave something behind.
+RICH: Final[list[Step]] = [
+    ("run", 0, 200, True), ("run", 1, 3, False), ("schedule_many", 1, 300, False),
+    ("schedule_many", 3, 300, True), ("take", 90, 1, True), ("back", 3, 40, False),
+    ("back", 5, 41, False), ("end", 0, 0, False), ("end", 1, 0, False), ("end", 3, 0, False),
+    ("end", 7, 0, False), ("pass_time", 40, 170, True), ("expire", 30, 0, False),
+    ("take", 60, 2, True), ("pass_time", 90, 0, False), ("expire", 300, 0, False),
+    ("end_many", 20, 290, False), ("run", 2, 250, True), ("pause", 1, 0, False),
+    ("carry", 2, 30, True), ("carry", 6, 31, False), ("carry", 3, 9, False),
+    ("keys", 1, 300, False), ("keys", 2, 300, False), ("pass_time", 60, 0, False),
+    ("keys", 3, 90, False), ("end", 2, 1, False), ("end", 2, 2, False), ("take", 40, 3, False),
+    ("back", 4, 2, False), ("pause", 1, 0, True), ("schedule_many", 1, 300, False),
+    ("schedule_many", 1, 300, False), ("schedule_many", 1, 300, False),
+    ("cancel_many", 100, 240, False), ("pass_time", 200, 0, False), ("take", 300, 4, False),
+    ("pass_time", 300, 0, False), ("expire", 300, 0, False), ("run", 3, 300, True),
+    ("take", 300, 4, False), ("take", 300, 4, False), ("pause", 0, 0, False),
+]  # fmt: skip
+
+
+def rich() -> Driven:
+    driven = Driven()
+    driven.do(RICH)
+    return driven
+
+
+#: Not to be changed.
+EXAMPLE: Final = rich()
+
+
+def every(root: object) -> list[Any]:
+    """All objects of the folds' own classes that are reached from one."""
+    found: dict[int, object] = {}
+    left = [root]
+    while left:
+        one = left.pop()
+        if id(one) in found:
+            continue
+        found[id(one)] = one
+        if type(one) in DECISIONS:
+            left += [getattr(one, name) for name in attributes(one)]
+        elif isinstance(one, dict):
+            left += [*one.keys(), *one.values()]
+        elif not isinstance(one, str | bytes | array) and hasattr(one, "__iter__"):
+            left += one
+    return [one for one in found.values() if type(one) in DECISIONS]
+
+
+@pytest.mark.parametrize("kind", DECISIONS, ids=lambda kind: kind.__name__)
+def test_each_attribute_of_a_fold_is_kept_made_again_or_forgotten_on_purpose(kind: type) -> None:
+    """A new one is decided upon here, and frozen, before a snapshot loses it."""
+    ones = [one for root in (EXAMPLE.agenda, EXAMPLE.dedup) for one in every(root)]
+    assert sorted(DECISIONS[kind]) == attributes(next(one for one in ones if type(one) is kind))
+
+
+def test_the_folds_are_made_of_no_other_classes() -> None:
+    driven = EXAMPLE
+    plain = (dict, list, tuple, set, str, bytes, int, bool, array, type(None))
+    left: list[object] = [driven.agenda, driven.dedup]
+    strangers = set()
+    seen = set()
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if type(one) in DECISIONS:
+            left += [getattr(one, name) for name in attributes(one)]
+        elif isinstance(one, dict):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, str | bytes | array | int | None):
+            pass
+        elif hasattr(one, "__iter__"):
+            left += one
+        if type(one) not in DECISIONS and not isinstance(one, plain):
+            strangers.add(type(one).__name__)
+    assert strangers <= {"deque"}
+
+
+def test_the_rich_example_leaves_something_in_every_attribute_that_is_kept() -> None:
+    """Else the comparisons below would compare nothing."""
+    driven = EXAMPLE
+    fresh = {type(one): one for root in (Agenda(), Dedup()) for one in every(root)}
+    fresh |= {Lane: Lane(0, b"\0\0", 0), Chunk: Chunk(0)}
+    idle = {
+        (kind.__name__, name)
+        for kind, names in DECISIONS.items()
+        for name, decision in names.items()
+        if decision == "kept"
+    }
+    for root in (driven.agenda, driven.dedup):
+        for one in every(root):
+            for name in attributes(one):
+                if getattr(one, name) != getattr(fresh[type(one)], name):
+                    idle.discard((type(one).__name__, name))
+    assert not idle
+
+
+@settings(max_examples=60, deadline=None)
+@given(before=STEPS, after=STEPS)
+def test_what_was_frozen_goes_on_as_what_was_not(before: list[Step], after: list[Step]) -> None:
+    """The same to the last counter, and so is all that it is asked and told from then on."""
+    driven = Driven()
+    driven.do(before)
+    twin = driven.twin()
+    assert picture(twin.agenda) == picture(driven.agenda)
+    assert picture(twin.dedup) == picture(driven.dedup)
+    assert twin.do(after) == driven.do(after)
+    assert picture(twin.agenda) == picture(driven.agenda)
+    assert picture(twin.dedup) == picture(driven.dedup)
+    assert twin.agenda.stats() == driven.agenda.stats()
+
+
+def test_the_rich_example_goes_on_too() -> None:
+    driven = rich()
+    twin = driven.twin()
+    assert picture(twin.agenda) == picture(driven.agenda)
+    assert picture(twin.dedup) == picture(driven.dedup)
+    assert twin.do(RICH) == driven.do(RICH)
+    assert picture(twin.agenda) == picture(driven.agenda)
+    assert picture(twin.dedup) == picture(driven.dedup)
+
+
+def test_nothing_is_shared_with_what_was_frozen() -> None:
+    """The fold goes on while its copy is being written."""
+    driven = rich()
+    frozen = freeze_agenda(driven.agenda), freeze_dedup(driven.dedup)
+    before = [
+        [(code, [part[:] for part in parts]) for code, parts in one.columns] for one in frozen
+    ]
+    driven.do(RICH)
+    driven.do([("end_many", 0, 300, False), ("keys", 1, 300, True)])
+    assert [list(one.columns) for one in frozen] == before
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    column=st.integers(0, 100),
+    change=st.sampled_from(("drop", "repeat", "empty", "shorter", "longer", "large")),
+)
+def test_columns_that_make_no_sense_are_refused(column: int, change: str) -> None:
+    """Or taken, where they happen to; but nothing else is raised."""
+    for freeze, thaw in ((freeze_agenda, thaw_agenda), (freeze_dedup, thaw_dedup)):
+        driven = _SMALL
+        frozen = freeze(driven.agenda if freeze is freeze_agenda else driven.dedup)  # type: ignore[arg-type]
+        number = column % len(frozen.columns)
+        _change(frozen, number, change)
+        try:
+            thaw(Columns(frozen))
+        except (ValueError, IndexError):
+            continue
+
+
+def _small() -> Driven:
+    driven = Driven()
+    driven.do([
+        ("run", 0, 4, False), ("run", 1, 4, False), ("schedule", 1, 9, True), ("take", 3, 1, True),
+        ("back", 0, 2, False), ("end", 1, 0, False), ("key", 1, 0, False), ("key", 2, 5, False),
+    ])  # fmt: skip
+    return driven
+
+
+_SMALL: Final = _small()
+
+
+def _change(frozen: Frozen, number: int, change: str) -> None:
+    code, parts = frozen.columns[number]
+    if change == "drop":
+        del frozen.columns[number]
+    elif change == "repeat":
+        frozen.columns.insert(number, (code, parts))
+    elif change == "empty":
+        frozen.columns[number] = code, []
+    elif change == "shorter":
+        frozen.columns[number] = code, [part[:-1] for part in parts]
+    elif change == "longer":
+        frozen.columns[number] = code, [*parts, array(code, [1])]
+    else:
+        frozen.columns[number] = code, [array(code, [100] * len(part)) for part in parts]
