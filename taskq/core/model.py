@@ -50,6 +50,7 @@ class State(enum.IntEnum):
 
 
 LIVE_STATES: Final = frozenset({State.SCHEDULED, State.READY, State.RUNNING})
+SETTLED_STATES: Final = frozenset(State) - LIVE_STATES - {State.ABSENT}
 
 
 class Durability(enum.StrEnum):

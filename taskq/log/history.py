@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError
-from taskq.core.model import AttemptView, JobView, State
+from taskq.core.model import SETTLED_STATES, AttemptView, JobView, State
 from taskq.core.records import CARRYING_KINDS, PACKED, Cause, Kind
 from taskq.core.transitions import BY_TIME, after
 from taskq.log.attempts import decode_history
@@ -41,7 +41,6 @@ _PASSED_OVER: Final = frozenset({Kind.CARRIED, Kind.EXTENDED})
 #: Records that end a job, and those among them that it does not come back from.
 _ENDS: Final = FINAL_KINDS | {_PURGED}
 _FOR_GOOD: Final = _ENDS - {int(Kind.DIED)}
-_SETTLED: Final = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED, State.EXPIRED})
 _STATES: Final = {kind: after(State.RUNNING, kind) for kind in (Kind.SUCCEEDED, Kind.DIED)} | {
     kind: after(State.READY, kind) for kind in (Kind.CANCELLED, Kind.EXPIRED)
 }
@@ -82,7 +81,7 @@ def find_end(journal: Journal, job: int) -> int | None:
         kind = found.record[_KIND_AT]
         if not known:
             known = _begins(found.record)
-            if kind == _CARRIED and found.record[_STATE_AT] in _SETTLED:
+            if kind == _CARRIED and found.record[_STATE_AT] in SETTLED_STATES:
                 end = found.location
         elif kind in _ENDS:
             end = found.location

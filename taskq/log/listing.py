@@ -47,18 +47,16 @@ _BIRTHS: Final = CARRYING_KINDS | {Kind.ENQUEUED}
 _STATE_BITS: Final = 4
 _STATE_MASK: Final = (1 << _STATE_BITS) - 1
 #: States whose jobs the agenda knows.
-_KNOWN: Final = LIVE_STATES | {State.DEAD}
+_BORN: Final = int(after(State.ABSENT, Kind.ENQUEUED))
+_KNOWN: Final = LIVE_STATES | {after(State.RUNNING, Kind.DIED)}
 #: What a record makes of its job, where it ends or revives it.
 _ENDS: Final = {
-    int(kind): int(after(before, kind))
-    for kind, before in (
-        (Kind.SUCCEEDED, State.RUNNING),
-        (Kind.DIED, State.RUNNING),
-        (Kind.CANCELLED, State.READY),
-        (Kind.EXPIRED, State.READY),
-        (Kind.REQUEUED, State.DEAD),
-        (Kind.PURGED, State.DEAD),
-    )
+    int(Kind.SUCCEEDED): int(after(State.RUNNING, Kind.SUCCEEDED)),
+    int(Kind.DIED): int(after(State.RUNNING, Kind.DIED)),
+    int(Kind.CANCELLED): int(after(State.READY, Kind.CANCELLED)),
+    int(Kind.EXPIRED): int(after(State.READY, Kind.EXPIRED)),
+    int(Kind.REQUEUED): int(after(State.DEAD, Kind.REQUEUED)),
+    int(Kind.PURGED): int(after(State.DEAD, Kind.PURGED)),
 }
 
 
@@ -193,7 +191,7 @@ class _Backwards:
                 if kind == _ENQUEUED:
                     if self._fits(data, at):
                         jobs.append(lsn)
-                        ends.append(State.READY)
+                        ends.append(_BORN)
                     continue
                 if kind in _CARRYING:
                     self._note_carried(data[at : at + length])
