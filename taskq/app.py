@@ -18,6 +18,7 @@ from taskq.handle import JobHandle, make_handle
 from taskq.logoptions import LogOptions, unknown_option
 from taskq.reading import LogReading
 from taskq.serialization import encode_loose
+from taskq.telling import LogTelling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -31,7 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class TaskQ(LogCare, LogReading):
+class TaskQ(LogCare, LogReading, LogTelling):
     """An application's tasks and the directory of their jobs. Opens at first use.
 
     What is not given comes from the settings: ``TASKQ_…`` in the environment, ``.env``,

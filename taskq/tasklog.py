@@ -17,6 +17,7 @@ from taskq.core.model import (
     SECOND_NS,
     JobView,
     LogStats,
+    Serving,
 )
 from taskq.core.records import Cause, Kind
 from taskq.core.retry import DEFAULT
@@ -25,6 +26,7 @@ from taskq.logoptions import LogOptions, log_config
 from taskq.puts import Put, check_bytes, loose_put
 from taskq.reading import LogReading
 from taskq.serialization import encode_reason
+from taskq.telling import LogTelling
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 _CLAIM_MAX: Final = 100_000
 
 
-class TaskLog(LogCare, LogReading):
+class TaskLog(LogCare, LogReading, LogTelling):
     """A directory of jobs, as bytes. ``async with TaskLog.open(path) as log``, or ``await`` it."""
 
     def __init__(self, connection: Connection) -> None:
@@ -155,10 +157,11 @@ class TaskLog(LogCare, LogReading):
         if isinstance(queues, str):
             raise UsageError(f"queues is {queues!r}: give a list of names")
         port = await self._connection.port()
-        until = None
+        store, until = self._connection.store(), None
         if wait is not None:
-            until = self._connection.store().steady_ns() + nanoseconds(wait, "wait")
+            until = store.steady_ns() + nanoseconds(wait, "wait")
         names = None if queues is None else frozenset(queues)
+        store.serve(self, Serving(queues=names))
         lease_ns = 0 if lease is None else positive_nanoseconds(lease, "lease")
         request = ClaimRequest(count, queues=names, wait_until_ns=until, lease_ns=lease_ns)
         deliveries: list[Delivery] = await port.claim(request)
@@ -273,8 +276,19 @@ class TaskLog(LogCare, LogReading):
             raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
         return await self._connection.packer.opened_view(view)
 
-    async def stats(self) -> LogStats:
-        """Counts of the log and of each of its queues."""
+    async def stats(self, at: datetime | int | None = None) -> LogStats:
+        """Counts of the log and of each of its queues.
+
+        Args:
+            at: as it was then: a datetime with a time zone, or an lsn (as after its frame). None:
+                now.
+
+        Raises:
+            UsageError: the moment is none, or still to come.
+            MomentGone: compaction removed what would tell it.
+        """
+        if at is not None:
+            return await self._stats_at(at)
         port = await self._connection.port()
         stats: LogStats = await port.stats()
         return stats
@@ -290,6 +304,9 @@ class TaskLog(LogCare, LogReading):
 
     async def close(self) -> None:
         """Finish what was asked for and close the directory. Legal twice."""
+        store = self._connection.current
+        if store is not None and store.usable:
+            store.serve(self, None)
         await self._connection.aclose()
 
     async def __aenter__(self) -> Self:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from taskq.core.model import Damage, JobView
+    from taskq.core.model import Damage, JobView, OwnerView, Serving
     from taskq.log.reader import LogReader
     from taskq.log.timetravel import Moment
 
@@ -248,6 +248,7 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
                     "alive": owner.alive,
                     "started_at": render.moment(owner.started_ns),
                     "running": owner.running,
+                    "serves": [_serving_json(serving) for serving in owner.serves],
                 }
                 for owner in owners
             ]
@@ -258,7 +259,7 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
         return
     now_ns = time.time_ns()
     render.print_table(
-        ("OWNER", "NAME~", ">PID", "HOST~", "STATE", ">STARTED", ">RUNNING"),
+        ("OWNER", "NAME~", ">PID", "HOST~", "STATE", ">STARTED", ">RUNNING", "SERVES~"),
         [
             (
                 render.owner(owner.owner),
@@ -268,10 +269,26 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
                 "alive" if owner.alive else "gone",
                 render.when(owner.started_ns, now_ns),
                 str(owner.running),
+                _served(owner) or "-",
             )
             for owner in owners
         ],
     )
+
+
+def _served(owner: OwnerView) -> str:
+    """The queues that a process claims from, in words."""
+    if any(serving.queues is None for serving in owner.serves):
+        return "all queues"
+    return ", ".join(sorted({queue for one in owner.serves for queue in one.queues or ()}))
+
+
+def _serving_json(serving: Serving) -> dict[str, list[str] | int | None]:
+    return {
+        "queues": None if serving.queues is None else sorted(serving.queues),
+        "tasks": None if serving.tasks is None else sorted(serving.tasks),
+        "slots": serving.slots or None,
+    }
 
 
 @click.command()

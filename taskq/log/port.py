@@ -113,9 +113,9 @@ class _Port:
         """The next ready jobs, in the order in which they would be claimed."""
         return self._send(Op.LOOK, (lambda one: _peek(one, count, queue), True))
 
-    def look(self, look: Callable[[Committer], object]) -> Any:
+    def look(self, look: Callable[[Committer], object], *, needs_agenda: bool = True) -> Any:
         """What a function of this process's agenda gives: it reads only, without the lock."""
-        return self._send(Op.LOOK, (look, True))
+        return self._send(Op.LOOK, (look, needs_agenda))
 
     def requeue(self, letters: list[Letter]) -> Any:
         """Make dead letters ready again: for each None, or why it was not done."""

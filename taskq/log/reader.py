@@ -21,12 +21,14 @@ from taskq.log.listing import Wanted, newest_jobs, tell_jobs
 from taskq.log.ownerviews import owner_views
 from taskq.log.timetravel import Moment, stand_at
 from taskq.log.verify import verify
+from taskq.log.why import decide, facts_of, live_workers
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Iterator
 
     from taskq.core.model import JobView, OwnerView, State, VerifyReport
+    from taskq.core.why import Reason
 
 
 class LogReader:
@@ -120,6 +122,13 @@ class LogReader:
                 size=sum(map(files.size, sealed)) + end.offset,
                 next_lsn=journal.next_lsn,
             )
+
+    def why(self, lsn: int) -> Reason | None:
+        """The one reason why a job is not running, None if there is no such job."""
+        agenda = Facets(self._journal).need_agenda()
+        agenda.promote(self._journal.clock.wall_ns(), 2**62)
+        facts = facts_of(self._journal, agenda, lsn, live_workers(self._journal.path))
+        return None if facts is None else decide(facts, self._journal.path)
 
     def owners(self) -> list[OwnerView]:
         """The processes that have the log open, and dead ones that still hold jobs."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.core.errors import TaskqError
-    from taskq.core.model import Extras
+    from taskq.core.model import Extras, Serving
     from taskq.log.port import LoopPort
     from taskq.log.store import Store
     from taskq_workers.settling import Settled
@@ -37,6 +37,8 @@ class FakePort:
         self.claimed_counts: list[int] = []
         self.settled: list[Settlement] = []
         self.refuse: Callable[[Settlement], TaskqError | None] = lambda _: None
+        #: what the worker said that it claims, whenever that changed; None: it claims no more
+        self.served: list[Serving | None] = []
         self._called = asyncio.Event()
         self._jobs = 0
 
@@ -116,6 +118,10 @@ class FakeStore:
 
     def __init__(self, port: FakePort) -> None:
         self._port = port
+
+    def serve(self, worker: object, serving: Serving | None) -> None:  # noqa: ARG002 - as Store
+        if not self._port.served or self._port.served[-1] != serving:
+            self._port.served.append(serving)
 
     def port(self) -> LoopPort:
         return cast("LoopPort", self._port)

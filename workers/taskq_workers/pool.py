@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.core.errors import TaskqError, UsageError
+from taskq.core.model import Serving
 from taskq_workers.crew import Crew
 from taskq_workers.executors import ThreadRunner
 from taskq_workers.plans import Plans
@@ -107,6 +108,7 @@ class Worker:
         self._crew: Crew | None = None
         self._threads: ThreadRunner | None = None
         self._known: frozenset[str] = frozenset()
+        self._store: Store | None = None
 
     @property
     def running(self) -> int:
@@ -228,6 +230,8 @@ class Worker:
 
     def _hire(self, store: Store) -> Crew:
         port = store.port()
+        self._store = store
+        self._tell_what_it_serves()
         self._threads = ThreadRunner(asyncio.get_running_loop(), self._thread_limit)
         return Crew(
             self.app,
@@ -244,6 +248,8 @@ class Worker:
     async def _drain(self, crew: Crew) -> None:
         self._phase = Phase.DRAINING
         crew.leave()
+        if self._store is not None:
+            self._store.serve(self, None)
         await _wait_any(self._drain_seconds, crew.gone, self._cancel_asked)
         if crew.gone.is_set():
             return
@@ -257,7 +263,14 @@ class Worker:
         tasks = self.app._tasks
         if len(tasks) != len(self._known):
             self._known = frozenset(tasks)
+            self._tell_what_it_serves()
         return self._known
+
+    def _tell_what_it_serves(self) -> None:
+        """Let people who ask why a job does not run know what this worker claims."""
+        if self._store is not None:
+            serving = Serving(queues=self.queues, tasks=self._task_names(), slots=self.concurrency)
+            self._store.serve(self, serving)
 
     def _on_end(self, error: BaseException | None) -> None:
         if error is not None and self._error is None:

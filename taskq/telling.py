@@ -1,0 +1,77 @@
+"""What TaskLog and TaskQ tell of their jobs and of the log's past.
+
+A read of the past may take seconds, so it is done on a thread of its own, from the files. What was
+read there may not be on disk yet: the answer waits for a look of the storage thread, which is told
+only what is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from taskq.connection import split_job_id
+from taskq.core.errors import JobNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from taskq.connection import Connection
+    from taskq.core.model import LogStats
+    from taskq.core.why import Facts, Reason
+    from taskq.log.port import LoopPort
+    from taskq.log.reader import LogReader
+
+T = TypeVar("T")
+
+
+class LogTelling:
+    """Questions that people ask."""
+
+    _connection: Connection
+
+    async def why(self, job_id: str) -> Reason:
+        """The one reason why a job is not running, as a code and a sentence.
+
+        Raises:
+            JobNotFound: the log has no such job.
+            WrongLog: the id is of another log.
+        """
+        from taskq.log.why import decide, facts_of, live_workers  # noqa: PLC0415 - few ask
+
+        port, lsn = await self._found(job_id)
+        path = self._connection.path
+        workers = await asyncio.to_thread(live_workers, path)
+        facts: Facts | None = await port.look(
+            lambda one: facts_of(one.journal, one.facets.need_agenda(), lsn, workers)
+        )
+        if facts is None:
+            raise JobNotFound(f"there is no job {job_id} in {path}")
+        return await asyncio.to_thread(decide, facts, path)
+
+    async def _found(self, job_id: str) -> tuple[LoopPort, int]:
+        tag, lsn = split_job_id(job_id)
+        port = await self._connection.port()
+        self._connection.check_tag(tag, lsn)
+        return port, lsn
+
+    async def _stats_at(self, at: datetime | int) -> LogStats:
+        from taskq.log.timetravel import Moment  # noqa: PLC0415 - as above
+
+        moment = Moment.of(at)
+        return await self._read(lambda reader: reader.stats(moment))
+
+    async def _read(self, read: Callable[[LogReader], T]) -> T:
+        from taskq.log.reader import LogReader  # noqa: PLC0415 - as above
+
+        path = self._connection.path
+
+        def work() -> T:
+            with LogReader.open(path) as reader:
+                return read(reader)
+
+        port = await self._connection.port()
+        told = await asyncio.to_thread(work)
+        await port.look(lambda _: None, needs_agenda=False)
+        return told
