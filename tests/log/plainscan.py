@@ -1,0 +1,194 @@
+"""Random logs of every kind of record, and what a plain walk over all of them finds."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.dedup import key_hash
+from taskq.core.model import Extras, State
+from taskq.core.records import JOB_KINDS, Cause, Flag, Kind
+from taskq.log import codec
+from taskq.log.carrying import Carried, encode_carried, encode_compacted
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.logrecord import decode_record, places
+from taskq.log.options import encode_extras
+from taskq.log.segment import Gap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.log.journal import Journal
+    from taskq.log.logrecord import LogRecord
+    from tests.log.world import Process
+
+_SPILLED: Final = int(Flag.SPILLED)
+_DONE_KINDS: Final = (
+    Kind.CLAIMED, Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.PURGED,
+    Kind.EXTENDED,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a walk over the whole log found.
+
+    Attributes:
+        records: by lsn.
+        about: records of each job other than its own, in their order.
+        births: jobs that an ENQUEUED record brought into being.
+        steps: (lsn, step) of the clock.
+        times: (first lsn, time) of each frame.
+        keys, spilled: hashes by segment.
+    """
+
+    records: dict[int, bytes] = field(default_factory=dict)
+    about: dict[int, list[int]] = field(default_factory=dict)
+    births: set[int] = field(default_factory=set)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    times: list[tuple[int, int]] = field(default_factory=list)
+    keys: dict[int, set[int]] = field(default_factory=dict)
+    spilled: dict[int, set[bytes]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, journal: Journal) -> Scan:
+        """Walk from the start to the known end."""
+        scan = cls()
+        for base, item in journal.frames(journal.start()):
+            assert not isinstance(item, Gap)
+            segment = journal.files.segment_at(base)
+            scan.times.append((item.header.first_lsn, item.header.time_ns))
+            for lsn, at, length in places(item):
+                scan._add(segment, lsn, item.data[at : at + length])
+        return scan
+
+    def _add(self, segment: int, lsn: int, data: bytes) -> None:
+        record = decode_record(data, lsn, 0, 0)
+        self.records[lsn] = data
+        if record.kind == Kind.ENQUEUED:
+            self.births.add(lsn)
+            self._note_enqueued(segment, record)
+            self._note_spilled(segment, record.flags, record.body)
+        elif record.kind in JOB_KINDS:
+            self.about.setdefault(record.job, []).append(lsn)
+            if record.carried is None:
+                self._note_spilled(segment, record.flags, record.body)
+        elif record.kind == Kind.CLOCK:
+            self.steps.append((lsn, record.step_ns))
+        if record.carried is not None:
+            self._note_enqueued(segment, record)
+            self._note_spilled(segment, record.body_flags, record.body)
+            self._note_spilled(segment, record.flags, record.carried.body)
+
+    def _note_enqueued(self, segment: int, record: LogRecord) -> None:
+        if record.extras is not None and record.extras.key is not None:
+            self.keys.setdefault(segment, set()).add(key_hash(record.queue, record.extras.key))
+
+    def _note_spilled(self, segment: int, flags: int, body: bytes | None) -> None:
+        if flags & _SPILLED and body is not None and len(body) == 40:
+            self.spilled.setdefault(segment, set()).add(body[:32])
+
+
+class Writer:
+    """Appends frames of random records, in runs and alone, through one process."""
+
+    def __init__(self, process: Process, seed: int) -> None:
+        self._process = process
+        self._chance = random.Random(seed)
+        #: draws what is in one record; the same draws make one of the same kind and length
+        self._draw = self._chance
+        self._records: list[bytes] = []
+
+    @property
+    def _lsn(self) -> int:
+        return self._process.journal.next_lsn + len(self._records)
+
+    def write(self, frames: int) -> None:
+        """Append so many frames; segments end where they are full."""
+        chance, clock = self._chance, self._process.world.clock
+        for _ in range(frames):
+            self._process.journal.lock()
+            self._process.journal.rotate_if_full()
+            self._process.journal.unlock()
+            for _ in range(chance.choice((1, 1, 1, 3))):
+                self._add(chance.choice(_MAKERS))
+            self._process.append(b"".join(self._records), len(self._records))
+            self._records.clear()
+            clock.advance(chance.random())
+            if chance.random() < 0.1:
+                clock.step(chance.choice((-20, -3, 20)))
+
+    def _add(self, make: Callable[[Writer], bytes]) -> None:
+        """One record, or a run of like ones."""
+        seed = self._chance.random()
+        for _ in range(self._chance.choice((1, 1, 2, 40, 300))):
+            is_alike = self._chance.random() < 0.97
+            self._draw = random.Random(seed if is_alike else self._chance.random())
+            self._records.append(make(self))
+            if sum(map(len, self._records)) > SEGMENT_BYTES_MIN // 2:
+                return
+
+    def _job(self) -> int:
+        lsn = self._lsn
+        return self._draw.choice((self._draw.randrange(1, lsn + 2), lsn // 2 + 1, 2**40 + lsn % 9))
+
+    def _body(self) -> bytes:
+        return self._draw.choice((b"", b"x", b"y" * self._draw.randrange(200)))
+
+    def _spilled(self) -> bytes:
+        return hashlib.sha256(bytes((self._draw.randrange(9),))).digest() + bytes(8)
+
+    def _enqueued(self, extras: Extras, lsn: int) -> bytes:
+        flags, body = 0, self._body()
+        if self._draw.random() < 0.1:
+            flags, body = _SPILLED, self._spilled()
+        options = encode_extras(extras, 10**18)
+        tail = codec.enqueue_tail(5, flags | 1, 3, 4, 2, b"mailto", options)
+        return codec.encode_checked(tail, body, lsn)
+
+    def _plain(self) -> bytes:
+        return self._enqueued(Extras(), self._lsn)
+
+    def _extras(self) -> bytes:
+        key = b"key %d" % self._draw.randrange(50) if self._draw.random() < 0.6 else None
+        return self._enqueued(Extras(key=key, headers={"a": "b"}), self._lsn)
+
+    def _done(self) -> bytes:
+        kind = self._draw.choice(_DONE_KINDS)
+        body = self._draw.choice((None, None, self._body()))
+        data = codec.encode_job(kind, 0, 1, self._job(), 7, body, self._lsn)
+        if kind is Kind.SUCCEEDED and self._draw.random() < 0.2:
+            fixed = codec.JOB.pack(0, kind, 0, 0, _SPILLED | 1, 1, self._job(), 7)
+            data = codec.encode_checked(fixed[4:], self._spilled(), self._lsn)
+        return data
+
+    def _back(self) -> bytes:
+        kind = self._draw.choice((Kind.RETRIED, Kind.RELEASED))
+        return codec.encode_back(kind, Cause.DRAIN, 1, self._job(), 7, 0, self._body(), self._lsn)
+
+    def _carried(self) -> bytes:
+        job, chance = self._job(), self._draw
+        born = self._enqueued(Extras(key=b"carried %d" % chance.randrange(9)), job)
+        body, flags = chance.choice(((None, 0), (b"result", 0), (self._spilled(), _SPILLED)))
+        state = chance.choice((State.READY, State.SUCCEEDED, State.DEAD))
+        carried = Carried(job, state, born, 10**18, body=body, flags=flags)
+        return encode_carried(chance.choice((Kind.CARRIED, Kind.REQUEUED)), carried, self._lsn)
+
+    def _clock(self) -> bytes:
+        return codec.encode_clock(self._draw.choice((-(10**12), 10**12)), self._lsn)
+
+    def _other(self) -> bytes:
+        kind = self._draw.randrange(3)
+        if kind == 0:
+            return codec.encode_owner(9, b"{}", self._lsn)
+        if kind == 1:
+            return encode_compacted(1, self._lsn)
+        return codec.PREFIX.pack(20, 200, 0, 0, 0) + bytes(8)
+
+
+_MAKERS: Final[list[Callable[[Writer], bytes]]] = [
+    Writer._plain, Writer._plain, Writer._extras, Writer._done, Writer._done, Writer._done,
+    Writer._back, Writer._carried, Writer._clock, Writer._other,
+]  # fmt: skip

@@ -1,0 +1,237 @@
+"""Lookups through the indexes find what a walk over the whole log finds, however they were made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskq.core.model import Durability
+from taskq.core.records import Kind
+from taskq.log import codec
+from taskq.log.history import Story, find_end, records, tell
+from taskq.log.indexbuild import IndexBuilder
+from taskq.log.jobplaces import JobPlaces
+from taskq.log.segment import Gap
+from tests.log.plainscan import Scan, Writer
+from tests.log.simulation import Simulation
+from tests.log.world import PATH, Process, World
+
+if TYPE_CHECKING:
+    from taskq.core.model import JobView
+    from taskq.log.journal import Journal
+
+_FAR: Final = 2**40
+
+
+def save(process: Process) -> None:
+    """Write the indexes that are missing."""
+    process.journal.refresh()
+    for _ in process.journal.indexes.upkeep_steps():
+        pass
+
+
+def index_files(world: World) -> list[str]:
+    return [path for path in world.machine.paths() if ".idx" in path]
+
+
+def random_log(seed: int, frames: int = 40) -> Process:
+    process = World(seed).process()
+    Writer(process, seed).write(frames)
+    return process
+
+
+def check_lookups(journal: Journal) -> None:
+    """Everything that can be asked, against a plain scan."""
+    scan, indexes = Scan.of(journal), journal.indexes
+    for lsn in sorted({*range(1, journal.next_lsn, 5), *(lsn for lsn, _ in scan.times)}):
+        record = scan.records[lsn]
+        found = indexes.find(lsn)
+        assert found is not None
+        assert (found.lsn, found.record) == (lsn, record)
+        assert journal.files.unchecked_record(found.location) == record
+    assert indexes.find(journal.next_lsn) is None
+    others = range(1, journal.next_lsn, 5)
+    for job in {*others, *scan.about, journal.next_lsn, _FAR + 20}:
+        expected = [lsn for lsn in scan.about.get(job, ()) if lsn > job]
+        if job in scan.births:
+            expected = [job, *expected]
+        elif job >= journal.files.lsns[0]:
+            expected = []
+        found_lsns = [one.lsn for one in indexes.about(job)]
+        assert found_lsns == expected, job
+    for lsn in (0, len(scan.records) // 2, journal.next_lsn):
+        assert list(indexes.steps_after(lsn)) == [step for step in scan.steps if step[0] > lsn]
+    for segment in journal.files.lsns:
+        assert indexes.spilled(segment) == scan.spilled.get(segment, set())
+        assert all(indexes.may_hold_key(segment, key) for key in scan.keys.get(segment, ()))
+
+
+def check_times(journal: Journal) -> None:
+    """The first frame of each time, and of those around it; clocks may have been set back."""
+    times = Scan.of(journal).times
+    for moment in {time_ns + more for _, time_ns in times[::3] for more in (-1, 0, 1)}:
+        first = next((lsn for lsn, time_ns in times if time_ns >= moment), journal.next_lsn)
+        assert journal.indexes.lsn_at(moment) == first
+        cursor = journal.indexes.cursor_at_time(moment)
+        items = [one for _, one in journal.frames(cursor) if not isinstance(one, Gap)]
+        assert (items[0].header.first_lsn if items else journal.next_lsn) == first
+
+
+def check_cursors(journal: Journal) -> None:
+    for lsn in range(1, journal.next_lsn, 29):
+        cursor = journal.indexes.cursor_at(lsn)
+        item = next(one for _, one in journal.frames(cursor) if not isinstance(one, Gap))
+        assert item.header.first_lsn <= lsn < item.header.next_lsn
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=5, deadline=None)
+def test_lookups_in_memory_find_what_a_plain_scan_finds(seed: int) -> None:
+    """As a reader has them that must not write."""
+    reader = random_log(seed).world.reader()
+    check_lookups(reader)
+    check_times(reader)
+    check_cursors(reader)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=5, deadline=None)
+def test_lookups_in_files_find_what_a_plain_scan_finds(seed: int) -> None:
+    process = random_log(seed)
+    save(process)
+    reader = process.world.reader()
+    assert len(index_files(process.world)) == len(reader.files.lsns) - 1
+    assert not reader.indexes.missing()
+    check_lookups(reader)
+    check_times(reader)
+    check_cursors(reader)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=2, deadline=None)
+def test_lookups_while_the_log_grows_find_what_a_plain_scan_finds(seed: int) -> None:
+    """With indexes that are caught up, sealed and saved in between."""
+    process = World(seed).process()
+    other = process.world.process()
+    writer = Writer(process, seed)
+    for turn in range(4):
+        writer.write(6)
+        other.journal.refresh()
+        check_lookups(process.journal)
+        check_lookups(other.journal)
+        if turn % 2:
+            save(other)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=15, deadline=None)
+def test_runs_are_indexed_as_if_record_by_record(seed: int) -> None:
+    """Slices with a step must see what a look at each record sees."""
+    journal = random_log(seed, frames=6).world.reader()
+    for _, item in journal.frames(journal.start()):
+        assert not isinstance(item, Gap)
+        whole = IndexBuilder(1)
+        whole.feed(item)
+        single = IndexBuilder(1)
+        offset, at = item.offset + codec.FRAME_HEADER_SIZE, item.at
+        for lsn in range(item.header.first_lsn, item.header.next_lsn):
+            length = codec.LENGTH.unpack_from(item.data, at)[0]
+            record = item.data[at : at + length]
+            single.top_time_ns = whole.top_time_ns
+            single._feed(record, 0, length, lsn, offset, item.offset)
+            at, offset = at + length, offset + length
+        assert list(whole.places.parts()) == list(single.places.parts())
+        assert whole.entries.page(0, 10**6) == single.entries.page(0, 10**6)
+        assert (whole.keys, whole.clocks) == (single.keys, single.clocks)
+        assert whole.spilled() == single.spilled()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([5, 6, 2**32 - 1, 2**32, 2**63 - 1]), st.integers(0, 2**31 - 1)),
+        max_size=60,
+        unique=True,
+    ),
+    st.integers(0, 60),
+)
+def test_jobs_far_apart_are_found_and_sorted(pairs: list[tuple[int, int]], asked_at: int) -> None:
+    """Whatever was sorted in between by being asked."""
+    places = JobPlaces()
+    for number, (job, offset) in enumerate(pairs):
+        if number == asked_at:
+            places.of(5)
+        places.add(job, offset)
+    for job, _ in pairs:
+        assert places.of(job) == sorted(offset for other, offset in pairs if other == job)
+    assert places.of(7) == []
+    found = [pair for jobs, offsets in places.parts() for pair in zip(jobs, offsets, strict=True)]
+    assert found == sorted(pairs)
+    assert places.size == len(pairs)
+    if pairs:
+        assert (places.job_min, places.job_max) == (min(pairs)[0], max(pairs)[0])
+
+
+# -- stories ---------------------------------------------------------------------------------------
+
+
+def told_by_walking(journal: Journal, job: int, now_ns: int) -> JobView | None:
+    """What ``tell`` says, from a walk over all that follows the job's record."""
+    story: Story | None = None
+    for record in records(journal, journal.start()):
+        if record.lsn == job and record.kind == Kind.ENQUEUED:
+            story = Story(journal.tag, record)
+        elif story is not None and record.kind == Kind.CLOCK:
+            story.clock_stepped(record.step_ns)
+        elif story is not None and record.job == job:
+            story.add(record)
+    return story.view(now_ns) if story is not None else None
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("steps_of_clock", [False, True])
+def test_the_story_of_every_job_is_that_of_a_walk(seed: int, *, steps_of_clock: bool) -> None:
+    """Through crashes, power losses and steps of the clock; with files and without."""
+    simulation = Simulation(1_000 + seed, Durability.FSYNC, steps_of_clock=steps_of_clock)
+    simulation.run(60)
+    world = simulation.world
+    now_ns = world.clock.wall_ns()
+    reader = world.reader()
+    expected = {job: told_by_walking(reader, job, now_ns) for job in range(1, 200)}
+    assert any(expected.values())
+    for _ in range(2):
+        reader = world.reader()
+        for job, view in expected.items():
+            assert tell(reader, job, now_ns) == view
+        for job, view in expected.items():
+            if view is not None:
+                assert (find_end(reader, job) is not None) == (view.settled_ns > 0)
+        save(world.process())
+
+
+def test_a_salvaged_job_has_its_story() -> None:
+    """It can be claimed, so it can be told; also once the damage lies in a sealed segment."""
+    world = World()
+    process = world.process()
+    first = process.enqueue(b"first")
+    jobs = [process.enqueue(b"x" * 9_000) for _ in range(3)]
+    process.enqueue(b"last")
+    path = f"{PATH}/log/{1:020d}.log"
+    place = world.machine.content(path).index(b"x" * 9_000)
+    # The header of the frame: what is in it is whole.
+    world.machine.corrupt(path, place - 60, b"\xff")
+    world.lose_power()
+    process = world.process()
+    assert process.catch_up().damage
+    [delivery] = [one for one in process.claim(9) if one.job == jobs[0]]
+    process.settle(delivery)
+    for journal in (process.journal, world.reader()):
+        for job in (first, *jobs):
+            view = tell(journal, job, world.clock.wall_ns())
+            assert view is not None
+            assert view.lsn == job
+        view = tell(journal, jobs[0], world.clock.wall_ns())
+        assert view is not None
+        assert [one.outcome for one in view.attempts] == ["succeeded"]

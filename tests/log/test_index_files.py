@@ -1,0 +1,308 @@
+"""Index files are never needed and never trusted: whatever is wrong with one, it is made anew."""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskq.log import codec
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.history import tell
+from taskq.log.indexsave import index_name, remove_index
+from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
+from tests.log.plainscan import Scan
+from tests.log.test_index import check_lookups, check_times, index_files, random_log, save
+from tests.log.world import PATH, World
+
+if TYPE_CHECKING:
+    from tests.log.world import Process
+
+_FIRST: Final = f"{PATH}/log/{index_name(1)}"
+
+
+@pytest.fixture(scope="module")
+def saved() -> dict[str, bytes]:
+    """The files of a log of some segments with their indexes."""
+    process = random_log(3)
+    save(process)
+    process.close()
+    return {path: process.world.machine.content(path) for path in process.world.machine.paths()}
+
+
+def _revive(files: dict[str, bytes]) -> World:
+    world = World()
+    world.process().close()
+    for path, data in files.items():
+        world.machine.put(path, data)
+    return world
+
+
+def _check_and_repair(world: World, whole: bytes) -> None:
+    """Lookups are right, and upkeep brings the very same file back."""
+    check_lookups(world.reader())
+    process = world.process()
+    save(process)
+    assert world.machine.content(_FIRST) == whole
+    assert not process.journal.indexes.missing()
+    process.close()
+
+
+def test_every_sealed_segment_gets_a_file_beside_it(saved: dict[str, bytes]) -> None:
+    segments = sorted(path for path in saved if path.endswith(".log"))
+    assert len(segments) > 2
+    files = sorted(path for path in saved if ".idx" in path)
+    assert files == [path.replace(".log", ".idx") for path in segments[:-1]]
+
+
+def test_a_missing_file_is_written_anew(saved: dict[str, bytes]) -> None:
+    rest = {path: data for path, data in saved.items() if path != _FIRST}
+    _check_and_repair(_revive(rest), saved[_FIRST])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_file_with_a_flipped_bit_is_written_anew(saved: dict[str, bytes], seed: int) -> None:
+    """Wherever the bit is: what is asked before is answered from the segment itself."""
+    data = bytearray(saved[_FIRST])
+    data[random.Random(seed).randrange(len(data))] ^= 1 << seed % 8
+    world = _revive(saved | {_FIRST: bytes(data)})
+    check_lookups(world.reader())
+    process = world.process()
+    check_lookups(process.journal)
+    for job, lsns in Scan.of(process.journal).about.items():
+        assert len(process.journal.indexes._places(1, job)) == sum(lsn < 1_002 for lsn in lsns)
+    save(process)
+    assert world.machine.content(_FIRST) == saved[_FIRST]
+    check_lookups(process.journal)
+
+
+@pytest.mark.parametrize("size", [0, 1, 207, 208, 5_000, -1])
+def test_a_short_file_is_written_anew(saved: dict[str, bytes], size: int) -> None:
+    _check_and_repair(_revive(saved | {_FIRST: saved[_FIRST][:size]}), saved[_FIRST])
+
+
+def test_a_file_with_more_behind_it_is_written_anew(saved: dict[str, bytes]) -> None:
+    _check_and_repair(_revive(saved | {_FIRST: saved[_FIRST] + bytes(4)}), saved[_FIRST])
+
+
+def test_the_index_of_another_log_is_written_anew(saved: dict[str, bytes]) -> None:
+    other = random_log(3)
+    save(other)
+    foreign = other.world.machine.content(_FIRST)
+    assert len(foreign) == len(saved[_FIRST])
+    _check_and_repair(_revive(saved | {_FIRST: foreign}), saved[_FIRST])
+
+
+def test_the_index_of_another_segment_is_written_anew(saved: dict[str, bytes]) -> None:
+    path = sorted(path for path in saved if path.endswith(".idx"))[1]
+    _check_and_repair(_revive(saved | {_FIRST: saved[path]}), saved[_FIRST])
+
+
+def test_the_index_of_a_segment_that_was_longer_or_ended_otherwise_is_written_anew() -> None:
+    """A backup that was put together of two states of a log."""
+    files = []
+    for body in (b"x" * 300, b"y" * 300, b"z" * 700):
+        process = World().process()
+        files.append(_rotated(process, body))
+    ends = {data[PATH + "/taskq.json"] for data in files}
+    assert len(ends) == 3
+    identity = files[0][f"{PATH}/taskq.json"]
+    log_id = files[0][_FIRST][16:32]
+    for other in files[1:]:
+        index = bytearray(other[_FIRST])
+        index[16:32] = log_id
+        index[200:204] = struct.pack("<I", codec.crc32(bytes(index[:200])))
+        world = _revive(files[0] | {_FIRST: bytes(index), f"{PATH}/taskq.json": identity})
+        _check_and_repair(world, files[0][_FIRST])
+
+
+def _rotated(process: Process, body: bytes) -> dict[str, bytes]:
+    """The files of a log with one sealed segment of jobs with that body."""
+    while process.journal.offset < SEGMENT_BYTES_MIN:
+        process.enqueue(body)
+    process.enqueue(b"next")
+    save(process)
+    machine = process.world.machine
+    return {path: machine.content(path) for path in machine.paths()}
+
+
+def test_a_file_that_cannot_be_read_is_made_do_without(saved: dict[str, bytes]) -> None:
+    world = _revive(saved)
+    reader = world.reader()
+    check_lookups(reader)
+    world.machine.unreadable = {(_FIRST, number) for number in range(1_000)}
+    check_lookups(world.reader())
+    reader.indexes._pages.clear()
+    check_lookups(reader)
+
+
+def test_a_page_that_rots_while_the_file_is_open_is_noticed(saved: dict[str, bytes]) -> None:
+    world = _revive(saved)
+    process = world.process()
+    check_lookups(process.journal)
+    process.journal.indexes._pages.clear()
+    world.machine.corrupt(_FIRST, 300, b"\xaa\x55\xaa\x55")
+    check_lookups(process.journal)
+    assert process.journal.indexes.missing() == [1]
+    save(process)
+    assert world.machine.content(_FIRST) == saved[_FIRST]
+
+
+def test_a_reader_writes_nothing(saved: dict[str, bytes]) -> None:
+    rest = {path: data for path, data in saved.items() if not path.endswith(".idx")}
+    world = _revive(rest)
+    steps = world.machine.steps
+    check_lookups(world.reader())
+    check_times(world.reader())
+    assert world.machine.steps == steps
+    assert not index_files(world)
+
+
+def test_a_damaged_segment_gets_no_file(saved: dict[str, bytes]) -> None:
+    """What does not read back today may be repaired tomorrow."""
+    world = _revive({path: data for path, data in saved.items() if path != _FIRST})
+    segment = _FIRST.replace(".idx", ".log")
+    world.machine.corrupt(segment, 5_000, b"\xff\xff")
+    process = world.process()
+    save(process)
+    assert _FIRST not in world.machine.paths()
+    assert not process.journal.indexes.missing()
+    for job in range(1, process.journal.next_lsn, 11):
+        tell(process.journal, job, 0)
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_a_crash_at_any_step_of_writing_costs_nothing(
+    saved: dict[str, bytes], *, power: bool
+) -> None:
+    """The file is whole or not there; the next upkeep writes it, and clears up."""
+    rest = {path: data for path, data in saved.items() if not path.endswith(".idx")}
+    step, crashed = 0, True
+    while crashed:
+        step += 1
+        world = _revive(rest)
+        world.machine.random.seed(step)
+        process = world.process()
+        world.machine.stop_at(world.machine.steps + step, power=power)
+        crashed = False
+        try:
+            save(process)
+            world.machine.stop_at(None)
+        except PowerLost:
+            crashed = True
+            world.everyone_is_gone()
+        except ProcessKilled:
+            crashed = True
+            process.kill()
+        reader = world.reader()
+        for path in index_files(world):
+            if path.endswith(".idx"):
+                assert world.machine.content(path) == saved[path]
+        assert tell(reader, 1, 0) == tell(_revive(rest).reader(), 1, 0)
+        save(world.process())
+        segments = world.reader().files.lsns
+        assert index_files(world) == [f"{PATH}/log/{index_name(lsn)}" for lsn in segments[:-1]]
+    assert step > 10
+
+
+def test_a_disk_that_is_full_keeps_nothing_and_stops_nobody(saved: dict[str, bytes]) -> None:
+    rest = {path: data for path, data in saved.items() if not path.endswith(".idx")}
+    world = _revive(rest)
+    process = world.process()
+    world.machine.free = 1_000
+    with pytest.raises(OSError, match="No space"):
+        save(process)
+    assert not index_files(world)
+    check_lookups(process.journal)
+    world.machine.free = None
+    save(process)
+    assert world.machine.content(_FIRST) == saved[_FIRST]
+
+
+def test_processes_that_write_the_same_index_at_a_time_do_not_harm_it(
+    saved: dict[str, bytes],
+) -> None:
+    rest = {path: data for path, data in saved.items() if not path.endswith(".idx")}
+    world = _revive(rest)
+    writers = [world.process().journal.indexes.save_steps(1) for _ in range(3)]
+    ended = 0
+    while writers:
+        for writer in list(writers):
+            try:
+                next(writer)
+            except (StopIteration, FileNotFoundError):
+                ended += 1
+                writers.remove(writer)
+    assert ended == 3
+    assert index_files(world) == [_FIRST]
+    assert world.machine.content(_FIRST) == saved[_FIRST]
+
+
+def test_lookups_between_the_steps_of_indexing_are_right(saved: dict[str, bytes]) -> None:
+    rest = {path: data for path, data in saved.items() if not path.endswith(".idx")}
+    process = _revive(rest).process()
+    indexes = process.journal.indexes
+    expected = [one.lsn for one in indexes.about(200)]
+    indexes.forget()
+    steps = 0
+    for steps, _ in enumerate(indexes.save_steps(1)):
+        if steps % 3 == 1:
+            assert [one.lsn for one in indexes.about(200)] == expected
+    assert steps > 3
+    assert process.world.machine.content(_FIRST) == saved[_FIRST]
+
+
+def test_files_of_segments_that_are_gone_are_removed(saved: dict[str, bytes]) -> None:
+    world = _revive(saved)
+    world.machine.put(f"{PATH}/log/{index_name(99_999)}", b"index")
+    world.machine.put(f"{PATH}/log/{index_name(1)}.0a1b2c3d.tmp", b"left over")
+    process = world.process()
+    remove_index(CrashableDisk(world.machine), f"{PATH}/log", 1)
+    assert not [path for path in index_files(world) if path.startswith(_FIRST)]
+    save(process)
+    assert set(index_files(world)) == {path for path in saved if path.endswith(".idx")}
+
+
+def test_indexes_of_many_segments_are_not_all_open_at_a_time() -> None:
+    world = World()
+    process = world.process()
+    jobs = [process.enqueue(b"x" * 40_000) for _ in range(90)]
+    for delivery in process.claim(3):
+        process.settle(delivery)
+    save(process)
+    assert len(index_files(world)) > 40
+    before = process.disk.open_files
+    for job in (*jobs[:6], *jobs[-6:]):
+        view = tell(process.journal, job, 0)
+        assert view is not None
+        assert view.settled_ns > 0 if job in jobs[:3] else view.settled_ns == 0
+    assert process.disk.open_files <= before + 32
+    process.close()
+    assert process.disk.open_files <= 3
+
+
+def test_the_header_stands_where_the_format_says(saved: dict[str, bytes]) -> None:
+    data = saved[_FIRST]
+    segment = saved[_FIRST.replace(".idx", ".log")]
+    following = sorted(path for path in saved if path.endswith(".log"))[1]
+    assert data[:8] == b"taskqidx"
+    version, size, zero = struct.unpack_from("<HHI", data, 8)
+    assert (version, size, zero) == (1, 208, 0)
+    assert data[16:32] == segment[32:48]
+    first, following_lsn, segment_size = struct.unpack_from("<QQQ", data, 32)
+    assert (first, segment_size) == (1, len(segment))
+    assert following_lsn == int(following.removesuffix(".log")[-20:])
+    entries, places, pages, hashes, steps, _ = struct.unpack_from("<6I", data, 120)
+    offsets = struct.unpack_from("<6Q", data, 144)
+    assert offsets[0] == 208
+    assert offsets[1] == offsets[0] + 12 * places
+    assert offsets[2] == offsets[1] + 24 * entries
+    assert offsets[3] == offsets[2] + 4_096 * pages
+    assert offsets[4] == offsets[3] + 32 * hashes
+    assert offsets[5] == offsets[4] + 16 * steps
+    assert struct.unpack_from("<I", data, 200)[0] == codec.crc32(data[:200])
+    jobs = struct.unpack_from(f"<{min(places, 512)}Q", data, 208)
+    assert list(jobs) == sorted(jobs)
+    assert jobs[0] == struct.unpack_from("<Q", data, 96)[0]
