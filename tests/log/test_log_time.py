@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
-from taskq.log.requests import Duplicate, EnqueueSpec
+from taskq.log.requests import Duplicate, EnqueueSpec, Op
 from tests.log.world import World
 
 if TYPE_CHECKING:
@@ -251,3 +252,108 @@ def test_a_new_log_of_a_machine_in_1970_can_be_set_right() -> None:
     assert _claimed(first) == []
     world.clock.advance(101)
     assert _claimed(first) == [job]
+
+
+def test_waking_from_sleep_is_time_that_passed_and_no_step() -> None:
+    """The steady clock counts suspended time: what fell due meanwhile is due, all else is not."""
+    world = World()
+    first, second = world.process(), world.process()
+    keyed = Extras(key=b"k", window_ns=2 * _HOUR * SECOND_NS)
+    taken = first.enqueue(extras=keyed, spec=EnqueueSpec("other", attempts=0))
+    soon, late = _delayed(first, _HOUR), _delayed(second, 10 * _HOUR)
+    gone, kept = _expiring(second, _HOUR), _expiring(second, 10 * _HOUR)
+    world.clock.advance(8 * _HOUR)
+    assert _claimed(second) == [taken, soon, kept]
+    assert world.view(gone).state is State.EXPIRED  # type: ignore[union-attr]
+    assert world.view(late).state is State.SCHEDULED  # type: ignore[union-attr]
+    assert isinstance(first.offer(extras=keyed), int)
+    assert _steps(world) == []
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_the_clock_does_nothing_runs_early_and_everything_runs(seed: int) -> None:
+    """Delays and backoff are real time; a step of up to 5 s is no step. Dates are wall time."""
+    chance = random.Random(seed)
+    world = World(seed)
+    processes = [world.process(), world.process()]
+    real = 0.0
+    due: dict[int, float] = {}
+    dates: dict[int, float] = {}
+    claimed: set[int] = set()
+
+    def work() -> None:
+        process = chance.choice(processes)
+        wall = world.clock.wall_ns() / SECOND_NS
+        for delivery in process.claim(99):
+            job = delivery.job
+            assert due.pop(job, 0.0) <= real + 5
+            assert dates.pop(job, 0.0) <= wall + 5
+            if chance.random() < 0.3:
+                process.settle(delivery, Kind.RETRIED, delay_ns=700 * SECOND_NS)
+                due[job] = real + 700
+            else:
+                claimed.add(job)
+                process.settle(delivery)
+
+    for _ in range(60):
+        seconds = chance.choice((1, 30, 500, 4_000))
+        process = chance.choice(processes)
+        match chance.randrange(5):
+            case 0:
+                due[_delayed(process, seconds)] = real + seconds
+            case 1:
+                wall = world.clock.wall_ns() / SECOND_NS
+                dates[_at(process, wall + seconds)] = wall + seconds
+            case 2:
+                world.clock.step(chance.choice((-3, 3, -_HOUR, _HOUR, _YEAR, -_YEAR)))
+            case _:
+                world.clock.advance(seconds)
+                real += seconds
+        work()
+    for _ in range(60):
+        world.clock.advance(_YEAR)
+        real += _YEAR
+        work()
+    assert not due
+    assert not dates
+    assert claimed
+    assert world.fold().need_agenda().table.live == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_the_clock_does_a_window_ends_neither_early_nor_late(seed: int) -> None:
+    chance = random.Random(seed)
+    world = World(seed)
+    processes = [world.process(), world.process()]
+    keyed = Extras(key=b"k", window_ns=1_000 * SECOND_NS)
+    real, held_until = 0.0, float(-_YEAR)
+    for _ in range(80):
+        if chance.random() < 0.4:
+            world.clock.step(chance.choice((-_HOUR, _HOUR, _YEAR, -_YEAR)))
+        else:
+            world.clock.advance(300)
+            real += 300
+        answer = chance.choice(processes).offer(extras=keyed)
+        if isinstance(answer, int):
+            assert real >= held_until - 5
+            held_until = real + 1_000
+        else:
+            assert real <= held_until + 5
+
+
+@pytest.mark.parametrize("step", [-_HOUR, _HOUR, _YEAR])
+def test_a_job_never_expires_before_wall_time_says_so_in_two_frames(step: float) -> None:
+    """``expires`` is wall time: a step takes part in it, once the frame after it agrees."""
+    world = World()
+    first = world.process()
+    job = _expiring(first, 2 * _HOUR)
+    world.clock.step(step)
+    first.enqueue(spec=EnqueueSpec("other"))
+    assert Kind.EXPIRED not in world.kinds()
+    world.clock.step(-step)
+    first.enqueue(spec=EnqueueSpec("other"))
+    world.clock.advance(2 * _HOUR - 1)
+    first.catch_up()
+    first.ask(Op.CANCEL, first.enqueue(spec=EnqueueSpec("other")))
+    assert Kind.EXPIRED not in world.kinds()
+    assert job in _claimed(first)
