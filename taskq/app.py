@@ -16,6 +16,7 @@ from taskq.core.records import Flag
 from taskq.decorate import TaskChoices, TaskDecorator, make_task
 from taskq.handle import JobHandle, make_handle
 from taskq.logoptions import LogOptions, unknown_option
+from taskq.queues import LogQueues
 from taskq.reading import LogReading
 from taskq.serialization import encode_loose
 from taskq.telling import LogTelling
@@ -32,7 +33,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+<<<<<<< HEAD
+class TaskQ(LogCare, LogQueues, LogReading):
+=======
 class TaskQ(LogCare, LogReading, LogTelling):
+>>>>>>> main
     """An application's tasks and the directory of their jobs. Opens at first use.
 
     What is not given comes from the settings: ``TASKQ_…`` in the environment, ``.env``,

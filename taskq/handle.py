@@ -140,6 +140,16 @@ class JobHandle(Generic[R]):
         cancelled: bool = await port.cancel(self.lsn)
         return cancelled
 
+    async def requeue(self) -> None:
+        """Make the job, a dead letter, ready again; its attempts are counted from 0 again.
+
+        Raises:
+            NotDead: it is no dead letter (any more).
+            KeyHeld: another job holds its dedup key now.
+            JobNotFound: the log has no such job.
+        """
+        await self._app.dead.requeue(self.id)
+
     def cancel_sync(self) -> bool:
         """Do as ``cancel``, blocking this thread."""
         cancelled: bool = self._thread_port().cancel(self.lsn).result()

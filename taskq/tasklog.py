@@ -24,6 +24,7 @@ from taskq.core.retry import DEFAULT
 from taskq.log.requests import ClaimRequest, Delivery, Settlement
 from taskq.logoptions import LogOptions, log_config
 from taskq.puts import Put, check_bytes, loose_put
+from taskq.queues import LogQueues
 from taskq.reading import LogReading
 from taskq.serialization import encode_reason
 from taskq.telling import LogTelling
@@ -38,7 +39,11 @@ if TYPE_CHECKING:
 _CLAIM_MAX: Final = 100_000
 
 
+<<<<<<< HEAD
+class TaskLog(LogCare, LogQueues, LogReading):
+=======
 class TaskLog(LogCare, LogReading, LogTelling):
+>>>>>>> main
     """A directory of jobs, as bytes. ``async with TaskLog.open(path) as log``, or ``await`` it."""
 
     def __init__(self, connection: Connection) -> None:

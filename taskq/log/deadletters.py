@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from taskq.log.facets import Facets
     from taskq.log.recent import Recent
 
-#: Most dead letters that one request requeues or purges, ...
-LETTERS_MAX: Final = 1_000
-#: ... and most bytes of them together, the last one excepted: one batch must not take long.
+#: Most dead letters that one request requeues or purges: 0.1 ms each, on a busy machine, ...
+LETTERS_MAX: Final = 250
+#: ... and most bytes of them together, the last one excepted: no batch may hold the lock for long.
 LETTERS_BYTES_MAX: Final = 256 * 1024
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _AGAIN: Final = after(State.DEAD, Kind.REQUEUED)

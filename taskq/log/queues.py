@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from taskq.log.batch import Batch
     from taskq.log.facets import Facets
 
-#: Most jobs that one request withdraws.
-WITHDRAWN_MAX: Final = 1_000
+#: Most jobs that one request withdraws: no batch may hold the lock for long.
+WITHDRAWN_MAX: Final = 500
 
 
 class Withdrawal(NamedTuple):

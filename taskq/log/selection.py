@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from taskq.core.errors import JobNotFound, LogDamaged, NotDead, TaskqError
 from taskq.core.jobtable import STATE_MASK
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
+from taskq.core.records import Kind
+from taskq.core.transitions import legal
 from taskq.log.carrying import decode_carried, is_carrying
 from taskq.log.deadletters import LETTERS_BYTES_MAX, LETTERS_MAX, Letter
 from taskq.log.history import tell
+from taskq.log.locate import hop
 from taskq.log.timeless import timeless
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ _SCAN_MAX: Final = 20_000
 #: Jobs that one look reads about in the log.
 _TOLD_MAX: Final = 200
 #: States of jobs that wait.
-WAITING: Final = frozenset({State.SCHEDULED, State.READY})
+WAITING: Final = frozenset(state for state in State if legal(state, Kind.CANCELLED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +176,7 @@ def letters(committer: Committer, jobs: list[int]) -> Page[Letter]:
     """
     journal, agenda = committer.journal, committer.facets.need_agenda()
     page: Page[Letter] = Page([], [], 0)
+    births = _Births(journal)
     size = 0
     for job in jobs:
         if len(page.items) == LETTERS_MAX or size >= LETTERS_BYTES_MAX:
@@ -181,7 +185,7 @@ def letters(committer: Committer, jobs: list[int]) -> Page[Letter]:
         try:
             if chunk is None:
                 raise _not_dead(journal, job)
-            letter = _letter(journal, job, chunk.locations[agenda.dead.index])
+            letter = _letter(journal, job, chunk.locations[agenda.dead.index], births)
         except TaskqError as error:
             page.refused.append((job, error))
         else:
@@ -236,23 +240,44 @@ def _lanes(agenda: Agenda, queue: str | None, task: str | None) -> frozenset[int
     )
 
 
-def _letter(journal: Journal, job: int, location: int) -> Letter:
+class _Births:
+    """When jobs were enqueued: the times of the frames that hold them, the last one kept."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._first_lsn = self._next_lsn = self._time_ns = 0
+
+    def time_ns(self, job: int) -> int:
+        """The time of the frame that holds a job's ENQUEUED record.
+
+        Raises:
+            LogDamaged: there is none.
+        """
+        if not self._first_lsn <= job < self._next_lsn:
+            journal = self._journal
+            cursor = journal.indexes.cursor_at(job)
+            size = journal.files.size(cursor.segment)
+            _, header = next(hop(journal.files, cursor.segment, cursor.offset, size), (0, None))
+            if header is None or not header.first_lsn <= job < header.next_lsn:
+                raise LogDamaged(f"{journal.path}: the frame of lsn {job} does not read back")
+            self._first_lsn, self._next_lsn, self._time_ns = (
+                header.first_lsn, header.next_lsn, header.time_ns,
+            )  # fmt: skip
+        return self._time_ns
+
+
+def _letter(journal: Journal, job: int, location: int, births: _Births) -> Letter:
     """A dead letter whose ENQUEUED record stands at a location, or in the record there.
 
     Raises:
         LogDamaged: it does not read back.
     """
+    born = journal.files.record(location, job)
     record = journal.files.unchecked_record(location)
-    if is_carrying(record):
-        carried = decode_carried(record)
-        born = journal.files.record(location, job)
-        return Letter(job, timeless(born, job), carried.enqueued_ns, carried.history)
-    found = journal.indexes.find(job)
-    if found is None:
-        raise LogDamaged(
-            f"{journal.path}: the record of job {journal.tag}-{job} does not read back"
-        )
-    return Letter(job, timeless(found.record, job), found.time_ns)
+    if not is_carrying(record):
+        return Letter(job, timeless(born, job), births.time_ns(job))
+    carried = decode_carried(record)
+    return Letter(job, timeless(born, job), carried.enqueued_ns, carried.history)
 
 
 # -- waiting jobs ---------------------------------------------------------------------------------

@@ -1,0 +1,93 @@
+"""What is done to many jobs at once: how its answers are counted, and how its filters are read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.durations import Duration, moment_ns, nanoseconds
+from taskq.core.errors import TaskqError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: Refusals that are kept with their reason; of more only the number.
+REFUSED_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What became of a selection of jobs.
+
+    Attributes:
+        count: jobs that it was done to.
+        refused_count: jobs that it could not be done to.
+        refused: why, by job id, for the first 1 000 of these.
+        running: jobs that were meant, but run and were left alone.
+    """
+
+    count: int = 0
+    refused_count: int = 0
+    refused: Mapping[str, TaskqError] = field(default_factory=dict)
+    running: int = 0
+
+
+class Sweeping:
+    """Counts answers.
+
+    Args:
+        tag: what every job id of the log starts with.
+    """
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self._refused: dict[str, TaskqError] = {}
+        self._refused_count = 0
+        self.count = 0
+
+    def take(self, jobs: list[int], answers: list[TaskqError | None]) -> None:
+        """The answers to one slice: None where it was done."""
+        refused = [
+            (job, error) for job, error in zip(jobs, answers, strict=True) if error is not None
+        ]
+        self.count += len(jobs) - len(refused)
+        self.refuse(refused)
+
+    def refuse(self, refused: Iterable[tuple[int, TaskqError]]) -> None:
+        """Jobs that it was not done to."""
+        for job, error in refused:
+            self._refused_count += 1
+            if len(self._refused) < REFUSED_MAX:
+                self._refused[f"{self._tag}-{job}"] = error
+
+    def swept(self, running: int = 0) -> Swept:
+        """The sum of it."""
+        return Swept(
+            count=self.count,
+            refused_count=self._refused_count,
+            refused=self._refused,
+            running=running,
+        )
+
+
+def moment_before(value: Duration | datetime, what: str) -> int:
+    """Wall time in nanoseconds of a datetime with a time zone, or of so long ago.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if isinstance(value, datetime):
+        return moment_ns(value, what)
+    return max(time.time_ns() - nanoseconds(value, what), 0)
+
+
+def check_limit(limit: int) -> None:
+    """Refuse a limit that is no count.
+
+    Raises:
+        UsageError: it is below 1, or no number.
+    """
+    if type(limit) is not int or limit < 1:
+        raise UsageError(f"limit is {limit!r:.60}, it must be a whole number, 1 or more")

@@ -1,0 +1,228 @@
+"""``log.dead`` and ``app.dead``: what is done to jobs that nobody runs any more."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import (
+    JobFailed,
+    JobNotFound,
+    KeyHeld,
+    NotDead,
+    Put,
+    State,
+    TaskLog,
+    TaskQ,
+    UsageError,
+    WrongLog,
+    retry,
+)
+from taskq.log.deadletters import LETTERS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+#: More than two slices.
+MANY = 2 * LETTERS_MAX + 345
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
+    async with TaskLog.open(tmp_path / "log", durability="os") as log:
+        yield log
+
+
+async def die(log: TaskLog, *jobs: Put, reason: str = "ValueError: no") -> list[str]:
+    """Put these jobs and let them die at once."""
+    ids = await log.put_many(jobs)
+    while deliveries := await log.claim(4_000):
+        await asyncio.gather(*(log.nack(one, reason) for one in deliveries))
+    return ids
+
+
+def once(payload: bytes = b"x", **options: Any) -> Put:
+    return Put(payload=payload, attempts=1, **options)
+
+
+async def test_a_dead_letter_is_listed_with_its_reason_and_requeued_once(log: TaskLog) -> None:
+    (job,) = await die(log, once(b"abc", headers={"a": "b"}))
+    (view,) = await log.dead.list()
+    assert (view.job_id, view.reason, view.attempt) == (job, "ValueError: no", 1)
+    assert (view.payload, view.headers, view.state) == (b"abc", {"a": "b"}, State.DEAD)
+    await log.dead.requeue(job)
+    assert await log.dead.list() == []
+    with pytest.raises(NotDead, match=f"job {job} is no dead letter: it is ready") as caught:
+        await log.dead.requeue(job)
+    assert (caught.value.job_id, caught.value.state) == (job, "ready")
+    (delivery,) = await log.claim()
+    assert (delivery.job_id, delivery.payload, delivery.attempt) == (job, b"abc", 1)
+    await log.ack(delivery)
+    with pytest.raises(NotDead, match="it is succeeded"):
+        await log.dead.requeue(job)
+
+
+async def test_a_requeued_job_goes_on_under_its_old_handle(tmp_path: Path) -> None:
+    """Its result, its status, and a requeue of the job itself."""
+    app = TaskQ(tmp_path / "data", durability="os")
+    fails = [True, True, False]
+
+    @app.task(retry=retry.exponential(attempts=1))
+    async def flaky() -> str:
+        if fails.pop(0):
+            raise ConnectionError("away")
+        return "at last"
+
+    async with app, app.worker():
+        job = await flaky.enqueue()
+        for requeue in (job.requeue, lambda: app.dead.requeue(job.id)):
+            with pytest.raises(JobFailed, match="away"):
+                await job.result(timeout=10)
+            await requeue()
+        assert await job.result(timeout=10) == "at last"
+        view = await job.view()
+        assert [one.outcome for one in view.attempts] == ["died", "died", "succeeded"]
+        assert view.attempt == 1
+
+
+async def test_compressed_payloads_come_back_from_the_dead_as_they_were(tmp_path: Path) -> None:
+    """In the list, and in the delivery after a requeue."""
+    body = b"compress me " * 1_000
+    async with TaskLog.open(tmp_path / "log", durability="os", compress="zlib") as log:
+        (job,) = await die(log, once(body))
+        assert [view.payload for view in await log.dead.list()] == [body]
+        await log.dead.requeue(job)
+        (delivery,) = await log.claim()
+        assert (delivery.payload, delivery.payload_flags > 0) == (body, True)
+
+
+async def test_spilled_payloads_come_back_from_the_dead_as_they_were(tmp_path: Path) -> None:
+    body = bytes(range(256)) * 8_192
+    async with TaskLog.open(tmp_path / "log", durability="os", spill=True) as log:
+        (job,) = await die(log, once(body))
+        await log.dead.requeue(job)
+        (delivery,) = await log.claim()
+        assert delivery.payload == body
+
+
+async def test_many_are_requeued_by_id_and_the_others_told_why(log: TaskLog) -> None:
+    dead = await die(log, once(), once(), once(key="k"))
+    holder = await log.put(b"live", key="k")
+    done = await log.dead.requeue_many([*dead, dead[0], holder])
+    assert (done.count, done.refused_count, done.running) == (2, 2, 0)
+    assert isinstance(done.refused[holder], NotDead)
+    held = done.refused[dead[2]]
+    assert isinstance(held, KeyHeld)
+    assert held.holder_id == holder
+    with pytest.raises(KeyHeld, match=f"job {holder} holds its dedup key"):
+        await log.dead.requeue(dead[2])
+
+
+async def test_thousands_are_requeued_and_purged_in_slices(log: TaskLog) -> None:
+    await die(log, *(once(b"%d" % number) for number in range(MANY)))
+    assert await log.dead.count() == MANY
+    assert (await log.dead.requeue_all(dry_run=True)).count == MANY
+    assert (await log.dead.requeue_all(limit=LETTERS_MAX + 1)).count == LETTERS_MAX + 1
+    assert (await log.dead.requeue_all()).count == MANY - LETTERS_MAX - 1
+    assert await log.dead.count() == 0
+    claimed = await log.claim(4_000)
+    assert [one.payload for one in claimed] == [b"%d" % number for number in range(MANY)]
+    await asyncio.gather(*(log.nack(one, "again") for one in claimed))
+    assert (await log.dead.purge_all(dry_run=True)).count == MANY
+    assert (await log.dead.purge_all()).count == MANY
+    (queue,) = (await log.stats()).queues
+    assert (queue.dead, queue.ready) == (0, 0)
+
+
+async def test_filters_choose_what_is_listed_counted_requeued_and_purged(log: TaskLog) -> None:
+    (mail,) = await die(log, once(queue="mail"), reason="TimeoutError: slow")
+    (sync,) = await die(log, once(queue="sync"), reason="ValueError: bad")
+    dead = log.dead
+    hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    for filters, expected in (
+        ({"queue": "mail"}, [mail]),
+        ({"task": "no.such"}, []),
+        ({"error": "slow"}, [mail]),
+        ({"error": re.compile(r"^Value\w+: b")}, [sync]),
+        ({"since": "1h"}, [sync, mail]),
+        ({"since": hour_ago}, [sync, mail]),
+        ({"before": "1h"}, []),
+        ({"before": hour_ago}, []),
+    ):
+        assert [view.job_id for view in await dead.list(**filters)] == expected
+        assert await dead.count(**filters) == len(expected)
+        assert (await dead.requeue_all(dry_run=True, **filters)).count == len(expected)
+    assert [view.job_id for view in await dead.list(limit=1)] == [sync]
+    assert (await dead.requeue_all(error="slow")).count == 1
+    assert (await log.get(mail)).state is State.READY
+    assert (await dead.purge_all(queue="sync")).count == 1
+    with pytest.raises(JobNotFound):
+        await log.get(sync)
+
+
+async def test_a_purged_job_is_unknown(log: TaskLog) -> None:
+    first, second = await die(log, once(), once())
+    await log.dead.purge(first)
+    with pytest.raises(JobNotFound):
+        await log.get(first)
+    with pytest.raises(JobNotFound):
+        await log.dead.purge(first)
+    live = await log.put(b"live")
+    with pytest.raises(NotDead, match="it is ready"):
+        await log.dead.purge(live)
+    done = await log.dead.purge_many([first, second, live])
+    assert (done.count, set(done.refused)) == (1, {first, live})
+
+
+async def test_who_waits_for_a_purged_job_is_told_that_there_is_none(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path / "data", durability="os") as app:
+        job = await app.enqueue(app.call_by_name("nobody").options(attempts=1))
+        log = await TaskLog.open(tmp_path / "data", durability="os")
+        (delivery,) = await log.claim()
+        await log.nack(delivery)
+        await app.dead.purge(job.id)
+        with pytest.raises(JobNotFound):
+            await job.result(timeout=10)
+        await log.close()
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ({"error": 5}, "error is 5"),
+        ({"error": re.compile(b"x")}, "error is re.compile"),
+        ({"since": "soon"}, "since is 'soon'"),
+        ({"before": datetime(2024, 1, 1)}, "without a time zone"),  # noqa: DTZ001 - that is wrong
+        ({"queu": "mail"}, "there is no filter 'queu'"),
+    ],
+)
+async def test_wrong_filters_are_refused_before_anything_is_done(
+    log: TaskLog, filters: Any, message: str
+) -> None:
+    await die(log, once())
+    for call in (log.dead.list, log.dead.count, log.dead.requeue_all, log.dead.purge_all):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            await call(**filters)
+    assert await log.dead.count() == 1
+
+
+async def test_wrong_ids_and_limits_are_refused_before_anything_is_done(log: TaskLog) -> None:
+    (job,) = await die(log, once())
+    with pytest.raises(UsageError, match="is not a job id"):
+        await log.dead.requeue_many([job, "nonsense"])
+    with pytest.raises(WrongLog):
+        await log.dead.requeue_many([job, "0000ffff-1"])
+    with pytest.raises(UsageError, match="give a list of ids"):
+        await log.dead.purge_many(job)
+    for limit in (0, -1, True, "many"):
+        with pytest.raises(UsageError, match="limit is"):
+            await log.dead.list(limit=limit)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="limit is"):
+            await log.dead.purge_all(limit=limit)  # type: ignore[arg-type]
+    assert await log.dead.count() == 1
+    assert (await log.dead.requeue_many([])).count == 0

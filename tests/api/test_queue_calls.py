@@ -1,0 +1,168 @@
+"""Pausing and purging queues, and cancelling jobs by the many."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import JobCancelled, Put, State, TaskLog, TaskQ, UsageError
+from taskq.log.queues import WITHDRAWN_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+#: More than two slices.
+MANY = 2 * WITHDRAWN_MAX + 345
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
+    async with TaskLog.open(tmp_path / "log", durability="os") as log:
+        yield log
+
+
+async def test_a_paused_queue_takes_jobs_and_gives_none(log: TaskLog) -> None:
+    assert await log.pause("mail") is True
+    assert await log.pause("mail") is False
+    job = await log.put(b"x", queue="mail")
+    other = await log.put(b"x", queue="other")
+    assert [view.job_id for view in await log.peek()] == [other]
+    assert [one.job_id for one in await log.claim(10)] == [other]
+    paused = {queue.queue: queue.paused for queue in (await log.stats()).queues}
+    assert paused == {"mail": True, "other": False}
+    assert await log.resume("mail") is True
+    assert await log.resume("mail") is False
+    assert [one.job_id for one in await log.claim(10)] == [job]
+
+
+async def test_a_pause_survives_a_restart(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path, durability="os") as log:
+        await log.put(b"x", queue="mail")
+        await log.pause("mail")
+    async with TaskLog.open(tmp_path, durability="os") as log:
+        assert await log.claim() == []
+        (queue,) = (await log.stats()).queues
+        assert queue.paused
+
+
+async def test_a_resume_wakes_a_claim_that_waits(log: TaskLog) -> None:
+    await log.pause("mail")
+    job = await log.put(b"x", queue="mail")
+    claim = asyncio.ensure_future(log.claim(wait=30))
+    await log.stats()  # by now the claim waits
+    assert not claim.done()
+    await log.resume("mail")
+    assert [one.job_id for one in await claim] == [job]
+
+
+async def test_a_worker_leaves_a_paused_queue_alone(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", durability="os")
+
+    @app.task(queue="mail")
+    async def send() -> str:
+        return "sent"
+
+    async with app, app.worker():
+        await app.pause("mail")
+        job = await send.enqueue()
+        assert await job.status() is State.READY
+        await app.resume("mail")
+        assert await job.result(timeout=10) == "sent"
+
+
+@pytest.mark.parametrize("name", ["", "a\x00b", "a\nb", "x" * 256])
+async def test_what_is_no_name_of_a_queue_is_refused(log: TaskLog, name: str) -> None:
+    for call in (log.pause, log.resume, log.purge):
+        with pytest.raises(UsageError, match="queue name"):
+            await call(name)
+    assert (await log.stats()).next_lsn == 1
+
+
+@pytest.mark.parametrize("name", ["a/b", "schlüssel", "🎉", "x" * 200, "-- all", ".."])
+async def test_strange_names_of_queues_are_names(log: TaskLog, name: str) -> None:
+    job = await log.put(b"x", queue=name)
+    await log.pause(name)
+    assert await log.claim() == []
+    await log.resume(name)
+    (delivery,) = await log.claim()
+    assert (delivery.job_id, delivery.queue) == (job, name)
+    await log.release(delivery)
+    assert (await log.purge(name)).count == 1
+
+
+async def test_a_purge_cancels_what_waits_and_counts_what_runs(log: TaskLog) -> None:
+    await log.put_many([Put(payload=b"x", queue="mail") for _ in range(MANY)])
+    late = await log.put(b"x", queue="mail", delay="1h")
+    other = await log.put(b"x", queue="other")
+    (running,) = await log.claim(1, queues=["mail"])
+    dry = await log.purge("mail", dry_run=True)
+    assert (dry.count, dry.running) == (MANY, 1)
+    done = await log.purge("mail")
+    assert (done.count, done.running, done.refused_count) == (MANY, 1, 0)
+    assert (await log.get(late)).state is State.CANCELLED
+    assert (await log.get(other)).state is State.READY
+    await log.ack(running)
+    counts = {queue.queue: queue for queue in (await log.stats()).queues}
+    assert (counts["mail"].cancelled, counts["mail"].succeeded) == (MANY, 1)
+    assert (await log.purge("never used")).count == 0
+
+
+async def test_jobs_are_cancelled_by_queue_task_age_and_state(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path, durability="os") as app:
+
+        async def enqueue(task: str, **options: Any) -> str:
+            return (await app.enqueue(app.call_by_name(task).options(**options))).id
+
+        mail = await enqueue("send", queue="mail")
+        due = await enqueue("send", queue="mail", delay="1h")
+        copy = await enqueue("copy", queue="sync")
+        long_ago = datetime.now(UTC) - timedelta(hours=1)
+        for filters, expected in (
+            ({"queue": "mail"}, 2),
+            ({"task": "copy"}, 1),
+            ({"state": "ready"}, 2),
+            ({"state": State.SCHEDULED}, 1),
+            ({"before": long_ago}, 0),
+            ({"before": "1h"}, 0),
+            ({"before": datetime.now(UTC)}, 3),
+        ):
+            assert (await app.cancel_many(dry_run=True, **filters)).count == expected, filters
+        assert (await app.cancel_many(queue="mail", state="scheduled")).count == 1
+        assert (await app.cancel_many(task="copy", limit=5)).count == 1
+        states = [await app.job(job).status() for job in (mail, due, copy)]
+        assert states == [State.READY, State.CANCELLED, State.CANCELLED]
+
+
+async def test_a_limit_cancels_the_oldest(log: TaskLog) -> None:
+    ids = await log.put_many([Put(payload=b"x") for _ in range(5)])
+    assert (await log.cancel_many(queue="default", limit=2)).count == 2
+    assert [view.job_id for view in await log.peek()] == ids[2:]
+
+
+async def test_who_waits_for_a_job_is_told_that_it_was_cancelled(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path, durability="os") as app:
+        job = await app.enqueue_by_name("nobody")
+        waiting = asyncio.ensure_future(job.result(timeout=30))
+        await app.store().port().stats()
+        await app.cancel_many(task="nobody")
+        with pytest.raises(JobCancelled):
+            await waiting
+
+
+async def test_cancelling_everything_must_be_said_and_wrong_filters_are_refused(
+    log: TaskLog,
+) -> None:
+    await log.put(b"x")
+    with pytest.raises(UsageError, match="give at least one"):
+        await log.cancel_many()
+    with pytest.raises(UsageError, match='must be "scheduled" or "ready"'):
+        await log.cancel_many(state="running")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="limit is 0"):
+        await log.cancel_many(queue="default", limit=0)
+    with pytest.raises(UsageError, match="before is"):
+        await log.cancel_many(before="yesterday")
+    assert (await log.stats()).queues[0].ready == 1
