@@ -21,7 +21,7 @@ from taskq.core.model import (
 )
 from taskq.core.records import Cause, Kind
 from taskq.core.retry import DEFAULT
-from taskq.log.requests import ClaimRequest, Delivery, Settlement
+from taskq.log.requests import ClaimRequest, Delivery, Settlement, checked_queues
 from taskq.logoptions import LogOptions, log_config
 from taskq.puts import Put, check_bytes, loose_put
 from taskq.queues import LogQueues
@@ -159,14 +159,11 @@ class TaskLog(LogCare, LogReading, LogTelling):
         """
         if not 1 <= count <= _CLAIM_MAX:
             raise UsageError(f"count is {count}, it must be 1 to {_CLAIM_MAX}")
-        if isinstance(queues, str):
-            raise UsageError(f"queues is {queues!r}: give a list of names")
+        names = None if queues is None else checked_queues(queues)
         port = await self._connection.port()
-        store, until = self._connection.store(), None
+        until = None
         if wait is not None:
-            until = store.steady_ns() + nanoseconds(wait, "wait")
-        names = None if queues is None else frozenset(queues)
-        store.serve(self, Serving(queues=names))
+            until = self._connection.store().steady_ns() + nanoseconds(wait, "wait")
         lease_ns = 0 if lease is None else positive_nanoseconds(lease, "lease")
         request = ClaimRequest(count, queues=names, wait_until_ns=until, lease_ns=lease_ns)
         deliveries: list[Delivery] = await port.claim(request)

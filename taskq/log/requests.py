@@ -27,6 +27,8 @@ from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, decompress
 from taskq.log.options import enqueue_extras
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taskq.core.lanes import Lane
 
 
@@ -141,6 +143,20 @@ def check_name(what: str, name: str) -> bytes:
     if not name.isprintable():
         raise UsageError(f"{what} {name!r} holds characters that do not print: remove them")
     return encoded
+
+
+def checked_queues(names: Iterable[str]) -> frozenset[str]:
+    """The names of queues to read from.
+
+    Raises:
+        UsageError: it is no list of names, or one of them cannot be a queue's.
+    """
+    if isinstance(names, str):
+        raise UsageError(f"queues is {names!r}: give a list of names")
+    checked = frozenset(names)
+    for name in checked:
+        check_name("queue name", name)
+    return checked
 
 
 class Duplicate(NamedTuple):

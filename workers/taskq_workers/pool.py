@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.core.errors import TaskqError, UsageError
-from taskq.core.model import Serving
+from taskq.log.requests import checked_queues
 from taskq_workers.crew import Crew
 from taskq_workers.executors import ThreadRunner
 from taskq_workers.plans import Plans
@@ -89,11 +89,9 @@ class Worker:
             )
         if not drain_timeout >= 0:
             raise UsageError(f"drain_timeout is {drain_timeout}, it must be 0 s or more")
-        if isinstance(queues, str):
-            raise UsageError(f"queues is the text {queues!r}, give a list: [{queues!r}]")
         self.app = app
         self.concurrency = concurrency
-        self.queues = None if queues is None else frozenset(queues)
+        self.queues = None if queues is None else checked_queues(queues)
         self.started = asyncio.Event()
         self.stopped = asyncio.Event()
         self._burst = burst
