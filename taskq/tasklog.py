@@ -161,9 +161,10 @@ class TaskLog(LogCare, LogReading, LogTelling):
             raise UsageError(f"count is {count}, it must be 1 to {_CLAIM_MAX}")
         names = None if queues is None else checked_queues(queues)
         port = await self._connection.port()
-        until = None
+        store, until = self._connection.store(), None
         if wait is not None:
-            until = self._connection.store().steady_ns() + nanoseconds(wait, "wait")
+            until = store.steady_ns() + nanoseconds(wait, "wait")
+        store.serve(self, Serving(queues=names))
         lease_ns = 0 if lease is None else positive_nanoseconds(lease, "lease")
         request = ClaimRequest(count, queues=names, wait_until_ns=until, lease_ns=lease_ns)
         deliveries: list[Delivery] = await port.claim(request)

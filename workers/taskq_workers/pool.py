@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.core.errors import TaskqError, UsageError
+from taskq.core.model import Serving
 from taskq.log.requests import checked_queues
 from taskq_workers.crew import Crew
 from taskq_workers.executors import ThreadRunner
