@@ -89,11 +89,8 @@ __all__ = [
     "LogError",
     "LogFailed",
     "LogLocked",
-<<<<<<< HEAD
-    "NotDead",
-=======
     "LogStats",
->>>>>>> main
+    "NotDead",
     "OutcomeUnknown",
     "PayloadTooLarge",
     "PendingJob",

@@ -33,11 +33,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-<<<<<<< HEAD
-class TaskQ(LogCare, LogQueues, LogReading):
-=======
-class TaskQ(LogCare, LogReading, LogTelling):
->>>>>>> main
+class TaskQ(LogCare, LogQueues, LogReading, LogTelling):
     """An application's tasks and the directory of their jobs. Opens at first use.
 
     What is not given comes from the settings: ``TASKQ_…`` in the environment, ``.env``,

@@ -39,11 +39,7 @@ if TYPE_CHECKING:
 _CLAIM_MAX: Final = 100_000
 
 
-<<<<<<< HEAD
-class TaskLog(LogCare, LogQueues, LogReading):
-=======
-class TaskLog(LogCare, LogReading, LogTelling):
->>>>>>> main
+class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
     """A directory of jobs, as bytes. ``async with TaskLog.open(path) as log``, or ``await`` it."""
 
     def __init__(self, connection: Connection) -> None:
