@@ -74,6 +74,7 @@ class LogReading:
         kinds: Iterable[str] | None = None,
         queues: Iterable[str] | None = None,
         tasks: Iterable[str] | None = None,
+        name_all: bool = False,
         on_damage: OnDamage = "raise",
     ) -> Stream:
         """The log's records in order, from the oldest that is kept; then as they are written.
@@ -94,6 +95,8 @@ class LogReading:
             kinds: only these, for example ["succeeded", "died"]; None for all.
             queues: only records of jobs in these queues.
             tasks: only records of jobs of these tasks.
+            name_all: look up queue and task of every job; without it, records of jobs that were
+                enqueued long before may not name them.
             on_damage: "raise", or "skip" to log a warning and pass over what does not read back.
 
         Raises:
@@ -115,7 +118,7 @@ class LogReading:
             _check_number("from_lsn", from_lsn)
         if on_damage not in ("raise", "skip"):
             raise UsageError(f'on_damage is {on_damage!r}, it must be "raise" or "skip"')
-        choice = Choice(kinds, queues, tasks)
+        choice = Choice(kinds, queues, tasks, name_all=name_all)
         return Stream(self._connection, start, choice, follow=follow, on_damage=on_damage)
 
     async def readers(self) -> list[ReaderView]:

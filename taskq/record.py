@@ -107,6 +107,7 @@ class Choice:
 
     Args:
         kinds, queues, tasks: names; None for all.
+        name_all: find out queue and task of every job, also where no choice depends on it.
 
     Raises:
         UsageError: one is no list of names, or a kind is unknown.
@@ -117,6 +118,8 @@ class Choice:
         kinds: Iterable[str] | None = None,
         queues: Iterable[str] | None = None,
         tasks: Iterable[str] | None = None,
+        *,
+        name_all: bool = False,
     ) -> None:
         wanted = _names("kinds", kinds)
         unknown = sorted((wanted or frozenset()) - _KINDS.keys())
@@ -127,7 +130,7 @@ class Choice:
         self._tasks = _names("tasks", tasks)
         self._known: OrderedDict[int, tuple[str, str]] = OrderedDict()
         #: whether a record's job must be known to tell whether the record fits
-        self.needs_names = self._queues is not None or self._tasks is not None
+        self.needs_names = name_all or self._queues is not None or self._tasks is not None
 
     def skips(self, kind: int) -> bool:
         """Whether a record of this kind need not even be decoded."""

@@ -9,6 +9,7 @@ from taskq.core.errors import LogError
 from taskq.log.disk import LocalDisk
 from taskq.log.files import SegmentFiles
 from taskq.log.growth import Onlooker
+from taskq.log.locate import read_record
 from taskq.log.logrecord import decode_record, places
 from taskq.log.reader import open_journal
 from taskq.log.readers import Position
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Records that are looked at before the loop's other tasks get a turn: about a millisecond's.
 _TURN_RECORDS: Final = 128
+#: For so many jobs frames are hopped over; more are worth an index of the segment that grows.
+_HOPS_MAX: Final = 64
 
 
 class RecordReader:
@@ -67,6 +70,7 @@ class RecordReader:
         self._held: LogRecord | None = None
         self._looked_at = 0
         self._lookup: Onlooker | None = None
+        self._lookups = 0
 
     @property
     def position(self) -> Position:
@@ -155,12 +159,20 @@ class RecordReader:
         try:
             if self._lookup is None:
                 self._lookup = Onlooker(open_journal(self.frames.files._path))
-            self._lookup.look()
-            found = next(self._lookup.journal.indexes.about(job), None)
+            extent, journal = self._lookup.look(), self._lookup.journal
+            self._lookups += 1
+            data = None
+            if self._lookups <= _HOPS_MAX:
+                data = read_record(journal.files, job, extent)
+            if data is None:
+                found = next(journal.indexes.about(job), None)
+                data = found.record if found is not None else None
         except LogError:  # what was there was removed just now
             return
-        if found is not None:
-            self._choice.note(decode_record(found.record, found.lsn, found.epoch, found.time_ns))
+        if data is not None:
+            record = decode_record(data, job, 0, 0)
+            if record.job == job:
+                self._choice.note(record)
 
 
 def open_files(path: str, log_id: UUID) -> SegmentFiles:

@@ -118,21 +118,20 @@ def is_everything(past: Past) -> bool:
 async def replay(connection: Connection, past: Past, *, dry_run: bool) -> AsyncIterator[Replayed]:
     """Enqueue the jobs that fit once more, some in each transaction, and tell of each.
 
-    As of now: what is enqueued meanwhile is not looked at.
+    As of now: what is enqueued meanwhile is not looked at. A dry run does not even open the log.
 
     Raises:
         LogError: the log could not be read or written; what was told of is done.
     """
-    store = await connection.opened()
     if not dry_run:
         # What the choice rests on is on disk before anything new is.
         await (await connection.port()).extent()
-    found = await asyncio.to_thread(_Chosen, connection, store.path, past)
+    found = await asyncio.to_thread(_Chosen, connection, past)
     try:
         while items := await asyncio.to_thread(found.take, dry_run=dry_run):
             new = iter(await connection.send_many([one for _, one in items if one is not None]))
             for told, item in items:
-                yield told if item is None else replace(told, new_id=_id_of(store.tag, next(new)))
+                yield told if item is None else replace(told, new_id=_id_of(found.tag, next(new)))
     finally:
         found.close()
 
@@ -140,9 +139,10 @@ async def replay(connection: Connection, past: Past, *, dry_run: bool) -> AsyncI
 class _Chosen:
     """The jobs to enqueue, in portions; made and used on threads, by one at a time."""
 
-    def __init__(self, connection: Connection, path: str, past: Past) -> None:
+    def __init__(self, connection: Connection, past: Past) -> None:
         self._connection = connection
-        self._journal = open_journal(path)
+        self._journal = open_journal(connection.path)
+        self.tag = self._journal.tag
         self._jobs: Iterator[PastJob] = past_jobs(self._journal, past)
 
     def take(self, *, dry_run: bool) -> list[tuple[Replayed, Item | None]]:
@@ -164,7 +164,7 @@ class _Chosen:
     def _again(self, job: PastJob, *, dry_run: bool) -> tuple[Replayed, Item | None]:
         record = job.record
         told = Replayed(
-            job_id=f"{self._journal.tag}-{record.job}",
+            job_id=f"{self.tag}-{record.job}",
             new_id="",
             queue=record.queue.decode("utf-8", "replace"),
             task=record.task.decode("utf-8", "replace"),

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from taskq.core.errors import LogError, ReaderFellBehind, ReaderMismatch
 from taskq.log import codec
 from taskq.log.cursor import Cursor
-from taskq.log.segment import segment_name
+from taskq.log.logrecord import places
+from taskq.log.segment import Frame, segment_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,6 +144,22 @@ def created_ns(files: SegmentFiles, segment: int) -> int:
     except LogError:  # it was removed since
         return 0
     return header.created_ns if header is not None else 0
+
+
+def read_record(files: SegmentFiles, lsn: int, end: Extent) -> bytes | None:
+    """The record of that lsn, None if it is not there or does not read back."""
+    if not files.lsns or not files.lsns[0] <= lsn < end.lsn:
+        return None
+    cursor = find_lsn(files, lsn, end)
+    size = _size(files, cursor.segment, end)
+    scanner = files.scanner(cursor.segment, size, cursor.next_lsn, sealed=True)
+    frame = next(scanner.frames(cursor.offset), None)
+    if not isinstance(frame, Frame):
+        return None
+    for number, at, length in places(frame):
+        if number == lsn:
+            return frame.data[at : at + length]
+    return None
 
 
 def _fits(position: Position, header: codec.FrameHeader) -> bool:

@@ -1,0 +1,297 @@
+"""Commands that go along the log: tail shows what happens, replay lets past jobs happen again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import select
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskq.cli import render
+from taskq.cli.errors import EXIT_FAILED, WrongUsage
+from taskq.cli.options import data_dir_option, json_option, open_reader, resolve
+from taskq.core.records import Kind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq.app import TaskQ
+    from taskq.core.durations import Duration
+    from taskq.log.pastjobs import Past
+    from taskq.record import Choice, Record
+    from taskq.replay import Replayed
+
+_COUNT_DEFAULT: Final = 20
+_COUNT_MAX: Final = 100_000
+_NOTE_COLUMNS: Final = 100
+_KIND_COLUMNS: Final = 9
+_STATES: Final = ("succeeded", "dead", "cancelled", "expired")
+
+
+@click.command()
+@data_dir_option
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until Ctrl-C.")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(0, _COUNT_MAX),
+    help=f"Show the latest so many records ({_COUNT_DEFAULT}); with --reader at most so many.",
+)
+@click.option(
+    "--reader", metavar="NAME", help="Go on where this named reader stopped, and move it along."
+)
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice([kind.name.lower() for kind in Kind]),
+    help="Only these records.",
+)
+@click.option("-Q", "--queue", "queues", multiple=True, help="Only jobs of these queues.")
+@click.option("-t", "--task", "tasks", multiple=True, help="Only jobs of these tasks.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+def tail(
+    data_dir: Path | None,
+    follow: bool,
+    lines: int | None,
+    reader: str | None,
+    as_json: bool,
+    **chosen: tuple[str, ...],
+) -> None:
+    """Show the latest records of the log, and those that are written.
+
+    Without --reader nothing is locked or written, and records show up that are not on disk yet.
+    """
+    from taskq.record import Choice  # noqa: PLC0415 - help must not import the log
+
+    given = {name: names or None for name, names in chosen.items()}
+    choice = Choice(**given, name_all=True)
+    show = _show_json if as_json else _show
+    if reader is None:
+        open_reader(data_dir).close()
+        count = _COUNT_DEFAULT if lines is None else lines
+        asyncio.run(_look(resolve(data_dir), count, choice, follow, show))
+    else:
+        from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic
+
+        open_reader(data_dir).close()
+        asyncio.run(_read(TaskQ(data_dir), reader, lines, given, follow, show))
+
+
+async def _look(path: Path, count: int, choice: Choice, follow: bool, show: Any) -> None:
+    from taskq.looking import look  # noqa: PLC0415
+
+    found = look(str(path), count, choice, follow=follow, on_pause=_Pipe().check)
+    async with contextlib.aclosing(found) as records:
+        async for record in records:
+            show(record)
+
+
+async def _read(
+    app: TaskQ, reader: str, count: int | None, chosen: dict[str, Any], follow: bool, show: Any
+) -> None:
+    stream = app.stream(reader=reader, follow=follow, **chosen, name_all=True)
+    async with app, stream as records:
+        left = count
+        while left is None or left > 0:
+            record = await anext(records, None)
+            if record is None:
+                return
+            show(record)
+            left = None if left is None else left - 1
+        await records.commit()
+
+
+class _Pipe:
+    """Notices when whoever reads our output is gone, also while there is nothing to print."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        # A standard output that is no file (in tests) never goes away.
+        with contextlib.suppress(OSError, ValueError):
+            self._poll.register(sys.stdout.fileno(), 0)
+
+    def check(self) -> None:
+        """Raise BrokenPipeError if it is."""
+        if any(event & select.POLLERR for _, event in self._poll.poll(0)):
+            raise BrokenPipeError
+
+
+def _show(record: Record) -> None:
+    """One line for people."""
+    names = [record.job_id, record.queue, record.task]
+    words = [render.moment(record.time_ns) or "", f"{record.kind:<{_KIND_COLUMNS}}"]
+    words += [name for name in names if name]
+    note = _note(record)
+    line = "  ".join(words) + (f"  {note}" if note else "")
+    click.echo(render.printable(line.replace("\n", " ")))
+
+
+def _note(record: Record) -> str:
+    """What else is worth knowing of a record, in a few words."""
+    parts: list[str] = []
+    if record.kind in ("claimed", "retried", "died"):
+        parts.append(f"attempt {record.attempt}")
+    if record.owner:
+        parts.append(f"by {render.owner(record.owner)}")
+    if record.due_ns > record.time_ns:
+        parts.append(f"due {render.when(record.due_ns, record.time_ns)}")
+    if record.state:
+        parts.append(f"as {record.state}")
+    if record.step_ns:
+        parts.append(f"the clock was set {'forward' if record.step_ns > 0 else 'back'} by ")
+        parts[-1] += render.precise(abs(record.step_ns))
+    reason = (record.reason or record.problem).partition("\n")[0][:_NOTE_COLUMNS]
+    return ": ".join(one for one in (", ".join(parts), reason) if one)
+
+
+def _show_json(record: Record) -> None:
+    click.echo(json.dumps(record_json(record)))
+
+
+def record_json(record: Record) -> dict[str, Any]:
+    """One record for programs. Epoch and owner are text: JSON readers keep no such numbers."""
+    return {
+        "lsn": record.lsn,
+        "epoch": render.owner(record.epoch),
+        "time": render.moment(record.time_ns),
+        "kind": record.kind,
+        "id": record.job_id or None,
+        "queue": record.queue or None,
+        "task": record.task or None,
+        "priority": record.priority,
+        "attempt": record.attempt,
+        "attempts_max": record.attempts_max or None,
+        "owner": render.owner(record.owner) if record.owner else None,
+        "cause": record.cause or None,
+        "due_at": render.moment(record.due_ns),
+        "expires_at": render.moment(record.expires_ns),
+        "key": None if record.key is None else record.key.decode(errors="backslashreplace"),
+        "headers": dict(record.headers),
+        "payload": render.body_json(record.payload),
+        "result": render.body_json(record.result),
+        "reason": record.reason or None,
+        "state": record.state or None,
+        "problem": record.problem or None,
+    }
+
+
+@click.command()
+@data_dir_option
+@json_option
+@click.option("--since", metavar="MOMENT", help='Enqueued then or later: "2h" ago, or a time.')
+@click.option("--until", metavar="MOMENT", help="Enqueued before then.")
+@click.option("-t", "--task", help="Only jobs of this task.")
+@click.option("-Q", "--queue", help="Only jobs of this queue.")
+@click.option(
+    "-s", "--state", "states", multiple=True, type=click.Choice(_STATES), help="Only these."
+)
+@click.option("-n", "--limit", type=click.IntRange(1), help="At most so many, the oldest first.")
+@click.option("--all", "everything", is_flag=True, help="Every job there ever was.")
+@click.option("--dry-run", is_flag=True, help="Show which, and enqueue nothing.")
+@click.pass_context
+def replay(
+    context: click.Context,
+    /,
+    data_dir: Path | None,
+    as_json: bool,
+    since: str | None,
+    until: str | None,
+    states: tuple[str, ...],
+    everything: bool,
+    dry_run: bool,
+    **chosen: Any,
+) -> None:
+    """Enqueue jobs that are over once more, each with a header replay_of.
+
+    The old jobs stay as they are. To give dead letters another try, requeue them instead.
+    """
+    from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+    from taskq.replay import is_everything, past_of  # noqa: PLC0415
+
+    past = past_of(
+        since=_moment("--since", since),
+        until=_moment("--until", until),
+        state=states or None,
+        **chosen,
+    )
+    if is_everything(past) and not everything:
+        raise WrongUsage(
+            "choose jobs with --since, --until, --task, --queue or --state; "
+            "--all means every job there ever was"
+        )
+    open_reader(data_dir).close()
+    jobs = asyncio.run(_replay(TaskQ(data_dir), past, dry_run, as_json))
+    failed = sum(bool(job.problem) for job in jobs)
+    if as_json:
+        render.print_json(
+            {
+                "dry_run": dry_run,
+                "count": len(jobs) - failed,
+                "problems": failed,
+                "jobs": [_replayed_json(job) for job in jobs],
+            }
+        )
+    else:
+        verb = "would replay" if dry_run else "replayed"
+        noun = "job" if len(jobs) - failed == 1 else "jobs"
+        click.echo(f"{verb} {len(jobs) - failed} {noun}" + (", enqueued nothing" * dry_run))
+    if failed:
+        context.exit(EXIT_FAILED)
+
+
+async def _replay(app: TaskQ, past: Past, dry_run: bool, quiet: bool) -> list[Replayed]:
+    from taskq.replay import replay as replayed  # noqa: PLC0415
+
+    jobs: list[Replayed] = []
+    try:
+        async for job in replayed(app._connection, past, dry_run=dry_run):
+            jobs.append(job)
+            if not quiet:
+                _show_replayed(job)
+    finally:
+        await app.close()
+    return jobs
+
+
+def _show_replayed(job: Replayed) -> None:
+    new = f"-> {job.new_id}" if job.new_id else ""
+    words = (job.job_id, new, job.state.name.lower(), job.queue, job.task)
+    line = "  ".join(word for word in words if word)
+    click.echo(render.printable(f"{line}  NOT replayed: {job.problem}" if job.problem else line))
+
+
+def _replayed_json(job: Replayed) -> dict[str, str | None]:
+    return {
+        "id": job.job_id,
+        "new_id": job.new_id or None,
+        "state": job.state.name.lower(),
+        "queue": job.queue,
+        "task": job.task or None,
+        "problem": job.problem or None,
+    }
+
+
+def _moment(name: str, text: str | None) -> Duration | datetime | None:
+    """A span back from now as it is, a time as a datetime; without a zone it is local."""
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        pass
+    from taskq.core.durations import nanoseconds  # noqa: PLC0415
+    from taskq.core.errors import UsageError  # noqa: PLC0415
+
+    try:
+        nanoseconds(text)
+    except UsageError:
+        raise WrongUsage(
+            f'{name} {text!r:.60}: give a span back from now ("2h") or a time ("2024-05-01T12:00")'
+        ) from None
+    return text

@@ -1,0 +1,194 @@
+"""taskq tail: the end of the log, as it grows, without a trace; under a name, with one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import Put, TaskLog
+from taskq.log.config import SEGMENT_BYTES_MIN
+from tests.cli.helpers import Sample, taskq
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TASKQ = (sys.executable, "-m", "taskq")
+#: A busy machine's patience for a process to start and tell something.
+SECONDS = 20
+
+
+def tail_json(*arguments: object) -> list[dict[str, Any]]:
+    result = taskq("tail", *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def put(path: Path, *payloads: bytes, **options: Any) -> list[str]:
+    async def run() -> list[str]:
+        async with TaskLog.open(path, segment_bytes=SEGMENT_BYTES_MIN) as log:
+            return await log.put_many([Put(payload=one, **options) for one in payloads])
+
+    return asyncio.run(run())
+
+
+def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*TASKQ, "tail", *map(str, arguments)],
+        stdout=options.pop("stdout", subprocess.PIPE),
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        **options,
+    )
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip("\n")
+
+
+def files(path: Path) -> dict[str, tuple[int, int]]:
+    stats = ((one, one.stat()) for one in sorted(path.rglob("*")))
+    return {str(one): (stat.st_size, stat.st_mtime_ns) for one, stat in stats}
+
+
+def test_tail_shows_what_happened_last_and_to_whom(sample: Sample) -> None:
+    lines = taskq("tail", "-d", sample.path, "-n", "7").stdout.splitlines()
+    told = [line.split("  ", 1)[1].split() for line in lines]
+    ids = sample.ids
+    # Jobs that were enqueued before what is shown have their queue, too.
+    assert [words[:3] for words in told] == [
+        ["succeeded", ids["succeeded"], "default"],
+        ["died", ids["dead"], "default"],
+        ["retried", ids["retried"], "default"],
+        ["enqueued", ids["cancelled"], "default"],
+        ["cancelled", ids["cancelled"], "default"],
+        ["enqueued", ids["bytes"], "other"],
+        ["enqueued", ids["task"], "mail"],
+    ]
+    assert lines[1].endswith("attempt 1: ValueError: [red]bad\\x1b[31m")
+    assert lines[2].endswith("attempt 1, due in 1h: TimeoutError: slow")
+    assert lines[6].endswith("mail  mail.send  due in 2h")
+
+
+def test_tail_tells_programs_everything(sample: Sample) -> None:
+    records = tail_json("-d", sample.path, "-n", "1000")
+    assert [one["lsn"] for one in records] == list(range(1, 15))
+    born = records[1]
+    assert born["payload"] == {"encoding": "base64", "data": "/wA="}
+    assert (born["priority"], born["headers"]) == (8, {"from": "here"})
+    owner = next(one["owner"] for one in records if one["kind"] == "owner")
+    assert {one["owner"] for one in records if one["kind"] == "claimed"} == {owner}
+    assert records[-1]["task"] == "mail.send"
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        (["-n", "0"], []),
+        (["--kind", "died"], ["died"]),
+        (["--kind", "died", "--kind", "retried", "-n", "1"], ["retried"]),
+        (["-Q", "other"], ["enqueued"]),
+        (["-Q", "default", "-n", "2"], ["enqueued", "cancelled"]),
+        (["-t", "mail.send"], ["enqueued"]),
+        (["-Q", "nowhere"], []),
+    ],
+)
+def test_tail_keeps_to_what_is_asked_for(
+    sample: Sample, options: list[str], kinds: list[str]
+) -> None:
+    assert [one["kind"] for one in tail_json("-d", sample.path, *options)] == kinds
+
+
+def test_tail_finds_the_end_of_a_log_of_many_segments(tmp_path: Path) -> None:
+    for _ in range(5):
+        put(tmp_path / "q", *[b"x" * 9_000] * 9)
+    assert len(list((tmp_path / "q" / "log").glob("*.log"))) > 3
+    for count in (1, 9, 10, 28, 44, 45, 100):
+        found = [one["lsn"] for one in tail_json("-d", tmp_path / "q", "-n", count)]
+        assert found == list(range(max(46 - count, 1), 46))
+
+
+def test_tail_leaves_no_trace(sample: Sample) -> None:
+    before = files(sample.path)
+    assert taskq("tail", "-d", sample.path).exit_code == 0
+    assert files(sample.path) == before
+
+
+def test_tail_of_what_is_no_log_says_so(tmp_path: Path) -> None:
+    for options in ([], ["--reader", "billing"]):
+        result = taskq("tail", "-d", tmp_path / "nothing", *options)
+        assert (result.exit_code, result.stderr.count("is not a task log")) == (1, 1)
+        assert not (tmp_path / "nothing").exists()
+
+
+def test_tail_f_goes_on_with_what_is_written(tmp_path: Path) -> None:
+    """By other processes, in new segments, without a lock or a byte written."""
+    path = tmp_path / "q"
+    first, second = put(path, b"1", b"2")
+    with start("-d", path, "-f", "-n", "1") as process:
+        assert second in line_of(process)
+        owners = sorted((path / "owners").iterdir())
+        for number in range(12):
+            (job,) = put(path, bytes(20_000), queue=f"q{number}")
+            assert line_of(process).endswith(f"enqueued   {job}  q{number}")
+        assert sorted((path / "owners").iterdir()) == owners
+        assert not (path / "readers").exists()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert first
+
+
+def test_tail_f_ends_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
+    """Also while nothing is written."""
+    put(tmp_path / "q", b"1")
+    read, write = os.pipe()
+    with start("-d", tmp_path / "q", "-f", stdout=write) as process:
+        os.close(write)
+        assert os.read(read, 100)
+        os.close(read)
+        assert process.wait(SECONDS) == 141
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_tail_under_a_name_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    put(path, *(b"%d" % number for number in range(5)))
+    assert [one["lsn"] for one in tail_json("-d", path, "--reader", "billing", "-n", 2)] == [1, 2]
+    assert [one["lsn"] for one in tail_json("-d", path, "--reader", "billing")] == [3, 4, 5]
+    assert tail_json("-d", path, "--reader", "billing") == []
+    with start("-d", path, "-f", "--reader", "billing") as process:
+        (job,) = put(path, b"6")
+        assert job in line_of(process)
+        second = taskq("tail", "-d", path, "--reader", "billing")
+        assert second.exit_code == 1
+        assert f"process {process.pid} reads under the name 'billing'" in second.stderr
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert taskq("tail", "-d", path, "--reader", "a/b").exit_code == 2
+
+
+def test_tail_shows_what_is_behind_damage(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    for _ in range(6):
+        put(path, b"x" * 300)
+    (segment,) = (path / "log").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[900:1_000] = bytes(100)
+    segment.write_bytes(data)
+    found = [one["lsn"] for one in tail_json("-d", path, "-n", 100)]
+    assert found[0] == 1
+    assert found[-1] == 6
+    assert 4 <= len(found) < 6
