@@ -26,6 +26,8 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "why": ("taskq.cli.history", "Tell the one reason why a job is not running."),
     "stats": ("taskq.cli.read", "Count the jobs of each queue by state."),
     "workers": ("taskq.cli.read", "List the processes that have the task log open."),
+    "tail": ("taskq.cli.stream", "Show the log's latest records, and those that are written."),
+    "replay": ("taskq.cli.stream", "Enqueue past jobs once more."),
     "verify": ("taskq.cli.read", "Read the whole log and report damage."),
     "compact": ("taskq.cli.compact", "Remove what need not be kept from the log's oldest end."),
     "repair": ("taskq.cli.repair", "Write damaged segments anew from all that still reads."),
