@@ -13,6 +13,7 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
 from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import Op
+from taskq.log.selection import letters
 from taskq.log.survey import Survey
 from tests.log.world import PATH, PLAIN, World
 
@@ -97,6 +98,24 @@ def test_enqueues_are_refused_before_the_disk_is_full_and_all_else_goes_on() -> 
     world.machine.free += 1_000_000
     assert first.enqueue() > jobs[-1]
     assert not first.committer.room.pressed
+
+
+def test_dead_letters_are_not_requeued_while_there_is_no_room_for_new_jobs() -> None:
+    """They are written again; forgetting them is another matter."""
+    world = World(config=_CONFIG)
+    first = world.process()
+    jobs = [first.enqueue(b"x" * 500), first.enqueue(b"x" * 500)]
+    for delivery in first.claim(2):
+        first.settle(delivery, Kind.DIED)
+    found = letters(first.committer, jobs).items
+    world.machine.free = _MIN_FREE - 1
+    world.clock.advance(10)
+    with pytest.raises(DiskFull):
+        first.ask(Op.REQUEUE, found)
+    assert first.ask(Op.PURGE, jobs[:1]) == [None]
+    world.machine.free = None
+    assert first.ask(Op.REQUEUE, found[1:]) == [None]
+    assert [one.job for one in first.claim(9)] == jobs[1:]
 
 
 def test_jobs_expire_while_enqueues_are_refused() -> None:
