@@ -88,7 +88,9 @@ async def test_what_is_no_text_is_refused(log: TaskLog, headers: Any) -> None:
     assert await log.peek() == []
 
 
-async def test_headers_go_with_the_job_through_retries_to_the_dead_letters(log: TaskLog) -> None:
+async def test_headers_go_with_the_job_through_retries_dead_letters_and_requeue(
+    log: TaskLog,
+) -> None:
     """And they are the same in every view of it."""
     job_id = await log.put(b"x", headers=HEADERS, attempts=3)
     (delivery,) = await log.claim(1)
@@ -100,6 +102,11 @@ async def test_headers_go_with_the_job_through_retries_to_the_dead_letters(log: 
         await log.nack(delivery, "no", delay=0)
         assert (await log.get(job_id)).headers == HEADERS
     assert (await log.get(job_id)).state is State.DEAD
+    assert [letter.headers for letter in await log.dead.list()] == [HEADERS]
+    await log.dead.requeue(job_id)
+    (delivery,) = await log.claim(1)
+    assert delivery.headers == HEADERS
+    await log.nack(delivery, "no", delay=0)
     with LogReader.open(str(log.path)) as reader:
         (listed,) = reader.jobs(None, None, None, 9)
         shown = reader.job(listed.lsn)

@@ -83,15 +83,34 @@ async def test_a_compressed_payload_comes_back_wherever_it_is_asked_for(
     assert (listed.payload, listed.result) == (shown.payload, shown.result) == (TEXT, TEXT + b"!")
 
 
-async def test_a_dead_letter_gives_back_the_bytes_that_were_given(log: TaskLog) -> None:
-    """LedgerQ hands out the compressed ones."""
-    job_id = await log.put(TEXT, compress="zlib", attempts=2, headers={"who": "me"})
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        (TEXT, {"compress": "zlib"}),
+        (TEXT, {"compress": "zstd"}),
+        (NOISE, {"spill": True}),
+        (NOISE + LARGE, {"spill": True, "compress": "zlib"}),
+    ],
+)
+async def test_a_dead_letter_gives_back_the_bytes_that_were_given(
+    log: TaskLog, body: bytes, options: dict[str, Any]
+) -> None:
+    """Dead, shown, requeued and claimed again. LedgerQ hands out the compressed ones."""
+    job_id = await log.put(body, attempts=2, headers={"who": "me"}, **options)
     for _ in range(2):
         (delivery,) = await log.claim(1)
-        assert (delivery.payload, delivery.headers) == (TEXT, {"who": "me"})
+        assert (delivery.payload, delivery.headers) == (body, {"who": "me"})
         await log.nack(delivery, "no", delay=0)
     view = await log.get(job_id)
-    assert (view.state, view.payload, view.headers) == (State.DEAD, TEXT, {"who": "me"})
+    assert (view.state, view.payload, view.headers) == (State.DEAD, body, {"who": "me"})
+    (listed,) = await log.dead.list()
+    assert (listed.payload == body) is not bool(listed.problem)
+    await log.dead.requeue(job_id)
+    (delivery,) = await log.claim(1)
+    assert (delivery.payload, delivery.headers) == (body, {"who": "me"})
+    await log.ack(delivery, body, **options)
+    view = await log.get(job_id)
+    assert (view.state, view.payload, view.result) == (State.SUCCEEDED, body, body)
 
 
 async def test_small_and_dense_payloads_are_stored_as_they_are(log: TaskLog) -> None:

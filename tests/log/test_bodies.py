@@ -85,6 +85,24 @@ def test_the_stored_form_is_the_size_and_a_stream(way: Compression, flag: int) -
         assert zstandard.decompress(stored[8:]) == TEXT
 
 
+@pytest.mark.parametrize(
+    ("stored", "flag"),
+    [
+        (
+            "dc0500000000000078012b49cd5348aa2c492d562c19658d86c1683a18cd0ba3e5c130290901b81a28a9",
+            Flag.ZLIB,
+        ),
+        (
+            "dc0500000000000028b52ffd64dc048d00005074656e206279746573210100cff52f48670298a9",
+            Flag.ZSTD,
+        ),
+    ],
+)
+def test_what_was_stored_once_is_read_for_ever(stored: str, flag: int) -> None:
+    """These bytes never change."""
+    assert back(bytes.fromhex(stored), flag) == b"ten bytes!" * 150
+
+
 @ways
 def test_a_body_over_the_limit_is_refused_before_it_takes_memory(
     way: Compression, flag: int
