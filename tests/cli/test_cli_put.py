@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -119,3 +121,29 @@ def test_a_payload_over_the_limit_is_refused_without_reading_all_of_it(tmp_path:
     result = taskq("put", "-d", tmp_path / "q", f"@{big}")
     assert result.exit_code == 2
     assert f"over {PAYLOAD_BYTES_MAX} bytes" in result.stderr
+
+
+def test_a_payload_is_stored_as_it_was_told_and_shown_as_it_was_given(tmp_path: Path) -> None:
+    text = "the same words again and again, " * 200
+    (tmp_path / "large").write_bytes(bytes(range(256)) * 5_000)
+    refused = taskq("put", "-d", tmp_path / "q", f"@{tmp_path / 'large'}")
+    assert refused.exit_code == 2
+    assert "the payload is over 1048576 bytes: allow it with --spill, or store" in refused.output
+    for options in (["--compress", "zlib"], ["--compress", "zstd", "--spill"], ["-t", "task"]):
+        body = json.dumps({"a": text}) if "-t" in options else text
+        job = put(tmp_path / "q", *options, body)
+        data = {"a": text} if "-t" in options else text
+        assert taskq_json("show", job, "-d", tmp_path / "q")["payload"]["data"] == data
+        assert text in taskq("show", job, "-d", tmp_path / "q").stdout
+    job = put(tmp_path / "q", "--spill", f"@{tmp_path / 'large'}")
+    (file,) = (tmp_path / "q" / "spill").iterdir()
+    shown = taskq_json("show", job, "-d", tmp_path / "q")
+    assert base64.b64decode(shown["payload"]["data"]) == (tmp_path / "large").read_bytes()
+    assert shown["problem"] is None
+    file.unlink()
+    shown = taskq_json("show", job, "-d", tmp_path / "q")
+    assert f"{file} is missing" in shown["problem"]
+    assert f"{file} is missing" in taskq("show", job, "-d", tmp_path / "q").stdout
+    assert taskq("ls", "-d", tmp_path / "q").exit_code == 0
+    unknown = taskq("put", "-d", tmp_path / "q", "--compress", "gzip", "x")
+    assert unknown.exit_code == 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import pytest
 
-from taskq.core.errors import AppendFailed, LogDamaged, LogError, SpillMissing
+from taskq.core.errors import AppendFailed, DiskFull, LogDamaged, LogError, SpillMissing
 from taskq.core.model import SECOND_NS
 from taskq.log.spill import Spill, collect, decode_reference, old_files, renew
 from taskq.testing.clock import FakeClock
@@ -167,6 +167,16 @@ def test_a_full_disk_is_told_and_leaves_nothing_behind(place: Place) -> None:
     place.machine.shorten = lambda size: max(size // 3, 1)
     stored = place.spill().put(BODY)
     assert place.spill().get(stored, WHAT) == BODY
+
+
+def test_new_jobs_leave_room_for_what_ends_others(place: Place) -> None:
+    """A file that is there already takes none."""
+    place.machine.free = len(BODY) + 999
+    with pytest.raises(DiskFull, match="7499 bytes are free, new jobs must leave 1000"):
+        place.spill().put(BODY, lambda _: 1_000)
+    assert place.files() == []
+    stored = place.spill().put(BODY)
+    assert place.spill().put(BODY, lambda _: 1_000) == stored
 
 
 def test_a_file_whose_sync_failed_is_named_by_nobody(place: Place) -> None:
