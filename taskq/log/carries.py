@@ -20,6 +20,7 @@ from taskq.log.carrying import (
     encode_tally,
 )
 from taskq.log.foldother import fold_carried, key_of
+from taskq.log.spill import collect
 
 if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from taskq.log.batch import Batch
     from taskq.log.facets import Facets
     from taskq.log.journal import Journal
+    from taskq.log.spill import OldFile
 
 #: Totals of so many lanes go into one batch.
 TALLIES_MAX: Final = 1_000
@@ -107,6 +109,16 @@ class Carries:
             return False
         files.remove(segment)
         return True
+
+    def collect(self, spilled: list[OldFile]) -> int:
+        """Remove spilled files that no record names; returns how many."""
+        steps = collect(self._journal.disk, self._journal.path, spilled, frozenset())
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                removed: int = end.value
+                return removed
 
     def _both(self) -> tuple[Agenda, Dedup]:
         agenda, dedup = self._facets.agenda, self._facets.dedup

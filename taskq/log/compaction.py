@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.dedup import UNTIL_SETTLED
-from taskq.core.errors import LogDamaged
+from taskq.core.errors import LogDamaged, LogError
 from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
 from taskq.core.model import State
 from taskq.core.records import CARRYING_KINDS, PACKED
@@ -99,6 +99,7 @@ class Compaction:
             TaskqError: the log could not be written.
         """
         for number in range(_PASSES_MAX):
+            self._catch_up()
             found = Found()
             yield from self._find(found)
             yield from self._keeper.find(self._segment, found)
@@ -116,6 +117,7 @@ class Compaction:
 
     def measure_steps(self) -> Iterator[None]:
         """Find out ``needed_bytes``, and write nothing."""
+        self._catch_up()
         found = Found()
         yield from self._find(found)
         yield from self._keeper.find(self._segment, found)
@@ -128,6 +130,13 @@ class Compaction:
             errand = self._errands.make(Op.TALLY, range(start, start + TALLIES_MAX))
             yield from errand.wait()
         yield from self._errands.make(Op.COMPACTED, self._next).wait()
+
+    def _catch_up(self) -> None:
+        """See all that the segment can hold: what is not known here would be lost."""
+        self._journal.refresh()
+        self._committer.facets.catch_up()
+        if self._journal.segment <= self._segment:
+            raise LogError(f"{self._journal.path}: the end of the log is not known here yet")
 
     @property
     def _agenda(self) -> Agenda:

@@ -23,7 +23,7 @@ from taskq.log.segment import Gap, segment_name
 from taskq.log.snapshot import AGENDA, DEDUP, load_newest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from taskq.log import codec
     from taskq.log.cursor import Cursor
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Damage that is kept for people to see; more is only counted.
 DAMAGE_MAX: Final = 1_000
+#: Frames that are folded in one step.
+_STEP_FRAMES: Final = 4
 #: Settled jobs whose outcome is found without a walk.
 ENDED_MAX: Final = 16_384
 #: How often a fold begins anew because compaction took the segment that it was in.
@@ -92,6 +94,26 @@ class Facets:
             loaded = load_newest(self._journal, DEDUP) if self.trusts_snapshots else None
             self.dedup, self._cursors["dedup"] = loaded or (Dedup(), self._journal.start())
         self._follow("dedup")
+
+    def dedup_steps(self) -> Iterator[None]:
+        """Build the table of keys, some frames at a time; ``need_dedup`` would do it at once.
+
+        Raises:
+            SegmentGone: compaction was faster.
+        """
+        if self.dedup is not None:
+            return
+        loaded = load_newest(self._journal, DEDUP) if self.trusts_snapshots else None
+        dedup, cursor = loaded or (Dedup(), self._journal.start())
+        generation = self._journal.generation
+        for number, (base, item) in enumerate(self._journal.frames(cursor)):
+            if isinstance(item, Gap):
+                return  # damage is rare: need_dedup knows what to do about it
+            fold_frame(base, item, None, dedup, None)
+            if not number % _STEP_FRAMES:
+                yield
+        if "dedup" not in self._cursors and generation == self._journal.generation:
+            self.dedup, self._cursors["dedup"] = dedup, cursor
 
     def catch_up(self) -> None:
         """Bring everything that was built up to the journal's known end.

@@ -264,6 +264,12 @@ def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
     return story.view(now_ns)
 
 
+def job_records(journal: Journal, job: int) -> Iterator[LogRecord]:
+    """The records that concern a job, in order."""
+    for found in _about(journal, job):
+        yield decode_record(found.record, found.lsn, found.epoch, found.time_ns)
+
+
 def _about(journal: Journal, job: int) -> list[Found]:
     """The records that concern a job, up to one after which there are none."""
     return _patiently(journal, lambda: list(_until_final(journal.indexes.about(job))))

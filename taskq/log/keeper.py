@@ -14,7 +14,7 @@ from taskq.log.carries import Item
 from taskq.log.carrying import decode_carried, find_moment
 from taskq.log.fold import FINAL_KINDS
 from taskq.log.foldother import key_of
-from taskq.log.history import records, tell
+from taskq.log.history import job_records, tell
 from taskq.log.logrecord import decode_record, places
 from taskq.log.segment import Gap
 
@@ -227,8 +227,8 @@ def end_of(end: LogRecord) -> tuple[State, bytes | None, int, int]:
 def _end(journal: Journal, job: int) -> LogRecord | None:
     """The last record that ends a job, None if there is none."""
     end: LogRecord | None = None
-    for record in records(journal, journal.cursor_at(job)):
-        if record.job == job and is_end(record):
+    for record in job_records(journal, job):
+        if is_end(record):
             end = record
     return end
 

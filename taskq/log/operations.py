@@ -67,6 +67,7 @@ class Operations:
             Op.TALLY: carries.tally,
             Op.COMPACTED: carries.finish,
             Op.DROP: lambda _, segment: carries.drop(segment),
+            Op.COLLECT: lambda _, files: carries.collect(files),
             Op.REQUEUE: letters.requeue,
             Op.PURGE: letters.purge,
             Op.PAUSE: queues.pause,

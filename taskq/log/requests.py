@@ -59,6 +59,8 @@ class Op(enum.IntEnum):
     COMPACTED = 26
     #: operand first lsn of a segment -> whether it was removed
     DROP = 27
+    #: operand [OldFile, …] that no record names -> how many were removed
+    COLLECT = 28
     #: operand (Delivery, nanoseconds) -> None; the claim ends so long from now
     EXTEND = 32
     #: operand [Letter, …] -> [None or TaskqError, …]: dead letters are ready again

@@ -21,12 +21,15 @@ from taskq.log.operations import failure
 from taskq.log.requests import Op
 from taskq.log.retention import Due, Pinned, due
 from taskq.log.segment import segment_name
+from taskq.log.snapshots import Snapshots
+from taskq.log.spill import old_files
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
     from taskq.log.committer import Committer
     from taskq.log.journal import Journal
+    from taskq.log.spill import OldFile
     from taskq.log.survey import Request
 
     Steps = Generator[Errand | None, None, None]
@@ -38,6 +41,8 @@ LOOK_NS: Final = 10 * SECOND_NS
 TROUBLE_NS: Final = 30 * SECOND_NS
 #: How often somebody who asked looks whether the other process is done.
 _TURN_NS: Final = SECOND_NS // 20
+#: Files that are removed in one batch.
+_COLLECTED_MAX: Final = 64
 
 
 class Order(NamedTuple):
@@ -59,6 +64,7 @@ class Upkeep:
         self._committer = committer
         self._journal = committer.journal
         self._errands = Errands()
+        self._snapshots = Snapshots(committer)
         self._steps: Steps | None = None
         self._lock = -1
         self._look_at_ns = 0
@@ -101,6 +107,9 @@ class Upkeep:
         except StopIteration:
             self._stop()
             return []
+        except SegmentGone:  # a lookup met one that went just now
+            self._stop()
+            return []
         except LogDamaged as error:
             self._complain(error.args, "%s", error)
             self._stop(TROUBLE_NS)
@@ -112,7 +121,7 @@ class Upkeep:
         return [] if errand is None else [errand.request]
 
     def close(self) -> None:
-        """Let another process do it."""
+        """Let another process do it; leave a snapshot if that makes the next opening faster."""
         if self._steps is not None:
             self._steps.close()
         self._stop()
@@ -120,6 +129,9 @@ class Upkeep:
         for order in self._orders:
             self._committer.now.append((order.port, order.future, closed))
         self._orders.clear()
+        if self._is_ours():
+            for _ in self._snapshots.close_steps():
+                pass
 
     def _is_ours(self) -> bool:
         """Whoever only enqueues leaves it to the workers."""
@@ -129,7 +141,11 @@ class Upkeep:
         if not self._is_ours():
             return False
         now = self._journal.clock.steady_ns()
-        if now < self._look_at_ns and self._looked_segment == self._journal.segment:
+        if (
+            now < self._look_at_ns
+            and self._looked_segment == self._journal.segment
+            and not self._snapshots.due()
+        ):
             return False
         self._look_at_ns = now + LOOK_NS
         self._looked_segment = self._journal.segment
@@ -189,11 +205,39 @@ class Upkeep:
     def _work(self) -> Steps:
         if not self._take_turn():
             return
+        yield from self._tend(self._journal.indexes.upkeep_steps())
+        yield from self._tend(self._snapshots.steps())
         yield from self._compact(self._journal.config.keep_seconds)
+        yield from self._collect()
+
+    def _tend(self, steps: Iterator[None]) -> Steps:
+        """Steps that send nothing."""
+        for _ in steps:
+            yield None
+
+    def _collect(self) -> Steps:
+        """Remove the files of payloads and results that no record names any more."""
+        journal = self._journal
+        found: list[OldFile] = yield from old_files(
+            journal.disk, journal.path, journal.clock.wall_ns()
+        )
+        if not found:
+            return
+        journal.refresh()
+        journal.files.refresh()
+        referenced: set[bytes] = set()
+        for segment in list(journal.files.lsns):
+            referenced |= journal.indexes.spilled(segment)
+            yield None
+        unnamed = [file for file in found if file.digest not in referenced]
+        for start in range(0, len(unnamed), _COLLECTED_MAX):
+            part = unnamed[start : start + _COLLECTED_MAX]
+            yield from self._errands.make(Op.COLLECT, part).wait()
 
     def _compact(self, keep_seconds: float | None, report: _Report | None = None) -> Steps:
         """Let segments go for as long as the policy says that the oldest may."""
         report = report or _Report(dry_run=False)
+        yield from self._tend(self._committer.facets.dedup_steps())
         if not report.dry_run:
             yield from self._drop()
         journal = self._journal
