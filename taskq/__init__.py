@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         LogError,
         LogFailed,
         LogLocked,
+        MomentGone,
         NotDead,
         OutcomeUnknown,
         PayloadTooLarge,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         State,
     )
     from taskq.core.signals import Discard, Retry, Snooze
+    from taskq.core.why import Reason
     from taskq.handle import JobHandle, PendingJob
     from taskq.log.config import QueuePolicy
     from taskq.puts import Put
@@ -90,6 +92,7 @@ __all__ = [
     "LogFailed",
     "LogLocked",
     "LogStats",
+    "MomentGone",
     "NotDead",
     "OutcomeUnknown",
     "PayloadTooLarge",
@@ -101,6 +104,7 @@ __all__ = [
     "ReaderFellBehind",
     "ReaderMismatch",
     "ReaderView",
+    "Reason",
     "Record",
     "ResultGone",
     "ResultTimeout",
@@ -137,6 +141,7 @@ _HOMES = {
     "QueuePolicy": "taskq.log.config",
     "QueueStats": "taskq.core.model",
     "ReaderView": "taskq.reading",
+    "Reason": "taskq.core.why",
     "Record": "taskq.record",
     "Retry": "taskq.core.signals",
     "Snooze": "taskq.core.signals",
