@@ -1,0 +1,210 @@
+"""A job that was written again is told as before, once the segment that it began in is gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskq.core.errors import JobNotFound
+from taskq.core.model import Extras, State
+from taskq.core.records import Cause, Kind
+from taskq.log import codec
+from taskq.log.attempts import encode_history
+from taskq.log.carrying import Carried, encode_carried
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.history import find_end, is_job, read_outcome, tell
+from tests.log.world import Process, World
+
+if TYPE_CHECKING:
+    from taskq.core.model import JobView
+
+_SECOND: Final = 10**9
+
+
+def _view(process: Process, job: int) -> JobView | None:
+    return tell(process.world.reader(), job, process.world.clock.wall_ns())
+
+
+def _next_segment(process: Process) -> None:
+    while process.journal.offset < SEGMENT_BYTES_MIN:
+        process.enqueue(b"x" * 30_000)
+    process.enqueue(b"first of the next")
+
+
+def _carry(process: Process, job: int, kind: Kind = Kind.CARRIED, *, dies: bool = False) -> JobView:
+    """Write a job again as it stands, in a later segment, and remove the one that it began in.
+
+    Unless compaction ``dies`` before it can.
+    """
+    view = _view(process, job)
+    assert view is not None
+    found = process.world.reader().indexes.find(job)
+    assert found is not None
+    body = view.result if view.state is State.SUCCEEDED else None
+    if view.state is State.DEAD:
+        body = view.reason.encode()
+    carried = Carried(
+        job=job, state=view.state, born=found.record, enqueued_ns=view.enqueued_ns,
+        attempt=view.attempt, due_ns=view.due_ns, ended_ns=view.settled_ns,
+        history=encode_history(view.attempts), body=body,
+    )  # fmt: skip
+    _next_segment(process)
+    process.append(encode_carried(kind, carried, process.journal.next_lsn))
+    if not dies:
+        process.journal.files.remove(1)
+    return view
+
+
+def _settled(process: Process, kind: Kind = Kind.SUCCEEDED, body: bytes = b"the end") -> int:
+    job = process.enqueue(b"payload", Extras(key=b"k", headers={"trace": "x"}))
+    [delivery] = process.claim()
+    process.settle(delivery, Kind.RETRIED, body=b"not yet", delay_ns=_SECOND)
+    process.world.clock.advance(2)
+    [delivery] = process.claim()
+    process.settle(delivery, kind, body=body)
+    return job
+
+
+@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DIED])
+def test_a_finished_job_keeps_its_end_and_its_attempts(kind: Kind) -> None:
+    process = World().process()
+    job = _settled(process, kind)
+    before = _carry(process, job)
+    assert [one.outcome for one in before.attempts] == ["retried", kind.name.lower()]
+    assert before.settled_ns
+    assert _view(process, job) == before
+
+
+def test_a_waiting_job_keeps_what_it_waits_for() -> None:
+    process = World().process()
+    job = process.enqueue(b"payload", Extras(due_ns=100 * _SECOND))
+    before = _carry(process, job)
+    assert before.state is State.SCHEDULED
+    assert _view(process, job) == before
+
+
+def test_the_delay_of_a_carried_job_moves_with_the_clock() -> None:
+    process = World().process()
+    job = process.enqueue(b"payload", Extras(due_ns=100 * _SECOND))
+    before = _carry(process, job)
+    process.append(codec.encode_clock(50 * _SECOND, process.journal.next_lsn))
+    after = _view(process, job)
+    assert after is not None
+    assert after.due_ns == before.due_ns + 50 * _SECOND
+
+
+def test_a_job_that_is_to_be_tried_again_keeps_its_last_reason() -> None:
+    process = World().process()
+    job = process.enqueue(b"payload")
+    [delivery] = process.claim()
+    process.settle(delivery, Kind.RETRIED, body=b"no luck")
+    before = _carry(process, job)
+    assert (before.state, before.reason, before.attempt) == (State.READY, "no luck", 1)
+    assert _view(process, job) == before
+
+
+def test_a_carried_job_goes_on_from_where_it_was() -> None:
+    process = World().process()
+    job = process.enqueue(b"payload")
+    [delivery] = process.claim()
+    process.settle(delivery, Kind.RETRIED, body=b"no luck")
+    _carry(process, job)
+    lsn = process.journal.next_lsn
+    process.append(codec.encode_job(Kind.CLAIMED, 0, 2, job, 9))
+    process.append(codec.encode_job(Kind.SUCCEEDED, 0, 2, job, lsn, b"done", lsn + 1))
+    view = _view(process, job)
+    assert view is not None
+    assert (view.state, view.attempt, view.result) == (State.SUCCEEDED, 2, b"done")
+    assert [one.outcome for one in view.attempts] == ["retried", "succeeded"]
+
+
+def test_what_others_wrote_before_it_was_carried_is_not_told_twice() -> None:
+    """A claim between the segment that is gone and the record that carries the job."""
+    process = World().process()
+    job = process.enqueue(b"payload")
+    _next_segment(process)
+    [delivery] = process.claim()
+    assert delivery.job == job
+    process.settle(delivery, Kind.RETRIED, body=b"no luck")
+    before = _carry(process, job)
+    after = _view(process, job)
+    assert after == before
+    assert len(before.attempts) == 1
+
+
+def test_a_record_that_carries_a_job_still_known_changes_nothing() -> None:
+    """Compaction died before it removed the segment."""
+    process = World().process()
+    job = _settled(process)
+    before = _carry(process, job, dies=True)
+    assert _view(process, job) == before
+
+
+@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DIED])
+def test_who_waits_for_a_carried_job_gets_its_outcome(kind: Kind) -> None:
+    process = World().process()
+    job = _settled(process, kind, b"so it ended")
+    _carry(process, job)
+    reader = process.world.reader()
+    assert is_job(reader, job)
+    location = find_end(reader, job)
+    assert location is not None
+    outcome = read_outcome(reader, location)
+    state = State.SUCCEEDED if kind is Kind.SUCCEEDED else State.DEAD
+    assert (outcome.state, outcome.body) == (state, b"so it ended")
+
+
+def test_a_carried_job_that_waits_has_no_end() -> None:
+    process = World().process()
+    job = process.enqueue(b"payload")
+    _carry(process, job)
+    assert find_end(process.world.reader(), job) is None
+
+
+def test_a_dead_letter_that_was_requeued_and_purged_is_told_so() -> None:
+    process = World().process()
+    job = _settled(process, Kind.DIED)
+    _carry(process, job, Kind.REQUEUED)
+    view = _view(process, job)
+    assert view is not None
+    assert (view.state, view.attempt, view.reason, view.settled_ns) == (State.READY, 0, "", 0)
+    assert len(view.attempts) == 2
+    assert find_end(process.world.reader(), job) is None
+    process.append(codec.encode_job(Kind.PURGED, Cause.CALLER, 0, job, 0))
+    assert _view(process, job) is None
+    location = find_end(process.world.reader(), job)
+    assert location is not None
+    with pytest.raises(JobNotFound, match="purged"):
+        read_outcome(process.world.reader(), location)
+
+
+def test_a_job_of_which_only_the_key_is_kept_is_no_job_any_more() -> None:
+    process = World().process()
+    job = _settled(process)
+    found = process.world.reader().indexes.find(job)
+    assert found is not None
+    _next_segment(process)
+    carried = Carried(job, State.ABSENT, found.record, 1)
+    process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
+    process.journal.files.remove(1)
+    reader = process.world.reader()
+    assert tell(reader, job, 0) is None
+    assert not is_job(reader, job)
+    with pytest.raises(JobNotFound):
+        find_end(reader, job)
+
+
+def test_a_job_that_went_with_its_segment_is_no_job_any_more() -> None:
+    """Though records that concern it are left."""
+    process = World().process()
+    job = process.enqueue(b"payload")
+    _next_segment(process)
+    for delivery in process.claim(9):
+        process.settle(delivery)
+    process.journal.files.remove(1)
+    reader = process.world.reader()
+    assert [one.record[4] for one in reader.indexes.about(job)] == [Kind.CLAIMED, Kind.SUCCEEDED]
+    assert tell(reader, job, 0) is None
+    with pytest.raises(JobNotFound):
+        find_end(reader, job)

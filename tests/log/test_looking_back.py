@@ -1,0 +1,127 @@
+"""Who waits for a job is told of its end, however long ago that was; nobody is held up by it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.errors import JobNotFound
+from taskq.core.model import State
+from taskq.core.records import Kind
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.requests import Op
+from tests.log.test_index import save
+from tests.log.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.log.lookup import Found
+    from taskq.log.requests import Outcome
+    from tests.log.world import Process
+
+
+def _old_jobs() -> tuple[Process, list[int]]:
+    """Two jobs that ended in different ways, one that did not, and two segments behind them."""
+    process = World().process()
+    jobs = [process.enqueue(b"%d" % number) for number in range(3)]
+    first, second = process.claim(2)
+    process.settle(first, body=b"done")
+    process.settle(second, Kind.DIED, body=b"no good")
+    for _ in range(2):
+        while process.journal.offset < SEGMENT_BYTES_MIN:
+            process.enqueue(b"x" * 30_000)
+        process.enqueue(b"next")
+    return process, jobs
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_the_outcome_of_a_job_that_ended_long_ago_is_told(*, indexed: bool) -> None:
+    process, jobs = _old_jobs()
+    if indexed:
+        save(process)
+    other = process.world.process()
+    outcomes: list[Outcome] = [other.ask(Op.OUTCOME, job) for job in jobs[:2]]
+    assert [(one.state, one.body) for one in outcomes] == [
+        (State.SUCCEEDED, b"done"),
+        (State.DEAD, b"no good"),
+    ]
+
+
+def test_the_outcome_of_an_old_job_that_ends_later_is_told_then() -> None:
+    process, jobs = _old_jobs()
+    other = process.world.process()
+    future = other.send(Op.OUTCOME, jobs[2])
+    other.sync()
+    assert not future.done()
+    [delivery] = process.claim(1)
+    assert delivery.job == jobs[2]
+    process.settle(delivery, body=b"at last")
+    other.follow()
+    other.sync()
+    assert future.result(0).body == b"at last"
+
+
+def test_a_number_that_is_no_job_is_refused() -> None:
+    """That of a claim, of a later record, and none at all."""
+    process, jobs = _old_jobs()
+    claim = jobs[-1] + 1
+    other = process.world.process()
+    for number in (claim, process.journal.next_lsn + 9, 0):
+        with pytest.raises(JobNotFound, match=f"-{number} in this log"):
+            other.ask(Op.OUTCOME, number)
+
+
+def test_jobs_are_looked_up_without_the_writer_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take as long as it takes to index a segment."""
+    process, jobs = _old_jobs()
+    other = process.world.process()
+    indexes, writer = other.journal.indexes, other.journal.writer
+    about = indexes.about
+    looked: list[bool] = []
+
+    def watch(job: int) -> Iterator[Found]:
+        looked.append(writer.held)
+        return about(job)
+
+    monkeypatch.setattr(indexes, "about", watch)
+    future = other.send(Op.OUTCOME, jobs[0])
+    other.enqueue(b"and something to write")
+    assert future.result(0).body == b"done"
+    assert looked
+    assert not any(looked)
+
+
+def test_a_fresh_job_is_waited_for_without_any_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that waits for what it enqueued just now needs no more than a short walk."""
+    process, _ = _old_jobs()
+    other = process.world.process()
+    job = other.enqueue(b"fresh")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("an index was asked for")
+
+    monkeypatch.setattr(other.journal.indexes, "_index", refuse)
+    future = other.send(Op.OUTCOME, job)
+    while not future.done():
+        for delivery in process.claim(9):
+            process.settle(delivery, body=b"%d" % delivery.job)
+        other.follow()
+        other.sync()
+    assert future.result(0).body == b"%d" % job
+
+
+def test_a_segment_that_compaction_takes_away_meanwhile_costs_no_answer() -> None:
+    """The list of segments is older than the lookup."""
+    process, _ = _old_jobs()
+    young = process.enqueue(b"young")
+    reader = process.world.process()
+    assert reader.ask(Op.OUTCOME, 1).body == b"done"
+    process.journal.files.remove(1)
+    reader.disk.close(reader.journal.files._descriptors.pop(1))
+    reader.journal.indexes.forget()
+    with pytest.raises(JobNotFound):
+        reader.ask(Op.OUTCOME, 2)
+    future = reader.send(Op.OUTCOME, young)
+    assert not future.done()
