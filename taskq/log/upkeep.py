@@ -16,6 +16,7 @@ from taskq.core.errors import LogClosed, LogDamaged, LogError, TaskqError
 from taskq.core.model import SECOND_NS, CompactedSegment, CompactReport
 from taskq.log.compaction import Compaction
 from taskq.log.errand import Errand, Errands
+from taskq.log.files import SegmentGone
 from taskq.log.keeper import Keeper
 from taskq.log.operations import failure
 from taskq.log.requests import Op
