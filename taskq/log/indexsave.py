@@ -24,7 +24,7 @@ from taskq.log.indexformat import (
 from taskq.log.segment import segment_lsn, segment_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from taskq.log.indexbuild import IndexBuilder
     from taskq.log.ports import Disk
@@ -34,6 +34,8 @@ _TEMPORARY: Final = ".tmp"
 #: Bytes that are handed to the disk at a time.
 _WRITE: Final = 256 * 1024
 _PAGES_A_STEP: Final = 8
+#: Bytes that are synced at a time: no step waits long for the disk.
+_SYNC: Final = 1024 * 1024
 
 
 def index_name(first_lsn: int) -> str:
@@ -61,8 +63,8 @@ def remove_strays(disk: Disk, directory: str) -> None:
 
 def save_steps(
     disk: Disk, directory: str, builder: IndexBuilder, log_id: bytes, segment_size: int
-) -> Iterator[None]:
-    """Write the index of a segment that was fed to its end, in steps.
+) -> Generator[None, None, int]:
+    """Write the index of a segment that was fed to its end, in steps; returns the file's size.
 
     It takes its name when it is whole on disk. Several processes may do this at a time: each writes
     a file of its own, of the same bytes.
@@ -77,6 +79,7 @@ def save_steps(
         try:
             yield from _Writer(disk, descriptor).write(builder, log_id, segment_size)
             disk.sync(descriptor)
+            size = disk.size(descriptor)
         finally:
             disk.close(descriptor)
         yield
@@ -91,6 +94,7 @@ def save_steps(
         if other.startswith(f"{name}.") and other.endswith(_TEMPORARY):
             disk.remove(f"{directory}/{other}")
     disk.sync_directory(directory)
+    return size
 
 
 class _Writer:
@@ -101,7 +105,7 @@ class _Writer:
         self._descriptor = descriptor
         self._at = HEADER_SIZE
         self._parts: list[bytes] = []
-        self._waiting = 0
+        self._waiting = self._unsynced = 0
         #: of the pages written so far
         self._crcs = array("I")
 
@@ -198,3 +202,7 @@ class _Writer:
         self._at += len(data)
         self._parts.clear()
         self._waiting = 0
+        self._unsynced += len(data)
+        if self._unsynced >= _SYNC:
+            self._disk.sync(self._descriptor)
+            self._unsynced = 0

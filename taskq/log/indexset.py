@@ -90,6 +90,14 @@ class IndexSet:
         """Sealed segments that have no index file of use. Damaged segments get none."""
         return [segment for segment in self._segments()[:-1] if self._lacks_file(segment)]
 
+    def is_damaged(self, segment: int) -> bool:
+        """Whether bytes of the segment did not read back when it was indexed.
+
+        A segment with damage has no file, so that a new process reads it anew.
+        """
+        index = self._index(segment)
+        return isinstance(index, IndexBuilder) and index.gaps > 0
+
     def _lacks_file(self, segment: int) -> bool:
         if segment in self._saved or segment in self._damaged:
             return False
@@ -118,7 +126,8 @@ class IndexSet:
             return
         directory = f"{self._place.path}/log"
         log_id = self._files.log_id.bytes
-        yield from save_steps(self._place.disk, directory, builder, log_id, end)
+        size = yield from save_steps(self._place.disk, directory, builder, log_id, end)
+        self._place.meters.upkeep_bytes += size
         if self._built.get(segment) is builder:
             del self._built[segment]
             self._distrusted.discard(segment)

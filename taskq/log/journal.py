@@ -25,7 +25,7 @@ from taskq.log.identity import (
 )
 from taskq.log.lock import TailHint, WriterLock
 from taskq.log.logtime import LogTime
-from taskq.log.meters import Meters, excused, timed_sync
+from taskq.log.meters import excused, timed_sync
 from taskq.log.place import Place
 from taskq.log.recovery import (
     FAILED_FILE,
@@ -51,7 +51,6 @@ class Journal(Place):
         tag: what every job id of this log starts with.
         recovered: what opening had to repair, in words; empty for a clean log.
         torn_bytes: bytes behind the last whole frame, when it was last looked for.
-        meters: what this process did so far.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class Journal(Place):
         self.identity: Identity
         self.tag = ""
         self.recovered: list[str] = []
-        self.meters = Meters()
         self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
         self._is_failed = False
         self._segment_bytes = config.segment_bytes_now

@@ -8,6 +8,7 @@ from taskq.log import codec
 from taskq.log.cursor import Cursor, Marks
 from taskq.log.files import SegmentFiles
 from taskq.log.index import SegmentIndexes
+from taskq.log.meters import Meters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,7 @@ class Place:
         segment, offset: where the next frame goes.
         is_past: the end is one that the log had at a moment of the past.
         indexes: what finds single records.
+        meters: what this process did so far.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Place:
         self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
         self.is_past = False
         self._marks = Marks()
+        self.meters = Meters()
         self.indexes = SegmentIndexes(self)
 
     def start(self) -> Cursor:

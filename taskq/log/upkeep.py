@@ -229,6 +229,8 @@ class Upkeep:
         referenced: set[bytes] = set()
         for segment in list(journal.files.lsns):
             referenced |= journal.indexes.spilled(segment)
+            if journal.indexes.is_damaged(segment):
+                return  # what does not read back today may be repaired, and name any of them
             yield None
         unnamed = [file for file in found if file.digest not in referenced]
         for start in range(0, len(unnamed), _COLLECTED_MAX):
