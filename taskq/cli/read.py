@@ -309,21 +309,23 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
     if as_json:
         render.print_json(
             {
-                "ok": not report.damage,
+                "ok": not (report.damage or report.files),
                 "segments": report.segments,
                 "frames": report.frames,
                 "records": report.records,
                 "torn_bytes": report.torn_bytes,
                 "damage": [damage_json(damage) for damage in report.damage],
                 "jobs": list(report.jobs),
+                "files": list(report.files),
             }
         )
-        return bool(report.damage)
+        return bool(report.damage or report.files)
     read = (
         f"{_plural(report.segments, 'segment')}, {_plural(report.frames, 'frame')}, "
         f"{_plural(report.records, 'record')}"
     )
-    click.echo(f"{read}: {'DAMAGED' if report.damage else 'no damage'}")
+    is_damaged = bool(report.damage or report.files)
+    click.echo(f"{read}: {'DAMAGED' if is_damaged else 'no damage'}")
     if report.torn_bytes:
         click.echo(
             f"{_plural(report.torn_bytes, 'byte')} after the last whole frame: a write under way, "
@@ -337,7 +339,9 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
             "Copy the directory before anything else; whole frames are still served. "
             "taskq repair writes what is left anew"
         )
-    return bool(report.damage)
+    for problem in report.files:
+        click.echo(problem)
+    return is_damaged
 
 
 def print_damage(damages: Sequence[Damage]) -> None:

@@ -276,6 +276,8 @@ class VerifyReport:
     torn_bytes: int = 0
     #: ids of jobs whose records are among the damaged ones, as far as they can be told
     jobs: tuple[str, ...] = ()
+    #: what is wrong with files beside the log that records name
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

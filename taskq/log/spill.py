@@ -21,15 +21,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import AppendFailed, DiskFull, LogDamaged, LogError, SpillMissing
 from taskq.core.model import SECOND_NS
+from taskq.core.records import Flag
 from taskq.log.disk import PatientDisk
 from taskq.log.identity import write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Generator
+    from collections.abc import Callable, Container, Generator, Iterator
 
+    from taskq.log.logrecord import LogRecord
     from taskq.log.ports import Disk
 
 DIRECTORY: Final = "spill"
+_SPILLED: Final = int(Flag.SPILLED)
 #: Files younger than this are left alone: their records may be on their way.
 GRACE_SECONDS: Final = 3_600.0
 _REFERENCE: Final = struct.Struct("<32sQ")
@@ -64,6 +67,14 @@ def decode_reference(body: bytes, what: str) -> Reference:
     if len(body) != _REFERENCE.size:
         raise LogDamaged(f"{what}: its record holds {len(body)} bytes, where a file's name has 40")
     return Reference(*_REFERENCE.unpack(body))
+
+
+def files_named(record: LogRecord) -> list[bytes]:
+    """What a record says of the files that it names: of a payload, a result, or of both."""
+    named = [record.body if record.body_flags & _SPILLED else None]
+    if record.carried is not None:
+        named.append(record.carried.body if record.carried.flags & _SPILLED else None)
+    return [stored for stored in named if stored is not None]
 
 
 def renew(disk: Disk, path: str, body: bytes, what: str) -> None:
@@ -128,29 +139,34 @@ class Spill:
             LogDamaged: the file holds something else.
             LogError: it cannot be read.
         """
+        pieces = list(self._pieces(stored, what, None))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def check(self, stored: bytes, what: str) -> None:
+        """Do as ``get``, without keeping the body; raises what it does."""
+        for _ in self._pieces(stored, what, _PIECE_BYTES):
+            pass
+
+    def _pieces(self, stored: bytes, what: str, size_max: int | None) -> Iterator[bytes]:
+        """The body piece by piece; the last comes once all of them proved to be right."""
         reference = decode_reference(stored, what)
         disk = self._make_disk()
         file = f"{self.path}/{DIRECTORY}/{reference.name}"
-        try:
-            descriptor = disk.open(file, write=False)
-        except FileNotFoundError:
-            raise SpillMissing(
-                f"{file} is missing, and held {what}: restore it from a backup of the directory"
-            ) from None
-        except OSError as error:
-            raise _unreadable(file, error) from error
-        try:
+        hashed = hashlib.sha256()
+        with _reading(disk, file, what) as descriptor:
             size = disk.size(descriptor)
             if size != reference.size:
                 raise LogDamaged(f"{file} has {size} bytes, {what} had {reference.size}")
-            body = disk.read(descriptor, size, 0)
-        except OSError as error:
-            raise _unreadable(file, error) from error
-        finally:
-            disk.close(descriptor)
-        if hashlib.sha256(body).digest() != reference.digest:
+            piece, at = b"", 0
+            while at < size:
+                if piece:
+                    yield piece
+                piece = disk.read(descriptor, size_max or size, at)
+                hashed.update(piece)
+                at += len(piece) or size
+        if hashed.digest() != reference.digest:
             raise LogDamaged(f"{file} does not hold {what} any more: its SHA-256 differs")
-        return body
+        yield piece
 
     def _keep_directory(self, disk: Disk) -> None:
         """Make the directory, and its entry durable; whoever made it may have died before that."""
@@ -184,8 +200,21 @@ class Spill:
         self._doubtful.discard(name)
 
 
-def _unreadable(file: str, error: OSError) -> LogError:
-    return LogError(f"{file}: cannot be read ({error.strerror})")
+@contextlib.contextmanager
+def _reading(disk: Disk, file: str, what: str) -> Iterator[int]:
+    """A descriptor of the file; whatever the disk says against it is an error that names it."""
+    try:
+        descriptor = disk.open(file, write=False)
+        try:
+            yield descriptor
+        finally:
+            disk.close(descriptor)
+    except FileNotFoundError:
+        raise SpillMissing(
+            f"{file} is missing, and held {what}: restore it from a backup of the directory"
+        ) from None
+    except OSError as error:
+        raise LogError(f"{file}: cannot be read ({error.strerror})") from error
 
 
 def _is_there(disk: Disk, file: str, body: bytes) -> bool:

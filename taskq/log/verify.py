@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.errors import LogError
 from taskq.core.model import Damage, VerifyReport
-from taskq.core.records import Kind
+from taskq.core.records import CARRYING_KINDS, Flag, Kind
 from taskq.log import codec
 from taskq.log.cursor import Cursor
 from taskq.log.facets import DAMAGE_MAX
 from taskq.log.history import records
-from taskq.log.logrecord import places
+from taskq.log.logrecord import decode_record, places
 from taskq.log.segment import Gap, salvage, segment_name
+from taskq.log.spill import Spill, files_named
 from taskq.log.walking import check_known
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from taskq.log.segment import Frame
 
 _KIND_AT: Final = 4
+_FLAGS_AT: Final = 8
+_SPILLED: Final = int(Flag.SPILLED)
+_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
 #: Records that name the claim under which they were written.
 _WITH_TOKEN: Final = frozenset(
     {Kind.SUCCEEDED, Kind.DIED, Kind.RETRIED, Kind.RELEASED, Kind.EXTENDED}
@@ -35,12 +40,17 @@ def verify(journal: Journal) -> VerifyReport:
     """
     frames = found = 0
     damage: list[Damage] = []
+    named: dict[bytes, int] = {}
     for base, item in everything(journal):
         if not isinstance(item, Gap):
             frames += 1
             found += item.header.records
-            for lsn, at, _ in places(item):
-                check_known(item.data[at + _KIND_AT], lsn)
+            for lsn, at, length in places(item):
+                kind = item.data[at + _KIND_AT]
+                check_known(kind, lsn)
+                if item.data[at + _FLAGS_AT] & _SPILLED or kind in _CARRYING:
+                    record = decode_record(item.data[at : at + length], lsn, 0, 0)
+                    named.update(dict.fromkeys(files_named(record), record.job))
         elif len(damage) < DAMAGE_MAX:
             damage.append(describe_damage(journal, base, item))
     return VerifyReport(
@@ -50,7 +60,18 @@ def verify(journal: Journal) -> VerifyReport:
         damage=tuple(damage),
         torn_bytes=journal.torn_bytes,
         jobs=tuple(f"{journal.tag}-{job}" for job in concerned_jobs(journal, damage)),
+        files=tuple(_check_files(journal, named)),
     )
+
+
+def _check_files(journal: Journal, named: dict[bytes, int]) -> Iterator[str]:
+    """What is wrong with the files that records name, given one of the jobs for each."""
+    spill = Spill(journal.path, lambda: journal.disk)
+    for stored, job in named.items():
+        try:
+            spill.check(stored, f"a body of job {journal.tag}-{job}")
+        except LogError as error:
+            yield str(error)
 
 
 def everything(journal: Journal) -> Iterator[tuple[int, Frame | Gap]]:

@@ -140,7 +140,13 @@ def test_a_payload_is_stored_as_it_was_told_and_shown_as_it_was_given(tmp_path: 
     shown = taskq_json("show", job, "-d", tmp_path / "q")
     assert base64.b64decode(shown["payload"]["data"]) == (tmp_path / "large").read_bytes()
     assert shown["problem"] is None
+    assert taskq("verify", "-d", tmp_path / "q").exit_code == 0
+    file.write_bytes(b"!" + file.read_bytes()[1:])
+    verified = taskq("verify", "-d", tmp_path / "q")
+    assert (verified.exit_code, "DAMAGED" in verified.stdout) == (1, True)
+    assert f"{file} does not hold a body of job {job} any more" in verified.stdout
     file.unlink()
+    assert taskq("verify", "--json", "-d", tmp_path / "q").exit_code == 1
     shown = taskq_json("show", job, "-d", tmp_path / "q")
     assert f"{file} is missing" in shown["problem"]
     assert f"{file} is missing" in taskq("show", job, "-d", tmp_path / "q").stdout
