@@ -276,9 +276,12 @@ def _about(journal: Journal, job: int) -> list[Found]:
 
 
 def _until_final(found: Iterator[Found]) -> Iterator[Found]:
+    begun = False
     for one in found:
         yield one
-        if one.record[_KIND_AT] in _FOR_GOOD:
+        # The end of a job whose beginning is gone may be told again further on, with all of it.
+        begun = begun or _begins(one.record)
+        if begun and one.record[_KIND_AT] in _FOR_GOOD:
             return
 
 
