@@ -97,10 +97,11 @@ class Stream:
         if self._open is None:
             self._open = await self._opening.run(self._begin)
         records, named = self._open
-        self._handled += 1
-        self._done = records.position
-        if named is not None and self._save_is_due():
-            await self._save()
+        if named is not None:
+            self._handled += 1
+            self._done = records.position
+            if self._save_is_due():
+                await self._save()
         extent = self._extent
         assert extent is not None
         while (record := await records.next(extent)) is None:

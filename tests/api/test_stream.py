@@ -12,6 +12,8 @@ import pytest
 
 from taskq import (
     LogClosed,
+    LogFailed,
+    OutcomeUnknown,
     Put,
     ReaderFellBehind,
     Record,
@@ -336,6 +338,32 @@ async def test_a_stream_of_a_closed_log_ends_with_an_error(tmp_path: Path) -> No
     await stream.aclose()
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
+
+
+async def test_a_stream_of_a_log_whose_fsync_fails_ends_with_an_error(
+    log: TaskLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may be lost is not handed out; after a new start it is, for it was saved."""
+    await log.put(b"1")
+    stream = log.stream(reader="billing", kinds=["enqueued"])
+    assert (await anext(stream)).payload == b"1"
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0.01)
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("taskq.log.disk.os.fdatasync", fail)
+        with pytest.raises(OutcomeUnknown):
+            await log.put(b"2")
+        with pytest.raises(LogFailed):
+            await asyncio.wait_for(waiting, 10)
+    await stream.aclose()
+    await log.close()
+    async with log:
+        found = await read(log.stream(reader="billing", kinds=["enqueued"], follow=False))
+        assert [one.payload for one in found] == [b"2"]
 
 
 @pytest.mark.parametrize("durability", ["fsync", "interval", "os"])

@@ -1,0 +1,90 @@
+"""Whatever is written, and however often a reader stops and goes on: it reads what a scan does."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from itertools import count
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskq import Put, TaskLog
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.history import records
+from taskq.log.reader import LogReader
+
+if TYPE_CHECKING:
+    from taskq.log.logrecord import LogRecord
+
+#: (what, how many, how large)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "put", "win", "lose", "read", "seek"]),
+        st.integers(1, 12),
+        st.sampled_from([0, 7, 600, 9_000, 40_000]),
+    ),
+    max_size=30,
+)
+
+
+def scan(path: str) -> list[LogRecord]:
+    with LogReader.open(path) as reader:
+        return list(records(reader._journal, reader._journal.start()))
+
+
+async def write(log: TaskLog, what: str, number: int, size: int) -> None:
+    if what == "put":
+        await log.put_many([Put(payload=bytes(size))] * number)
+        return
+    for delivery in await log.claim(number):
+        if what == "win":
+            await log.ack(delivery, bytes(size // 10))
+        else:
+            await log.nack(delivery, "x" * (size // 10), delay=0)
+
+
+async def read(log: TaskLog, number: int, size: int) -> list[int]:
+    """So many records at most; of the last, nothing is said if ``size`` is 0."""
+    found: list[int] = []
+    async with log.stream(reader="billing", follow=False) as stream:
+        for _ in range(number):
+            record = await anext(stream, None)
+            if record is None:
+                return found
+            found.append(record.lsn)
+        if size:
+            await stream.commit()
+            return found
+    # It was not handled, so it comes again.
+    return found[:-1]
+
+
+async def live(path: str, steps: list[tuple[str, int, int]]) -> tuple[list[int], int]:
+    """Take the steps; returns (what the reader read, lsn that it was last moved to)."""
+    found: list[int] = []
+    start = 0
+    numbers = count()
+    async with TaskLog.open(path, segment_bytes=SEGMENT_BYTES_MIN) as log:
+        for what, number, size in steps:
+            if what == "read":
+                found += await read(log, number, size)
+            elif what == "seek" and found:
+                start = found[next(numbers) * 7 % len(found)]
+                await log.seek("billing", lsn=start)
+                found = []
+            elif what != "seek":
+                await write(log, what, number, size)
+        found += await read(log, 100_000, 1)
+        whole = [record.lsn async for record in log.stream(follow=False)]
+        assert whole == [one.lsn for one in scan(path)]
+    return found, start
+
+
+@given(STEPS)
+@settings(max_examples=30)
+def test_streaming_equals_a_scan(steps: list[tuple[str, int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as path:
+        found, start = asyncio.run(live(path, steps))
+        assert found == [one.lsn for one in scan(path) if one.lsn >= start]
