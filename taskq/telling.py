@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from taskq.connection import Connection
     from taskq.core.model import LogStats
     from taskq.core.why import Facts, Reason
+    from taskq.log.logrecord import LogRecord
     from taskq.log.port import LoopPort
     from taskq.log.reader import LogReader
+    from taskq.log.timeline import JobEvent
 
 T = TypeVar("T")
 
@@ -49,6 +51,24 @@ class LogTelling:
         if facts is None:
             raise JobNotFound(f"there is no job {job_id} in {path}")
         return await asyncio.to_thread(decide, facts, path)
+
+    async def timeline(self, job_id: str) -> tuple[JobEvent, ...]:
+        """Everything that happened to a job, oldest first, and which process did it.
+
+        Raises:
+            JobNotFound: the log has no such job.
+            WrongLog: the id is of another log.
+        """
+        from taskq.log.history import job_records  # noqa: PLC0415 - as above
+        from taskq.log.timeline import events_of, name_workers  # noqa: PLC0415 - as above
+
+        port, lsn = await self._found(job_id)
+        records: list[LogRecord] = await port.look(
+            lambda one: list(job_records(one.journal, lsn)), needs_agenda=False
+        )
+        if not records:
+            raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
+        return await self._read(lambda reader: name_workers(reader.journal, events_of(records)))
 
     async def _found(self, job_id: str) -> tuple[LoopPort, int]:
         tag, lsn = split_job_id(job_id)

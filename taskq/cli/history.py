@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -12,6 +12,11 @@ from taskq.cli.read import no_such_job
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from taskq.log.timeline import JobEvent
+
+#: Characters of a moment down to its milliseconds.
+_MILLISECONDS: Final = 23
 
 
 @click.command()
@@ -37,3 +42,61 @@ def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
         )
         return
     click.echo(render.printable(f"{job_id}: {reason.text}"))
+
+
+@click.command()
+@click.argument("job_id")
+@data_dir_option
+@json_option
+def timeline(job_id: str, data_dir: Path | None, as_json: bool) -> None:
+    """Show everything that happened to one job, in order."""
+    with open_reader(data_dir) as reader:
+        events = reader.timeline(reader.parse_id(job_id))
+        if not events:
+            raise no_such_job(reader, job_id)
+    if as_json:
+        render.print_json([_event_json(event) for event in events])
+        return
+    rows = []
+    before_ns = events[0].time_ns
+    for event in events:
+        rows.append(
+            (
+                (render.moment(event.time_ns) or "")[:_MILLISECONDS],
+                f"+{render.precise(event.time_ns - before_ns)}",
+                event.what + (f" ({event.cause})" if event.cause not in ("", "caller") else ""),
+                str(event.attempt or ""),
+                _worker(event),
+                _note(event),
+            )
+        )
+        before_ns = event.time_ns
+    render.print_table(("TIME (UTC)", ">AFTER", "EVENT", ">ATTEMPT", "WORKER~", "NOTE~"), rows)
+
+
+def _worker(event: JobEvent) -> str:
+    if event.pid:
+        return f"{event.pid} {event.worker}".strip()
+    return render.owner(event.owner) if event.owner else ""
+
+
+def _note(event: JobEvent) -> str:
+    """Until when it waits from then on, and why, in one line."""
+    due = f"due {render.when(event.due_ns, event.time_ns)}" if event.due_ns else ""
+    return ": ".join(part for part in (due, event.reason.partition("\n")[0]) if part)
+
+
+def _event_json(event: JobEvent) -> dict[str, str | int | None]:
+    return {
+        "time": render.moment(event.time_ns),
+        "event": event.what,
+        "lsn": event.lsn or None,
+        "attempt": event.attempt,
+        "owner": render.owner(event.owner) if event.owner else None,
+        "pid": event.pid or None,
+        "worker": event.worker or None,
+        "host": event.host or None,
+        "cause": event.cause or None,
+        "due_at": render.moment(event.due_ns),
+        "reason": event.reason or None,
+    }

@@ -23,6 +23,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "put": ("taskq.cli.write", "Enqueue bytes, or a call of a task by its name."),
     "ls": ("taskq.cli.read", "List the newest jobs."),
     "show": ("taskq.cli.read", "Show everything about one job."),
+    "timeline": ("taskq.cli.history", "Show everything that happened to one job, in order."),
     "why": ("taskq.cli.history", "Tell the one reason why a job is not running."),
     "stats": ("taskq.cli.read", "Count the jobs of each queue by state."),
     "workers": ("taskq.cli.read", "List the processes that have the task log open."),

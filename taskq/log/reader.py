@@ -17,8 +17,9 @@ from taskq.log.gauges import Gauges
 from taskq.log.history import tell
 from taskq.log.identity import read_identity
 from taskq.log.journal import Journal
-from taskq.log.listing import Wanted, newest_jobs, tell_jobs
+from taskq.log.listing import Wanted, newest_jobs
 from taskq.log.ownerviews import owner_views
+from taskq.log.timeline import JobEvent, timeline
 from taskq.log.timetravel import Moment, stand_at
 from taskq.log.verify import verify
 from taskq.log.why import decide, facts_of, live_workers
@@ -80,12 +81,8 @@ class LogReader:
 
         A payload or result that does not read back is left out, and ``problem`` says why.
         """
-        if at is None:
-            view = tell(self._journal, lsn, self._journal.clock.wall_ns())
-        else:
-            with self._standing(at) as (journal, now_ns):
-                views = tell_jobs(journal, [lsn], now_ns) if lsn < journal.next_lsn else []
-            view = views[0] if views else None
+        with self._standing(at) as (journal, now_ns):
+            view = tell(journal, lsn, now_ns)
         return None if view is None else self._bodies.show_view(view)
 
     def jobs(
@@ -122,6 +119,10 @@ class LogReader:
                 size=sum(map(files.size, sealed)) + end.offset,
                 next_lsn=journal.next_lsn,
             )
+
+    def timeline(self, lsn: int) -> tuple[JobEvent, ...]:
+        """What happened to a job, oldest first; empty if there is no such job."""
+        return timeline(self._journal, lsn)
 
     def why(self, lsn: int) -> Reason | None:
         """The one reason why a job is not running, None if there is no such job."""
