@@ -28,7 +28,7 @@ from taskq.log.snapshotfile import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from taskq.log.committer import Committer
 
@@ -150,20 +150,20 @@ class Snapshots:
 
     # -- how --------------------------------------------------------------------------------------
 
-    def steps(self) -> Iterator[None]:
+    def steps(self) -> Generator[None, None, None]:
         """Write what is due. Raises nothing: what goes wrong is logged, and tried again later."""
         yield from self._write_all(self._due_forms())
 
-    def close_steps(self) -> Iterator[None]:
+    def close_steps(self) -> Generator[None, None, None]:
         """Write what makes the next opening faster by much; the last work of a process."""
         forms = [form for form in self._built() if self._since(form)[0] >= CLOSE_BYTES_MIN]
         yield from self._write_all(forms)
 
-    def write_steps(self) -> Iterator[None]:
+    def write_steps(self) -> Generator[None, None, None]:
         """Write a snapshot of every facet that is built, however little log there is."""
         yield from self._write_all(self._built())
 
-    def _write_all(self, forms: list[Form[Any]]) -> Iterator[None]:
+    def _write_all(self, forms: list[Form[Any]]) -> Generator[None, None, None]:
         if not forms:
             return
         self._look_after(_PATIENCE_BYTES)
@@ -175,9 +175,11 @@ class Snapshots:
         except Exception:  # noqa: BLE001 - a bug here must not close the log
             _log.exception("%s: no snapshot was written", journal.path)
 
-    def _take_turns(self, forms: list[Form[Any]]) -> Iterator[None]:
+    def _take_turns(self, forms: list[Form[Any]]) -> Generator[None, None, None]:
         disk = self._journal.disk
-        disk.make_directory(self._directory)
+        if not disk.names(self._directory):
+            disk.make_directory(self._directory)
+            disk.sync_directory(self._journal.path)
         lock = disk.open(f"{self._directory}/{_LOCK_FILE}", create=True)
         try:
             if disk.try_lock(lock):
@@ -186,7 +188,7 @@ class Snapshots:
         finally:
             disk.close(lock)
 
-    def _write(self, form: Form[Any]) -> Iterator[None]:
+    def _write(self, form: Form[Any]) -> Generator[None, None, None]:
         """One snapshot, from the copy to the removal of older ones.
 
         Raises:
@@ -234,7 +236,7 @@ class Snapshots:
             return None
         return captured
 
-    def _fill(self, path: str, captured: Captured) -> Iterator[None]:
+    def _fill(self, path: str, captured: Captured) -> Generator[None, None, None]:
         disk = self._journal.disk
         descriptor = disk.open(path, create=True)
         try:
@@ -270,7 +272,7 @@ class Snapshots:
             and not is_marked_failed(journal.disk, journal.path)
         )
 
-    def _tidy(self, form: Form[Any]) -> Iterator[None]:
+    def _tidy(self, form: Form[Any]) -> Generator[None, None, None]:
         """Remove older snapshots of the facet, those that are of no use, and what a crash left."""
         disk = self._journal.disk
         kept = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from typing import Any, Final
 
@@ -206,3 +207,21 @@ def _change(frozen: Frozen, number: int, change: str) -> None:
         frozen.columns[number] = code, [*parts, array(code, [1])]
     else:
         frozen.columns[number] = code, [array(code, [100] * len(part)) for part in parts]
+
+
+def _digest(frozen: Frozen) -> int:
+    columns = [(code, [n for part in parts for n in part]) for code, parts in frozen.columns]
+    return zlib.crc32(repr(columns).encode())
+
+
+def test_what_is_frozen_is_written_down_for_ever() -> None:
+    """Files hold it: another order or meaning needs another version in ``log.snapshot``."""
+    driven = _small()
+    driven.do([("pause", 1, 0, False), ("carry", 3, 1, False), ("pass_time", 9, 9, True)])
+    agenda, dedup = freeze_agenda(driven.agenda), freeze_dedup(driven.dedup)
+    codes = "".join(code for code, _ in agenda.columns)
+    table, blocks = "QIIQIQIIII", "IIIQIQ"
+    assert (
+        codes == "q" + 2 * table + "IBqIIQ" + blocks + "IBQ" + "qQQ" + blocks + "q" + blocks + "Q"
+    )
+    assert (_digest(agenda), _digest(dedup)) == (3886358569, 2627517294)
