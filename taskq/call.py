@@ -6,9 +6,19 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+)
 
-from taskq.core.durations import Duration, moment_ns, nanoseconds
+from taskq.core.durations import Duration, moment_ns, nanoseconds, positive_nanoseconds
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import (
     ATTEMPTS_DEFAULT,
@@ -16,6 +26,7 @@ from taskq.core.model import (
     KEY_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     PRIORITY_DEFAULT,
+    Conflict,
     Extras,
 )
 from taskq.log.bodies import check_storage
@@ -30,8 +41,18 @@ R_co = TypeVar("R_co", covariant=True)
 
 #: A dedup key, or what makes one from a call's arguments.
 Key: TypeAlias = str | bytes | Callable[..., str | bytes]
+#: What else a key is held for, besides its window.
+Until: TypeAlias = Literal["settled"]
+#: What becomes of an enqueue whose key is held.
+OnConflict: TypeAlias = Literal["first", "replace", "raise"]
 
 _STORAGE: Final = ("compress", "spill")
+#: What makes no sense without a key: the option that it comes from, and what it is without one.
+_DEDUP_FIELDS: Final[dict[str, tuple[str, object]]] = {
+    "window_ns": ("window", 0),
+    "until_settled": ("until", False),
+    "on_conflict": ("on_conflict", Conflict.FIRST),
+}
 _HEADER_LENGTHS_BYTES: Final = 4
 _SPECS_KEPT: Final = 1_024
 #: A record's length and CRC; its optional fields but for the bytes of key and headers.
@@ -58,6 +79,11 @@ class OptionChanges(TypedDict, total=False):
     key: Key | None
     #: how long the key is held; None: until the job is settled
     window: Duration | None
+    #: "settled", with a window: hold the key until both, window and job, are over
+    until: Until | None
+    #: if the key is held: "first" answers with the job that holds it, "replace" takes the key over
+    #: unless that job runs (one that waits is cancelled), "raise" raises ``DuplicateKey``
+    on_conflict: OnConflict
     #: small strings that travel with the job, added to the task's own
     headers: Mapping[str, str]
     #: how the payload is compressed, "none" for not at all; None: as its queue or log says
@@ -79,6 +105,8 @@ class Options:
     expires_is_wall: bool = False
     key: Key | None = None
     window_ns: int = 0
+    until_settled: bool = False
+    on_conflict: Conflict = Conflict.FIRST
     headers: Mapping[str, str] = field(default_factory=dict)
     compress: Compression | None = None
     spill: bool | None = None
@@ -110,17 +138,15 @@ class Options:
             }
         if "expires" in changes:
             values |= _expiry(changes["expires"])
-        if "window" in changes:
-            window = changes["window"]
-            values["window_ns"] = 0 if window is None else _positive(window, "window")
-        elif "key" in changes and changes["key"] is None:
-            values["window_ns"] = 0
+        values |= _dedup(changes)
         if "headers" in changes:
             values["headers"] = checked_headers({**self.headers, **changes["headers"]})
         values |= _storage(changes)
         options = replace(self, **values)
-        if options.window_ns and options.key is None:
-            raise UsageError("window is given without a key: add key=, or leave window out")
+        if options.key is None:
+            for name, (word, nothing) in _DEDUP_FIELDS.items():
+                if getattr(options, name) != nothing:
+                    raise UsageError(f"{word} is given without a key: add key=, or leave it out")
         return options
 
     def spec(self, task: str, flags: Flag) -> EnqueueSpec:
@@ -150,6 +176,8 @@ class Options:
             expires_is_wall=self.expires_is_wall,
             key=key,
             window_ns=self.window_ns,
+            until_settled=self.until_settled,
+            on_conflict=self.on_conflict,
             headers=dict(self.headers),
         )
 
@@ -280,17 +308,34 @@ def _expiry(expires: Duration | datetime | None) -> dict[str, Any]:
         return {"expires_ns": 0, "expires_is_wall": False}
     if isinstance(expires, datetime):
         return {"expires_ns": moment_ns(expires, "expires"), "expires_is_wall": True}
-    return {"expires_ns": _positive(expires, "expires"), "expires_is_wall": False}
+    return {"expires_ns": positive_nanoseconds(expires, "expires"), "expires_is_wall": False}
+
+
+def _dedup(changes: OptionChanges) -> dict[str, Any]:
+    """How keys are held. Who takes a task's key away takes away what was said of it, too."""
+    values: dict[str, Any] = {}
+    if "key" in changes and changes["key"] is None:
+        values = {name: nothing for name, (_, nothing) in _DEDUP_FIELDS.items()}
+    if "window" in changes:
+        window = changes["window"]
+        values["window_ns"] = 0 if window is None else positive_nanoseconds(window, "window")
+    if "until" in changes:
+        until: object = changes["until"]
+        if until not in {None, "settled"}:
+            raise UsageError(f'until is {until!r:.60}, it must be "settled" or left out')
+        values["until_settled"] = until is not None
+    if "on_conflict" in changes:
+        try:
+            values["on_conflict"] = Conflict(changes["on_conflict"])
+        except ValueError:
+            raise UsageError(
+                f'on_conflict is {changes["on_conflict"]!r:.60}, it must be "first", "replace" '
+                f'or "raise"'
+            ) from None
+    return values
 
 
 def _storage(changes: OptionChanges) -> dict[str, Any]:
     values: dict[str, Any] = {name: changes[name] for name in _STORAGE if name in changes}
     check_storage(values.get("compress"), values.get("spill"))
     return values
-
-
-def _positive(value: Duration, what: str) -> int:
-    span = nanoseconds(value, what)
-    if span == 0:
-        raise UsageError(f"{what} is {value!r}: it must be longer than nothing")
-    return span

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from taskq.app import TaskQ
+    from taskq.call import OnConflict, Until
     from taskq.log.bodies import Compression
 
 P = ParamSpec("P")
@@ -40,6 +41,11 @@ class TaskChoices(TypedDict, total=False):
     key: Callable[..., str | bytes] | None
     #: how long a key is held; None: until the job is settled
     window: Duration | None
+    #: "settled", with a window: hold a key until both, window and job, are over
+    until: Until | None
+    #: if a key is held: "first" answers with the job that holds it, "replace" takes the key over
+    #: unless that job runs (one that waits is cancelled), "raise" raises ``DuplicateKey``
+    on_conflict: OnConflict
     #: give up unless the job ran so long after it was enqueued
     expires: Duration | None
     #: not before so long after it was enqueued

@@ -55,6 +55,8 @@ class LogOptions(TypedDict, total=False):
     reader_lag_bytes: int | None
     #: whether this process keeps the log in order while it works
     upkeep: bool
+    #: most dedup keys that are held at a time; an enqueue with another is refused
+    keys_max: int
     #: what is other in some queues, by their names
     queues: Mapping[str, QueuePolicy]
 

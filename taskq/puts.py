@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from taskq.call import OptionChanges
+    from taskq.call import OnConflict, OptionChanges, Until
     from taskq.core.durations import Duration
     from taskq.log.bodies import Compression
     from taskq.packing import Item, Loose, Packer
@@ -33,6 +33,8 @@ class Put:
     headers: Mapping[str, str] = field(default_factory=dict)
     key: str | bytes | None = None
     window: Duration | None = None
+    until: Until | None = None
+    on_conflict: OnConflict = "first"
     attempts: int = ATTEMPTS_DEFAULT
     compress: Compression | None = None
     spill: bool | None = None
@@ -59,13 +61,16 @@ def loose_put(job: Put, packer: Packer) -> Loose:
 
 def _item(job: Put) -> Item:
     spec = spec_of(job.queue, "", job.priority, job.attempts, Flag(0))
-    if not (job.delay or job.headers) and job.expires is None and job.key is None is job.window:
+    is_keyed = not (job.key is job.window is job.until is None) or job.on_conflict != "first"
+    if not (job.delay or job.headers or is_keyed) and job.expires is None:
         return spec, job.payload, None
     changes: OptionChanges = {
         "delay": job.delay,
         "expires": job.expires,
         "key": job.key,
         "window": job.window,
+        "until": job.until,
+        "on_conflict": job.on_conflict,
         "headers": job.headers,
     }
     return spec, job.payload, _PLAIN.changed(changes).fixed_extras("put")

@@ -29,7 +29,7 @@ from taskq.core.durations import NEVER, Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
 from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression
-from taskq.log.config import KEEP_SECONDS, SPILL_BYTES_MAX, LogConfig, QueuePolicy
+from taskq.log.config import KEEP_SECONDS, KEYS_MAX, SPILL_BYTES_MAX, LogConfig, QueuePolicy
 
 
 def _seconds(value: Duration) -> float:
@@ -142,6 +142,8 @@ class Settings(BaseSettings):
     reader_lag_bytes: ByteSize | None = None
     #: whether a process that works also keeps the log in order
     upkeep: bool = True
+    #: most dedup keys that are held at a time; an enqueue with another is refused
+    keys_max: int = KEYS_MAX
     #: what is other in some queues, by their names; JSON in the environment
     queues: dict[str, QueueSettings] = Field(default_factory=dict)
 
@@ -187,6 +189,7 @@ class Settings(BaseSettings):
             keep_segments=self.keep_segments,
             reader_lag_bytes=self.reader_lag_bytes,
             upkeep=self.upkeep,
+            keys_max=self.keys_max,
             queues={name: queue.policy() for name, queue in self.queues.items()},
         )
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
     from datetime import datetime
 
+    from taskq.call import OnConflict, Until
     from taskq.log.bodies import Compression
     from taskq.log.port import LoopPort
 
@@ -74,6 +75,8 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         headers: Mapping[str, str] | None = None,
         key: str | bytes | None = None,
         window: Duration | None = None,
+        until: Until | None = None,
+        on_conflict: OnConflict = "first",
         attempts: int = ATTEMPTS_DEFAULT,
         compress: Compression | None = None,
         spill: bool | None = None,
@@ -89,6 +92,10 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
             headers: small strings that travel with the job.
             key: one job at a time may hold it in the queue.
             window: how long the key is held; None: until the job is settled.
+            until: "settled", with a window: hold the key until both, window and job, are over.
+            on_conflict: if the key is held: "first" returns the id of the job that holds it,
+                "replace" takes the key over unless that job runs (one that waits is cancelled),
+                "raise" raises.
             attempts: how often the job may be claimed; 0 for no limit.
             compress: how the payload is compressed; None: as its queue or log says.
             spill: whether a larger one may go to a file; None: as its queue or log says.
@@ -98,6 +105,7 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
 
         Raises:
             UsageError: an argument is wrong; nothing was written.
+            DuplicateKey: another job holds the key, and ``on_conflict`` is "raise".
             LogError: the log could not be opened or written.
         """
         job = loose_put(
@@ -110,6 +118,8 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
                 headers=headers or {},
                 key=key,
                 window=window,
+                until=until,
+                on_conflict=on_conflict,
                 attempts=attempts,
                 compress=compress,
                 spill=spill,

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 #: Held until the job is settled.
 UNTIL_SETTLED: Final = 2**63 - 1
-#: Most keys held at a time; an enqueue beyond is refused.
-KEYS_MAX: Final = 50_000_000
+#: Pages that are looked through for windows that are over before an enqueue is refused.
+_SWEPT_WHEN_FULL: Final = 64
 #: Two pages join up to this size; one is split at twice as many keys.
 _PAGE: Final = 1_024
 #: A key taken in so many is followed by a look at the next page for windows that are over.
@@ -67,7 +67,8 @@ def _find(page: _Page, hashed: int, job: int) -> int:
 class Dedup:
     """Hash -> (job, location of its record, until).
 
-    ``until`` is shifted time (see ``timetable``) or UNTIL_SETTLED.
+    ``until`` is shifted time (see ``timetable``), or UNTIL_SETTLED, or below zero: held until the
+    job is settled, and at least until the moment ``-until - 1``.
 
     Attributes:
         size: keys held, those among them whose window is over but that were not swept out yet.
@@ -95,17 +96,30 @@ class Dedup:
         for at in range(bisect_left(hashes, hashed), len(hashes)):
             if hashes[at] != hashed:
                 return
-            if page.untils[at] > moment:
+            until = page.untils[at]
+            if until > moment or until < 0:
                 yield page.jobs[at], page.locations[at]
 
     def apply_taken(
-        self, hashed: int, job: int, location: int, window_ns: int, now_ns: int
+        self,
+        hashed: int,
+        job: int,
+        location: int,
+        window_ns: int,
+        now_ns: int,
+        *,
+        until_settled: bool = False,
     ) -> None:
-        """A job took the key for ``window_ns``, 0 meaning until it is settled."""
+        """A job took the key for ``window_ns``, 0 meaning until it is settled.
+
+        With a window and ``until_settled`` it holds the key until both are over.
+        """
         moment = now_ns - self.shift_ns
         until = UNTIL_SETTLED
         if window_ns:
             until = min(max(moment + window_ns, 0), UNTIL_SETTLED - 1)
+            if until_settled:
+                until = -until - 1
         number = bisect_right(self._firsts, hashed) - 1
         page = self._pages[number]
         at = bisect_right(page.hashes, hashed)
@@ -120,18 +134,26 @@ class Dedup:
         if not self._taken % _SWEEP_EVERY:
             self._sweep(moment)
 
-    def apply_free(self, hashed: int, job: int, until_ns: int = 0, now_ns: int = 0) -> None:
-        """The job is settled: its key is free, if it was held until then.
-
-        With ``until_ns`` it is held on until that moment of wall time.
-        """
+    def apply_free(self, hashed: int, job: int, now_ns: int) -> None:
+        """The job is settled: its key is free if it was held until then, and its window is over."""
         page = self._pages[bisect_right(self._firsts, hashed) - 1]
         at = _find(page, hashed, job)
-        if at < 0 or page.untils[at] != UNTIL_SETTLED:
+        if at < 0:
             return
-        if until_ns > now_ns:
-            page.untils[at] = self._shifted(until_ns)
-            return
+        until = page.untils[at]
+        if until < 0 and -until - 1 > now_ns - self.shift_ns:
+            page.untils[at] = -until - 1
+        elif until < 0 or until == UNTIL_SETTLED:
+            self._remove(page, at)
+
+    def apply_dropped(self, hashed: int, job: int) -> None:
+        """Another job took the key over, whatever this one held it for."""
+        page = self._pages[bisect_right(self._firsts, hashed) - 1]
+        at = _find(page, hashed, job)
+        if at >= 0:
+            self._remove(page, at)
+
+    def _remove(self, page: _Page, at: int) -> None:
         for column in page.columns():
             del column[at]
         self.size -= 1
@@ -152,13 +174,25 @@ class Dedup:
             page.untils[at] = UNTIL_SETTLED
 
     def until_ns(self, hashed: int, job: int) -> int:
-        """Wall time until which the job holds the key, UNTIL_SETTLED, or 0 if it does not."""
+        """Wall time until which the job holds the key at least; 0 if it does not hold it.
+
+        UNTIL_SETTLED if it holds the key just as long as it lives.
+        """
         page = self._pages[bisect_right(self._firsts, hashed) - 1]
         at = _find(page, hashed, job)
         if at < 0:
             return 0
         until = page.untils[at]
-        return until if until == UNTIL_SETTLED else until + self.shift_ns
+        if until == UNTIL_SETTLED:
+            return until
+        return (until if until >= 0 else -until - 1) + self.shift_ns
+
+    def would_free(self, hashed: int, job: int, now_ns: int) -> bool:
+        """Whether the key would be free if the job were settled now."""
+        page = self._pages[bisect_right(self._firsts, hashed) - 1]
+        at = _find(page, hashed, job)
+        until = page.untils[at] if at >= 0 else UNTIL_SETTLED
+        return until == UNTIL_SETTLED or (until < 0 and -until - 1 <= now_ns - self.shift_ns)
 
     def rows(self, hashed: int) -> tuple[list[tuple[int, int]], int]:
         """(job, location) of the keys on the page of a hash, and a hash of the next page or -1."""
@@ -167,18 +201,22 @@ class Dedup:
         following = self._firsts[number + 1] if number + 1 < len(self._firsts) else -1
         return list(zip(page.jobs, page.locations, strict=True)), following
 
-    def _shifted(self, moment_ns: int) -> int:
-        return min(max(moment_ns - self.shift_ns, 0), UNTIL_SETTLED - 1)
+    def check_room(self, now_ns: int, more: int, keys_max: int) -> None:
+        """Refuse ``more`` keys if there would be over ``keys_max`` of them.
 
-    def check_room(self, now_ns: int) -> None:
-        """Raise UsageError when the table is at its limit."""
-        if self.size >= KEYS_MAX:
+        Raises:
+            UsageError: there would, and what was looked through are no windows that are over.
+        """
+        swept = 0
+        while self.size + more > keys_max:
+            if swept >= min(_SWEPT_WHEN_FULL, len(self._pages) + 1):
+                raise UsageError(
+                    f"{self.size} dedup keys are held, and keys_max is {keys_max}: use shorter "
+                    f"windows, or raise keys_max"
+                )
             # Nothing is taken any more, so this is what finds the windows that are over.
             self._sweep(now_ns - self.shift_ns)
-        if self.size >= KEYS_MAX:
-            raise UsageError(
-                f"{self.size} dedup keys are held, the limit is {KEYS_MAX}: use shorter windows"
-            )
+            swept += 1
 
     def _split(self, number: int) -> None:
         page = self._pages[number]
@@ -200,7 +238,7 @@ class Dedup:
         page = self._pages[number]
         self._swept = number + 1
         if page.untils and min(page.untils) <= moment:
-            kept = [at for at, until in enumerate(page.untils) if until > moment]
+            kept = [at for at, until in enumerate(page.untils) if until > moment or until < 0]
             self.size -= len(page.untils) - len(kept)
             for column in page.columns():
                 column[:] = array(column.typecode, [column[at] for at in kept])

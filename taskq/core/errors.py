@@ -24,6 +24,7 @@
     │   ├── ReaderMismatch      the log holds other records where the reader had come to
     │   └── LogClosed           used after close()
     ├── StaleDelivery           this claim is over: the job was taken back or settled
+    ├── DuplicateKey            another job holds the key, and on_conflict is "raise"
     ├── JobNotFound             no such job in this log
     ├── NotDead                 only a dead letter can be requeued or purged, and once
     ├── KeyHeld                 another job holds the dedup key of a job that is to be requeued
@@ -269,6 +270,25 @@ class LogClosed(LogError):
 
 class StaleDelivery(TaskqError):
     """The claim behind this delivery is over: the job was taken back, settled or cancelled."""
+
+
+class DuplicateKey(TaskqError):
+    """Another job holds the key, and the enqueue asked to be refused then; nothing was written.
+
+    Attributes:
+        key: what it is.
+        job_id: the job that holds it; "" if it comes twice in one transaction.
+    """
+
+    def __init__(self, queue: str, key: bytes, job_id: str) -> None:
+        shown = repr(key.decode("utf-8", "backslashreplace"))[:60]
+        if job_id:
+            problem = f"is held by job {job_id}: wait for that one, or choose another on_conflict"
+        else:
+            problem = "comes twice in this transaction: leave one of the two out"
+        super().__init__(f"key {shown} of queue {queue!r} {problem}")
+        self.key = key
+        self.job_id = job_id
 
 
 class JobNotFound(TaskqError):

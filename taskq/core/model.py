@@ -64,13 +64,24 @@ class Durability(enum.StrEnum):
     OS = "os"
 
 
+class Conflict(enum.StrEnum):
+    """What an enqueue does when its key is held."""
+
+    #: nothing new is enqueued; the answer is the job that holds the key
+    FIRST = "first"
+    #: it takes the key over, unless the holder runs; one that waits is cancelled
+    REPLACE = "replace"
+    #: it is refused with ``DuplicateKey``
+    RAISE = "raise"
+
+
 @dataclass(slots=True, kw_only=True)
 class Extras:
     """The rarer options of one enqueue; an enqueue without any passes None instead.
 
     ``due_ns`` is a delay from the frame's time unless ``due_is_wall``, then a moment of wall time.
     ``expires_ns`` likewise with ``expires_is_wall``. ``window_ns`` of 0: the key holds until the
-    job is settled.
+    job is settled; with ``until_settled`` it holds until both, window and job, are over.
     """
 
     due_ns: int = 0
@@ -79,6 +90,8 @@ class Extras:
     expires_is_wall: bool = False
     key: bytes | None = None
     window_ns: int = 0
+    until_settled: bool = False
+    on_conflict: Conflict = Conflict.FIRST
     headers: dict[str, str] = field(default_factory=dict)
 
 

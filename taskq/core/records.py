@@ -97,6 +97,8 @@ class Option(enum.IntEnum):
     KEEP = 13
     #: the attempts of a carried job so far, packed
     HISTORY = 14
+    #: u64, on ENQUEUED: the job took its key over from this one
+    REPLACES = 15
 
 
 class Cause(enum.IntEnum):

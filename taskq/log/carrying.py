@@ -153,13 +153,8 @@ def encode_lease(deadline_ns: int) -> bytes:
     return _OPTION.pack(Option.LEASE, _I64.size) + _I64.pack(deadline_ns)
 
 
-def encode_key_until(moment_ns: int) -> bytes:
-    """The option of a settling record whose job's key is held on until a moment."""
-    return _OPTION.pack(Option.KEY_UNTIL, _I64.size) + _I64.pack(moment_ns)
-
-
 def find_moment(data: bytes, at: int, size: int, wanted: int) -> int:
-    """The moment that an option of a record tells, 0 if there is none."""
+    """The moment, or other number, that an option of a record tells; 0 if there is none."""
     for tag, value in each_option(data, at, size):
         if tag == wanted and len(value) == _I64.size:
             moment: int = _I64.unpack(value)[0]

@@ -78,8 +78,9 @@ OWNER      24    byte: 0; 0 u32, owner u64; body: JSON
 
 A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the
 count after the record. An option is ``tag u8, length u16, value``; an unknown tag is passed over.
-The dead of TALLIED are those that are neither requeued nor purged. A log holds kinds 9 and above,
-and flags 16 and above, only if its ``taskq.json`` names the incompatible feature ``records-2``.
+The dead of TALLIED are those that are neither requeued nor purged. A log holds kinds, and options,
+9 and above, flags 16 and above, and keys with a window and flag 8 besides, only if its
+``taskq.json`` names the incompatible feature ``records-2``.
 
 A payload or result may be stored otherwise than it was given. With flag 16 it is its original size
 u64, then a zlib stream (RFC 1950); with flag 32 likewise a zstd frame (RFC 8878). With flag 64 the

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import (
+    DuplicateKey,
     LogError,
     OutcomeUnknown,
     TaskqError,
@@ -178,10 +179,13 @@ class Committer(Desk):
         except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
             self.now.append((port, future, failure(error)))
 
+    def _wants_agenda(self, survey: Survey) -> bool:
+        return bool(self.waiting) or survey.replaces or not survey.ops.isdisjoint(_NEEDS_AGENDA)
+
     def _build_before_lock(self, survey: Survey) -> None:
         """Read what others wrote before taking the lock: the first build reads the whole log."""
         facets = self.facets
-        wants_agenda = bool(self.waiting) or not survey.ops.isdisjoint(_NEEDS_AGENDA)
+        wants_agenda = self._wants_agenda(survey)
         builds = (wants_agenda and facets.agenda is None) or (survey.keyed and facets.dedup is None)
         if builds or facets.agenda is not None:
             self.journal.refresh()
@@ -227,7 +231,7 @@ class Committer(Desk):
     def _catch_up(self, batch: Batch, step_ns: int, survey: Survey) -> None:
         facets = self.facets
         facets.catch_up()
-        if self.waiting or not survey.ops.isdisjoint(_NEEDS_AGENDA):
+        if self._wants_agenda(survey):
             facets.need_agenda()
         self.operations.recent.trim()
         if step_ns:
@@ -274,7 +278,7 @@ class Committer(Desk):
                 try:
                     later.append((port, future, enqueue(batch, operand)))
                 except TaskqError as error:
-                    self.now.append((port, future, error))
+                    self._refuse_one(port, future, error)
             else:
                 self._run_other(batch, op, port, future, operand)
         if later:
@@ -320,13 +324,18 @@ class Committer(Desk):
                 return
             value = self.operations.decide(batch, op, operand)
         except TaskqError as refusal:
-            self.now.append((port, future, refusal))
+            self._refuse_one(port, future, refusal)
             return
         if op in _AT_ONCE:
             self.now.append((port, future, value))
             return
         self.later.append((port, future, value))
         self.later_lsn = max(self.later_lsn, batch.lsn)
+
+    def _refuse_one(self, port: Any, future: Any, error: TaskqError) -> None:
+        """Answer a request that raised; one that names a job waits until that job is on disk."""
+        answers = self.later if isinstance(error, DuplicateKey) else self.now
+        answers.append((port, future, error))
 
     def _serve_claims(self, batch: Batch) -> None:
         waiting = []

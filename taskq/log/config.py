@@ -32,6 +32,8 @@ TINY_DISK_PARTS: Final = 50
 KEEP_SECONDS: Final = 7 * 86_400.0
 #: A log with a limit of bytes has at least so many segments, so that it can shrink in small steps.
 KEEP_PARTS: Final = 8
+#: Dedup keys that are held at a time, unless another limit is given.
+KEYS_MAX: Final = 50_000_000
 #: Largest payload or result that may go to a file of its own.
 SPILL_BYTES_MAX: Final = 1024 * 1024 * 1024
 
@@ -91,6 +93,7 @@ class LogConfig:
         reader_lag_bytes: a named reader keeps what it has not read, up to a log of this size; None:
             however large the log becomes.
         upkeep: whether this process keeps the log in order while it works.
+        keys_max: most dedup keys that are held at a time; an enqueue with another is refused.
         queues: what is other in some queues, by their names.
     """
 
@@ -111,6 +114,7 @@ class LogConfig:
     keep_segments: int | None = None
     reader_lag_bytes: int | None = None
     upkeep: bool = True
+    keys_max: int = KEYS_MAX
     queues: Mapping[str, QueuePolicy] = field(default_factory=dict, hash=False)
 
     @property
@@ -127,7 +131,7 @@ class LogConfig:
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise UsageError(f"{name} is {limit}, it must be above 0")
-        for name in ("spill_bytes_max", "decompressed_bytes_max"):
+        for name in ("spill_bytes_max", "decompressed_bytes_max", "keys_max"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}, it must be above 0")
         if not SEGMENT_BYTES_MIN <= self.segment_bytes <= SEGMENT_BYTES_MAX:

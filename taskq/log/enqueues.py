@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.dedup import key_hash
-from taskq.core.errors import LogDamaged
 from taskq.core.jobtable import META_EXPIRES
 from taskq.core.records import PACKED, Flag
 from taskq.log import codec
 from taskq.log.foldother import enqueued_meta
-from taskq.log.options import encode_extras, enqueue_extras
+from taskq.log.keys import Wanted
+from taskq.log.options import encode_extras, encode_replaces
 from taskq.log.ports import INTEREST_READY
 from taskq.log.requests import Duplicate, EnqueueSpec
 from taskq.log.spill import renew
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from taskq.log.batch import Batch
     from taskq.log.facets import Facets
     from taskq.log.journal import Journal
+    from taskq.log.keys import Keys
     from taskq.log.recent import Recent
 
 _CHECKED: Final = int(Flag.CHECKED)
@@ -34,57 +34,82 @@ Item = tuple[EnqueueSpec, bytes, "Extras | None"]
 class Prepared:
     """An enqueue that has been checked: what its record says besides the body."""
 
-    __slots__ = ("due_ns", "expires_ns", "flags", "hashed", "is_wall", "key", "tail", "window_ns")
+    __slots__ = ("_options", "_spec", "due_ns", "expires_ns", "flags", "is_wall", "wanted")
 
     def __init__(self, spec: EnqueueSpec, extras: Extras, now_ns: int) -> None:
-        options = encode_extras(extras, now_ns)
-        flags = int(spec.flags)
-        if extras.key is not None and not extras.window_ns:
-            flags |= _KEYED
-        queue_size = spec.lane_key[0]
-        self.flags = flags
-        self.key = extras.key
-        self.window_ns = extras.window_ns
-        self.hashed = key_hash(spec.route[:queue_size], extras.key) if extras.key else 0
+        self._spec = spec
+        self._options = encode_extras(extras, now_ns)
+        self.flags = int(spec.flags)
+        self.wanted = None if extras.key is None else Wanted(spec, extras.key, extras)
+        if self.wanted is not None and self.wanted.until_settled:
+            self.flags |= _KEYED
         self.is_wall = extras.due_is_wall
         self.due_ns = extras.due_ns + (0 if self.is_wall or not extras.due_ns else now_ns)
         expires = extras.expires_ns
         self.expires_ns = expires + (now_ns if expires and not extras.expires_is_wall else 0)
-        self.tail = codec.enqueue_tail(
-            spec.priority, flags, spec.attempts, queue_size, spec.lane_key[1], spec.route, options
-        )
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether the record is none that the first taskq could read."""
+        wanted = self.wanted
+        return wanted is not None and wanted.until_settled and bool(wanted.window_ns)
+
+    def tail(self, replaced: int) -> bytes:
+        """The record from behind its length up to its body."""
+        spec, options = self._spec, self._options
+        if replaced:
+            options += encode_replaces(replaced)
+        return codec.enqueue_tail(
+            spec.priority, self.flags, spec.attempts, spec.lane_key[0], spec.lane_key[1],
+            spec.route, options,
+        )  # fmt: skip
 
 
 class Enqueues:
     """The enqueues of one process."""
 
-    def __init__(self, journal: Journal, facets: Facets, recent: Recent) -> None:
+    def __init__(self, journal: Journal, facets: Facets, recent: Recent, keys: Keys) -> None:
         self._journal = journal
         self._facets = facets
         self._recent = recent
+        self._keys = keys
 
     def one(self, batch: Batch, item: Item) -> int | Duplicate:
-        """A new job's lsn, or the job that holds its key."""
+        """A new job's lsn, or the job that holds its key.
+
+        Raises:
+            UsageError: an option is wrong, or there is no room for its key.
+            DuplicateKey: its key is held, and it asked to be refused then.
+        """
         spec, body, extras = item
+        if extras is not None:
+            return self.many(batch, [item])[0]
         if spec.flags & PACKED:
             self._check_job(batch, item)
-        if extras is None:
-            return self._add(batch, spec, spec.tail, body)
-        return self._add_prepared(batch, spec, body, self._prepare(batch, spec, extras))
+        return self._add(batch, spec, spec.tail, body)
 
     def many(self, batch: Batch, items: list[Item]) -> list[int | Duplicate]:
         """All or none of them."""
         return self.add(batch, items, self.prepared(batch, items))
 
-    def prepared(self, batch: Batch, items: Sequence[Item]) -> list[Prepared | None]:
-        """Check enqueues before anything is added; None for those that need no check."""
+    def prepared(
+        self, batch: Batch, items: Sequence[Item], ending: frozenset[int] = frozenset()
+    ) -> list[Prepared | None]:
+        """Check enqueues before anything is added; None for those that need no check.
+
+        ``ending`` are jobs that will be settled before these are added.
+        """
         for item in items:
             if item[0].flags & PACKED:
                 self._check_job(batch, item)
-        return [
-            None if extras is None else self._prepare(batch, spec, extras)
-            for spec, _, extras in items
+        now_ns = batch.time_ns
+        found = [
+            None if extras is None else Prepared(spec, extras, now_ns) for spec, _, extras in items
         ]
+        wanted = [one.wanted for one in found if one is not None and one.wanted is not None]
+        if wanted:
+            self._keys.check(batch, wanted, ending)
+        return found
 
     def check_packed(self, batch: Batch, flags: int, body: bytes, what: str) -> None:
         """Check a body that is stored otherwise than it was given, before its record is added.
@@ -162,27 +187,22 @@ class Enqueues:
         batch.interest |= INTEREST_READY
         return first
 
-    def _prepare(self, batch: Batch, spec: EnqueueSpec, extras: Extras) -> Prepared:
-        if extras.key is not None:
-            self._facets.need_dedup().check_room(batch.time_ns)
-        return Prepared(spec, extras, batch.time_ns)
-
     def _add_prepared(
         self, batch: Batch, spec: EnqueueSpec, body: bytes, ready: Prepared
     ) -> int | Duplicate:
-        if ready.key is not None:
-            holder = self._holder(batch, spec, ready)
+        wanted, replaced = ready.wanted, 0
+        if wanted is not None:
+            holder, replaced = self._keys.make_way(batch, wanted)
             if holder is not None:
                 return Duplicate(holder)
         location = batch.where + batch.size
-        record = codec.encode_checked(ready.tail, body, batch.lsn)
-        lsn = batch.add(record)
+        record = codec.encode_checked(ready.tail(replaced), body, batch.lsn)
+        lsn = batch.add_newer(record) if replaced or ready.is_newer else batch.add(record)
         batch.payload_size += len(body)
-        dedup = self._facets.dedup
-        if ready.key is not None and dedup is not None:
-            dedup.apply_taken(ready.hashed, lsn, location, ready.window_ns, batch.time_ns)
+        if wanted is not None:
+            self._keys.take(batch, wanted, lsn, location)
         agenda = self._facets.agenda
-        if agenda is not None or ready.key is not None:
+        if agenda is not None or wanted is not None:
             self._recent.add(lsn, record)
         if agenda is not None:
             lane = agenda.lane(spec.priority, spec.lane_key)
@@ -195,19 +215,3 @@ class Enqueues:
                 agenda.apply_expiry(lsn, ready.expires_ns)
         batch.interest |= INTEREST_READY
         return lsn
-
-    def _holder(self, batch: Batch, spec: EnqueueSpec, ready: Prepared) -> int | None:
-        """The job that holds the key, verified against its record."""
-        dedup = self._facets.dedup
-        assert dedup is not None
-        queue = spec.route[: spec.lane_key[0]]
-        for job, location in dedup.holders(ready.hashed, batch.time_ns):
-            try:
-                record = self._recent.record(job, location)
-            except LogDamaged:
-                return job  # it cannot be verified; running it twice would be worse
-            size = record[14]
-            held_queue = record[codec.ENQUEUED.size : codec.ENQUEUED.size + size]
-            if held_queue == queue and enqueue_extras(record).key == ready.key:
-                return job
-        return None

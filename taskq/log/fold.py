@@ -13,7 +13,7 @@ from taskq.core.dedup import key_hash
 from taskq.core.errors import FormatError
 from taskq.core.jobtable import META_EXPIRES
 from taskq.core.model import PRIORITY_MAX
-from taskq.core.records import Kind, Option
+from taskq.core.records import Flag, Kind, Option
 from taskq.log import codec
 from taskq.log.foldother import (
     OTHER_KINDS,
@@ -46,6 +46,7 @@ _SKIPPABLE: Final = 128
 #: The least length of a record, by its type.
 _SIZES: Final = [codec.FIXED_SIZES.get(kind, codec.PREFIX.size) for kind in range(256)]
 _ALL: Final = 2**62
+_KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_ONLY: Final = struct.Struct("<Q")
 _JOB_AT: Final = 16
@@ -102,7 +103,7 @@ def fold_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop: a call a reco
                     at, lsn = _fold_run(data, at, end, lsn, where, agenda)
                     continue
             if dedup is not None and options_size:
-                _fold_key(data, at, options_size, lsn, where, time_ns, dedup)
+                _fold_key(data, at, options_size, flags, lsn, where, time_ns, dedup)
         elif kind == _CLAIMED:
             if agenda is not None:
                 attempt, job, owner = job_fields(data, at + _FIELDS_AT)
@@ -214,17 +215,29 @@ def _fold_enqueued(
 
 
 def _fold_key(
-    data: bytes, at: int, options_size: int, lsn: int, where: int, time_ns: int, dedup: Dedup
+    data: bytes,
+    at: int,
+    options_size: int,
+    flags: int,
+    lsn: int,
+    where: int,
+    time_ns: int,
+    dedup: Dedup,
 ) -> None:
     queue_size, task_size = data[at + 14], data[at + 15]
     start = at + codec.ENQUEUED.size
     key: bytes | None = None
-    window = 0
+    window = replaced = 0
     for tag, value in each_option(data, start + queue_size + task_size, options_size):
         if tag == Option.KEY:
             key = value
         elif tag == Option.WINDOW:
             window = int.from_bytes(value, "little", signed=True)
+        elif tag == Option.REPLACES:
+            replaced = int.from_bytes(value, "little")
     if key is not None:
         hashed = key_hash(data[start : start + queue_size], key)
-        dedup.apply_taken(hashed, lsn, where + at, window, time_ns)
+        if replaced:
+            dedup.apply_dropped(hashed, replaced)
+        until_settled = bool(flags & _KEYED)
+        dedup.apply_taken(hashed, lsn, where + at, window, time_ns, until_settled=until_settled)

@@ -99,11 +99,10 @@ def enqueued_meta(flags: int) -> int:
 def fold_free_key(
     data: bytes, at: int, options_size: int, job: int, time_ns: int, dedup: Dedup
 ) -> None:
-    """A job that ends frees its key, or holds it on for a while."""
+    """A job that ends frees its key, unless it holds it for a while longer."""
     hashed = decode_key_hash(data, at, options_size)
     if hashed:
-        until_ns = find_moment(data, at, options_size, Option.KEY_UNTIL)
-        dedup.apply_free(hashed, job, until_ns, time_ns)
+        dedup.apply_free(hashed, job, time_ns)
 
 
 def fold_lease(data: bytes, at: int, options_size: int, job: int, agenda: Agenda) -> None:
@@ -192,6 +191,9 @@ def fold_carried(
             )  # fmt: skip
     if dedup is not None and extras.key is not None:
         hashed = key_hash(_queue(born), extras.key)
+        if kind == Kind.REQUEUED:
+            # What is left of its window is no hold for as long as it lives again.
+            dedup.apply_dropped(hashed, carried.job)
         if not dedup.apply_moved(hashed, carried.job, location):
             _take_key(carried, flags, hashed, location, time_ns, dedup)
         elif kind == Kind.REQUEUED and flags & _KEYED:
@@ -214,11 +216,12 @@ def _queue(born: bytes) -> bytes:
 def _take_key(
     carried: Carried, flags: int, hashed: int, location: int, time_ns: int, dedup: Dedup
 ) -> None:
-    if carried.state in LIVE_STATES and flags & _KEYED:
-        dedup.apply_taken(hashed, carried.job, location, 0, time_ns)
-    elif carried.key_until_ns > time_ns:
-        window_ns = carried.key_until_ns - time_ns
-        dedup.apply_taken(hashed, carried.job, location, window_ns, time_ns)
+    until_settled = carried.state in LIVE_STATES and bool(flags & _KEYED)
+    window_ns = max(carried.key_until_ns - time_ns, 0)
+    if until_settled or window_ns:
+        dedup.apply_taken(
+            hashed, carried.job, location, window_ns, time_ns, until_settled=until_settled
+        )
 
 
 def fold_carried_run(

@@ -6,10 +6,10 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError
-from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Cause, Flag, Kind
+from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Cause, Flag, Kind, Option
 from taskq.log import codec
-from taskq.log.carrying import decode_carried
-from taskq.log.options import decode_extras, decode_key_hash
+from taskq.log.carrying import decode_carried, find_moment
+from taskq.log.options import decode_key_hash, enqueue_extras
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +48,8 @@ class LogRecord(NamedTuple):
     attempts_max: int = 0
     extras: Extras | None = None
     key_hash: int = 0
+    #: lsn of the job that it took its key over from
+    replaces: int = 0
     #: payload, result, reason or description; None when there is none
     body: bytes | None = None
     step_ns: int = 0
@@ -109,7 +111,8 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
         return LogRecord(
             kind, lsn, epoch, time_ns, flags, job=lsn, queue=data[fixed : fixed + queue_size],
             task=data[fixed + queue_size : at], priority=byte, attempts_max=attempts,
-            extras=decode_extras(data, at, options_size), body=data[at + options_size : end],
+            extras=enqueue_extras(data), body=data[at + options_size : end],
+            replaces=find_moment(data, at, options_size, Option.REPLACES),
         )  # fmt: skip
     if kind in _CARRYING:
         carried = decode_carried(data)

@@ -19,6 +19,7 @@ from taskq.log.carries import Carries
 from taskq.log.carrying import encode_lease
 from taskq.log.deadletters import DeadLetters
 from taskq.log.enqueues import Enqueues
+from taskq.log.keys import Keys
 from taskq.log.leasing import Leasing, check_claim
 from taskq.log.options import encode_key_hash, enqueue_extras
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
@@ -58,7 +59,7 @@ class Operations:
         self.leasing = Leasing(self, facets)
         carries = Carries(journal, facets)
         self.recent = Recent(journal.files)
-        self.enqueues = Enqueues(journal, facets, self.recent)
+        self.enqueues = Enqueues(journal, facets, self.recent, Keys(self, journal.config.keys_max))
         letters = DeadLetters(facets, self.recent, self._tag)
         queues = Queues(facets, self._withdraw)
         self._others: dict[int, Callable[[Batch, Any], object]] = {
@@ -210,11 +211,12 @@ class Operations:
         keyed = delivery.record[_FLAGS_AT] & _KEYED
         if flags:
             self.enqueues.check_packed(batch, flags, body or b"", f"the result of {delivery!r}")
-        prepared = self.enqueues.prepared(batch, children)
-        if kind is Kind.SUCCEEDED or kind is Kind.DIED:
+        is_end = kind is Kind.SUCCEEDED or kind is Kind.DIED
+        prepared = self.enqueues.prepared(batch, children, frozenset((job,) if is_end else ()))
+        if is_end:
             options = b""
             if keyed:
-                options = self._free_key(delivery.record, job)
+                options = self._free_key(batch, delivery.record, job)
             location = batch.where + batch.size
             if kind is Kind.DIED:
                 body, flags = (body or b"")[:REASON_BYTES_MAX], 0
@@ -270,7 +272,7 @@ class Operations:
         chunk = agenda.table.find(job)
         if chunk is not None and chunk.metas[agenda.table.index] & META_KEYED:
             try:
-                options = self._free_key(self.recent.record(job, agenda.location(job)), job)
+                options = self._free_key(batch, self.recent.record(job, agenda.location(job)), job)
             except LogDamaged:
                 options = b""
         location = batch.where + batch.size
@@ -279,14 +281,14 @@ class Operations:
         self._facets.note_end(job, location)
         batch.interest |= INTEREST_OUTCOME
 
-    def _free_key(self, record: bytes, job: int) -> bytes:
+    def _free_key(self, batch: Batch, record: bytes, job: int) -> bytes:
         key = enqueue_extras(record).key
         if key is None:
             return b""
         start = codec.ENQUEUED.size
         hashed = key_hash(record[start : start + record[14]], key)
         if self._facets.dedup is not None:
-            self._facets.dedup.apply_free(hashed, job)
+            self._facets.dedup.apply_free(hashed, job, batch.time_ns)
         return encode_key_hash(hashed)
 
     # -- the rest ---------------------------------------------------------------------------------

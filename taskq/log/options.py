@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
 from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, Extras
-from taskq.core.records import Option
+from taskq.core.records import Flag, Option
 from taskq.log import codec
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ _U64_MASK: Final = 2**64 - 1
 def encode_key_hash(hashed: int) -> bytes:
     """The option that frees a key when its job ends."""
     return _OPTION.pack(Option.KEY_HASH, 8) + _U64.pack(hashed)
+
+
+def encode_replaces(job: int) -> bytes:
+    """The option of a job that took its key over from another."""
+    return _OPTION.pack(Option.REPLACES, 8) + _U64.pack(job)
 
 
 def encode_extras(extras: Extras, now_ns: int) -> bytes:
@@ -172,5 +177,7 @@ def decode_key_hash(data: Buffer, at: int, size: int) -> int:
 
 def enqueue_extras(record: bytes) -> Extras:
     """Key, headers and moments of an ENQUEUED record."""
-    _, _, _, size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(record)
-    return decode_extras(record, codec.ENQUEUED.size + queue_size + task_size, size)
+    _, _, _, size, flags, _, queue_size, task_size = codec.ENQUEUED.unpack_from(record)
+    extras = decode_extras(record, codec.ENQUEUED.size + queue_size + task_size, size)
+    extras.until_settled = bool(extras.window_ns and flags & Flag.KEY_UNTIL_SETTLED)
+    return extras

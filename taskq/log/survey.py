@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq.core.model import Conflict
 from taskq.log import codec
 from taskq.log.requests import ClaimRequest, Op
 
@@ -28,13 +29,20 @@ Answer = tuple[Any, Any, Any]
 
 
 class Survey:
-    """The operations of a batch, whether any enqueue has a key, and about how many bytes."""
+    """What a batch will need to be decided.
 
-    __slots__ = ("keyed", "ops", "size")
+    Attributes:
+        ops: the operations in it.
+        keyed: whether any enqueue has a key.
+        replaces: whether any may take its key from another job.
+        size: about how many bytes it adds to the log.
+    """
+
+    __slots__ = ("keyed", "ops", "replaces", "size")
 
     def __init__(self) -> None:
         self.ops: set[int] = set()
-        self.keyed = False
+        self.keyed = self.replaces = False
         self.size = 0
 
     def add_plain(self, size: int) -> None:
@@ -51,23 +59,30 @@ class Survey:
             self.size += len(body) + len(spec.tail)
             if extras is not None:
                 self.size += _extras_size(extras)
-            if extras is not None and extras.key is not None:
-                self.keyed = True
+                self._look(extras)
             return
         self.size += _size(request)
         if op == Op.ENQUEUE_MANY:
-            self.keyed = self.keyed or any(one and one.key is not None for _, _, one in operand)
+            self._look_at(operand)
         elif op in COMPACTION_OPS:
             self.keyed = True
         elif op == Op.REQUEUE:
             self.keyed = self.keyed or any(letter.has_options for letter in operand)
         elif op in (Op.SETTLE, Op.SETTLE_SOON):
-            items = operand if op == Op.SETTLE else operand[0]
-            self.keyed = self.keyed or any(
-                extras and extras.key is not None
-                for item in items
-                for _, _, extras in item.children
-            )
+            for item in operand if op == Op.SETTLE else operand[0]:
+                if item.children:
+                    self._look_at(item.children)
+
+    def _look_at(self, items: Iterable[Item]) -> None:
+        for _, _, extras in items:
+            if extras is not None:
+                self._look(extras)
+
+    def _look(self, extras: Extras) -> None:
+        if extras.key is not None:
+            self.keyed = True
+            if extras.on_conflict is Conflict.REPLACE:
+                self.replaces = True
 
     @classmethod
     def of(cls, requests: list[Request]) -> Survey:

@@ -13,7 +13,7 @@ from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log import codec
 from taskq.log.foldother import enqueued_meta
-from taskq.log.options import encode_extras, encode_key_hash
+from taskq.log.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.requests import EnqueueSpec
 from taskq.log.segment import Frame, Scanner
 
@@ -53,6 +53,7 @@ class History:
         self.offset = codec.SEGMENT_HEADER.size
         self.batches: list[Batch] = []
         self.keys: dict[int, int] = {}
+        self.jobs_by_hash: dict[int, int] = {}
         self.hashes: set[int] = set()
 
     def run(self, steps: list[Step]) -> None:
@@ -104,6 +105,7 @@ class History:
         if moment % 5 == 0:
             extras.key = b"key %d" % (number % 3)
             extras.window_ns = 0 if number % 2 else moment + 1
+            extras.until_settled = number % 4 > 1
         if moment % 7 == 0:
             extras.headers = {"trace": "é" * (number % 4), "": ""}
         self._enqueue(spec, extras)
@@ -113,8 +115,13 @@ class History:
         hashed = 0
         if extras.key is not None:
             hashed = key_hash(spec.queue.encode(), extras.key)
-            flags |= Flag(0) if extras.window_ns else Flag.KEY_UNTIL_SETTLED
+            if extras.until_settled or not extras.window_ns:
+                flags |= Flag.KEY_UNTIL_SETTLED
         options = encode_extras(extras, self.time_ns)
+        replaced = self.jobs_by_hash.get(hashed, 0) if hashed and self.lsn % 3 == 0 else 0
+        if replaced:
+            options += encode_replaces(replaced)
+            self.dedup.apply_dropped(hashed, replaced)
         sizes = spec.lane_key[:2]
         tail = codec.enqueue_tail(
             spec.priority, flags, spec.attempts, sizes[0], sizes[1], spec.route, options
@@ -134,8 +141,12 @@ class History:
         if expires:
             self.agenda.apply_expiry(job, expires)
         if hashed:
-            self.dedup.apply_taken(hashed, job, location, extras.window_ns, self.time_ns)
+            self.dedup.apply_taken(
+                hashed, job, location, extras.window_ns, self.time_ns,
+                until_settled=extras.until_settled,
+            )  # fmt: skip
             self.keys[job] = hashed
+            self.jobs_by_hash[hashed] = job
             self.hashes.add(hashed)
 
     def claim(self, count: int, owner: int, __: bool) -> None:
@@ -187,7 +198,7 @@ class History:
         options = b""
         if self._meta(job) & META_KEYED:
             options = encode_key_hash(self.keys[job])
-            self.dedup.apply_free(self.keys[job], job)
+            self.dedup.apply_free(self.keys[job], job, self.time_ns)
         attempt = self.agenda.attempt(job)
         self.add(codec.encode_job(kind, Cause.CALLER, attempt, job, 5, body, self.lsn, options))
         self.agenda.apply_ended(kind, job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,11 +36,13 @@ def _small_pages() -> Iterator[None]:
 
 @dataclass(slots=True)
 class Holder:
-    """A key of the model; ``until`` is shifted time, None until the job is settled."""
+    """A key of the model; ``until`` is shifted time, None for no window."""
 
     hashed: int
     job: int
     until: int | None
+    #: whether it is held for its job, too
+    lives: bool
 
 
 class DedupMachine(RuleBasedStateMachine):
@@ -58,33 +61,48 @@ class DedupMachine(RuleBasedStateMachine):
         return [
             (holder.job, holder.job * 3)
             for holder in self.held
-            if holder.hashed == hashed and (holder.until is None or holder.until > moment)
+            if holder.hashed == hashed
+            and (holder.lives or (holder.until is not None and holder.until > moment))
         ]
 
-    @rule(hashed=HASHES, window=WINDOWS)
-    def take(self, hashed: int, window: int) -> None:
+    @rule(hashed=HASHES, window=WINDOWS, both=st.booleans())
+    def take(self, hashed: int, window: int, both: bool) -> None:
         self.job += 1
-        self.dedup.apply_taken(hashed, self.job, self.job * 3, window, self.now)
+        self.dedup.apply_taken(hashed, self.job, self.job * 3, window, self.now, until_settled=both)
         until = self.now - self.shift + window if window else None
-        self.held.append(Holder(hashed, self.job, until))
+        self.held.append(Holder(hashed, self.job, until, both or not window))
 
-    @rule(first=HASHES, count=st.integers(1, 30), window=WINDOWS)
-    def take_many(self, first: int, count: int, window: int) -> None:
+    @rule(first=HASHES, count=st.integers(1, 30), window=WINDOWS, both=st.booleans())
+    def take_many(self, first: int, count: int, window: int, both: bool) -> None:
         for number in range(count):
-            self.take(max((first + number * 7) % 2**64, 1), window)
+            self.take(max((first + number * 7) % 2**64, 1), window, both)
 
     @precondition(lambda self: self.held)
     @rule(pick=PICK, count=st.integers(1, 20))
     def settle(self, pick: int, count: int) -> None:
         """Frees keys held until then; a window goes on."""
+        moment = self.now - self.shift
         for holder in self.held[pick % len(self.held) :][:count]:
-            self.dedup.apply_free(holder.hashed, holder.job)
+            if holder.lives:
+                goes_on = holder.until is not None and holder.until > moment
+                frees = self.dedup.would_free(holder.hashed, holder.job, self.now)
+                assert frees != goes_on
+            self.dedup.apply_free(holder.hashed, holder.job, self.now)
+            holder.lives = False
             if holder.until is None:
                 self.held.remove(holder)
 
+    @precondition(lambda self: self.held)
+    @rule(pick=PICK)
+    def take_over(self, pick: int) -> None:
+        """The key is another job's now, whatever it was held for."""
+        holder = self.held.pop(pick % len(self.held))
+        self.dedup.apply_dropped(holder.hashed, holder.job)
+        self.dedup.apply_dropped(holder.hashed, holder.job)
+
     @rule(hashed=HASHES, job=st.integers(10**6, 10**7))
     def settle_a_job_that_holds_nothing(self, hashed: int, job: int) -> None:
-        self.dedup.apply_free(hashed, job)
+        self.dedup.apply_free(hashed, job, self.now)
 
     @rule(span=st.integers(0, 40))
     def time_goes(self, span: int) -> None:
@@ -146,7 +164,7 @@ def test_a_window_outlives_its_job() -> None:
     """The same key within its window answers with the first job, also a finished one."""
     table = Dedup()
     table.apply_taken(7, 1, 8, 60, 0)
-    table.apply_free(7, 1)
+    table.apply_free(7, 1, 5)
     assert holders(table, 7, 59) == [1]
 
 
@@ -155,7 +173,7 @@ def test_jobs_whose_hashes_collide_are_all_candidates() -> None:
     table = Dedup()
     for job in range(1, 101):
         table.apply_taken(7, job, job * 8, 0, 0)
-    table.apply_free(7, 50)
+    table.apply_free(7, 50, 0)
     assert holders(table, 7, 0) == [job for job in range(1, 101) if job != 50]
 
 
@@ -176,16 +194,49 @@ def test_windows_that_are_over_leave_nothing() -> None:
     assert len(table._pages) < 500
 
 
-def test_a_full_table_refuses_until_windows_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_table_refuses_until_windows_are_over() -> None:
     """The error names the limit; and a table that was full once is not full for ever."""
-    monkeypatch.setattr(dedup, "KEYS_MAX", 8)
     table = Dedup()
     for job in range(1, 9):
-        table.check_room(0)
+        table.check_room(0, 1, 8)
         table.apply_taken(job, job, 0, 60, 0)
-    with pytest.raises(UsageError, match="8 dedup keys are held, the limit is 8"):
-        table.check_room(59)
-    table.check_room(60)
+    with pytest.raises(UsageError, match="8 dedup keys are held, and keys_max is 8"):
+        table.check_room(59, 1, 8)
+    table.check_room(60, 8, 8)
+    with pytest.raises(UsageError, match="0 dedup keys are held, and keys_max is 8"):
+        table.check_room(60, 9, 8)
+
+
+def test_a_full_table_looks_through_few_pages_before_it_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The writer lock is held meanwhile; what it did not come to is found by the next ones."""
+    monkeypatch.setattr(dedup, "_SWEPT_WHEN_FULL", 2)
+    monkeypatch.setattr(dedup, "_SWEEP_EVERY", 10**9)
+    table = Dedup()
+    for job in range(1, 101):
+        table.apply_taken(job, job, 0, 60 if job > 90 else 600, 0)
+    refused = 0
+    while table.size == 100:
+        with contextlib.suppress(UsageError):
+            table.check_room(60, 1, 100)
+        refused += 1
+    assert 2 < refused < 30
+
+
+def test_a_key_held_for_both_is_held_for_the_longer() -> None:
+    """Until the job ends, when that comes after the window; else until the window is over."""
+    table = Dedup()
+    table.apply_taken(7, 1, 8, 60, 100, until_settled=True)
+    assert table.until_ns(7, 1) == 160
+    assert holders(table, 7, 10_000) == [1]
+    table.apply_free(7, 1, 10_000)
+    assert table.size == 0
+    table.apply_taken(7, 2, 8, 60, 100, until_settled=True)
+    table.apply_free(7, 2, 159)
+    assert holders(table, 7, 159) == [2]
+    assert holders(table, 7, 160) == []
+    assert table.until_ns(7, 2) == 160
 
 
 def test_the_hash_of_a_key_is_fixed_for_ever() -> None:

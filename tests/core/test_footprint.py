@@ -170,7 +170,7 @@ def test_settled_jobs_cost_nothing() -> None:
                 dedup.apply_taken(hashed, job, job << 8, 0, NOW)
             for job, *_ in agenda.take(1_000, None, None):
                 agenda.apply_ended(Kind.SUCCEEDED, job)
-                dedup.apply_free(known[job - first], job)
+                dedup.apply_free(known[job - first], job, NOW)
 
     size, agenda, dedup = measured(fill)
     assert (agenda.table.live, dedup.size) == (0, 0)

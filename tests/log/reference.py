@@ -63,8 +63,10 @@ class Reference:
     shift_ns: int = 0
     time_ns: int = 0
     last_lsn: int = 0
-    #: (queue, key) -> (job, until less the steps so far, None: until the job is settled)
-    holders: dict[tuple[bytes, bytes], list[tuple[int, int | None]]] = field(default_factory=dict)
+    #: (queue, key) -> (job, until less the steps so far or None, whether until the job is settled)
+    holders: dict[tuple[bytes, bytes], list[tuple[int, int | None, bool]]] = field(
+        default_factory=dict
+    )
 
     @classmethod
     def of(
@@ -121,17 +123,24 @@ class Reference:
             expires_ns=extras.expires_ns,
         )
         if extras.key is not None:
-            assert not self.active(record.queue, extras.key, record.time_ns), "a key held twice"
-            until = record.time_ns + extras.window_ns - self.shift_ns if extras.window_ns else None
+            active = self.active(record.queue, extras.key, record.time_ns)
             holders = self.holders.setdefault((record.queue, extras.key), [])
-            holders.append((record.lsn, until))
+            if record.replaces:
+                # One that waits is cancelled first, and so holds a key no more but for its window.
+                assert not self.is_live(record.replaces), "the key of a live job was taken over"
+                holders[:] = [one for one in holders if one[0] != record.replaces]
+                active = [job for job in active if job != record.replaces]
+            assert not active, "a key held twice"
+            until = record.time_ns + extras.window_ns - self.shift_ns if extras.window_ns else None
+            holders.append((record.lsn, until, extras.until_settled or until is None))
 
     def active(self, queue: bytes, key: bytes, now_ns: int) -> list[int]:
         """The jobs that hold a key."""
         return [
             job
-            for job, until in self.holders.get((queue, key), ())
-            if (self.is_live(job) if until is None else until + self.shift_ns > now_ns)
+            for job, until, lives in self.holders.get((queue, key), ())
+            if (lives and self.is_live(job))
+            or (until is not None and until + self.shift_ns > now_ns)
         ]
 
     def is_live(self, job: int) -> bool:
@@ -170,6 +179,15 @@ class Reference:
         if record.kind == Kind.EXPIRED:
             assert 0 < job.expires_ns <= record.time_ns or self.may_fall
         job.state = _FINAL[Kind(record.kind)]
+        if job.key is not None:
+            # A key that was held for its job is free from now on, or when its window is over.
+            holders = self.holders[job.queue, job.key]
+            moment = record.time_ns - self.shift_ns
+            holders[:] = [
+                (one, until, lives and one != job.lsn)
+                for one, until, lives in holders
+                if one != job.lsn or not lives or (until is not None and until > moment)
+            ]
         job.result = record.body
 
     def ready(self) -> list[int]:

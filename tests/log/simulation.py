@@ -5,18 +5,18 @@ from __future__ import annotations
 import random
 from collections import Counter
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import (
     AppendFailed,
+    DuplicateKey,
     LogError,
     LogFailed,
     OutcomeUnknown,
     StaleDelivery,
     TaskqError,
 )
-from taskq.core.model import SECOND_NS, Durability, Extras, State
+from taskq.core.model import SECOND_NS, Conflict, Durability, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import (
@@ -29,6 +29,7 @@ from taskq.log.requests import (
     Settlement,
 )
 from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.log.memory import Memory
 from tests.log.reference import Reference
 from tests.log.world import Process, World
 
@@ -47,49 +48,6 @@ _SPECS: Final = [
 ]  # fmt: skip
 _ENDS: Final = {Kind.SUCCEEDED: State.SUCCEEDED, Kind.DIED: State.DEAD}
 _ROOM_BYTES: Final = 50_000_000
-
-
-@dataclass(slots=True)
-class Memory:
-    """What was promised to anybody, ever."""
-
-    #: lsn -> what it was said to be: a job with this body, or a claim of that job
-    meanings: dict[int, tuple[str, object]] = field(default_factory=dict)
-    durable: set[int] = field(default_factory=set)
-    settled: dict[int, tuple[State, bytes | None]] = field(default_factory=dict)
-    ended: set[int] = field(default_factory=set)
-    #: bodies that belong together -> whether the group was acknowledged
-    groups: dict[tuple[bytes, ...], bool] = field(default_factory=dict)
-    #: children -> the claim that they were enqueued with
-    children: dict[tuple[bytes, ...], int] = field(default_factory=dict)
-    free_claims: set[int] = field(default_factory=set)
-    run_once: set[int] = field(default_factory=set)
-
-    def end(self, lsn: int, state: State, body: bytes | None) -> None:
-        """Somebody was told that he settled a job."""
-        assert lsn not in self.ended, "settled twice"
-        self.ended.add(lsn)
-        self.know(lsn, state, body)
-
-    def know(self, lsn: int, state: State, body: bytes | None) -> None:
-        """Somebody was told how a job ended."""
-        assert self.settled.setdefault(lsn, (state, body)) == (state, body), "two outcomes"
-
-    def forgive(self, reference: Reference) -> None:
-        """A power loss took what was never promised to survive one."""
-        self.durable &= reference.jobs.keys()
-        self.groups = dict.fromkeys(self.groups, False)
-        self.settled = {
-            lsn: ended
-            for lsn, ended in self.settled.items()
-            if lsn in self.durable
-            and (reference.jobs[lsn].state, reference.jobs[lsn].result) == ended
-        }
-        self.ended &= self.settled.keys()
-
-    def mean(self, lsn: int, what: str, value: object) -> None:
-        """An lsn was told to somebody; it must never mean anything else."""
-        assert self.meanings.setdefault(lsn, (what, value)) == (what, value), f"lsn {lsn}"
 
 
 class Simulation:
@@ -274,6 +232,9 @@ class Simulation:
         seconds = self.chance.choice((1, 60, 3_600)) * SECOND_NS
         return self.chance.choice((
             None, None, None, None, Extras(key=key), Extras(key=key, window_ns=seconds),
+            Extras(key=key, window_ns=seconds, until_settled=True, on_conflict=Conflict.REPLACE),
+            Extras(key=key, window_ns=seconds, on_conflict=Conflict.REPLACE),
+            Extras(key=key, on_conflict=self.chance.choice((Conflict.REPLACE, Conflict.RAISE))),
             Extras(due_ns=seconds), Extras(due_ns=now + seconds, due_is_wall=True),
             Extras(expires_ns=seconds), Extras(headers={"a": "b"}),
         ))  # fmt: skip
@@ -429,6 +390,10 @@ class Simulation:
             error = future.exception(0)
             if error is None:
                 accept(future.result(0))
+            elif isinstance(error, DuplicateKey):
+                self.counts["refused keys"] += 1
+                if error.job_id:
+                    self.memory.durable.add(int(error.job_id.rpartition("-")[2]))
             else:
                 assert self._faults, f"{error!r} for no reason"
                 assert isinstance(error, (AppendFailed, OutcomeUnknown, LogFailed)), repr(error)

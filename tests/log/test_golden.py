@@ -17,13 +17,12 @@ from taskq.log.carrying import (
     Carried,
     encode_carried,
     encode_compacted,
-    encode_key_until,
     encode_lease,
     encode_queue,
     encode_tally,
 )
 from taskq.log.logrecord import LogRecord, decode_record
-from taskq.log.options import encode_extras, encode_key_hash
+from taskq.log.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.requests import EnqueueSpec
 
 _LOG_ID: Final = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -48,8 +47,8 @@ _RICH_READ: Final = Extras(
 _ETA: Final = Extras(due_ns=5, due_is_wall=True)
 
 
-def _enqueued(extras: Extras | None) -> bytes:
-    options = encode_extras(extras, 1_000) if extras is not None else b""
+def _enqueued(extras: Extras | None, more: bytes = b"") -> bytes:
+    options = (encode_extras(extras, 1_000) if extras is not None else b"") + more
     tail = codec.enqueue_tail(
         _SPEC.priority, int(_SPEC.flags), _SPEC.attempts, 4, 9, _SPEC.route, options
     )
@@ -121,6 +120,14 @@ _RECORDS: Final = {
         ),
         _job(_ETA),
     ),
+    "enqueued in place of another": (
+        _enqueued(Extras(key=b"k"), encode_replaces(22)),
+        (
+            "38000000 01 07 0f00 03000000 0300 04 09 6d61696c 6d61696c2e73656e64"
+            "04 0100 6b 0f 0800 1600000000000000 7b22746f223a317d c6531c68"
+        ),
+        _job(Extras(key=b"k"))._replace(replaces=22),
+    ),
     "claimed": (
         codec.encode_job(Kind.CLAIMED, 0, 2, 22, 0xABCD),
         "20000000 02 00 0000 00000000 02000000 1600000000000000 cdab000000000000",
@@ -184,14 +191,6 @@ _RECORDS: Final = {
             "09 0800 4d00000000000000"
         ),
         _of_job(Kind.CLAIMED, 2, 0xABCD, None),
-    ),
-    "cancelled, and its key is held on": (
-        codec.encode_job(Kind.CANCELLED, Cause.CALLER, 0, 22, 0, None, 31, encode_key_until(78)),
-        (
-            "2b000000 07 00 0b00 00000000 00000000 1600000000000000 0000000000000000"
-            "0a 0800 4e00000000000000"
-        ),
-        _of_job(Kind.CANCELLED, 0, 0, None),
     ),
     "carried": (
         encode_carried(Kind.CARRIED, _WAITING, 31),

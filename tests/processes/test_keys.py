@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.core.model import Durability, Extras
+from taskq.core.model import Conflict, Durability, Extras
 from taskq.core.records import Kind
 from taskq.log.requests import Duplicate, EnqueueSpec
+from tests.log.reference import Reference
 from tests.processes.harness import Child, log_records, of_kind, open_here
 
 if TYPE_CHECKING:
@@ -21,13 +22,15 @@ PROCESSES = 4
 THREADS = 4
 
 
-def race(path: Path, durability: Durability) -> tuple[dict[str, set[int]], Counter[str]]:
+def race(
+    path: Path, durability: Durability, conflict: Conflict = Conflict.FIRST, keys: int = KEYS
+) -> tuple[dict[str, set[int]], Counter[str]]:
     """(key -> the jobs that were told for it, key -> how often somebody was told "new")."""
     jobs: dict[str, set[int]] = {}
     new: Counter[str] = Counter()
     with ExitStack() as stack:
         racers = [
-            stack.enter_context(Child("race_keys.py", path, durability, KEYS, THREADS))
+            stack.enter_context(Child("race_keys.py", path, durability, keys, THREADS, conflict))
             for _ in range(PROCESSES)
         ]
         for racer in racers:
@@ -60,3 +63,20 @@ def test_racing_processes_make_one_job_per_key(tmp_path: Path, durability: Durab
     again, new_again = race(tmp_path, durability)
     assert again == jobs
     assert new_again.total() == 0
+
+
+def test_racing_processes_that_replace_leave_one_job_per_key(tmp_path: Path) -> None:
+    """Every producer is told "new"; at any time one job holds a key, and the last one keeps it."""
+    jobs, new = race(tmp_path, Durability.OS, Conflict.REPLACE, 40)
+    assert set(new.values()) == {PROCESSES * THREADS}
+    reference = Reference.of(log_records(tmp_path), lambda _: False, may_fall=False)
+    live = {lsn for lsn in reference.jobs if reference.is_live(lsn)}
+    assert live == {max(told) for told in jobs.values()}
+    assert len(reference.jobs) == PROCESSES * THREADS * 40
+
+
+def test_of_racing_processes_that_raise_one_gets_each_key(tmp_path: Path) -> None:
+    """The others are refused, and told the same job."""
+    jobs, new = race(tmp_path, Durability.OS, Conflict.RAISE)
+    assert all(len(told) == 1 for told in jobs.values())
+    assert set(new.values()) == {1}

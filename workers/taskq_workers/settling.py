@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskq.core.errors import (
     AppendFailed,
+    DuplicateKey,
     LogLocked,
     SpillMissing,
     StaleDelivery,
@@ -15,7 +16,7 @@ from taskq.core.errors import (
     UsageError,
 )
 from taskq.core.records import Kind
-from taskq_workers.outcomes import reject, release
+from taskq_workers.outcomes import reject, release, settle_failure
 
 if TYPE_CHECKING:
     import asyncio
@@ -161,7 +162,11 @@ class Settler:
             return
         error = done.exception()
         answer = error if isinstance(error, TaskqError) else done.result()[0]
-        if isinstance(answer, TaskqError):
+        if isinstance(answer, DuplicateKey):
+            # A child was refused, and its parent's success with it: this attempt has failed.
+            task = job.app._tasks[settlement.delivery.task]
+            self.add(settle_failure(task, settlement.delivery, answer))
+        elif isinstance(answer, TaskqError):
             self._on_error(settlement, answer)
         elif answer is not None:
             job.resolve(answer)

@@ -1,6 +1,6 @@
 """Race others for keys; tell for each key "new LSN" or "duplicate LSN".
 
-Usage: race_keys.py DIRECTORY DURABILITY KEYS THREADS      (starts at a line on stdin)
+Usage: race_keys.py DIRECTORY DURABILITY KEYS THREADS [CONFLICT]     (starts at a line on stdin)
 
 Every thread enqueues every key once, each in an order of its own.
 """
@@ -12,7 +12,8 @@ import random
 import sys
 import threading
 
-from taskq.core.model import Durability, Extras
+from taskq.core.errors import DuplicateKey
+from taskq.core.model import Conflict, Durability, Extras
 from taskq.log.config import LogConfig
 from taskq.log.requests import Duplicate, EnqueueSpec
 from taskq.log.store import Store, open_store
@@ -20,11 +21,16 @@ from taskq.log.store import Store, open_store
 SPEC = EnqueueSpec()
 
 
-def race(store: Store, keys: list[str], told: list[str]) -> None:
+def race(store: Store, keys: list[str], conflict: Conflict, told: list[str]) -> None:
     port = store.thread_port
-    futures = [(key, port.enqueue(SPEC, b"x", Extras(key=key.encode()))) for key in keys]
+    extras = {key: Extras(key=key.encode(), on_conflict=conflict) for key in keys}
+    futures = [(key, port.enqueue(SPEC, b"x", extras[key])) for key in keys]
     for key, future in futures:
-        answer = future.result()
+        try:
+            answer = future.result()
+        except DuplicateKey as error:
+            told.append(f"duplicate {key} {error.job_id.rpartition('-')[2]}")
+            continue
         if isinstance(answer, Duplicate):
             told.append(f"duplicate {key} {answer.lsn}")
         else:
@@ -32,14 +38,15 @@ def race(store: Store, keys: list[str], told: list[str]) -> None:
 
 
 def main() -> None:
-    path, durability, count, threads = sys.argv[1:]
+    path, durability, count, threads = sys.argv[1:5]
+    conflict = Conflict(sys.argv[5] if len(sys.argv) > 5 else "first")
     store = open_store(path, LogConfig(durability=Durability(durability)))
     keys = [f"key-{number}" for number in range(int(count))]
     told: list[str] = []
     racers = []
     for _ in range(int(threads)):
         order = random.sample(keys, len(keys))
-        racers.append(threading.Thread(target=race, args=(store, order, told)))
+        racers.append(threading.Thread(target=race, args=(store, order, conflict, told)))
     os.write(1, b"open\n")
     sys.stdin.readline()
     for racer in racers:

@@ -1,0 +1,129 @@
+"""Who holds a dedup key, and what becomes of it when another job comes with the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.dedup import key_hash
+from taskq.core.errors import DuplicateKey, LogDamaged
+from taskq.core.model import Conflict
+from taskq.core.records import Cause, Kind
+from taskq.core.transitions import legal
+from taskq.log import codec
+from taskq.log.options import enqueue_extras
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskq.core.dedup import Dedup
+    from taskq.core.model import Extras
+    from taskq.log.batch import Batch
+    from taskq.log.operations import Operations
+    from taskq.log.requests import EnqueueSpec
+
+_NOBODY: Final[frozenset[int]] = frozenset()
+
+
+class Wanted:
+    """The key of a job to be enqueued.
+
+    Attributes:
+        queue, key: what it is, in bytes.
+        hashed: what the table knows it by.
+        window_ns, until_settled: for how long it will be held.
+        conflict: what to do if somebody else holds it.
+    """
+
+    __slots__ = ("conflict", "hashed", "key", "queue", "until_settled", "window_ns")
+
+    def __init__(self, spec: EnqueueSpec, key: bytes, extras: Extras) -> None:
+        self.queue = spec.route[: spec.lane_key[0]]
+        self.key = key
+        self.hashed = key_hash(self.queue, key)
+        self.window_ns = extras.window_ns
+        self.until_settled = extras.until_settled or not extras.window_ns
+        self.conflict = extras.on_conflict
+
+
+class Keys:
+    """The decisions about keys."""
+
+    def __init__(self, operations: Operations, keys_max: int) -> None:
+        self._operations = operations
+        self._facets = operations._facets
+        self._keys_max = keys_max
+
+    @property
+    def _dedup(self) -> Dedup:
+        dedup = self._facets.dedup
+        assert dedup is not None
+        return dedup
+
+    def check(
+        self, batch: Batch, wanted: Iterable[Wanted], ending: frozenset[int] = _NOBODY
+    ) -> None:
+        """Refuse jobs that are to be enqueued together, before anything of them is added.
+
+        ``ending`` are jobs that will be settled before these are added.
+
+        Raises:
+            UsageError: the table of keys has no room for them.
+            DuplicateKey: a key is held, and its job asked to be refused then.
+        """
+        places: set[tuple[bytes, bytes]] = set()
+        count = 0
+        for one in wanted:
+            count += 1
+            place = one.queue, one.key
+            if one.conflict is Conflict.RAISE:
+                holder = self._holder(batch, one, ending)
+                if holder is not None or place in places:
+                    raise self._error(one, holder)
+            places.add(place)
+        if count:
+            self._dedup.check_room(batch.time_ns, count, self._keys_max)
+
+    def make_way(self, batch: Batch, wanted: Wanted) -> tuple[int | None, int]:
+        """(the job that keeps the key, the job that gives it up); None and 0 for nobody.
+
+        One that is asked to give the key up does so unless it runs; if it waits, it is cancelled.
+        """
+        holder = self._holder(batch, wanted)
+        if holder is None or wanted.conflict is not Conflict.REPLACE:
+            return holder, 0
+        agenda = self._facets.agenda
+        assert agenda is not None
+        if agenda.table.find(holder) is not None:
+            if not legal(agenda.state(holder), Kind.CANCELLED):
+                return holder, 0
+            attempt = agenda.attempt(holder)
+            self._operations._end(batch, Kind.CANCELLED, Cause.REPLACED, holder, 0, attempt, None)
+        self._dedup.apply_dropped(wanted.hashed, holder)
+        return None, holder
+
+    def take(self, batch: Batch, wanted: Wanted, job: int, location: int) -> None:
+        """The job that is being added holds its key from now on."""
+        self._dedup.apply_taken(
+            wanted.hashed, job, location, wanted.window_ns, batch.time_ns,
+            until_settled=wanted.until_settled,
+        )  # fmt: skip
+
+    def _error(self, wanted: Wanted, holder: int | None) -> DuplicateKey:
+        job_id = "" if holder is None else f"{self._operations._tag}-{holder}"
+        return DuplicateKey(wanted.queue.decode("utf-8", "replace"), wanted.key, job_id)
+
+    def _holder(self, batch: Batch, wanted: Wanted, ending: frozenset[int] = _NOBODY) -> int | None:
+        """The job that holds the key, verified against its record."""
+        dedup = self._dedup
+        for job, location in dedup.holders(wanted.hashed, batch.time_ns):
+            if job in ending and dedup.would_free(wanted.hashed, job, batch.time_ns):
+                continue
+            try:
+                record = self._operations.recent.record(job, location)
+            except LogDamaged:
+                return job  # it cannot be verified; running it twice would be worse
+            size = record[14]
+            queue = record[codec.ENQUEUED.size : codec.ENQUEUED.size + size]
+            if queue == wanted.queue and enqueue_extras(record).key == wanted.key:
+                return job
+        return None

@@ -1,0 +1,53 @@
+"""What the processes of a simulation were told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from taskq.core.model import State
+    from tests.log.reference import Reference
+
+
+@dataclass(slots=True)
+class Memory:
+    """What was promised to anybody, ever."""
+
+    #: lsn -> what it was said to be: a job with this body, or a claim of that job
+    meanings: dict[int, tuple[str, object]] = field(default_factory=dict)
+    durable: set[int] = field(default_factory=set)
+    settled: dict[int, tuple[State, bytes | None]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    #: bodies that belong together -> whether the group was acknowledged
+    groups: dict[tuple[bytes, ...], bool] = field(default_factory=dict)
+    #: children -> the claim that they were enqueued with
+    children: dict[tuple[bytes, ...], int] = field(default_factory=dict)
+    free_claims: set[int] = field(default_factory=set)
+    run_once: set[int] = field(default_factory=set)
+
+    def end(self, lsn: int, state: State, body: bytes | None) -> None:
+        """Somebody was told that he settled a job."""
+        assert lsn not in self.ended, "settled twice"
+        self.ended.add(lsn)
+        self.know(lsn, state, body)
+
+    def know(self, lsn: int, state: State, body: bytes | None) -> None:
+        """Somebody was told how a job ended."""
+        assert self.settled.setdefault(lsn, (state, body)) == (state, body), "two outcomes"
+
+    def forgive(self, reference: Reference) -> None:
+        """A power loss took what was never promised to survive one."""
+        self.durable &= reference.jobs.keys()
+        self.groups = dict.fromkeys(self.groups, False)
+        self.settled = {
+            lsn: ended
+            for lsn, ended in self.settled.items()
+            if lsn in self.durable
+            and (reference.jobs[lsn].state, reference.jobs[lsn].result) == ended
+        }
+        self.ended &= self.settled.keys()
+
+    def mean(self, lsn: int, what: str, value: object) -> None:
+        """An lsn was told to somebody; it must never mean anything else."""
+        assert self.meanings.setdefault(lsn, (what, value)) == (what, value), f"lsn {lsn}"

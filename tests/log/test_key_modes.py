@@ -1,0 +1,371 @@
+"""Keys: for how long they are held, and what becomes of who comes with one that is."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskq.core.dedup import key_hash
+from taskq.core.errors import DuplicateKey, UsageError
+from taskq.core.model import SECOND_NS, Conflict, Extras, State
+from taskq.core.records import Cause, Kind
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.identity import RECORDS_2
+from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Op, Settlement
+from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.log.world import PLAIN, Process, World
+
+MINUTE = 60 * SECOND_NS
+MAIL = EnqueueSpec("mail", "mail.send")
+
+
+def key(
+    name: str = "k", window_ns: int = 0, conflict: Conflict = Conflict.FIRST, *, both: bool = False
+) -> Extras:
+    return Extras(key=name.encode(), window_ns=window_ns, until_settled=both, on_conflict=conflict)
+
+
+REPLACE = key(conflict=Conflict.REPLACE)
+RAISE = key(conflict=Conflict.RAISE)
+BOTH = key(window_ns=MINUTE, both=True)
+
+
+def holders(world: World, name: str = "k", queue: str = "default") -> list[int]:
+    """Whom a fold by somebody else finds to hold the key."""
+    dedup = world.fold().need_dedup()
+    hashed = key_hash(queue.encode(), name.encode())
+    return [job for job, _ in dedup.holders(hashed, world.clock.wall_ns())]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def process(world: World) -> Process:
+    return world.process()
+
+
+# -- until the window, the job, or both are over ---------------------------------------------------
+
+
+def test_a_key_for_both_outlives_its_window_while_its_job_lives(
+    world: World, process: Process
+) -> None:
+    first = process.enqueue(extras=BOTH)
+    world.clock.advance(3_600)
+    assert process.offer(extras=BOTH) == Duplicate(first)
+    assert holders(world) == [first]
+    process.settle(process.claim()[0])
+    assert holders(world) == []
+    assert process.enqueue(extras=BOTH) != first
+
+
+def test_a_key_for_both_outlives_its_job_until_its_window_is_over(
+    world: World, process: Process
+) -> None:
+    first = process.enqueue(extras=BOTH)
+    process.settle(process.claim()[0])
+    world.clock.advance(59)
+    assert process.offer(extras=BOTH) == Duplicate(first)
+    assert holders(world) == [first]
+    world.clock.advance(1)
+    assert holders(world) == []
+    assert process.enqueue(extras=BOTH) != first
+
+
+@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED])
+def test_a_key_for_both_is_held_on_however_its_job_ends(world: World, kind: Kind) -> None:
+    process = world.process()
+    extras = key(window_ns=MINUTE, both=True)
+    extras.expires_ns = 1 if kind is Kind.EXPIRED else 0
+    first = process.enqueue(extras=extras)
+    world.clock.advance(1)
+    if kind is Kind.CANCELLED:
+        assert process.ask(Op.CANCEL, first)
+    else:
+        for delivery in process.claim():
+            process.settle(delivery, kind)
+    assert kind in world.kinds()
+    assert process.offer(extras=key()) == Duplicate(first)
+    world.clock.advance(60)
+    process.enqueue(extras=key())
+
+
+@pytest.mark.parametrize("step", [-3_600, 3_600])
+def test_a_step_of_the_clock_neither_ends_nor_prolongs_a_key_for_both(
+    world: World, process: Process, step: float
+) -> None:
+    """Before and after its job ends: the window has the length that it was given."""
+    first = process.enqueue(extras=BOTH)
+    world.clock.advance(20)
+    world.clock.step(step)
+    process.settle(process.claim()[0])
+    world.clock.advance(20)
+    world.clock.step(step)
+    assert process.offer(extras=BOTH) == Duplicate(first)
+    world.clock.advance(19)
+    assert process.offer(extras=BOTH) == Duplicate(first)
+    world.clock.advance(1)
+    assert process.enqueue(extras=BOTH) != first
+
+
+def test_keys_survive_a_kill_and_a_loss_of_power(world: World, process: Process) -> None:
+    """Of each sort one: whoever opens the log next is told the same."""
+    sorts = [key("a"), key("b", MINUTE), key("c", MINUTE, both=True)]
+    first = [process.enqueue(extras=extras) for extras in sorts]
+    process.settle(process.claim(9)[2])
+    process.kill()
+    process = world.process()
+    assert [process.offer(extras=extras) for extras in sorts] == [Duplicate(lsn) for lsn in first]
+    world.lose_power(30)
+    process = world.process()
+    assert [process.offer(extras=extras) for extras in sorts] == [Duplicate(lsn) for lsn in first]
+
+
+# -- on conflict -----------------------------------------------------------------------------------
+
+
+def test_a_waiting_job_is_replaced(world: World, process: Process) -> None:
+    """It is cancelled, and the new one takes its key, in one frame; others' keys are left alone."""
+    other = process.enqueue(extras=REPLACE, spec=MAIL)
+    first = process.enqueue(b"old", REPLACE)
+    frames = process.journal.meters.batches
+    second = process.enqueue(b"new", REPLACE)
+    assert process.journal.meters.batches == frames + 1
+    assert holders(world) == [second]
+    assert holders(world, queue="mail") == [other]
+    cancelled = [one for one in world.records() if one.kind == Kind.CANCELLED]
+    assert [(one.job, one.cause) for one in cancelled] == [(first, Cause.REPLACED)]
+    assert [one.replaces for one in world.records() if one.lsn == second] == [first]
+    assert [one.payload for one in process.claim(9)] == [b"{}", b"new"]
+
+
+def test_a_scheduled_job_is_replaced(world: World, process: Process) -> None:
+    later = Extras(key=b"k", due_ns=3_600 * SECOND_NS, on_conflict=Conflict.REPLACE)
+    first, second = process.enqueue(extras=later), process.enqueue(extras=later)
+    world.clock.advance(3_600)
+    assert [one.job for one in process.claim(9)] == [second]
+    view = world.view(first)
+    assert view is not None
+    assert view.state is State.CANCELLED
+
+
+def test_a_running_job_is_not_replaced(world: World, process: Process) -> None:
+    """The answer is the first; once it is given back it may be replaced after all."""
+    first = process.enqueue(extras=REPLACE)
+    (held,) = process.claim()
+    assert process.offer(extras=REPLACE) == Duplicate(first)
+    process.settle(held, Kind.RETRIED)
+    second = process.enqueue(extras=REPLACE)
+    assert holders(world) == [second]
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_settled_job_gives_up_what_is_left_of_its_window(world: World, both: bool) -> None:
+    process = world.process()
+    extras = key(window_ns=MINUTE, conflict=Conflict.REPLACE, both=both)
+    first = process.enqueue(extras=extras)
+    process.settle(process.claim()[0])
+    second = process.enqueue(extras=extras)
+    assert second != first
+    assert holders(world) == [second]
+    assert Kind.CANCELLED not in world.kinds()
+    world.clock.advance(30)
+    third = process.enqueue(extras=extras)
+    world.clock.advance(45)
+    assert holders(world) == [third]
+
+
+def test_a_replaced_job_with_a_window_holds_nothing_any_more(world: World) -> None:
+    """Neither the rest of its window nor, if it was held for both, anything of it."""
+    for both in (False, True):
+        process = world.process()
+        extras = key(f"k{both}", MINUTE, Conflict.REPLACE, both=both)
+        process.enqueue(extras=extras)
+        second = process.enqueue(extras=extras)
+        assert holders(world, f"k{both}") == [second]
+        for delivery in process.claim(9):
+            process.settle(delivery)
+        world.clock.advance(60)
+        assert holders(world, f"k{both}") == []
+
+
+def test_one_batch_may_replace_its_own_jobs(world: World, process: Process) -> None:
+    lsns = process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"%d" % number, REPLACE) for number in range(3)])
+    assert holders(world) == [lsns[2]]
+    assert [one.payload for one in process.claim(9)] == [b"2"]
+
+
+def test_a_process_that_knew_only_the_end_of_the_log_replaces_too(world: World) -> None:
+    """Its first batch needs the agenda, and holds a plain enqueue before the one that does."""
+    first = world.process().enqueue(extras=REPLACE)
+    process = world.process()
+    futures = [process.send(Op.ENQUEUE, (PLAIN, b"plain", None)) for _ in range(2)]
+    process.sync()
+    second = process.enqueue(extras=REPLACE)
+    assert holders(world) == [second]
+    found = [one.job for one in process.claim(9)]
+    assert found == [*(future.result(0) for future in futures), second]
+    assert first not in found
+
+
+def test_a_held_key_raises_when_asked_to(world: World, process: Process) -> None:
+    """The error names the job; nothing is written; and when the key is free nothing is raised."""
+    first = process.enqueue(extras=RAISE)
+    before = world.kinds()
+    with pytest.raises(DuplicateKey, match=r"key 'k' of queue 'default' is held by job") as caught:
+        process.offer(extras=RAISE)
+    assert caught.value.job_id == f"{process.journal.tag}-{first}"
+    assert caught.value.key == b"k"
+    assert world.kinds() == before
+    process.enqueue(extras=RAISE, spec=MAIL)
+    for delivery in process.claim(2):
+        process.settle(delivery)
+    process.enqueue(extras=RAISE)
+
+
+def test_a_refusal_is_no_more_durable_than_the_job_that_it_names(world: World) -> None:
+    """The holder is not on disk yet: who is refused because of it waits until it is."""
+    writer, other = world.process(), world.process()
+    writer.send(Op.ENQUEUE, (PLAIN, b"x", RAISE))
+    refused = other.send(Op.ENQUEUE, (PLAIN, b"x", RAISE))
+    assert not refused.done()
+    other.sync()
+    assert isinstance(refused.exception(0), DuplicateKey)
+    world.lose_power()
+    assert len(holders(world)) == 1
+
+
+def test_many_jobs_are_refused_together_when_one_key_is_held(world: World) -> None:
+    process = world.process()
+    process.enqueue(extras=key("held"))
+    items = [(PLAIN, b"a", None), (PLAIN, b"b", key("held", conflict=Conflict.RAISE))]
+    before = world.kinds()
+    with pytest.raises(DuplicateKey):
+        process.ask(Op.ENQUEUE_MANY, items)
+    twice = [(PLAIN, b"a", key("new")), (PLAIN, b"b", key("new", conflict=Conflict.RAISE))]
+    with pytest.raises(DuplicateKey, match=r"'new' .* comes twice in this transaction"):
+        process.ask(Op.ENQUEUE_MANY, twice)
+    assert world.kinds() == before
+
+
+def test_a_parent_whose_child_is_refused_does_not_succeed(world: World) -> None:
+    process = world.process()
+    process.enqueue()
+    (held,) = process.claim()
+    process.enqueue(extras=RAISE)
+    child = (PLAIN, b"child", RAISE)
+    with pytest.raises(DuplicateKey):
+        process.settle(held, children=(child,))
+    process.settle(held, Kind.RETRIED)
+    assert Kind.SUCCEEDED not in world.kinds()
+
+
+def test_a_child_may_take_the_key_that_its_parent_frees(world: World) -> None:
+    """They are one transaction: the parent is settled when the child is enqueued."""
+    process = world.process()
+    first = process.enqueue(extras=RAISE)
+    (held,) = process.claim()
+    process.settle(held, children=((PLAIN, b"child", RAISE),))
+    (child,) = holders(world)
+    assert child > first
+
+
+def test_a_child_meets_the_window_that_its_parent_holds_on(world: World) -> None:
+    process = world.process()
+    extras = key(window_ns=MINUTE, conflict=Conflict.RAISE, both=True)
+    process.enqueue(extras=extras)
+    (held,) = process.claim()
+    with pytest.raises(DuplicateKey):
+        process.settle(held, children=((PLAIN, b"child", extras),))
+    world.clock.advance(60)
+    process.settle(held, children=((PLAIN, b"child", extras),))
+    assert len(holders(world)) == 1
+
+
+# -- limits, and older readers ---------------------------------------------------------------------
+
+
+def test_held_keys_are_limited(world: World) -> None:
+    """The error names the limit; jobs without a key go on, and so do keys once others are free."""
+    process = world.process(LogConfig(segment_bytes=SEGMENT_BYTES_MIN, keys_max=3))
+    for number in range(3):
+        process.enqueue(extras=key(f"k{number}"))
+    with pytest.raises(UsageError, match="3 dedup keys are held, and keys_max is 3"):
+        process.offer(extras=key("another"))
+    process.enqueue()
+    process.settle(process.claim()[0])
+    process.enqueue(extras=key("another"))
+    process.settle(process.claim()[0])
+    with pytest.raises(UsageError, match="keys_max"):
+        process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"", key("a")), (PLAIN, b"", key("b"))])
+    with pytest.raises(UsageError, match="keys_max is 0, it must be above 0"):
+        LogConfig(keys_max=0)
+
+
+@pytest.mark.parametrize("extras", [BOTH, REPLACE])
+def test_a_log_with_newer_keys_says_so(world: World, extras: Extras) -> None:
+    process = world.process()
+    process.enqueue(extras=key())
+    assert RECORDS_2 not in process.journal.identity.incompat
+    process.enqueue(extras=Extras(key=b"n", window_ns=extras.window_ns, on_conflict=Conflict.FIRST))
+    assert RECORDS_2 not in process.journal.identity.incompat
+    if extras is REPLACE:
+        process.enqueue(extras=REPLACE)
+    else:
+        process.enqueue(extras=key("both", MINUTE, both=True))
+    assert RECORDS_2 in process.journal.identity.incompat
+
+
+# -- crashes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_a_key_has_one_holder_whatever_step_a_replacement_is_cut_at(power: bool) -> None:
+    """Either the old job waits still, or it is cancelled and the new one has its key."""
+    step, crashed = 0, True
+    while crashed:
+        step += 1
+        world = World(step)
+        process = world.process()
+        first = process.enqueue(b"old", REPLACE)
+        world.machine.stop_at(world.machine.steps + step, power=power)
+        crashed = _dies(world, process)
+        world.machine.stop_at(None)
+        (holder,) = holders(world) if not crashed else _reopened(world)
+        assert [one.job for one in world.process().claim(9)] == [holder]
+        view = world.view(first)
+        assert view is not None
+        assert (view.state is State.CANCELLED) == (holder != first)
+    assert step > 2
+
+
+def _dies(world: World, process: Process) -> bool:
+    try:
+        process.offer(b"new", REPLACE)
+    except PowerLost:
+        world.everyone_is_gone()
+        return True
+    except ProcessKilled:
+        process.kill()
+        return True
+    return False
+
+
+def _reopened(world: World) -> list[int]:
+    world.process()
+    return holders(world)
+
+
+def test_settlements_of_a_run_free_keys_for_both(world: World) -> None:
+    """A worker hands its outcomes over in bulk: those with such a key are not taken for plain."""
+    process = world.process()
+    first = process.enqueue(extras=BOTH)
+    request = ClaimRequest(9, wait_until_ns=0)
+    held = process.ask(Op.CLAIM, request)
+    items = [Settlement(Kind.SUCCEEDED, one) for one in held]
+    process.commit([(Op.SETTLE_SOON, None, None, (items, None))])
+    assert holders(world) == [first]
+    world.clock.advance(60)
+    assert holders(world) == []
