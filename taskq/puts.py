@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from taskq.call import Options, spec_of
 from taskq.core.errors import UsageError
@@ -21,9 +21,39 @@ if TYPE_CHECKING:
     from taskq.packing import Item, Loose, Packer
 
 
+class PutOptions(TypedDict, total=False):
+    """What ``TaskLog.put`` takes beside the payload."""
+
+    #: name of the queue
+    queue: str
+    #: 0 to 9, higher first
+    priority: int
+    #: not before so long from now
+    delay: Duration
+    #: give up unless it ran by then: a duration, or a datetime with a time zone
+    expires: Duration | datetime | None
+    #: small strings that travel with the job
+    headers: Mapping[str, str]
+    #: one job at a time may hold it in the queue
+    key: str | bytes | None
+    #: how long the key is held; None: until the job is settled
+    window: Duration | None
+    #: "settled", with a window: hold the key until both, window and job, are over
+    until: Until | None
+    #: if the key is held: "first" answers with the job that holds it, "replace" takes the key over
+    #: unless that job runs (one that waits is cancelled), "raise" raises ``DuplicateKey``
+    on_conflict: OnConflict
+    #: how often the job may be claimed; 0 for no limit
+    attempts: int
+    #: how the payload is compressed; None: as its queue or log says
+    compress: Compression | None
+    #: whether a larger one may go to a file; None: as its queue or log says
+    spill: bool | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Put:
-    """One job of ``put_many``; the words are those of ``TaskLog.put``."""
+    """One job of ``put_many``; the words are those of ``PutOptions``."""
 
     payload: bytes
     queue: str = "default"

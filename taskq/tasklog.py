@@ -12,8 +12,6 @@ from taskq.connection import Connection, split_job_id
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
 from taskq.core.model import (
-    ATTEMPTS_DEFAULT,
-    PRIORITY_DEFAULT,
     SECOND_NS,
     JobView,
     LogStats,
@@ -23,17 +21,16 @@ from taskq.core.records import Cause, Kind
 from taskq.core.retry import DEFAULT
 from taskq.log.requests import ClaimRequest, Delivery, Settlement, checked_queues
 from taskq.logoptions import LogOptions, log_config
-from taskq.puts import Put, check_bytes, loose_put
+from taskq.puts import Put, PutOptions, check_bytes, loose_put
 from taskq.queues import LogQueues
 from taskq.reading import LogReading
 from taskq.serialization import encode_reason
 from taskq.telling import LogTelling
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable
     from datetime import datetime
 
-    from taskq.call import OnConflict, Until
     from taskq.log.bodies import Compression
     from taskq.log.port import LoopPort
 
@@ -64,41 +61,12 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         """The directory, as an absolute path."""
         return Path(self._connection.path)
 
-    async def put(
-        self,
-        payload: bytes,
-        *,
-        queue: str = "default",
-        priority: int = PRIORITY_DEFAULT,
-        delay: Duration = 0,
-        expires: Duration | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | bytes | None = None,
-        window: Duration | None = None,
-        until: Until | None = None,
-        on_conflict: OnConflict = "first",
-        attempts: int = ATTEMPTS_DEFAULT,
-        compress: Compression | None = None,
-        spill: bool | None = None,
-    ) -> str:
+    async def put(self, payload: bytes, **options: Unpack[PutOptions]) -> str:
         """Put one job into the log; it is as durable as the log says when this returns.
 
         Args:
             payload: at most PAYLOAD_BYTES_MAX bytes, unless it may go to a file.
-            queue: name of the queue.
-            priority: 0 to 9, higher first.
-            delay: not before so long from now.
-            expires: give up unless it ran by then: a duration, or a datetime with a time zone.
-            headers: small strings that travel with the job.
-            key: one job at a time may hold it in the queue.
-            window: how long the key is held; None: until the job is settled.
-            until: "settled", with a window: hold the key until both, window and job, are over.
-            on_conflict: if the key is held: "first" returns the id of the job that holds it,
-                "replace" takes the key over unless that job runs (one that waits is cancelled),
-                "raise" raises.
-            attempts: how often the job may be claimed; 0 for no limit.
-            compress: how the payload is compressed; None: as its queue or log says.
-            spill: whether a larger one may go to a file; None: as its queue or log says.
+            options: see ``PutOptions``.
 
         Returns:
             The job's id; of the job that holds the key, if it was taken.
@@ -108,24 +76,7 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
             DuplicateKey: another job holds the key, and ``on_conflict`` is "raise".
             LogError: the log could not be opened or written.
         """
-        job = loose_put(
-            Put(
-                payload=payload,
-                queue=queue,
-                priority=priority,
-                delay=delay,
-                expires=expires,
-                headers=headers or {},
-                key=key,
-                window=window,
-                until=until,
-                on_conflict=on_conflict,
-                attempts=attempts,
-                compress=compress,
-                spill=spill,
-            ),
-            self._connection.packer,
-        )
+        job = loose_put(Put(payload=payload, **options), self._connection.packer)
         item = job[0] if job[1] is None else await self._connection.pack(job)
         port = await self._connection.port()
         return self._id_of(await port.enqueue(*item))

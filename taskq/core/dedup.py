@@ -166,13 +166,6 @@ class Dedup:
             page.locations[at] = location
         return at >= 0
 
-    def apply_held_again(self, hashed: int, job: int) -> None:
-        """The job, which holds the key, is live again: it is held until the job is settled."""
-        page = self._pages[bisect_right(self._firsts, hashed) - 1]
-        at = _find(page, hashed, job)
-        if at >= 0:
-            page.untils[at] = UNTIL_SETTLED
-
     def until_ns(self, hashed: int, job: int) -> int:
         """Wall time until which the job holds the key at least; 0 if it does not hold it.
 

@@ -76,7 +76,7 @@ def fold_frame(
         ) from error
 
 
-def fold_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop: a call a record would double it
+def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would double it
     data: bytes,
     at: int,
     end: int,
@@ -128,16 +128,19 @@ def fold_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop: a call a reco
         elif kind in OTHER_KINDS:
             fold_other(kind, data[at : at + length], where + at, time_ns, agenda, dedup, watch)
         elif kind == _CLOCK:
-            step = codec.CLOCK.unpack_from(data, at)[6]
-            for facet in (agenda, dedup):
-                if facet is not None:
-                    facet.apply_clock(step)
-            if agenda is not None:
-                agenda.promote(time_ns, _ALL)
+            _fold_clock(codec.CLOCK.unpack_from(data, at)[6], time_ns, agenda, dedup)
         elif kind < _SKIPPABLE:
             raise FormatError(f"record type {kind} at lsn {lsn} is unknown: use a newer taskq")
         at += length
         lsn += 1
+
+
+def _fold_clock(step_ns: int, time_ns: int, agenda: Agenda | None, dedup: Dedup | None) -> None:
+    for facet in (agenda, dedup):
+        if facet is not None:
+            facet.apply_clock(step_ns)
+    if agenda is not None:
+        agenda.promote(time_ns, _ALL)
 
 
 def _fold_run(

@@ -196,8 +196,6 @@ def fold_carried(
             dedup.apply_dropped(hashed, carried.job)
         if not dedup.apply_moved(hashed, carried.job, location):
             _take_key(carried, flags, hashed, location, time_ns, dedup)
-        elif kind == Kind.REQUEUED and flags & _KEYED:
-            dedup.apply_held_again(hashed, carried.job)
 
 
 def key_of(born: bytes) -> int:

@@ -289,10 +289,12 @@ class Driven:
         hashed = (number * 0x9E3779B97F4A7C15) % 2**64 or 1
         holders = list(self.dedup.holders(hashed, self.time_ns))
         if frees and holders:
-            self.dedup.apply_free(hashed, holders[0][0], self.time_ns + window, self.time_ns)
+            self.dedup.apply_free(hashed, holders[0][0], self.time_ns)
         elif not holders:
             window = 0 if number % 3 else window + 1
-            self.dedup.apply_taken(hashed, self.lsn, self.lsn * 64, window, self.time_ns)
+            self.dedup.apply_taken(
+                hashed, self.lsn, self.lsn * 64, window, self.time_ns, until_settled=frees
+            )
             self.lsn += 1
         return holders
 
