@@ -79,7 +79,7 @@ class DeadLetters:
             UsageError: an argument is wrong.
         """
         check_limit(limit)
-        wanted = _filter(filters)
+        wanted = dead_filter(filters)
         views: Views = []
         place: Place | None = None
         while len(views) < limit:
@@ -98,7 +98,7 @@ class DeadLetters:
         Raises:
             UsageError: an argument is wrong.
         """
-        wanted = _filter(filters)
+        wanted = dead_filter(filters)
         if wanted.error is not None:
             return (await self._sweep(wanted, None, _count)).count
         port = await self._connection.port()
@@ -142,7 +142,7 @@ class DeadLetters:
         Raises:
             UsageError: an argument is wrong; nothing was done.
         """
-        return await self._sweep(_filter(filters), limit, _count if dry_run else self._requeue)
+        return await self._sweep(dead_filter(filters), limit, _count if dry_run else self._requeue)
 
     async def purge(self, job_id: str) -> None:
         """Forget one dead letter: its job is unknown afterwards.
@@ -175,7 +175,7 @@ class DeadLetters:
         Raises:
             UsageError: an argument is wrong; nothing was done.
         """
-        return await self._sweep(_filter(filters), limit, _count if dry_run else self._purge)
+        return await self._sweep(dead_filter(filters), limit, _count if dry_run else self._purge)
 
     def __repr__(self) -> str:
         return f"<DeadLetters {self._connection.path}>"
@@ -202,7 +202,7 @@ class DeadLetters:
         if limit is not None:
             check_limit(limit)
         port = await self._connection.port()
-        end: int = await port.look(lambda committer: committer.journal.next_lsn)
+        end: int = await port.look(lambda one: one.journal.next_lsn)
         sweeping = Sweeping(self._connection.tag)
         start, left = 1, limit
         while start and left != 0:
@@ -248,7 +248,12 @@ def _raise_first(swept: Swept) -> None:
         raise error
 
 
-def _filter(filters: DeadFilters) -> DeadFilter:
+def dead_filter(filters: DeadFilters) -> DeadFilter:
+    """The filters in the log's words.
+
+    Raises:
+        UsageError: one is unknown or wrong.
+    """
     unknown = filters.keys() - DeadFilters.__annotations__.keys()
     if unknown:
         known = ", ".join(DeadFilters.__annotations__)

@@ -127,7 +127,7 @@ class LogQueues:
         self, wanted: WaitingFilter, limit: int | None, cause: Cause, *, dry_run: bool
     ) -> Swept:
         port = await self._connection.port()
-        end: int = await port.look(lambda committer: committer.journal.next_lsn)
+        end: int = await port.look(lambda one: one.journal.next_lsn)
         sweeping = Sweeping(self._connection.tag)
         start, left = 1, limit
         while start and left != 0:

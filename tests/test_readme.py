@@ -59,6 +59,16 @@ async def test_the_other_lines_of_the_readme_run(mailer: ModuleType) -> None:
     assert [(queue.ready, queue.scheduled) for queue in stats.queues] == [(3, 1)]
 
 
+async def test_the_lines_on_dead_letters_run(mailer: ModuleType) -> None:
+    (block,) = [block for block in BLOCKS if "app.dead" in block]
+    code = compile(block, "README.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    async with mailer.app:
+        await mailer.send.enqueue("ada@example.org", subject="x")
+        await eval_block(code, {"app": mailer.app})
+        (queue,) = (await mailer.app.store().port().stats()).queues
+    assert (queue.queue, queue.cancelled, queue.paused) == ("mail", 1, True)
+
+
 async def eval_block(code: Any, names: dict[str, Any]) -> None:
     result = eval(code, names)  # noqa: S307 - it is our own text
     if inspect.isawaitable(result):

@@ -113,6 +113,11 @@ def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None)
         job = reader.job(reader.parse_id(job_id), at)
         if job is None:
             raise no_such_job(reader, job_id, at)
+    show_job(job, _seen_from(at), as_json=as_json)
+
+
+def show_job(job: JobView, now_ns: int, *, as_json: bool) -> None:
+    """Print everything about a job."""
     if as_json:
         render.print_json(
             {
@@ -124,7 +129,7 @@ def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None)
             }
         )
         return
-    _print_job(job, _seen_from(at))
+    _print_job(job, now_ns)
 
 
 def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Failure:
@@ -203,7 +208,10 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
             }
         )
         return
-    rows = [_count_row(queue, queue.queue) for queue in counts.queues]
+    rows = [
+        _count_row(queue, f"{queue.queue} (paused)" if queue.paused else queue.queue)
+        for queue in counts.queues
+    ]
     if len(counts.queues) > 1:
         totals = {name: sum(getattr(q, name) for q in counts.queues) for name in _STATES}
         ages = [q.oldest_ready_seconds for q in counts.queues if q.oldest_ready_seconds is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from taskq.core.errors import LogError, UsageError, WrongLog
 from taskq.core.model import LogStats
@@ -19,6 +19,7 @@ from taskq.log.identity import read_identity
 from taskq.log.journal import Journal
 from taskq.log.listing import Wanted, newest_jobs
 from taskq.log.ownerviews import owner_views
+from taskq.log.selection import newest_dead
 from taskq.log.timeline import JobEvent, timeline
 from taskq.log.timetravel import Moment, stand_at
 from taskq.log.verify import verify
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 
     from taskq.core.model import JobView, OwnerView, State, VerifyReport
     from taskq.core.why import Reason
+    from taskq.log.selection import DeadFilter, Place
+
+
+class _Sight(NamedTuple):
+    journal: Journal
+    facets: Facets
 
 
 class LogReader:
@@ -100,6 +107,18 @@ class LogReader:
         wanted = Wanted(None if states is None else frozenset(states), queue, task, limit)
         with self._standing(at) as (journal, now_ns):
             return self._bodies.list_views(newest_jobs(journal, wanted, now_ns))
+
+    def dead(self, wanted: DeadFilter, limit: int) -> list[JobView]:
+        """Dead letters that fit, the latest death first; payloads are left out as by ``jobs``."""
+        sight = _Sight(self._journal, Facets(self._journal))
+        views: list[JobView] = []
+        place: Place | None = None
+        while len(views) < limit:
+            found, place = newest_dead(sight, wanted, limit - len(views), place)
+            views += found
+            if place is None:
+                break
+        return self._bodies.list_views(views)
 
     def stats(self, at: Moment | None = None) -> LogStats:
         """Counts per queue.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import nlargest
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from taskq.core.errors import JobNotFound, LogDamaged, NotDead, TaskqError
 from taskq.core.jobtable import STATE_MASK
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
     from taskq.core.jobtable import Chunk
     from taskq.core.model import JobView
-    from taskq.log.committer import Committer
+    from taskq.log.facets import Facets
     from taskq.log.journal import Journal
 
 Item = TypeVar("Item")
@@ -83,6 +83,20 @@ class WaitingFilter:
     states: frozenset[State] = WAITING
 
 
+class Sight(Protocol):
+    """A log as somebody sees it: a committer, or a reader."""
+
+    @property
+    def journal(self) -> Journal:
+        """The log."""
+        ...
+
+    @property
+    def facets(self) -> Facets:
+        """What is folded of it."""
+        ...
+
+
 class Place(NamedTuple):
     """A place in the order of deaths."""
 
@@ -105,17 +119,17 @@ class Page(NamedTuple, Generic[Item]):
 
 
 def newest_dead(
-    committer: Committer, wanted: DeadFilter, limit: int, below: Place | None
+    sight: Sight, wanted: DeadFilter, limit: int, below: Place | None
 ) -> tuple[list[JobView], Place | None]:
     """Dead letters that fit, the latest death first, and where to go on; None at the end.
 
     Args:
-        committer: of this process.
+        sight: of the log.
         wanted: which ones.
         limit: at most so many.
         below: only those behind this place in the order.
     """
-    journal, agenda = committer.journal, committer.facets.need_agenda()
+    journal, agenda = sight.journal, sight.facets.need_agenda()
     fits = _fitting(agenda, wanted)
     places = (
         Place(chunk.metas[index], chunk.ids[index])
@@ -135,20 +149,18 @@ def newest_dead(
     return views, found[-1] if len(found) == count else None
 
 
-def count_dead(committer: Committer, wanted: DeadFilter) -> int:
+def count_dead(sight: Sight, wanted: DeadFilter) -> int:
     """How many dead letters fit, whatever their reason."""
-    agenda = committer.facets.need_agenda()
+    agenda = sight.facets.need_agenda()
     if wanted == DeadFilter():
         return agenda.dead.live
     fits = _fitting(agenda, wanted)
     return sum(fits(chunk, index) for chunk, index in agenda.dead)
 
 
-def dead_page(
-    committer: Committer, wanted: DeadFilter, start: int, end: int, limit: int
-) -> Page[int]:
+def dead_page(sight: Sight, wanted: DeadFilter, start: int, end: int, limit: int) -> Page[int]:
     """Jobs among those from ``start`` on, before ``end``, that are dead letters and fit."""
-    journal, agenda = committer.journal, committer.facets.need_agenda()
+    journal, agenda = sight.journal, sight.facets.need_agenda()
     fits = _fitting(agenda, wanted)
     page: Page[int] = Page([], [], 0)
     told = 0
@@ -169,12 +181,12 @@ def dead_page(
     return page
 
 
-def letters(committer: Committer, jobs: list[int]) -> Page[Letter]:
+def letters(sight: Sight, jobs: list[int]) -> Page[Letter]:
     """The first of these dead letters that make a batch, as they are to be written again.
 
     ``following`` is the first job of the rest.
     """
-    journal, agenda = committer.journal, committer.facets.need_agenda()
+    journal, agenda = sight.journal, sight.facets.need_agenda()
     page: Page[Letter] = Page([], [], 0)
     births = _Births(journal)
     size = 0
@@ -194,9 +206,9 @@ def letters(committer: Committer, jobs: list[int]) -> Page[Letter]:
     return page
 
 
-def check_dead(committer: Committer, jobs: list[int]) -> Page[int]:
+def check_dead(sight: Sight, jobs: list[int]) -> Page[int]:
     """Those of these jobs that are dead letters, and what to say of the others."""
-    journal, agenda = committer.journal, committer.facets.need_agenda()
+    journal, agenda = sight.journal, sight.facets.need_agenda()
     page: Page[int] = Page([], [], 0)
     for job in jobs:
         if agenda.dead.find(job) is None:
@@ -284,10 +296,10 @@ def _letter(journal: Journal, job: int, location: int, births: _Births) -> Lette
 
 
 def waiting_page(
-    committer: Committer, wanted: WaitingFilter, start: int, end: int, limit: int
+    sight: Sight, wanted: WaitingFilter, start: int, end: int, limit: int
 ) -> Page[int]:
     """Waiting jobs among those from ``start`` on, before ``end``, that fit."""
-    journal, agenda = committer.journal, committer.facets.need_agenda()
+    journal, agenda = sight.journal, sight.facets.need_agenda()
     agenda.promote(journal.clock.wall_ns())
     if wanted.before_ns is not None:
         end = min(end, journal.indexes.lsn_at(wanted.before_ns))
@@ -305,8 +317,8 @@ def waiting_page(
     return page
 
 
-def count_running(committer: Committer, queue: str | None, task: str | None) -> int:
+def count_running(sight: Sight, queue: str | None, task: str | None) -> int:
     """Jobs that run now."""
-    agenda = committer.facets.need_agenda()
+    agenda = sight.facets.need_agenda()
     lanes = _lanes(agenda, queue, task)
     return sum(agenda.lanes[number].running for number in lanes)

@@ -1,0 +1,203 @@
+"""``taskq dead``: look at dead letters, give them another try, or forget them."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from taskq.cli import render
+from taskq.cli.errors import Failure, WrongUsage
+from taskq.cli.many import (
+    dry_run_option,
+    exit_if_refused,
+    limit_option,
+    moment_of,
+    print_swept,
+    sweep,
+    with_app,
+    yes_option,
+)
+from taskq.cli.options import data_dir_option, json_option, open_reader
+from taskq.core.model import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from taskq.core.model import JobView
+    from taskq.deadletters import DeadFilters
+
+F = TypeVar("F", bound="Callable[..., object]")
+
+_LIMIT_DEFAULT: Final = 20
+_REASON_COLUMNS: Final = 100
+
+
+@click.group()
+def dead() -> None:
+    """Look at dead letters, give them another try, or forget them.
+
+    These are jobs that used up their attempts or were rejected. Every command takes -d/--data-dir
+    and --json.
+    """
+
+
+def _filter_options(command: F) -> F:
+    options = (
+        click.option("-Q", "--queue", help="Only of this queue."),
+        click.option("-t", "--task", help="Only of this task."),
+        click.option("--error", help="Only those whose reason holds this text."),
+        click.option("--match", help="Only those whose reason this regular expression finds."),
+        click.option("--since", metavar="MOMENT", help='Died then or later: "2h" ago, or a time.'),
+        click.option("--before", metavar="MOMENT", help="Died before then."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _many_options(command: F) -> F:
+    options = (
+        click.argument("job_ids", nargs=-1, metavar="[JOB_ID]..."),
+        data_dir_option,
+        json_option,
+        _filter_options,
+        limit_option,
+        click.option("--all", "everything", is_flag=True, help="Every dead letter there is."),
+        dry_run_option,
+        yes_option,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@dead.command("ls")
+@data_dir_option
+@json_option
+@_filter_options
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(min=1),
+    default=_LIMIT_DEFAULT,
+    show_default=True,
+    help="At most so many.",
+)
+def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) -> None:
+    """List dead letters with their reasons, the latest death first."""
+    from taskq.deadletters import dead_filter  # noqa: PLC0415 - help must not import the log
+
+    wanted = dead_filter(_filters(filters))
+    with open_reader(data_dir) as reader:
+        jobs = reader.dead(wanted, limit)
+    if as_json:
+        render.print_json([render.job_json(job) for job in jobs])
+        return
+    if not jobs:
+        click.echo("No dead letter matches." if any(filters.values()) else "No dead letters.")
+        return
+    now_ns = time.time_ns()
+    render.print_table(
+        ("ID", "QUEUE~", "TASK~", ">ATTEMPT", ">DIED", "REASON~"),
+        [_row(job, now_ns) for job in jobs],
+    )
+
+
+def _row(job: JobView, now_ns: int) -> tuple[str, ...]:
+    attempts = f"{job.attempt}/{job.attempts_max}" if job.attempts_max else str(job.attempt)
+    reason = job.reason.partition("\n")[0][:_REASON_COLUMNS]
+    died = render.when(job.settled_ns, now_ns)
+    return job.job_id, job.queue, job.task or "-", attempts, died, reason
+
+
+@dead.command("show")
+@click.argument("job_id")
+@data_dir_option
+@json_option
+def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
+    """Show everything about one dead letter: its attempts, reason and payload."""
+    from taskq.cli.read import show_job  # noqa: PLC0415 - help must not import the log
+
+    with open_reader(data_dir) as reader:
+        job = reader.job(reader.parse_id(job_id))
+    if job is None or job.state is not State.DEAD:
+        known = "there is no such job" if job is None else f"it is {job.state.name.lower()}"
+        raise Failure(f"job {job_id} is no dead letter: {known}. taskq dead ls lists them")
+    show_job(job, time.time_ns(), as_json=as_json)
+
+
+@dead.command("requeue")
+@_many_options
+@click.pass_context
+def requeue(context: click.Context, /, **chosen: Any) -> None:
+    """Make dead letters ready again: those named, those that fit, or --all.
+
+    They keep their ids and all that they were enqueued with; their attempts are counted from 0
+    again, and they do not expire.
+    """
+    _act(context, "requeue", **chosen)
+
+
+@dead.command("purge")
+@_many_options
+@click.pass_context
+def purge(context: click.Context, /, **chosen: Any) -> None:
+    """Forget dead letters: those named, those that fit, or --all. Nothing brings them back."""
+    _act(context, "purge", **chosen)
+
+
+def _act(
+    context: click.Context,
+    verb: str,
+    *,
+    job_ids: tuple[str, ...],
+    data_dir: Path | None,
+    as_json: bool,
+    limit: int | None,
+    everything: bool,
+    dry_run: bool,
+    yes: bool,
+    **filters: str | None,
+) -> None:
+    is_filtered = any(value is not None for value in filters.values())
+    if bool(job_ids) + is_filtered + everything != 1:
+        raise WrongUsage(
+            f"name job ids, or choose dead letters with --queue, --task, --error, --match, --since "
+            f"or --before, or say --all; see taskq dead {verb} --help"
+        )
+    if job_ids and (dry_run or limit is not None):
+        raise WrongUsage("--dry-run and --limit are for filters and --all, not for job ids")
+    wanted = _filters(filters)
+    if job_ids:
+        swept = with_app(data_dir, lambda app: getattr(app.dead, f"{verb}_many")(job_ids))
+    else:
+        swept = sweep(
+            data_dir,
+            lambda app, dry: getattr(app.dead, f"{verb}_all")(limit=limit, dry_run=dry, **wanted),
+            f"{verb.capitalize()} {{jobs}}?",
+            dry_run=dry_run,
+            yes=yes,
+        )
+    print_swept(swept, f"{verb}d", dry_run=dry_run, as_json=as_json, noun="dead letter")
+    exit_if_refused(context, swept)
+
+
+def _filters(given: dict[str, str | None]) -> DeadFilters:
+    error, match = given["error"], given["match"]
+    if error is not None and match is not None:
+        raise WrongUsage("give either --error or --match")
+    try:
+        pattern = None if match is None else re.compile(match)
+    except re.error as problem:
+        raise WrongUsage(f"--match {match!r:.60} is no regular expression: {problem}") from None
+    return {
+        "queue": given["queue"],
+        "task": given["task"],
+        "error": error if pattern is None else pattern,
+        "since": moment_of("--since", given["since"]),
+        "before": moment_of("--before", given["before"]),
+    }

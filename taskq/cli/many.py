@@ -1,0 +1,160 @@
+"""What commands share that act upon many jobs: filters, the question before, the answer after."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from taskq.cli import render
+from taskq.cli.errors import EXIT_FAILED, WrongUsage
+from taskq.cli.options import open_reader
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from pathlib import Path
+
+    from taskq.app import TaskQ
+    from taskq.core.errors import TaskqError
+    from taskq.sweeping import Swept
+
+F = TypeVar("F", bound="Callable[..., object]")
+Answer = TypeVar("Answer")
+
+#: Refusals that are shown one by one; of more only the number.
+_SHOWN_MAX: Final = 20
+
+
+def dry_run_option(command: F) -> F:
+    """``--dry-run``: count, and change nothing."""
+    return click.option("--dry-run", is_flag=True, help="Change nothing, and count.")(command)
+
+
+def yes_option(command: F) -> F:
+    """``--yes``: no question."""
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask first.")(command)
+
+
+def limit_option(command: F) -> F:
+    """``--limit``: at most so many."""
+    return click.option(
+        "-n", "--limit", type=click.IntRange(min=1), help="At most so many, the oldest first."
+    )(command)
+
+
+def moment_of(name: str, text: str | None) -> str | datetime | None:
+    """A span back from now as it is, a time as a datetime; without a zone it is local.
+
+    Raises:
+        WrongUsage: it is neither.
+    """
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        pass
+    from taskq.core.durations import nanoseconds  # noqa: PLC0415 - help must not import it
+    from taskq.core.errors import UsageError  # noqa: PLC0415
+
+    try:
+        nanoseconds(text)
+    except UsageError:
+        raise WrongUsage(
+            f'{name} {text!r:.60}: give a span back from now ("2h") or a time ("2024-05-01T12:00")'
+        ) from None
+    return text
+
+
+def with_app(data_dir: Path | None, work: Callable[[TaskQ], Awaitable[Answer]]) -> Answer:
+    """What the work gives on the log of a directory, which must be there."""
+    open_reader(data_dir).close()
+    from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+
+    async def run() -> Answer:
+        async with TaskQ(data_dir) as app:
+            return await work(app)
+
+    return asyncio.run(run())
+
+
+def sweep(
+    data_dir: Path | None,
+    act: Callable[[TaskQ, bool], Awaitable[Swept]],
+    question: str,
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> Swept:
+    """What ``act`` does, once a person has agreed to the number of jobs.
+
+    Args:
+        data_dir: of the log.
+        act: called with the app, and whether to change nothing.
+        question: with ``{jobs}`` in it.
+        dry_run: change nothing at all.
+        yes: do not ask.
+
+    Raises:
+        WrongUsage: there is nobody to ask.
+    """
+    if not dry_run and not yes:
+        if not _is_asked():
+            raise WrongUsage("there is nobody to ask here: add --yes, or look first with --dry-run")
+        found = with_app(data_dir, lambda app: act(app, True))
+        if not found.count:
+            return found
+        click.confirm(question.format(jobs=count_of(found.count)), abort=True)
+    return with_app(data_dir, lambda app: act(app, dry_run))
+
+
+def _is_asked() -> bool:
+    """Whether a person sits at the terminal."""
+    return sys.stdin.isatty()
+
+
+def count_of(count: int, noun: str = "job") -> str:
+    """``1 job``, ``2 jobs``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def print_swept(
+    swept: Swept, verb: str, *, dry_run: bool, as_json: bool, noun: str = "job"
+) -> None:
+    """Tell what was done, and why it was not done to some."""
+    if as_json:
+        document: dict[str, Any] = {
+            "dry_run": dry_run,
+            verb: swept.count,
+            "running": swept.running,
+            "refused": swept.refused_count,
+            "errors": errors_json(swept.refused),
+        }
+        render.print_json(document)
+        return
+    click.echo(f"{'would have ' if dry_run else ''}{verb} {count_of(swept.count, noun)}")
+    if swept.running:
+        click.echo(f"{count_of(swept.running)} that run now stay as they are")
+    print_refused(swept.refused, swept.refused_count)
+
+
+def print_refused(refused: Mapping[str, TaskqError], count: int) -> None:
+    """The reasons, on stderr."""
+    for error in list(refused.values())[:_SHOWN_MAX]:
+        click.echo(f"taskq: {render.printable(str(error))}", err=True)
+    if count > _SHOWN_MAX:
+        click.echo(f"taskq: and {count - _SHOWN_MAX} more", err=True)
+
+
+def errors_json(refused: Mapping[str, TaskqError]) -> list[dict[str, str]]:
+    """The reasons, for programs."""
+    return [{"id": job_id, "error": str(error)} for job_id, error in refused.items()]
+
+
+def exit_if_refused(context: click.Context, swept: Swept) -> None:
+    """Exit code 1 when something could not be done."""
+    if swept.refused_count:
+        context.exit(EXIT_FAILED)

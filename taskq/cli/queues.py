@@ -1,0 +1,167 @@
+"""Commands on whole queues: pause, resume and purge them; cancel jobs, by id or by the many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskq.cli import render
+from taskq.cli.errors import WrongUsage
+from taskq.cli.many import (
+    dry_run_option,
+    exit_if_refused,
+    limit_option,
+    moment_of,
+    print_swept,
+    sweep,
+    with_app,
+    yes_option,
+)
+from taskq.cli.options import data_dir_option, json_option
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq.app import TaskQ
+    from taskq.core.errors import TaskqError
+    from taskq.sweeping import Swept
+
+
+@click.command()
+@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
+@data_dir_option
+@json_option
+def pause(queues: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
+    """Let no worker claim from these queues until they are resumed.
+
+    Jobs can still be enqueued, and those that run go on. It holds across restarts.
+    """
+    _set_paused(queues, data_dir, as_json, paused=True)
+
+
+@click.command()
+@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
+@data_dir_option
+@json_option
+def resume(queues: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
+    """Let workers claim from these queues again."""
+    _set_paused(queues, data_dir, as_json, paused=False)
+
+
+def _set_paused(
+    queues: tuple[str, ...], data_dir: Path | None, as_json: bool, *, paused: bool
+) -> None:
+    from taskq.log.requests import check_name  # noqa: PLC0415 - help must not import the log
+
+    for queue in queues:
+        check_name("queue name", queue)
+
+    async def work(app: TaskQ) -> dict[str, bool]:
+        act = app.pause if paused else app.resume
+        return {queue: await act(queue) for queue in queues}
+
+    changed = with_app(data_dir, work)
+    if as_json:
+        render.print_json(
+            [{"queue": queue, "paused": paused, "changed": new} for queue, new in changed.items()]
+        )
+        return
+    state = "paused" if paused else "resumed"
+    already = "was paused already" if paused else "was not paused"
+    for queue, new in changed.items():
+        click.echo(f"{render.printable(queue)}: {state if new else already}")
+
+
+@click.command()
+@click.argument("queue")
+@data_dir_option
+@json_option
+@dry_run_option
+@yes_option
+@click.pass_context
+def purge(
+    context: click.Context,
+    /,
+    queue: str,
+    data_dir: Path | None,
+    as_json: bool,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Cancel all jobs of QUEUE that wait, due or not. Those that run are left alone."""
+
+    async def act(app: TaskQ, dry: bool) -> Swept:
+        return await app.purge(queue, dry_run=dry)
+
+    question = f"Cancel {{jobs}} of the queue {queue}?"
+    swept = sweep(data_dir, act, question, dry_run=dry_run, yes=yes)
+    print_swept(swept, "cancelled", dry_run=dry_run, as_json=as_json)
+    exit_if_refused(context, swept)
+
+
+@click.command()
+@click.argument("job_ids", nargs=-1, metavar="[JOB_ID]...")
+@data_dir_option
+@json_option
+@click.option("-Q", "--queue", help="Only jobs of this queue.")
+@click.option("-t", "--task", help="Only jobs of this task.")
+@click.option("-s", "--state", type=click.Choice(["scheduled", "ready"]), help="Only these.")
+@click.option("--before", metavar="MOMENT", help='Enqueued before then: "2h" ago, or a time.')
+@limit_option
+@dry_run_option
+@yes_option
+@click.pass_context
+def cancel(
+    context: click.Context,
+    /,
+    job_ids: tuple[str, ...],
+    data_dir: Path | None,
+    as_json: bool,
+    before: str | None,
+    limit: int | None,
+    dry_run: bool,
+    yes: bool,
+    **chosen: Any,
+) -> None:
+    """Cancel waiting jobs: those named, or those that fit. Those that run are left alone."""
+    filters = {**chosen, "before": moment_of("--before", before)}
+    is_filtered = any(value is not None for value in filters.values())
+    if bool(job_ids) == is_filtered:
+        raise WrongUsage(
+            "name job ids, or choose jobs with --queue, --task, --state or --before; "
+            "see taskq cancel --help"
+        )
+    if job_ids:
+        if dry_run or limit is not None:
+            raise WrongUsage("--dry-run and --limit are for filters, not for job ids")
+        swept = with_app(data_dir, lambda app: _cancel_each(app, job_ids))
+    else:
+
+        async def act(app: TaskQ, dry: bool) -> Swept:
+            return await app.cancel_many(limit=limit, dry_run=dry, **filters)
+
+        swept = sweep(data_dir, act, "Cancel {jobs}?", dry_run=dry_run, yes=yes)
+    print_swept(swept, "cancelled", dry_run=dry_run, as_json=as_json)
+    exit_if_refused(context, swept)
+
+
+async def _cancel_each(app: TaskQ, job_ids: tuple[str, ...]) -> Swept:
+    from taskq.core.errors import JobNotFound, TaskqError  # noqa: PLC0415
+    from taskq.sweeping import Swept  # noqa: PLC0415
+
+    count = 0
+    refused: dict[str, TaskqError] = {}
+    for job in [app.job(job_id) for job_id in job_ids]:
+        try:
+            if await job.cancel():
+                count += 1
+                continue
+            state = (await job.status()).name.lower()
+        except JobNotFound as error:
+            refused[job.id] = error
+        else:
+            refused[job.id] = TaskqError(
+                f"job {job.id} is {state}: only waiting jobs are cancelled"
+            )
+    return Swept(count=count, refused_count=len(refused), refused=refused)

@@ -1,0 +1,140 @@
+"""``taskq pause``, ``resume``, ``purge`` and ``cancel``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import TaskLog
+from tests.cli.helpers import taskq, taskq_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def _fill(path: Path) -> dict[str, str]:
+    async with TaskLog.open(path, durability="os") as log:
+        ids = {
+            "running": await log.put(b"x", queue="mail", priority=9),
+            "mail": await log.put(b"x", queue="mail"),
+            "late": await log.put(b"x", queue="mail", delay="1h"),
+            "sync": await log.put(b"x", queue="sync"),
+        }
+        (delivery,) = await log.claim()
+        assert delivery.job_id == ids["running"]
+        await log.nack(delivery, "no", delay=0)
+        done = await log.put(b"x", queue="sync", priority=9)
+        (delivery,) = await log.claim(queues=["sync"])
+        await log.ack(delivery)
+        ids["done"] = done
+        return ids
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def ids(path: Path) -> dict[str, str]:
+    return asyncio.run(_fill(path))
+
+
+def state(path: Path, job_id: str) -> Any:
+    return taskq_json("show", job_id, "-d", path)["state"]
+
+
+def test_pause_and_resume_say_what_they_did(path: Path, ids: dict[str, str]) -> None:
+    result = taskq("pause", "mail", "sync", "-d", path)
+    assert (result.exit_code, result.stdout) == (0, "mail: paused\nsync: paused\n")
+    result = taskq("pause", "mail", "-d", path)
+    assert (result.exit_code, result.stdout) == (0, "mail: was paused already\n")
+    assert "mail (paused)" in taskq("stats", "-d", path).stdout
+    queues = {one["queue"]: one["paused"] for one in taskq_json("stats", "-d", path)["queues"]}
+    assert queues == {"mail": True, "sync": True}
+    result = taskq("resume", "mail", "other", "-d", path)
+    assert (result.exit_code, result.stdout) == (0, "mail: resumed\nother: was not paused\n")
+    assert taskq_json("resume", "sync", "-d", path) == [
+        {"queue": "sync", "paused": False, "changed": True}
+    ]
+    assert "paused" not in taskq("stats", "-d", path).stdout
+
+
+def test_a_wrong_name_changes_no_queue(path: Path, ids: dict[str, str]) -> None:
+    result = taskq("pause", "mail", "a\x07b", "-d", path)
+    assert result.exit_code == 2
+    assert "queue name" in result.stderr
+    assert "paused" not in taskq("stats", "-d", path).stdout
+
+
+def test_purge_wants_a_yes_and_counts(path: Path, ids: dict[str, str]) -> None:
+    assert taskq("purge", "mail", "-d", path).exit_code == 2
+    result = taskq("purge", "mail", "-d", path, "--dry-run")
+    assert (result.exit_code, result.stdout) == (0, "would have cancelled 3 jobs\n")
+    assert taskq_json("purge", "mail", "-d", path, "--yes") == {
+        "dry_run": False, "cancelled": 3, "running": 0, "refused": 0, "errors": [],
+    }  # fmt: skip
+    assert state(path, ids["late"]) == "cancelled"
+    assert state(path, ids["sync"]) == "ready"
+
+
+def test_cancel_by_id_tells_of_those_that_do_not_wait(path: Path, ids: dict[str, str]) -> None:
+    result = taskq("cancel", ids["mail"], ids["late"], "-d", path)
+    assert (result.exit_code, result.stdout) == (0, "cancelled 2 jobs\n")
+    result = taskq("cancel", ids["sync"], ids["done"], ids["mail"], "-d", path)
+    assert (result.exit_code, result.stdout) == (1, "cancelled 1 job\n")
+    assert result.stderr == (
+        f"taskq: job {ids['done']} is succeeded: only waiting jobs are cancelled\n"
+        f"taskq: job {ids['mail']} is cancelled: only waiting jobs are cancelled\n"
+    )
+    unknown = f"{ids['mail'].partition('-')[0]}-4711"
+    result = taskq("cancel", unknown, "-d", path)
+    assert result.exit_code == 1
+    assert "4711" in result.stderr
+
+
+def test_cancel_by_filter(path: Path, ids: dict[str, str]) -> None:
+    assert taskq("cancel", "-Q", "mail", "-d", path).exit_code == 2
+    for filters, count in (
+        (("-Q", "mail"), 3),
+        (("-t", "none"), 0),
+        (("-s", "scheduled"), 1),
+        (("--before", "1h"), 0),
+        (("--before", "2100-01-01"), 4),
+    ):
+        document = taskq_json("cancel", "-d", path, *filters, "--dry-run")
+        assert (document["cancelled"], document["dry_run"]) == (count, True), filters
+    result = taskq("cancel", "-Q", "mail", "-s", "ready", "-n", "1", "-y", "-d", path)
+    assert (result.exit_code, result.stdout) == (0, "cancelled 1 job\n")
+    assert state(path, ids["running"]) == "cancelled"
+    assert state(path, ids["mail"]) == "ready"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name job ids, or choose jobs"),
+        (("x-1", "-Q", "mail"), "name job ids, or choose jobs"),
+        (("x-1", "--dry-run"), "are for filters, not for job ids"),
+        (("nonsense",), "is not a job id"),
+        (("0000ffff-1",), "belongs to log 0000ffff"),
+        (("--before", "soon"), "--before 'soon'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    path: Path, ids: dict[str, str], arguments: tuple[str, ...], message: str
+) -> None:
+    result = taskq("cancel", "-d", path, "-y", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert state(path, ids["mail"]) == "ready"
+
+
+@pytest.mark.parametrize("command", [("pause", "q"), ("resume", "q"), ("purge", "q", "-y")])
+def test_where_there_is_no_log_none_is_made(tmp_path: Path, command: tuple[str, ...]) -> None:
+    result = taskq(*command, "-d", tmp_path / "none")
+    assert result.exit_code == 1
+    assert "is not a task log" in result.stderr
+    assert not (tmp_path / "none").exists()
