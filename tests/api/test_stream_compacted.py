@@ -1,0 +1,162 @@
+"""Streams and replays of a log whose oldest end was compacted away."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq import Put, ReaderFellBehind, State, TaskLog, TaskQ
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.replay import REPLAY_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from taskq import Record, Stream
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
+    async with TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN) as log:
+        yield log
+
+
+async def read(stream: Stream) -> list[Record]:
+    return [record async for record in stream]
+
+
+async def dead_letters(log: TaskLog, count: int) -> list[str]:
+    """Jobs that died at the very beginning of the log."""
+    ids = await log.put_many(
+        [
+            Put(payload=b"%d" % n * 300, queue="mail", attempts=1, headers={"n": str(n)})
+            for n in range(count)
+        ]
+    )
+    for delivery in await log.claim(count):
+        await log.nack(delivery, "no such address")
+    return ids
+
+
+async def fill(log: TaskLog) -> None:
+    """Segments of jobs that are over."""
+    await log.put_many([Put(payload=b"x" * 9_000)] * 40)
+    await asyncio.gather(*(log.ack(delivery) for delivery in await log.claim(40)))
+    await log.put(b"the segment that is written to stays")
+
+
+async def test_a_stream_tells_of_jobs_that_were_written_again(log: TaskLog) -> None:
+    ids = await dead_letters(log, 3)
+    scheduled = await log.put(b"later", queue="mail", delay="1h", headers={"a": "b"})
+    await fill(log)
+    report = await log.compact(keep=0.000_001)
+    assert report.carried >= 4
+    found = await read(log.stream(follow=False, kinds=["carried"], queues=["mail"]))
+    assert [(one.job_id, one.state) for one in found] == [
+        *((job, "dead") for job in ids),
+        (scheduled, "scheduled"),
+    ]
+    dead, *_, late = found
+    assert (dead.payload, dead.reason, dead.attempt) == (b"0" * 300, "no such address", 1)
+    assert (dead.headers, dead.queue, dead.attempts_max) == ({"n": "0"}, "mail", 1)
+    assert (late.payload, late.headers) == (b"later", {"a": "b"})
+    assert late.due_ns > late.time_ns
+
+
+async def test_a_filter_knows_jobs_that_were_written_again(log: TaskLog) -> None:
+    """Also where the stream begins behind both of their records."""
+    ids = await dead_letters(log, 3)
+    await fill(log)
+    await log.compact(keep=0.000_001)
+    end = (await log.stats()).next_lsn
+    for job in ids:
+        await log.dead.purge(job)
+    found = await read(log.stream(from_lsn=end, follow=False, queues=["mail"]))
+    assert [(one.kind, one.job_id, one.queue) for one in found] == [
+        ("purged", job, "mail") for job in ids
+    ]
+    assert await read(log.stream(from_lsn=end, follow=False, queues=["other"])) == []
+
+
+async def test_jobs_are_replayed_that_began_in_segments_which_are_gone(log: TaskLog) -> None:
+    ids = await dead_letters(log, 5)
+    await fill(log)
+    await log.compact(keep=0.000_001)
+    await log.dead.purge(ids[1])
+    await log.dead.requeue(ids[2])
+    report = await log.replay(state="dead")
+    assert [job.job_id for job in report.jobs] == [ids[0], ids[3], ids[4]]
+    for number, job in zip((0, 3, 4), report.jobs, strict=True):
+        new = await log.get(job.new_id)
+        assert (new.payload, new.queue) == (b"%d" % number * 300, "mail")
+        assert (new.attempts_max, new.state) == (1, State.READY)
+        assert new.headers == {"n": str(number), REPLAY_HEADER: job.job_id}
+
+
+async def test_a_compressed_payload_is_replayed_after_it_was_written_again(
+    tmp_path: Path,
+) -> None:
+    async with (
+        TaskQ(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN) as app,
+        TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN) as log,
+    ):
+        call = app.call_by_name("t", "y" * 50_000).options(compress="zlib", attempts=1)
+        job = await app.enqueue(call)
+        (delivery,) = await log.claim(1)
+        await log.nack(delivery, "no")
+        await fill(log)
+        await log.compact(keep=0.000_001)
+        (told,) = await read(log.stream(follow=False, kinds=["carried"], tasks=["t"]))
+        (replayed,) = (await log.replay(task="t")).jobs
+        assert replayed.job_id == told.job_id == job.id
+        assert (await log.get(replayed.new_id)).payload == told.payload
+        assert len(told.payload or b"") > 50_000
+
+
+async def test_compaction_keeps_what_a_named_reader_has_not_read(log: TaskLog) -> None:
+    await log.seek("billing", "start")
+    await fill(log)
+    report = await log.compact(keep=0.000_001)
+    assert [one.removed for one in report.segments] == [False]
+    assert "the reader 'billing' has not read it" in report.segments[0].reason
+    read_all = await read(log.stream(reader="billing", follow=False))
+    assert read_all[0].lsn == 1
+    report = await log.compact(keep=0.000_001)
+    assert all(one.removed for one in report.segments)
+    assert report.segments
+    (view,) = await log.readers()
+    assert view.problem == ""
+    rest = await read(log.stream(reader="billing", follow=False))
+    assert rest[0].lsn == read_all[-1].lsn + 1
+
+
+async def test_a_reader_that_is_too_far_behind_for_the_policy_is_told_so(tmp_path: Path) -> None:
+    log = TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN, reader_lag_bytes=100_000)
+    async with log:
+        await log.seek("billing", "start")
+        await fill(log)
+        await log.compact(keep=0.000_001)
+        with pytest.raises(ReaderFellBehind, match="reader 'billing' was to go on at lsn 1"):
+            await read(log.stream(reader="billing", follow=False))
+        await log.seek("billing", "start")
+        assert await read(log.stream(reader="billing", follow=False))
+
+
+async def test_a_payload_whose_file_is_gone_is_a_problem_of_its_record_alone(
+    tmp_path: Path,
+) -> None:
+    async with TaskLog.open(tmp_path / "log", spill=True) as log:
+        await log.put(b"1")
+        await log.put(b"x" * 2_000_000)
+        await log.put(b"3")
+        whole = await read(log.stream(follow=False))
+        assert [len(one.payload or b"") for one in whole] == [1, 2_000_000, 1]
+        (file,) = (log.path / "spill").iterdir()
+        file.unlink()
+        first, lost, last = await read(log.stream(follow=False))
+        assert (first.payload, last.payload) == (b"1", b"3")
+        assert lost.payload is None
+        assert "gone" in lost.problem or "missing" in lost.problem
