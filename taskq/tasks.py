@@ -14,6 +14,7 @@ from taskq.core.errors import UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
 from taskq.handle import JobHandle, make_handle
+from taskq.log.bodies import COMPRESSED_BYTES_MIN
 from taskq.log.requests import check_name
 from taskq.serialization import ResultCodec
 from taskq.signature import Signature
@@ -150,7 +151,7 @@ class Enqueuer(Generic[P, R]):
     async def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item:
         body, extras = self._encoded(args, kwargs)
         item = (self.spec, body, extras)
-        if self._packing is None:
+        if self._packing is None or len(body) < COMPRESSED_BYTES_MIN:
             return item
         return await self._connection.pack((item, self._packing, self._what))
 

@@ -148,7 +148,8 @@ class LogConfig:
     @property
     def is_plain(self) -> bool:
         """Whether bodies are stored as they are where neither job nor task says otherwise."""
-        return self.compress == "none" and not self.spill and not self.queues
+        here = self, *self.queues.values()
+        return not any(one.spill or one.compress not in {None, "none"} for one in here)
 
     def packing(
         self, queue: str, compress: Compression | None = None, spill: bool | None = None

@@ -15,7 +15,6 @@ import errno
 import hashlib
 import os
 import re
-import secrets
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -186,7 +185,7 @@ class Spill:
                 if free - len(body) < least:
                     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     raise DiskFull(self.path, full, free, least)
-            temporary = f"{file}.{secrets.token_hex(8)}{_TEMPORARY}"
+            temporary = f"{file}.{os.urandom(8).hex()}{_TEMPORARY}"
             try:
                 write_file(disk, temporary, body)
                 disk.rename(temporary, file)
