@@ -148,7 +148,7 @@ class LogConfig:
     @property
     def is_plain(self) -> bool:
         """Whether bodies are stored as they are where neither job nor task says otherwise."""
-        here = self, *self.queues.values()
+        here: tuple[LogConfig | QueuePolicy, ...] = (self, *self.queues.values())
         return not any(one.spill or one.compress not in {None, "none"} for one in here)
 
     def packing(
