@@ -1,0 +1,257 @@
+"""Which snapshots are refused, and that whatever interrupts writing one leaves none that is."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from taskq.core.model import Durability
+from taskq.log import snapshotfile
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.requests import Op
+from taskq.log.segment import segment_lsn, segment_name
+from taskq.log.snapshots import Snapshots
+from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.log.told import check_same, exhaust, fill, grow, names, write
+from tests.log.world import PATH, PLAIN, World
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a small snapshot has many."""
+    monkeypatch.setattr(snapshotfile, "BLOCK_BYTES", 256)
+
+
+# -- which are refused -----------------------------------------------------------------------------
+
+
+def test_a_power_loss_takes_nothing_that_a_snapshot_knows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With ``os`` and ``interval`` the log is synced before a snapshot gets its name."""
+    for durability in (Durability.OS, Durability.INTERVAL, Durability.FSYNC):
+        for seed in range(15):
+            config = LogConfig(durability=durability, segment_bytes=SEGMENT_BYTES_MIN)
+            world = World(seed, config)
+            process = world.process()
+            fill(process)
+            write(process)
+            grow(process)
+            world.lose_power()
+            reader = world.process()
+            assert reader.catch_up().caught_up < 20
+            assert check_same(world).behind < 20
+    assert not caplog.records
+
+
+def test_a_snapshot_that_is_ahead_of_the_log_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if one had got its name before the log was synced: never written, but never used too."""
+    monkeypatch.setattr(Snapshots, "_is_true", lambda *_: True)
+    refused = 0
+    for seed in range(15):
+        world = World(seed, LogConfig(durability=Durability.OS, segment_bytes=SEGMENT_BYTES_MIN))
+        process = world.process()
+        process.enqueue(b"synced")
+        process.committer.sync()
+        fill(process)
+        before = process.journal.next_lsn
+        write(process)
+        world.lose_power()
+        survivor = world.process()
+        check_same(world)
+        fill(survivor)
+        check_same(world)
+        refused += survivor.journal.recovered != [] or survivor.journal.next_lsn < before
+    assert refused
+    assert all(record.levelno <= logging.WARNING for record in caplog.records)
+
+
+def test_frames_that_were_moved_after_a_failed_sync_are_not_looked_for_where_they_were() -> None:
+    """The snapshot's writer knew more to be on disk than the process whose sync failed."""
+    for seed in range(10):
+        world = World(seed)
+        first, second = world.process(), world.process()
+        second.enqueue(b"the second knows that this is on disk")
+        fill(first)
+        write(first)
+        second.send(Op.ENQUEUE, (PLAIN, b"in the air", None))
+        second.journal.durable_lsn = 2
+        world.machine.fail_next_syncs()
+        second.sync()
+        for process in (first, second):
+            process.close()
+        third = world.process()
+        assert third.journal.recovered
+        check_same(world)
+        assert third.claim(1)[0].payload
+        check_same(world)
+
+
+def test_what_is_moved_while_a_snapshot_is_written_keeps_it_from_its_name() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    fill(first)
+    steps = Snapshots(first.committer).write_steps()
+    next(steps)
+    second.send(Op.ENQUEUE, (PLAIN, b"in the air", None))
+    world.machine.fail_next_syncs()
+    second.sync()
+    third = world.process()
+    exhaust(steps)
+    assert not names(world)
+    third.close()
+    check_same(world)
+
+
+def test_a_copy_of_the_log_that_went_another_way_does_not_take_the_snapshot(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An older copy of the segments is put back, and written to: the same lsns, other records."""
+    world = World()
+    process = world.process()
+    process.enqueue(b"both know this")
+    process.catch_up()
+    path = world.segments()[0]
+    copy = world.machine.content(path)
+    for number in range(4):
+        process.enqueue(b"one way %d" % number)
+    write(process)
+    process.close()
+    world.machine.put(path, copy)
+    world.machine.put(f"{PATH}/write.lock", b"")
+    other = world.process()
+    for number in range(9):
+        other.enqueue(b"another %d" % number)
+    caplog.clear()
+    check_same(world)
+    assert "is passed over" in caplog.text
+
+
+@pytest.mark.parametrize("change", ["shorter", "gone", "between"])
+def test_segments_that_are_not_those_that_it_was_made_of_refuse_it(
+    change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    process = world.process()
+    for _ in range(4):
+        process.enqueue(bytes(SEGMENT_BYTES_MIN))
+        process.enqueue(b"one more, so that there is room between the names")
+    process.catch_up()
+    write(process)
+    process.close()
+    second = world.segments()[1]
+    data = world.machine.content(second)
+    if change == "shorter":
+        world.machine.put(second, data[:-8])
+    elif change == "gone":
+        world.machine.unlink(second)
+    else:
+        lsn = segment_lsn(second.rpartition("/")[2])
+        assert lsn is not None
+        world.machine.put(f"{PATH}/log/{segment_name(lsn + 1)}", data)
+    world.fold()
+    assert "is passed over: the " in caplog.text
+
+
+def test_the_oldest_segments_may_be_gone() -> None:
+    world = World()
+    process = world.process()
+    for _ in range(4):
+        process.enqueue(bytes(SEGMENT_BYTES_MIN))
+        process.settle(process.claim(1)[0])
+    process.catch_up()
+    write(process)
+    for path in world.segments()[:2]:
+        world.machine.unlink(path)
+    fresh = world.process()
+    assert fresh.catch_up().caught_up == 0
+    assert fresh.catch_up().need_agenda().stats()[0].succeeded == 4
+
+
+# -- crashes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("power", [True, False])
+def test_writing_may_end_at_any_step(*, power: bool) -> None:
+    """Killed or without power: the log is what it was, and what has its name is true."""
+    step, used = 0, 0
+    while True:
+        world = World(step)
+        process = world.process()
+        fill(process)
+        if step % 2:
+            write(process)
+            grow(process)
+        world.machine.stop_at(world.machine.steps + step + 1, power=power)
+        try:
+            write(process)
+        except (PowerLost, ProcessKilled):
+            (world.everyone_is_gone if power else process.kill)()
+        else:
+            break
+        reopened = world.process()
+        reopened.catch_up()
+        behind, total = check_same(world)
+        used += behind < total
+        grow(reopened)
+        write(reopened)
+        assert check_same(world).behind == 0
+        step += 1
+    assert step > 20
+    assert used
+
+
+def test_a_disk_that_refuses_leaves_no_snapshot_and_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At every step; the log itself is not touched, and goes on."""
+    for number in range(60):
+        world = World()
+        process = world.process()
+        fill(process)
+        left = number
+
+        def refuse(_operation: str, path: str) -> None:
+            nonlocal left
+            if "/snapshot" in path and not path.endswith("lock"):
+                left -= 1
+                if left < 0:
+                    raise OSError(28, "No space left on device")
+
+        world.machine.on_step = refuse
+        write(process)
+        world.machine.on_step = None
+        check_same(world)
+        if left > 0:
+            break
+        assert "no snapshot was written: [Errno 28]" in caplog.text
+        assert len(names(world)) <= 4
+        grow(process)
+        write(process)
+        assert check_same(world).behind == 0
+    assert left > 0
+
+
+def test_a_sync_of_a_snapshot_that_fails_is_no_failure_of_the_log() -> None:
+    world = World()
+    process = world.process()
+    fill(process)
+    world.machine.fail_next_syncs()
+    assert not write(process)
+    process.enqueue(b"the log goes on")
+    assert len(write(process)) == 2
+
+
+def test_there_is_none_when_the_disk_is_short() -> None:
+    """Room is for jobs; a snapshot is only of use."""
+    world = World(config=LogConfig(min_free_bytes=10_000, reserve_bytes=0))
+    process = world.process()
+    fill(process)
+    world.machine.free = 10_050
+    assert not write(process)
+    world.machine.free = 50_000
+    assert len(write(process)) == 2
