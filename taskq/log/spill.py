@@ -279,7 +279,9 @@ def collect(
 ) -> Generator[None, None, int]:
     """Remove those of the files that no record names; returns how many.
 
-    Each step removes one file, and must run under the writer lock.
+    Each step removes one file, and must run under the writer lock. ``referenced`` is gathered from
+    the oldest segment to the newest, its tail last: what compaction takes from behind it has
+    written again in front before.
 
     Args:
         disk: the log's.
