@@ -86,7 +86,8 @@ class Stream:
         self._done: Position | None = None
         self._handled = 0
         self._saved_at = self._synced_at = 0.0
-        self._is_closed = False
+        self._growth: asyncio.Future[Extent] | None = None
+        self._is_read = self._is_closed = False
 
     def __aiter__(self) -> Self:
         return self
@@ -94,6 +95,20 @@ class Stream:
     async def __anext__(self) -> Record:
         if self._is_closed:
             raise StopAsyncIteration
+        if self._is_read:
+            raise UsageError("two tasks read from one stream: give each a stream of its own")
+        self._is_read = True
+        try:
+            record = await self._next()
+        finally:
+            self._is_read = False
+        if record is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        return record
+
+    async def _next(self) -> Record | None:
+        """The next record; None at the end."""
         if self._open is None:
             self._open = await self._opening.run(self._begin)
         records, named = self._open
@@ -104,18 +119,32 @@ class Stream:
                 await self._save()
         extent = self._extent
         assert extent is not None
-        while (record := await records.next(extent)) is None:
+        while not self._is_closed:
+            record = await records.next(extent)
+            if record is not None:
+                return record
             # Whatever was passed over since was not wanted.
             self._done = records.position
             await self._save()
             if not self._follow:
-                await self.aclose()
-                raise StopAsyncIteration
-            port = await self._connection.port()
-            extent = self._extent = await port.extent(extent.lsn)
+                break
+            extent = await self._grown(extent.lsn)
+            if extent is None:
+                break
+        return None
+
+    async def _grown(self, beyond: int) -> Extent | None:
+        """Wait until there is more to read; None if the stream is closed meanwhile."""
+        port = await self._connection.port()
+        self._growth = port.extent(beyond)
+        try:
+            extent: Extent = await self._growth
+        except asyncio.CancelledError:
             if self._is_closed:
-                raise StopAsyncIteration
-        return record
+                return None
+            raise
+        self._extent = extent
+        return extent
 
     async def commit(self) -> None:
         """Count the record in hand as handled, and save how far a named reader has come.
@@ -136,10 +165,13 @@ class Stream:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._growth is not None:
+            self._growth.cancel()
         if self._opening.is_running:
             with contextlib.suppress(Exception):
                 self._open = await self._opening.run(self._begin)
         if self._open is not None:
+            await self._open.records.frames.settle()
             await asyncio.to_thread(self._finish, self._open)
 
     async def __aenter__(self) -> Self:

@@ -8,12 +8,13 @@ once more in the file itself, since only there is to be seen where the damage en
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from taskq.core.errors import LogError, ReaderFellBehind
 from taskq.log import codec
-from taskq.log.locate import created_ns, follows
+from taskq.log.locate import Extent, created_ns, follows
 from taskq.log.segment import READ_SIZE, Frame, Gap, Scanner
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from taskq.log.cursor import Cursor
     from taskq.log.files import SegmentFiles
-    from taskq.log.locate import Extent
 
 T = TypeVar("T")
 
@@ -102,6 +102,7 @@ class FrameReader:
         self._items: Iterator[Frame | Gap] = iter(())
         self._loading: Lasting[Iterator[Frame | Gap] | None] = Lasting()
         self._file: Any = None
+        self._is_closed = False
 
     async def next(self, extent: Extent) -> Frame | None:
         """The next frame; None when there is none up to the extent.
@@ -129,8 +130,18 @@ class FrameReader:
                 self.time_ns = item.header.time_ns
                 return item
 
+    async def settle(self) -> None:
+        """Wait for what a call that was cancelled has left."""
+        with contextlib.suppress(Exception):
+            if self._loading.is_running:
+                await self._loading.run(lambda: self._load(Extent(0, 0, 0)))
+
     def close(self) -> None:
-        """Close the files; from any thread. Legal twice."""
+        """Close the files; there is nothing to read any more. Legal twice.
+
+        From any thread after ``settle``, else from the loop's.
+        """
+        self._is_closed = True
         self._items, self._file = iter(()), None
         self._loading.afterwards(self.files.forget)
 
@@ -149,6 +160,8 @@ class FrameReader:
 
     async def _load(self, extent: Extent) -> Iterator[Frame | Gap] | None:
         cursor = self.cursor
+        if self._is_closed:
+            return None
         if self._file is None:
             await self._open()
         while cursor.offset >= (limit := self._limit(extent)):

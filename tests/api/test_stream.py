@@ -322,6 +322,30 @@ async def test_a_loop_that_was_left_goes_on_where_it_was(log: TaskLog) -> None:
     assert await read(stream) == []
 
 
+async def test_a_stream_that_is_closed_ends_for_whoever_reads_it(log: TaskLog) -> None:
+    """At once, although nothing is written."""
+    await log.put(b"x")
+    stream = log.stream(reader="billing")
+    reading = asyncio.ensure_future(read(stream))
+    async with asyncio.timeout(10):
+        while not (views := await log.readers()) or views[0].lsn < 2:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+        await stream.aclose()
+        assert [one.lsn for one in await reading] == [1]
+    assert not (await log.readers())[0].is_alive
+
+
+async def test_a_stream_is_read_by_one_task(log: TaskLog) -> None:
+    stream = log.stream()
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    with pytest.raises(UsageError, match="two tasks read from one stream"):
+        await anext(stream)
+    await log.put(b"x")
+    assert (await waiting).lsn == 1
+    await stream.aclose()
+
+
 async def test_a_stream_of_a_closed_log_ends_with_an_error(tmp_path: Path) -> None:
     log = await TaskLog.open(tmp_path / "log")
     await log.put(b"x")
