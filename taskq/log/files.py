@@ -170,6 +170,7 @@ class SegmentFiles:
         """An open descriptor of a segment.
 
         Raises:
+            SegmentGone: there is none any more.
             LogError: it cannot be opened.
         """
         descriptor = self._descriptors.pop(lsn, None)
@@ -179,6 +180,8 @@ class SegmentFiles:
                 self._disk.close(self._descriptors.pop(oldest))
             try:
                 descriptor = self._disk.open(self.file_path(lsn), write=self._writable)
+            except FileNotFoundError as error:
+                raise self._gone(lsn) from error
             except OSError as error:
                 path = self.file_path(lsn)
                 raise LogError(f"{path}: cannot be opened ({error.strerror})") from error

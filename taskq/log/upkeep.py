@@ -309,8 +309,11 @@ class Upkeep:
             lsns = self._journal.files.lsns
             if len(lsns) < 2 or lsns[1] > floor_lsn:  # noqa: PLR2004 - the last one stays
                 return went
-            # Whether another process has synced what says so is not known here.
+            # Whether another process has synced what says so is not known here. And the one before
+            # must not come back after a loss of power that this one does not come back from: what
+            # its jobs became may stand here alone.
             self._committer.sync()
+            self._journal.disk.sync_directory(f"{self._journal.path}/log")
             errand = self._errands.make(Op.DROP, lsns[0])
             yield from errand.wait()
             if not errand.value:

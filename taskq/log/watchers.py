@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import JobNotFound
 from taskq.log.facets import NO_JOB
+from taskq.log.files import SegmentGone
 from taskq.log.history import read_outcome
 from taskq.log.operations import failure
 
@@ -71,13 +72,17 @@ class Watchers:
             try:
                 found = location != NO_JOB
                 outcome = read_outcome(self._journal, location) if found else self._not_found(job)
+            except SegmentGone:  # it ended lately, and is not kept
+                outcome = self._not_found(job)
             except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
                 outcome = failure(error)
             for port, future in self._waiting.pop(job, ()):
                 yield port, future, outcome
 
     def _not_found(self, job: int) -> JobNotFound:
-        return JobNotFound(f"no job {self._journal.tag}-{job} in this log")
+        return JobNotFound(
+            f"no job {self._journal.tag}-{job} in this log: it is not kept any more, or never was"
+        )
 
     def forget_cancelled(self) -> None:
         """Stop looking for what nobody waits for any more."""

@@ -1,0 +1,93 @@
+"""Upkeep as the tests drive it: step by step, with what it asks for committed as batches are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.dedup import UNTIL_SETTLED
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from taskq.log.facets import Facets
+    from tests.log.world import Process
+
+#: More steps than any of the tests needs.
+_STEPS_MAX: Final = 500_000
+FILLER: Final = b"." * 2_000
+
+
+def keeping(**options: Any) -> LogConfig:
+    """A log of the smallest segments that keeps what the options say."""
+    return LogConfig(segment_bytes=SEGMENT_BYTES_MIN, **options)
+
+
+def tend(process: Process, upkeep: Upkeep | None = None) -> Upkeep:
+    """Do all the upkeep that there is to do."""
+    upkeep = upkeep or Upkeep(process.committer)
+    process.catch_up()
+    for _ in range(_STEPS_MAX):
+        requests = upkeep.step()
+        if requests:
+            process.commit(requests)
+            process.sync()
+        elif not upkeep.busy:
+            return upkeep
+    raise AssertionError("upkeep does not come to an end")
+
+
+def fill_segment(process: Process) -> int:
+    """Enqueue and finish jobs until a new segment begins; returns the segment that was sealed."""
+    segment = process.journal.segment
+    while process.journal.segment == segment:
+        process.enqueue(FILLER)
+        (delivery,) = process.claim()
+        process.settle(delivery)
+    return segment
+
+
+Meaning = dict[str, Any]
+
+
+def meaning(facets: Facets, now_ns: int) -> Meaning:
+    """All that a fold says, in an order of its own."""
+    agenda, dedup = facets.need_agenda(), facets.need_dedup()
+    agenda.promote(now_ns, 10**9)
+    table = {
+        chunk.ids[at]: (agenda.lanes[chunk.lanes[at]].key, chunk.metas[at])
+        for chunk, at in agenda.table
+    }
+    keys = {
+        (number, job): until
+        for page in dedup._pages
+        for number, job, until in zip(page.hashes, page.jobs, page.untils, strict=True)
+        if until > now_ns - dedup.shift_ns
+    }
+    dues = sorted(
+        (job, moment + (0 if is_wall else agenda.times.shift_ns), is_wall)
+        for moments, jobs, is_wall in agenda.times.blocks()
+        for moment, job in zip(moments, jobs, strict=True)
+        if job in table
+    )
+    return {
+        "jobs": table,
+        "running": dict(agenda.running),
+        "leases": {job: agenda.leases.deadline_ns(job) for job in agenda.leases.all()},
+        "dues": dues,
+        "dead": {chunk.ids[at]: chunk.metas[at] for chunk, at in agenda.dead},
+        "paused": set(agenda.paused),
+        "next": agenda.next_ready(10**6, None),
+        "counts": [one for one in agenda.stats() if any(_counts(one))],
+        "keys": {
+            key: until if until == UNTIL_SETTLED else until + dedup.shift_ns
+            for key, until in keys.items()
+        },
+        "expiry": agenda.next_expiry_ns() if agenda._expiring else None,
+    }
+
+
+def _counts(stats: Any) -> list[int]:
+    return [
+        stats.scheduled, stats.ready, stats.running, stats.succeeded, stats.dead,
+        stats.cancelled, stats.expired,
+    ]  # fmt: skip

@@ -1,0 +1,421 @@
+"""Compaction: the oldest segment goes, and the log means what it meant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from taskq.core.errors import JobNotFound
+from taskq.core.model import SECOND_NS, Extras, State
+from taskq.core.records import Cause, Flag, Kind
+from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
+from taskq.log.history import is_job
+from taskq.log.requests import Duplicate, EnqueueSpec, Op
+from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.log.tending import FILLER, fill_segment, keeping, meaning, tend
+from tests.log.world import PATH, Process, World
+
+if TYPE_CHECKING:
+    from taskq.log.carries import Item
+    from taskq.log.config import LogConfig
+
+DAY = 86_400
+SMALL = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)
+WEEK = keeping(keep_seconds=7 * DAY)
+OTHER = EnqueueSpec("other", "mail.send", 2, 3)
+
+
+def world_of(config: LogConfig) -> tuple[World, Process]:
+    world = World(config=config)
+    return world, world.process()
+
+
+def grown(process: Process, segments: int = 4) -> list[int]:
+    """So many sealed segments of finished jobs."""
+    return [fill_segment(process) for _ in range(segments)]
+
+
+def test_a_log_with_a_limit_of_bytes_loses_its_oldest_finished_jobs_and_no_others() -> None:
+    world, process = world_of(SMALL)
+    first = process.enqueue(b"first")
+    process.settle(process.claim()[0])
+    grown(process, 6)
+    last = process.enqueue(b"last")
+    process.settle(process.claim()[0], body=b"result")
+    tend(process)
+    assert len(world.segments()) <= 3
+    assert world.view(first) is None
+    view = world.view(last)
+    assert view is not None
+    assert view.state is State.SUCCEEDED
+    assert view.result == b"result"
+
+
+def test_one_old_delayed_job_does_not_pin_the_log() -> None:
+    """It is written again at the end, keeps its id, its time and its payload, and runs."""
+    world, process = world_of(SMALL)
+    job = process.enqueue(b"later", Extras(due_ns=DAY * SECOND_NS, headers={"a": "b"}))
+    due_ns = world.clock.wall_ns() + DAY * SECOND_NS
+    grown(process, 8)
+    tend(process)
+    assert len(world.segments()) <= 3
+    assert process.claim() == []
+    view = world.view(job)
+    assert view is not None
+    assert (view.state, view.due_ns) == (State.SCHEDULED, due_ns)
+    assert (view.payload, view.headers) == (b"later", {"a": "b"})
+    world.clock.advance(DAY)
+    (delivery,) = world.process().claim()
+    assert (delivery.job, delivery.payload, delivery.headers) == (job, b"later", {"a": "b"})
+
+
+def test_a_segment_that_holds_only_the_end_of_a_job_brings_nothing_back() -> None:
+    """The job's own record stays a moment longer than its end: neither comes back to life."""
+    world, process = world_of(SMALL)
+    job = process.enqueue(b"x")
+    grown(process, 1)
+    process.settle(process.claim()[0])
+    grown(process, 8)
+    tend(process)
+    assert world.fold().need_agenda().state(job) is State.ABSENT
+    assert world.process().claim() == []
+
+
+def test_time_counts_from_the_end_of_a_job() -> None:
+    """One that waited and ran for ten days is kept for a week from then on."""
+    world, process = world_of(WEEK)
+    slow = process.enqueue(b"slow", Extras(due_ns=10 * DAY * SECOND_NS))
+    quick = process.enqueue(b"quick")
+    process.settle(process.claim()[0])
+    grown(process, 2)
+    world.clock.advance(11 * DAY)
+    (delivery,) = process.claim()
+    assert delivery.job == slow
+    process.settle(delivery, body=b"done")
+    tend(process)
+    assert world.view(quick) is None
+    view = world.view(slow)
+    assert view is not None
+    assert (view.state, view.result, view.payload) == (State.SUCCEEDED, b"done", b"slow")
+    assert view.enqueued_ns < view.settled_ns - 10 * DAY * SECOND_NS
+    assert [attempt.outcome for attempt in view.attempts] == ["succeeded"]
+    grown(process, 1)
+    world.clock.advance(8 * DAY)
+    tend(process)
+    assert world.view(slow) is None
+
+
+def test_nothing_goes_before_its_time() -> None:
+    world, process = world_of(WEEK)
+    grown(process, 3)
+    before = world.segments()
+    world.clock.advance(6 * DAY)
+    tend(process)
+    assert world.segments() == before
+
+
+def test_a_queue_keeps_its_finished_jobs_longer_than_the_log() -> None:
+    config = keeping(keep_seconds=DAY, queues={"other": QueuePolicy(keep_seconds=30 * DAY)})
+    world, process = world_of(config)
+    kept = process.enqueue(b"kept", spec=OTHER)
+    process.settle(process.claim()[0], body=b"result")
+    gone = process.enqueue(b"gone")
+    process.settle(process.claim()[0], body=b"result")
+    grown(process, 1)
+    world.clock.advance(2 * DAY)
+    tend(process)
+    assert world.view(gone) is None
+    view = world.view(kept)
+    assert view is not None
+    assert (view.state, view.result) == (State.SUCCEEDED, b"result")
+    grown(process, 1)
+    world.clock.advance(31 * DAY)
+    tend(process)
+    assert world.view(kept) is None
+
+
+def test_dead_letters_stay_with_reason_and_attempts_and_can_be_requeued() -> None:
+    world, process = world_of(SMALL)
+    job = process.enqueue(b"bad", Extras(headers={"a": "b"}))
+    process.settle(process.claim()[0], Kind.RETRIED, body=b"first")
+    process.settle(process.claim()[0], Kind.DIED, body=b"second", cause=Cause.EXHAUSTED)
+    before = world.view(job)
+    grown(process, 8)
+    for _ in range(2):  # also when it is carried for the second time
+        tend(process)
+        assert world.view(job) == before
+        grown(process, 8)
+    assert list(world.fold().need_agenda().dead.rows(0, 9))[0][0] == job
+
+
+def test_an_unexpired_key_stays_and_an_expired_one_goes() -> None:
+    world, process = world_of(SMALL)
+    long = Extras(key=b"long", window_ns=DAY * SECOND_NS)
+    short = Extras(key=b"short", window_ns=SECOND_NS)
+    job = process.enqueue(b"x" * 1_000, long)
+    process.enqueue(b"x", short)
+    for delivery in process.claim(2):
+        process.settle(delivery)
+    grown(process, 8)
+    world.clock.advance(2)
+    tend(process)
+    other = world.process()
+    assert other.offer(b"y", long) == Duplicate(job)
+    assert isinstance(other.offer(b"y", short), int)
+    size = sum(len(record.carried.born) for record in world.records() if record.carried)
+    assert size < 500, "the payload of a job whose key alone is needed was written again"
+    world.clock.advance(DAY)
+    assert isinstance(other.offer(b"y", long), int)
+
+
+def test_a_key_that_is_held_until_the_job_ends_is_free_then() -> None:
+    world, process = world_of(SMALL)
+    extras = Extras(key=b"k", due_ns=DAY * SECOND_NS)
+    job = process.enqueue(b"x", extras)
+    grown(process, 8)
+    tend(process)
+    other = world.process()
+    assert other.offer(b"y", extras) == Duplicate(job)
+    world.clock.advance(DAY)
+    other.settle(other.claim()[0])
+    assert isinstance(world.process().offer(b"y", extras), int)
+
+
+def test_a_running_job_keeps_its_claim_and_its_lease() -> None:
+    """Its worker settles it with the token that it has; a second settlement is stale."""
+    world, process = world_of(SMALL)
+    worker = world.process()
+    job = process.enqueue(b"x")
+    (delivery,) = worker.claim()
+    grown(process, 8)
+    tend(process)
+    assert world.fold().need_agenda().running[job][:2] == (delivery.token, delivery.epoch)
+    worker.settle(delivery, body=b"done")
+    view = world.view(job)
+    assert view is not None
+    assert (view.state, view.result, view.attempt) == (State.SUCCEEDED, b"done", 1)
+
+
+def test_a_paused_queue_stays_paused() -> None:
+    world, process = world_of(SMALL)
+    process.ask(Op.PAUSE, "other")
+    process.enqueue(b"x", spec=OTHER)
+    grown(process, 8)
+    tend(process)
+    assert world.fold().need_agenda().paused == {"other"}
+    assert world.process().claim() == []
+
+
+def test_counts_of_finished_jobs_do_not_fall() -> None:
+    world, process = world_of(SMALL)
+    grown(process, 8)
+    before = process.catch_up().need_agenda().stats()
+    tend(process)
+    assert world.fold().need_agenda().stats() == before
+
+
+def test_another_process_whose_place_is_gone_folds_anew() -> None:
+    world, process = world_of(SMALL)
+    idle = world.process()
+    idle.catch_up()
+    job = process.enqueue(b"later", Extras(due_ns=DAY * SECOND_NS))
+    grown(process, 8)
+    tend(process)
+    assert idle.catch_up().need_agenda().state(job) is State.SCHEDULED
+    world.clock.advance(DAY)
+    assert [one.job for one in idle.claim()] == [job]
+
+
+def test_a_job_that_is_gone_is_not_found() -> None:
+    world, process = world_of(SMALL)
+    job = process.enqueue(b"x")
+    process.settle(process.claim()[0])
+    grown(process, 8)
+    tend(process)
+    assert not is_job(world.reader(), job)
+    with pytest.raises(JobNotFound):
+        process.ask(Op.OUTCOME, job)
+
+
+def test_a_segment_that_is_needed_for_the_most_part_stays_until_the_log_has_grown() -> None:
+    """A backlog over the limit is not written again and again."""
+    world, process = world_of(SMALL)
+    while len(world.segments()) < 6:
+        process.enqueue(FILLER)
+    upkeep = tend(process)
+    first = len(world.records())
+    tend(process, upkeep)
+    assert len(world.records()) == first
+    assert len(world.segments()) == 6
+
+
+def test_what_is_carried_in_one_batch_is_bounded() -> None:
+    """The writer lock is held for a few milliseconds at a time."""
+    world, process = world_of(keeping(keep_segments=1))
+    for _ in range(800):
+        process.commit(
+            [(Op.ENQUEUE, None, _Nobody(), (OTHER, b"x", Extras(due_ns=DAY * SECOND_NS)))]
+        )
+    grown(process, 3)
+    sizes: list[int] = []
+    carry = process.committer.operations._others[Op.CARRY]
+
+    def noted(batch: Any, items: list[Item]) -> object:
+        sizes.append(len(items))
+        return carry(batch, items)
+
+    process.committer.operations._others[Op.CARRY] = noted
+    tend(process)
+    assert sum(sizes) >= 800
+    assert max(sizes) <= 256
+
+
+class _Nobody:
+    """A future that nobody waits for."""
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, value: object) -> None:
+        assert isinstance(value, int)
+
+
+def test_a_damaged_segment_is_kept_with_all_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+    """What does not read back may hold a job: it is a person's decision."""
+    world, process = world_of(SMALL)
+    grown(process, 8)
+    path = world.segments()[0]
+    world.machine.corrupt(path, 3_000, b"#")
+    before = world.segments()
+    process.journal.files.forget()
+    tend(process)
+    assert world.segments() == before
+    assert "taskq repair" in caplog.text
+
+
+# -- crashes --------------------------------------------------------------------------------------
+
+
+def mixed(world: World, process: Process) -> None:
+    """Jobs in every state, with keys, then enough segments for the first to be due."""
+    process.enqueue(b"later", Extras(due_ns=DAY * SECOND_NS, key=b"k1"))
+    process.enqueue(b"ready", Extras(key=b"k2", window_ns=DAY * SECOND_NS), OTHER)
+    process.enqueue(b"expires", Extras(due_ns=SECOND_NS, expires_ns=DAY * SECOND_NS))
+    for kind in (Kind.DIED, Kind.SUCCEEDED, Kind.RETRIED):
+        process.enqueue(b"run", Extras(key=kind.name.encode(), window_ns=DAY * SECOND_NS))
+        process.settle(process.claim()[0], kind, body=b"why")
+    grown(process, 2)
+    world.clock.step(3_600)
+    grown(process, 4)
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.timeout(180)
+def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(power: bool) -> None:
+    """Whoever opens next finds the same jobs, keys and dead letters, and can go on compacting."""
+    step, survived = 0, 0
+    while not survived:
+        world = World(seed=step, config=SMALL)
+        process = world.process()
+        mixed(world, process)
+        expected = meaning(process.catch_up(), world.clock.wall_ns())
+        world.machine.stop_at(world.machine.steps + step, power=power)
+        try:
+            tend(process)
+            survived = 1
+        except (PowerLost, ProcessKilled):
+            pass
+        world.machine.stop_at(None)
+        if power:
+            world.lose_power(0)
+        now_ns = world.clock.wall_ns()
+        fresh = world.process()
+        assert meaning(world.fold(), now_ns) == expected, f"step {step}"
+        tend(fresh)
+        assert len(world.segments()) <= 4
+        assert meaning(world.fold(), now_ns) == expected, f"step {step}, then"
+        step += 1 + step // 8
+    assert step > 100
+
+
+# -- any history ----------------------------------------------------------------------------------
+
+KEYS = st.sampled_from([None, b"a", b"b"])
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["put", "put", "delay", "run", "run", "fail", "die", "hold", "cancel", "fill", "tend",
+             "pass", "step"]
+        ),
+        st.integers(0, 10**6),
+        KEYS,
+        st.booleans(),
+    ),
+    max_size=40,
+)  # fmt: skip
+
+
+class Random:
+    """A random history of two processes, one of which compacts."""
+
+    def __init__(self) -> None:
+        self.world = World(config=SMALL)
+        self.processes = [self.world.process(), self.world.process()]
+        self.jobs: list[int] = []
+
+    def act(self, name: str, number: int, key: bytes | None, other: bool) -> None:
+        process = self.processes[number % 2]
+        spec = OTHER if other else EnqueueSpec(task="mail.send", flags=int(Flag.DROP_RESULT))
+        window_ns = (number % 3) * 600 * SECOND_NS
+        if name in {"put", "delay"}:
+            due_ns = (number % 5 + 1) * 600 * SECOND_NS if name == "delay" else 0
+            extras = Extras(key=key, window_ns=window_ns if key else 0, due_ns=due_ns)
+            answer = process.offer(b"%d" % number, extras, spec)
+            if isinstance(answer, int):
+                self.jobs.append(answer)
+        elif name in {"run", "fail", "die"}:
+            kind = {"run": Kind.SUCCEEDED, "fail": Kind.RETRIED, "die": Kind.DIED}[name]
+            for delivery in process.claim(1 + number % 3):
+                process.settle(delivery, kind, body=b"%d" % number)
+        elif name == "hold":
+            process.claim(1)
+        elif name == "cancel" and self.jobs:
+            process.ask(Op.CANCEL, self.jobs[number % len(self.jobs)])
+        elif name == "fill":
+            self.fill(process)
+        elif name == "tend":
+            before = meaning(process.catch_up(), self.world.clock.wall_ns())
+            tend(process)
+            assert meaning(process.catch_up(), self.world.clock.wall_ns()) == before
+        elif name == "pass":
+            self.world.clock.advance(number % 3_000)
+        elif name == "step":
+            self.world.clock.step(number % 7_200 - 3_600)
+
+    def fill(self, process: Process) -> None:
+        segment = process.journal.segment
+        while process.journal.segment == segment:
+            process.enqueue(FILLER)
+            for delivery in process.claim(3):
+                process.settle(delivery)
+
+
+@given(acts=ACTS)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.timeout(180)
+def test_what_remains_folds_to_what_the_whole_did(acts: list[tuple[str, int, Any, bool]]) -> None:
+    """Whatever happened, and however often segments went: every process and every newcomer agree."""
+    run = Random()
+    for act in acts:
+        run.act(*act)
+    for process in run.processes:
+        run.fill(process)
+    run.act("tend", 0, None, False)
+    now_ns = run.world.clock.wall_ns()
+    live = [meaning(process.catch_up(), now_ns) for process in run.processes]
+    assert live[0] == live[1]
+    assert meaning(run.world.fold(), now_ns) == live[0]
+    assert PATH in run.world.segments()[0]
