@@ -19,6 +19,8 @@ from tests.log.tending import FILLER, fill_segment, keeping, meaning, tend
 from tests.log.world import PATH, Process, World
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taskq.log.carries import Item
     from taskq.log.config import LogConfig
 
@@ -148,7 +150,7 @@ def test_dead_letters_stay_with_reason_and_attempts_and_can_be_requeued() -> Non
         tend(process)
         assert world.view(job) == before
         grown(process, 8)
-    assert list(world.fold().need_agenda().dead.rows(0, 9))[0][0] == job
+    assert [row[0] for row in world.fold().need_agenda().dead.rows(0, 9)] == [job]
 
 
 def test_an_unexpired_key_stays_and_an_expired_one_goes() -> None:
@@ -254,7 +256,7 @@ def test_a_segment_that_is_needed_for_the_most_part_stays_until_the_log_has_grow
 
 def test_what_is_carried_in_one_batch_is_bounded() -> None:
     """The writer lock is held for a few milliseconds at a time."""
-    world, process = world_of(keeping(keep_segments=1))
+    process = World(config=keeping(keep_segments=1)).process()
     for _ in range(800):
         process.commit(
             [(Op.ENQUEUE, None, _Nobody(), (OTHER, b"x", Extras(due_ns=DAY * SECOND_NS)))]
@@ -368,32 +370,44 @@ class Random:
 
     def act(self, name: str, number: int, key: bytes | None, other: bool) -> None:
         process = self.processes[number % 2]
+        clock = self.world.clock
+        acts: dict[str, Callable[[], object]] = {
+            "put": lambda: self.put(process, number, key, other, 0),
+            "delay": lambda: self.put(process, number, key, other, number % 5 + 1),
+            "run": lambda: self.settle(process, number, Kind.SUCCEEDED),
+            "fail": lambda: self.settle(process, number, Kind.RETRIED),
+            "die": lambda: self.settle(process, number, Kind.DIED),
+            "hold": lambda: process.claim(1),
+            "cancel": lambda: self.cancel(process, number),
+            "fill": lambda: self.fill(process),
+            "tend": lambda: self.tend(process),
+            "pass": lambda: clock.advance(number % 3_000),
+            "step": lambda: clock.step(number % 7_200 - 3_600),
+        }
+        acts[name]()
+
+    def put(
+        self, process: Process, number: int, key: bytes | None, other: bool, delay: int
+    ) -> None:
         spec = OTHER if other else EnqueueSpec(task="mail.send", flags=int(Flag.DROP_RESULT))
-        window_ns = (number % 3) * 600 * SECOND_NS
-        if name in {"put", "delay"}:
-            due_ns = (number % 5 + 1) * 600 * SECOND_NS if name == "delay" else 0
-            extras = Extras(key=key, window_ns=window_ns if key else 0, due_ns=due_ns)
-            answer = process.offer(b"%d" % number, extras, spec)
-            if isinstance(answer, int):
-                self.jobs.append(answer)
-        elif name in {"run", "fail", "die"}:
-            kind = {"run": Kind.SUCCEEDED, "fail": Kind.RETRIED, "die": Kind.DIED}[name]
-            for delivery in process.claim(1 + number % 3):
-                process.settle(delivery, kind, body=b"%d" % number)
-        elif name == "hold":
-            process.claim(1)
-        elif name == "cancel" and self.jobs:
+        window_ns = (number % 3) * 600 * SECOND_NS if key else 0
+        extras = Extras(key=key, window_ns=window_ns, due_ns=delay * 600 * SECOND_NS)
+        answer = process.offer(b"%d" % number, extras, spec)
+        if isinstance(answer, int):
+            self.jobs.append(answer)
+
+    def settle(self, process: Process, number: int, kind: Kind) -> None:
+        for delivery in process.claim(1 + number % 3):
+            process.settle(delivery, kind, body=b"%d" % number)
+
+    def cancel(self, process: Process, number: int) -> None:
+        if self.jobs:
             process.ask(Op.CANCEL, self.jobs[number % len(self.jobs)])
-        elif name == "fill":
-            self.fill(process)
-        elif name == "tend":
-            before = meaning(process.catch_up(), self.world.clock.wall_ns())
-            tend(process)
-            assert meaning(process.catch_up(), self.world.clock.wall_ns()) == before
-        elif name == "pass":
-            self.world.clock.advance(number % 3_000)
-        elif name == "step":
-            self.world.clock.step(number % 7_200 - 3_600)
+
+    def tend(self, process: Process) -> None:
+        before = meaning(process.catch_up(), self.world.clock.wall_ns())
+        tend(process)
+        assert meaning(process.catch_up(), self.world.clock.wall_ns()) == before
 
     def fill(self, process: Process) -> None:
         segment = process.journal.segment
@@ -407,7 +421,7 @@ class Random:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.timeout(180)
 def test_what_remains_folds_to_what_the_whole_did(acts: list[tuple[str, int, Any, bool]]) -> None:
-    """Whatever happened, and however often segments went: every process and every newcomer agree."""
+    """Whatever happened, however often segments went: every process and every newcomer agree."""
     run = Random()
     for act in acts:
         run.act(*act)
