@@ -42,11 +42,11 @@ def after(state: State, kind: Kind, *, waits: bool = False) -> State:
     A fold meets records whose forerunner was damaged, so an illegal pair is no error here: what the
     record says happened, happened.
     """
-    for pair in ((state, kind), *((other, kind) for other in State)):
-        states = TRANSITIONS.get(pair)
-        if states is not None:
-            return states[-1] if waits else states[0]
-    return state
+    states = TRANSITIONS.get((state, kind)) or next(
+        (found for other in State if (found := TRANSITIONS.get((other, kind))) is not None),
+        (state,),
+    )
+    return states[-1] if waits else states[0]
 
 
 def diagram() -> str:

@@ -7,6 +7,8 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from typing_extensions import Buffer
 
 _IS_BIG: Final = sys.byteorder == "big"
@@ -21,6 +23,13 @@ def column(code: str, data: Buffer) -> array[int]:
     if _IS_BIG:
         numbers.byteswap()
     return numbers
+
+
+def view(code: str, data: Buffer) -> Sequence[int]:
+    """The same numbers where they stand, to be looked at once or twice."""
+    if _IS_BIG:
+        return column(code, data)
+    return memoryview(data).cast("B").cast(code)  # type: ignore[call-overload, no-any-return]
 
 
 def packed(numbers: array[int]) -> bytes:

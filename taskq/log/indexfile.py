@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.log import bloom, codec
-from taskq.log.columns import column
+from taskq.log.columns import column, view
 from taskq.log.indexformat import (
     ENTRIES_A_PAGE,
     HASH_SIZE,
@@ -18,7 +18,7 @@ from taskq.log.indexformat import (
     Offsets,
     decode_header,
 )
-from taskq.log.sparse import ENTRY_SIZE, Sparse
+from taskq.log.sparse import ENTRY_SIZE, Entries
 
 if TYPE_CHECKING:
     from array import array
@@ -146,9 +146,10 @@ class SegmentIndex:
                 break
             page = self._page(number)
             count = len(page) // PLACE_SIZE
-            jobs = column("Q", page[: 8 * count])
+            data = memoryview(page)
+            jobs = view("Q", data[: 8 * count])
             start, end = bisect_left(jobs, job), bisect_right(jobs, job)
-            found += column("I", page[8 * count + 4 * start : 8 * count + 4 * end])
+            found += view("I", data[8 * count + 4 * start : 8 * count + 4 * end])
         return found
 
     def spilled(self) -> set[bytes]:
@@ -174,8 +175,8 @@ class SegmentIndex:
 
     # -- pages ------------------------------------------------------------------------------------
 
-    def _entries(self, number: int) -> Sparse:
-        return Sparse.of(self._page(self.header.counts.place_pages + number))
+    def _entries(self, number: int) -> Entries:
+        return Entries.of(self._page(self.header.counts.place_pages + number))
 
     def _filter_holds(self, key: int) -> bool:
         counts = self.header.counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskq.core.records import Flag
 from taskq.log import codec
 from taskq.log.locate import hop
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     #: What a segment's index is asked for, be it in memory or in a file.
     Index = IndexBuilder | SegmentIndex
 
+#: What is read of a frame to find one record.
+_WINDOW: Final = 16 * 1024
+_FLAGS_AT: Final = 8
+_CHECKED: Final = int(Flag.CHECKED)
 #: Frames that are kept in memory after they were checked, ...
 _BODIES_MAX: Final = 8
 #: ... if they are no larger.
@@ -88,28 +93,31 @@ class Lookup:
         offset: int,
     ) -> Found | None:
         """The record of a frame that has this number, or this offset."""
-        body = self._body(segment, frame, header)
-        if body is None:
-            return None
         start = frame + codec.FRAME_HEADER_SIZE
-        at, number = 0, header.first_lsn
+        at, number = start, header.first_lsn
         if frame == entry.frame:
-            at, number = entry.offset - start, entry.lsn
-        wanted = offset - start
-        length_at = codec.LENGTH.unpack_from
-        while 0 <= at <= len(body) - codec.PREFIX.size:
-            length = length_at(body, at)[0]
-            if number == lsn or at == wanted:
-                location = self._files.base(segment) + start + at
-                record = body[at : at + length]
-                if len(record) < max(length, codec.PREFIX.size):
-                    return None
-                return Found(
-                    number, header.epoch, header.time_ns, location, frame, header.first_lsn, record
-                )
-            at += max(length, 1)
-            number += 1
-        return None
+            at, number = entry.offset, entry.lsn
+        record = b""
+        if (segment, frame) not in self._bodies:
+            # Most of what is large has a CRC of its own: the rest of its frame need not be read.
+            size = min(_WINDOW, start + header.body_size - at)
+            data = self._files._read(self._files.descriptor(segment), max(size, 0), at)
+            place, found = _step(data, 0, number, lsn, offset - at)
+            record = _checked(data, place, found)
+            if record:
+                at, number = at + place, found
+        if not record:
+            body = self._body(segment, frame, header)
+            if body is None:
+                return None
+            place, number = _step(body, at - start, number, lsn, offset - start)
+            at, record = start + place, _cut(body, place)
+            if not record:
+                return None
+        location = self._files.base(segment) + at
+        return Found(
+            number, header.epoch, header.time_ns, location, frame, header.first_lsn, record
+        )
 
     def _body(self, segment: int, frame: int, header: codec.FrameHeader) -> bytes | None:
         """The records of a frame, None if they do not read back as they were written."""
@@ -131,10 +139,44 @@ class Lookup:
         """A record that stands alone in a damaged frame, by its own CRC."""
         header = index.salvaged[entry.frame]
         location = self._files.base(segment) + entry.offset
-        record = self._files.unchecked_record(location)
-        crc = codec.crc32(record[:-4], entry.lsn & 0xFFFFFFFF)
-        if len(record) <= codec.PREFIX.size or crc != int.from_bytes(record[-4:], "little"):
+        record = _checked(self._files.unchecked_record(location), 0, entry.lsn)
+        if not record:
             return None
         return Found(
             entry.lsn, header.epoch, header.time_ns, location, entry.frame, header.first_lsn, record
         )
+
+
+def _step(data: bytes, place: int, number: int, lsn: int, wanted: int) -> tuple[int, int]:
+    """(place, lsn) of the record that has this number or stands at the wanted place.
+
+    From the one at ``place`` on, whose lsn is ``number``; the place is -1 if it is not in the data.
+    """
+    length_at = codec.LENGTH.unpack_from
+    last = len(data) - codec.PREFIX.size
+    while 0 <= place <= last:
+        if number == lsn or place == wanted:
+            return place, number
+        length = length_at(data, place)[0]
+        if length < codec.PREFIX.size:
+            break
+        place += length
+        number += 1
+    return -1, 0
+
+
+def _cut(data: bytes, place: int) -> bytes:
+    """The record at a place, empty if it is not whole there."""
+    if place < 0:
+        return b""
+    length = codec.LENGTH.unpack_from(data, place)[0]
+    return data[place : place + length] if codec.PREFIX.size <= length <= len(data) - place else b""
+
+
+def _checked(data: bytes, place: int, lsn: int) -> bytes:
+    """The record at a place, empty if it is not whole by a CRC of its own."""
+    record = _cut(data, place)
+    if not record or not record[_FLAGS_AT] & _CHECKED:
+        return b""
+    crc = codec.crc32(record[:-4], lsn & 0xFFFFFFFF)
+    return record if crc == int.from_bytes(record[-4:], "little") else b""

@@ -6,10 +6,10 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.log.columns import column, packed
+from taskq.log.columns import packed, view
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from collections.abc import Sequence
 
 #: About so many bytes of segment lie between two entries.
 SPACING_BYTES: Final = 4_096
@@ -31,46 +31,40 @@ class Entry(NamedTuple):
     alone: bool
 
 
-class Sparse:
-    """Entries in the order of the log, in columns.
+class Entries:
+    """Entries in the order of the log, in columns, as a page of a file has them.
 
     Times are running maxima, so that they rise although the clock may be set back.
     """
 
     __slots__ = ("_frames", "_lsns", "_offsets", "_times")
 
-    def __init__(self) -> None:
-        self._lsns = array("Q")
-        self._times = array("q")
-        self._offsets = array("I")
-        self._frames = array("I")
+    def __init__(
+        self,
+        lsns: Sequence[int],
+        times: Sequence[int],
+        offsets: Sequence[int],
+        frames: Sequence[int],
+    ) -> None:
+        self._lsns = lsns
+        self._times = times
+        self._offsets = offsets
+        self._frames = frames
 
     @classmethod
-    def of(cls, data: Buffer) -> Sparse:
-        """What ``page`` has packed."""
-        view = memoryview(data)
-        count = len(view) // ENTRY_SIZE
-        entries = cls()
-        entries._lsns = column("Q", view[: 8 * count])
-        entries._times = column("q", view[8 * count : 16 * count])
-        entries._offsets = column("I", view[16 * count : 20 * count])
-        entries._frames = column("I", view[20 * count :])
-        return entries
+    def of(cls, page: bytes) -> Entries:
+        """What ``Sparse.page`` has packed."""
+        data = memoryview(page)
+        count = len(data) // ENTRY_SIZE
+        return cls(
+            view("Q", data[: 8 * count]),
+            view("q", data[8 * count : 16 * count]),
+            view("I", data[16 * count : 20 * count]),
+            view("I", data[20 * count :]),
+        )
 
     def __len__(self) -> int:
         return len(self._lsns)
-
-    def add(self, lsn: int, time_ns: int, offset: int, frame: int, *, alone: bool) -> None:
-        """Add the next entry."""
-        self._lsns.append(lsn)
-        self._times.append(time_ns)
-        self._offsets.append(offset)
-        self._frames.append(frame | _ALONE if alone else frame)
-
-    def page(self, start: int, end: int) -> bytes:
-        """Entries ``start`` up to ``end`` as they stand in a file: column after column."""
-        columns = (self._lsns, self._times, self._offsets, self._frames)
-        return b"".join(packed(numbers[start:end]) for numbers in columns)
 
     def __getitem__(self, number: int) -> Entry:
         frame = self._frames[number]
@@ -96,3 +90,23 @@ class Sparse:
 
     def _entry(self, number: int) -> Entry | None:
         return self[number] if number >= 0 else None
+
+
+class Sparse(Entries):
+    """Entries that more are added to."""
+
+    __slots__ = ("_columns",)
+
+    def __init__(self) -> None:
+        self._columns = array("Q"), array("q"), array("I"), array("I")
+        super().__init__(*self._columns)
+
+    def add(self, lsn: int, time_ns: int, offset: int, frame: int, *, alone: bool) -> None:
+        """Add the next entry."""
+        values = (lsn, time_ns, offset, frame | _ALONE if alone else frame)
+        for numbers, value in zip(self._columns, values, strict=True):
+            numbers.append(value)
+
+    def page(self, start: int, end: int) -> bytes:
+        """Entries ``start`` up to ``end`` as they stand in a file: column after column."""
+        return b"".join(packed(numbers[start:end]) for numbers in self._columns)
