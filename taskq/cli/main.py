@@ -34,6 +34,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "pause": ("taskq.cli.queues", "Let no worker claim from a queue."),
     "resume": ("taskq.cli.queues", "Let workers claim from a queue again."),
     "purge": ("taskq.cli.queues", "Cancel all jobs of a queue that wait."),
+    "export": ("taskq.cli.export", "Write jobs or records as JSON lines or Parquet."),
     "verify": ("taskq.cli.read", "Read the whole log and report damage."),
     "compact": ("taskq.cli.compact", "Remove what need not be kept from the log's oldest end."),
     "repair": ("taskq.cli.repair", "Write damaged segments anew from all that still reads."),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskq.log.reader import LogReader
     from taskq.log.timetravel import Moment
 
-_STATES: Final[dict[str, State]] = {
+STATES: Final[dict[str, State]] = {
     state.name.lower(): state for state in State if state is not State.ABSENT
 }
 _LIMIT_DEFAULT: Final = 20
@@ -32,7 +32,7 @@ _REASON_COLUMNS: Final = 100
 @data_dir_option
 @json_option
 @click.option(
-    "-s", "--state", "states", multiple=True, type=click.Choice(list(_STATES)), help="Only these."
+    "-s", "--state", "states", multiple=True, type=click.Choice(list(STATES)), help="Only these."
 )
 @click.option("-Q", "--queue", help="Only this queue.")
 @click.option("-t", "--task", help="Only this task.")
@@ -56,7 +56,7 @@ def ls(
 ) -> None:
     """List the newest jobs, the newest first."""
     at = moment(at_text)
-    wanted = {_STATES[name] for name in states} or None
+    wanted = {STATES[name] for name in states} or None
     with open_reader(data_dir) as reader:
         jobs = reader.jobs(wanted, queue, task, limit, at)
     if as_json:
@@ -213,12 +213,12 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
         for queue in counts.queues
     ]
     if len(counts.queues) > 1:
-        totals = {name: sum(getattr(q, name) for q in counts.queues) for name in _STATES}
+        totals = {name: sum(getattr(q, name) for q in counts.queues) for name in STATES}
         ages = [q.oldest_ready_seconds for q in counts.queues if q.oldest_ready_seconds is not None]
         every = QueueStats(queue="", **totals, oldest_ready_seconds=max(ages, default=None))
         rows.append(_count_row(every, "(all)"))
     if rows:
-        columns = (f">{name.upper()}" for name in _STATES)
+        columns = (f">{name.upper()}" for name in STATES)
         render.print_table(("QUEUE", *columns, ">OLDEST READY"), rows)
         click.echo()
     click.echo(
@@ -231,7 +231,7 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
 def _count_row(queue: QueueStats, title: str) -> tuple[str, ...]:
     age = queue.oldest_ready_seconds
     waits = "-" if age is None else render.duration(round(age * SECOND_NS))
-    return (title, *(str(getattr(queue, name)) for name in _STATES), waits)
+    return (title, *(str(getattr(queue, name)) for name in STATES), waits)
 
 
 def _plural(count: int, noun: str) -> str:

@@ -12,6 +12,7 @@ from taskq.core.model import LogStats
 from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
 from taskq.log.disk import LocalDisk, SystemClock
+from taskq.log.exporting import Chosen, each_job
 from taskq.log.facets import Facets
 from taskq.log.gauges import Gauges
 from taskq.log.history import tell
@@ -63,6 +64,11 @@ class LogReader:
     def journal(self) -> Journal:
         """The log as the reader sees it; for reading only."""
         return self._journal
+
+    @property
+    def bodies(self) -> BodyStore:
+        """What unpacks the payloads and results of its records."""
+        return self._bodies
 
     def close(self) -> None:
         """Close the files. Legal twice."""
@@ -138,6 +144,14 @@ class LogReader:
                 size=sum(map(files.size, sealed)) + end.offset,
                 next_lsn=journal.next_lsn,
             )
+
+    def each_job(self, chosen: Chosen) -> Iterator[JobView]:
+        """Every job that fits, in one walk: those that are over as they ended, then the others.
+
+        A payload or result that does not read back is left out, and ``problem`` says why.
+        """
+        now_ns = self._journal.clock.wall_ns()
+        return map(self._bodies.show_view, each_job(self._journal, chosen, now_ns))
 
     def timeline(self, lsn: int) -> tuple[JobEvent, ...]:
         """What happened to a job, oldest first; empty if there is no such job."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError
 from taskq.core.records import JOB_KINDS, Kind
 from taskq.log import codec
 from taskq.log.logrecord import decode_record, places
-from taskq.log.segment import Gap
+from taskq.log.segment import Gap, salvage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,3 +57,48 @@ def check_known(kind: int, lsn: int) -> None:
     """
     if kind not in codec.FIXED_SIZES and kind < _SKIPPABLE:
         raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
+
+
+class Entry(NamedTuple):
+    """A record in the log: ``data[at:at + length]``, at a location as of ``SegmentFiles``."""
+
+    lsn: int
+    epoch: int
+    time_ns: int
+    location: int
+    data: bytes
+    at: int
+    length: int
+
+    @property
+    def kind(self) -> int:
+        """Its type."""
+        return self.data[self.at + _KIND_AT]
+
+    @property
+    def job(self) -> int:
+        """The job that it concerns, of one of JOB_KINDS."""
+        job: int = _JOB.unpack_from(self.data, self.at + _JOB_AT)[0]
+        return job
+
+    def decode(self) -> LogRecord:
+        """All that it says."""
+        record = self.data[self.at : self.at + self.length]
+        return decode_record(record, self.lsn, self.epoch, self.time_ns)
+
+
+def entries(journal: Journal) -> Iterator[Entry]:
+    """Every record of the log; of damaged frames those that are whole by their own CRC."""
+    for base, item in journal.frames(journal.start()):
+        if not isinstance(item, Gap):
+            header = item.header
+            where = base + item.offset + codec.FRAME_HEADER_SIZE - item.at
+            for lsn, at, length in places(item):
+                yield Entry(lsn, header.epoch, header.time_ns, where + at, item.data, at, length)
+            continue
+        found = journal.files.damaged_frame(base, item)
+        if found is not None:
+            header, body, start = found
+            for lsn, at, record in salvage(body, item.first_lsn):
+                location = base + start + at
+                yield Entry(lsn, header.epoch, header.time_ns, location, record, 0, len(record))

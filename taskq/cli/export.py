@@ -1,0 +1,232 @@
+"""``taskq export``: jobs or records as JSON lines or Parquet, read while workers go on."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import click
+
+from taskq.cli import render
+from taskq.cli.errors import WrongUsage
+from taskq.cli.options import data_dir_option, open_reader
+from taskq.cli.read import STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import TextIO
+
+    from taskq.core.model import JobView, State
+    from taskq.log.reader import LogReader
+    from taskq.record import Choice, Record
+
+_JSONL: Final = "jsonl"
+_PARQUET: Final = "parquet"
+
+
+class Sink(Protocol):
+    """Where the rows go."""
+
+    def job(self, view: JobView) -> None:
+        """Write one job."""
+        ...
+
+    def record(self, record: Record) -> None:
+        """Write one record."""
+        ...
+
+
+class JsonLines:
+    """One JSON object a line."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def job(self, view: JobView) -> None:
+        """Write one job."""
+        self._write(
+            {
+                **render.job_json(view),
+                **_body("payload", view.payload),
+                **_body("result", view.result),
+                "problem": view.problem or None,
+                "attempts": [render.attempt_json(attempt) for attempt in view.attempts],
+            }
+        )
+
+    def record(self, record: Record) -> None:
+        """Write one record."""
+        from taskq.cli.stream import record_json  # noqa: PLC0415 - what jobs need not
+
+        told = record_json(record)
+        del told["payload"], told["result"]
+        self._write({**told, **_body("payload", record.payload), **_body("result", record.result)})
+
+    def _write(self, document: dict[str, Any]) -> None:
+        self._file.write(json.dumps(document, allow_nan=False) + "\n")
+
+
+def _body(name: str, body: bytes | None) -> dict[str, Any]:
+    """A payload or result: as JSON where it is JSON, else its bytes in base64."""
+    if body is None:
+        return {name: None}
+    try:
+        return {name: json.loads(body.decode(), parse_constant=_refuse, parse_float=_finite)}
+    except (ValueError, RecursionError):
+        return {f"{name}_base64": base64.b64encode(body).decode()}
+
+
+def _refuse(name: str) -> None:
+    """Python reads NaN and Infinity, others do not."""
+    raise ValueError(name)
+
+
+def _finite(text: str) -> float:
+    """Nor is there a JSON for what a number overflows to."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(text)
+    return number
+
+
+@click.command()
+@data_dir_option
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice([_JSONL, _PARQUET]),
+    help="[default: what the name of FILE ends in, else jsonl]",
+)
+@click.option("-o", "--output", metavar="FILE", help="Write to this file, not to standard output.")
+@click.option("--jobs/--records", "is_jobs", default=True, help="What a line is.  [default: jobs]")
+@click.option("--since", metavar="MOMENT", help='Enqueued (written) then or later: "2h", a time.')
+@click.option("--until", metavar="MOMENT", help="Enqueued (written) before then.")
+@click.option("-Q", "--queue", help="Only this queue.")
+@click.option("-t", "--task", help="Only this task.")
+@click.option(
+    "-s", "--state", "states", multiple=True, type=click.Choice(list(STATES)), help="Only these."
+)
+def export(
+    data_dir: Path | None,
+    kind: str | None,
+    output: str | None,
+    is_jobs: bool,
+    since: str | None,
+    until: str | None,
+    queue: str | None,
+    task: str | None,
+    states: tuple[str, ...],
+) -> None:
+    """Write all jobs with their attempts, one a line: those that are over first, as they ended.
+
+    A payload that is JSON stands under payload, any other as payload_base64. With --records the
+    log's records are written, in their order. Parquet needs pip install "taskq-local[parquet]".
+    """
+    path = None if output in (None, "-") else Path(str(output))
+    kind = kind or (_PARQUET if path is not None and path.suffix == ".parquet" else _JSONL)
+    if states and not is_jobs:
+        raise WrongUsage("--state is for jobs: records have none")
+    if kind == _PARQUET and path is None:
+        raise WrongUsage("Parquet cannot be written to standard output: name a file with -o")
+    now_ns = time.time_ns()
+    since_ns, until_ns = _time(since, "--since", now_ns), _time(until, "--until", now_ns)
+    count = 0
+    with open_reader(data_dir) as reader, _sink(kind, path, is_jobs=is_jobs) as sink:
+        if is_jobs:
+            wanted = frozenset(STATES[name] for name in states) or None
+            for view in _jobs(reader, wanted, queue, task, since_ns, until_ns):
+                sink.job(view)
+                count += 1
+        else:
+            for record in _records(reader, queue, task, since_ns, until_ns):
+                sink.record(record)
+                count += 1
+    if path is not None:
+        noun = "job" if is_jobs else "record"
+        click.echo(f"wrote {count} {noun}{'' if count == 1 else 's'} to {path}", err=True)
+
+
+def _time(text: str | None, option: str, now_ns: int) -> int | None:
+    from taskq.log.timetravel import Moment  # noqa: PLC0415 - help must not import the log
+
+    if text is None:
+        return None
+    moment = Moment.parse(text, now_ns, option)
+    if moment.time_ns is None:
+        raise WrongUsage(f'{option} is {text!r}: give a span back from now ("2h") or a time')
+    return moment.time_ns
+
+
+@contextmanager
+def _sink(kind: str, path: Path | None, *, is_jobs: bool) -> Iterator[Sink]:
+    """Where to write; a file gets its name once it is whole, and on disk."""
+    if path is None:
+        yield JsonLines(sys.stdout)
+        return
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        if kind == _PARQUET:
+            from taskq.cli.parquet import ParquetSink  # noqa: PLC0415 - it imports pyarrow
+
+            with ParquetSink(temporary, is_jobs=is_jobs) as sink:
+                yield sink
+        else:
+            with temporary.open("w", encoding="utf-8") as file:
+                yield JsonLines(file)
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _jobs(
+    reader: LogReader,
+    states: frozenset[State] | None,
+    queue: str | None,
+    task: str | None,
+    since_ns: int | None,
+    until_ns: int | None,
+) -> Iterator[JobView]:
+    from taskq.log.exporting import Chosen  # noqa: PLC0415 - help must not import the log
+
+    return reader.each_job(Chosen(states, queue, task, since_ns, until_ns))
+
+
+def _records(
+    reader: LogReader,
+    queue: str | None,
+    task: str | None,
+    since_ns: int | None,
+    until_ns: int | None,
+) -> Iterator[Record]:
+    from taskq.log.walking import entries  # noqa: PLC0415 - help must not import the log
+    from taskq.record import Choice, make_record  # noqa: PLC0415 - likewise
+
+    choice = Choice(queues=queue and [queue], tasks=task and [task])
+    for entry in entries(reader.journal):
+        if until_ns is not None and entry.time_ns >= until_ns:
+            continue
+        record = entry.decode()
+        choice.note(record)
+        if since_ns is not None and entry.time_ns < since_ns:
+            continue
+        if choice.lacks(record):
+            _learn(reader, choice, record.job)
+        names = choice.fits(record)
+        if names is not None:
+            yield make_record(record, reader.tag, names, reader.bodies)
+
+
+def _learn(reader: LogReader, choice: Choice, job: int) -> None:
+    """Find out a job's queue and task, which only its first record names."""
+    view = reader.job(job)
+    if view is not None:
+        choice.learn(job, view.queue, view.task)

@@ -1,0 +1,163 @@
+"""``taskq export``: JSON lines and Parquet, whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import builtins
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyarrow import parquet
+
+from taskq import TaskLog
+from tests.cli.helpers import Sample, taskq, taskq_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def lines(*arguments: object) -> list[dict[str, Any]]:
+    """What ``taskq export`` prints."""
+    result = taskq("export", *arguments)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_each_job_is_a_line_with_its_attempts(sample: Sample) -> None:
+    jobs = {job["id"]: job for job in lines("-d", sample.path)}
+    assert jobs.keys() == set(sample.ids.values())
+    done, dead = jobs[sample.ids["succeeded"]], jobs[sample.ids["dead"]]
+    assert (done["payload"], done["result"], done["state"]) == ({"n": 1}, "done", "succeeded")
+    assert base64.b64decode(dead["payload_base64"]) == b"\xff\x00"
+    assert "payload" not in dead
+    assert dead["headers"] == {"from": "here"}
+    assert [one["outcome"] for one in jobs[sample.ids["retried"]]["attempts"]] == ["retried"]
+    shown = taskq_json("show", sample.ids["dead"], "-d", sample.path)
+    assert dead["attempts"] == shown["attempts"]
+
+
+def test_what_only_python_takes_for_json_is_exported_as_bytes(tmp_path: Path) -> None:
+    """A line that another program cannot read would be worse than none."""
+
+    async def fill() -> None:
+        async with TaskLog.open(tmp_path / "q") as log:
+            await log.put_many([])
+            for body in (b"NaN", b"[Infinity]", b"[" * 100_000, b'"\xed\xa0\x80"', b"1e5"):
+                await log.put(body)
+
+    asyncio.run(fill())
+    told = lines("-d", tmp_path / "q")
+    assert [sorted(job.keys() & {"payload", "payload_base64"}) for job in told] == [
+        ["payload_base64"], ["payload_base64"], ["payload_base64"], ["payload_base64"],
+        ["payload"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--state", "dead"], {"dead"}),
+        (["-s", "dead", "-s", "cancelled"], {"dead", "cancelled"}),
+        (["--queue", "mail"], {"task"}),
+        (["--task", "mail.send"], {"task"}),
+        (["--since", "1h"], {"succeeded", "dead", "retried", "cancelled", "bytes", "task"}),
+        (["--until", "1h"], set()),
+    ],
+)
+def test_jobs_are_chosen(sample: Sample, options: list[str], names: set[str]) -> None:
+    told = {job["id"] for job in lines("-d", sample.path, *options)}
+    assert told == {sample.ids[name] for name in names}
+
+
+def test_records_are_exported_in_their_order(sample: Sample) -> None:
+    records = lines("-d", sample.path, "--records")
+    lsns = [record["lsn"] for record in records]
+    assert lsns == sorted(lsns)
+    assert {"enqueued", "claimed", "succeeded", "died", "owner"} <= {r["kind"] for r in records}
+    mail = lines("-d", sample.path, "--records", "--queue", "mail")
+    assert [record["kind"] for record in mail] == ["enqueued"]
+    assert mail[0]["payload"] == {"to": "a@b.c"}
+    assert lines("-d", sample.path, "--records", "--until", "1h") == []
+
+
+def test_parquet_holds_the_same_jobs(sample: Sample, tmp_path: Path) -> None:
+    target = tmp_path / "jobs.parquet"
+    result = taskq("export", "-d", sample.path, "-o", target)
+    assert result.exit_code == 0, result.output
+    assert f"wrote {len(sample.ids)} jobs to {target}" in result.stderr
+    rows = parquet.read_table(target).to_pylist()
+    told = lines("-d", sample.path)
+    assert [row["id"] for row in rows] == [job["id"] for job in told]
+    assert [row["state"] for row in rows] == [job["state"] for job in told]
+    by_id = {row["id"]: row for row in rows}
+    dead = by_id[sample.ids["dead"]]
+    assert dead["payload"] == b"\xff\x00"
+    assert dict(dead["headers"]) == {"from": "here"}
+    assert [attempt["outcome"] for attempt in dead["attempts"]] == ["died"]
+    assert [row["enqueued_at"].isoformat() for row in rows] == [job["enqueued_at"] for job in told]
+
+
+def test_parquet_holds_the_same_records(sample: Sample, tmp_path: Path) -> None:
+    target = tmp_path / "records"
+    result = taskq("export", "-d", sample.path, "--records", "--format", "parquet", "-o", target)
+    assert result.exit_code == 0, result.output
+    rows = parquet.read_table(target).to_pylist()
+    told = lines("-d", sample.path, "--records")
+    assert [(row["lsn"], row["kind"]) for row in rows] == [(r["lsn"], r["kind"]) for r in told]
+
+
+def test_a_file_gets_its_name_when_it_is_whole(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "jobs.jsonl"
+    target.write_text("before")
+    with monkeypatch.context() as patch:
+        patch.setattr("taskq.cli.export.json.dumps", _fail)
+        assert taskq("export", "-d", sample.path, "-o", target).exit_code == 1
+    assert target.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [target]
+    assert taskq("export", "-d", sample.path, "-o", target).exit_code == 0
+    assert len(target.read_text().splitlines()) == len(sample.ids)
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def _fail(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device", "jobs.jsonl")
+
+
+def test_without_the_extra_parquet_names_it(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **more: Any) -> Any:
+        if name.partition(".")[0] == "pyarrow":
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.delitem(sys.modules, "taskq.cli.parquet", raising=False)
+    monkeypatch.setattr(builtins, "__import__", without)
+    result = taskq("export", "-d", sample.path, "-o", tmp_path / "jobs.parquet")
+    assert result.exit_code == 1
+    assert 'pip install "taskq-local[parquet]"' in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--format", "parquet"], "name a file with -o"),
+        (["--records", "--state", "dead"], "--state is for jobs"),
+        (["--since", "5"], "give a span back from now"),
+        (["--since", "never"], "--since is 'never'"),
+    ],
+)
+def test_what_cannot_be_meant_is_wrong_usage(
+    sample: Sample, options: list[str], message: str
+) -> None:
+    result = taskq("export", "-d", sample.path, *options)
+    assert result.exit_code == 2
+    assert message in result.stderr

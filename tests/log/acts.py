@@ -1,0 +1,129 @@
+"""Random acts of several processes on one log, and what was live after each."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskq.core.dedup import key_hash
+from taskq.core.model import SECOND_NS, Extras
+from taskq.core.records import Kind
+from taskq.log.requests import EnqueueSpec, Op
+from tests.log.world import Process, World
+
+if TYPE_CHECKING:
+    from taskq.log.facets import Facets
+    from taskq.log.requests import Delivery
+
+_SPECS: Final = [
+    EnqueueSpec(queue, "task", priority, 2) for queue in ("mail", "sync") for priority in (1, 5, 9)
+]
+_KEYS: Final = (b"a", b"b", b"c")
+_HASHES: Final = [key_hash(spec.queue.encode(), key) for spec in _SPECS[::3] for key in _KEYS]
+
+
+class Picture(NamedTuple):
+    """All that a decision is made from."""
+
+    stats: Any
+    running: dict[int, Any]
+    ready: list[int]
+    states: list[tuple[int, int, int]]
+    next_due_ns: int | None
+    holders: list[list[int]]
+
+
+def picture_of(facets: Facets, now_ns: int) -> Picture:
+    agenda, dedup = facets.need_agenda(), facets.need_dedup()
+    agenda.promote(now_ns, 2**62)
+    return Picture(
+        stats=agenda.stats(),
+        running=dict(agenda.running),
+        ready=agenda.next_ready(10**6, None),
+        states=[
+            (job, agenda.state(job), agenda.attempt(job))
+            for job in (chunk.ids[index] for chunk, index in agenda.table)
+        ],
+        next_due_ns=agenda.next_due_ns(),
+        holders=[[job for job, _ in dedup.holders(one, now_ns)] for one in _HASHES],
+    )
+
+
+class History:
+    """Random acts of several processes; what was live after each."""
+
+    def __init__(self, seed: int, *, steps_of_clock: bool) -> None:
+        self.chance = random.Random(seed)
+        self.world = World(seed)
+        self.processes = [self.world.process() for _ in range(2)]
+        self.held: list[tuple[Process, Delivery]] = []
+        self.steps_ns = 0
+        self._steps_of_clock = steps_of_clock
+        self.by_lsn: dict[int, Picture] = {}
+        #: wall time then less the steps before -> what was live last at that time
+        self.by_time: dict[int, Picture] = {}
+
+    def run(self, count: int) -> None:
+        for number in range(count):
+            if number == count // 2:
+                self.processes[0].enqueue(bytes(70_000))  # the next goes to the next segment
+            self._act()
+            self._note()
+
+    def _act(self) -> None:
+        process = self.chance.choice(self.processes)
+        act = self.chance.choice(
+            [self._enqueue, self._enqueue, self._claim, self._settle, self._settle, self._cancel,
+             self._pass_time, self._die]
+        )  # fmt: skip
+        act(process)
+        if self._steps_of_clock and self.chance.random() < 0.1:
+            self.world.clock.step(self.chance.choice((-7_200, -60, 60, 10**8, -(10**8))))
+        # What time and clock did is in the log from here on.
+        self.chance.choice(self.processes).enqueue(spec=self.chance.choice(_SPECS))
+
+    def _note(self) -> None:
+        process = self.processes[0]
+        now_ns = self.world.clock.wall_ns()
+        picture = picture_of(process.catch_up(), now_ns)
+        steps_ns = sum(one.step_ns for one in self.world.records())
+        self.by_lsn[process.journal.next_lsn - 1] = picture
+        self.by_time[now_ns - steps_ns] = picture
+        self.steps_ns = steps_ns
+
+    def _enqueue(self, process: Process) -> None:
+        extras = self.chance.choice((
+            None, None, Extras(key=self.chance.choice(_KEYS)),
+            Extras(key=self.chance.choice(_KEYS), window_ns=90 * SECOND_NS),
+            Extras(due_ns=70 * SECOND_NS), Extras(expires_ns=80 * SECOND_NS),
+            Extras(due_ns=self.world.clock.wall_ns() + 50 * SECOND_NS, due_is_wall=True),
+        ))  # fmt: skip
+        body = bytes(self.chance.choice((0, 10, 500)))
+        process.offer(body, extras, self.chance.choice(_SPECS))
+
+    def _claim(self, process: Process) -> None:
+        self.held += [(process, one) for one in process.claim(self.chance.randrange(1, 4))]
+
+    def _settle(self, process: Process) -> None:
+        mine = [one for one in self.held if one[0] is process]
+        if mine:
+            held = self.chance.choice(mine)
+            self.held.remove(held)
+            kind = self.chance.choice((Kind.SUCCEEDED, Kind.DIED, Kind.RETRIED, Kind.RELEASED))
+            delay_ns = self.chance.choice((0, 60 * SECOND_NS))
+            rest = {} if kind in (Kind.SUCCEEDED, Kind.DIED) else {"delay_ns": delay_ns}
+            process.settle(held[1], kind, body=b"because", **rest)
+
+    def _cancel(self, process: Process) -> None:
+        ready = process.catch_up().need_agenda().next_ready(5, None)
+        if ready:
+            process.ask(Op.CANCEL, self.chance.choice(ready))
+
+    def _pass_time(self, _: Process) -> None:
+        self.world.clock.advance(self.chance.choice((0.5, 20, 61, 3_600)))
+
+    def _die(self, process: Process) -> None:
+        if self.chance.random() < 0.3:
+            self.held = [one for one in self.held if one[0] is not process]
+            process.kill()
+            self.processes[self.processes.index(process)] = self.world.process()

@@ -1,0 +1,129 @@
+"""Every job of a log in one walk: the same as asking for each."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.model import State
+from taskq.core.records import Kind
+from taskq.log import codec
+from taskq.log.carrying import Carried, encode_carried
+from taskq.log.exporting import Chosen, each_job
+from taskq.log.history import tell
+from taskq.log.requests import EnqueueSpec, Op
+from tests.log.acts import History
+from tests.log.world import PLAIN, World
+
+if TYPE_CHECKING:
+    from taskq.core.model import JobView
+
+_OVER = (State.SUCCEEDED, State.CANCELLED, State.EXPIRED)
+
+
+def _all(world: World, chosen: Chosen | None = None) -> list[JobView]:
+    return list(each_job(world.reader(), chosen or Chosen(), world.clock.wall_ns()))
+
+
+@pytest.mark.parametrize("steps_of_clock", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_every_job_is_told_once_and_as_if_it_was_asked_for(
+    seed: int, *, steps_of_clock: bool
+) -> None:
+    """Through retries, dead processes, keys, expiries, several segments and steps of the clock."""
+    history = History(seed, steps_of_clock=steps_of_clock)
+    history.run(40)
+    world = history.world
+    told = _all(world)
+    jobs = [record.lsn for record in world.records() if record.kind == Kind.ENQUEUED]
+    assert sorted(view.lsn for view in told) == jobs
+    for view in told:
+        assert view == world.view(view.lsn)
+    over = [view for view in told if view.state in _OVER]
+    assert told[: len(over)] == over
+    rest = [view.lsn for view in told[len(over) :]]
+    assert rest == sorted(rest)
+
+
+def test_jobs_are_chosen_by_state_queue_task_and_time_of_their_enqueue() -> None:
+    world = World()
+    process = world.process()
+    start_ns = world.clock.wall_ns()
+    first = process.enqueue(spec=EnqueueSpec("mail", "mail.send"))
+    world.clock.advance(60)
+    second = process.enqueue(spec=EnqueueSpec("mail", "mail.sort"))
+    third = process.enqueue(spec=EnqueueSpec("sync", "mail.send"))
+    [delivery] = process.claim()
+    process.settle(delivery)
+
+    def lsns(chosen: Chosen) -> list[int]:
+        return [view.lsn for view in _all(world, chosen)]
+
+    assert lsns(Chosen()) == [first, second, third]
+    assert lsns(Chosen(states=frozenset({State.SUCCEEDED}))) == [first]
+    assert lsns(Chosen(states=frozenset({State.READY}))) == [second, third]
+    assert lsns(Chosen(queue="mail")) == [first, second]
+    assert lsns(Chosen(task="mail.send")) == [first, third]
+    assert lsns(Chosen(since_ns=start_ns + 1)) == [second, third]
+    assert lsns(Chosen(until_ns=start_ns + 1)) == [first]
+    assert lsns(Chosen(queue="mai")) == []
+
+
+def test_what_compaction_wrote_again_is_told_once() -> None:
+    """Whether the segment that a job began in is gone, or is about to go."""
+    world = World()
+    process = world.process()
+    done, waiting = process.enqueue(b"done"), process.enqueue(b"waiting")
+    [delivery] = process.claim()
+    process.settle(delivery, body=b"42")
+    process.enqueue(bytes(70_000))
+    process.enqueue(b"in the second segment")
+    views = {view.lsn: view for view in _all(world)}
+    for job in (done, waiting):
+        view = views[job]
+        found = world.reader().indexes.find(job)
+        assert found is not None
+        carried = Carried(
+            job=job, state=view.state, born=found.record, enqueued_ns=view.enqueued_ns,
+            attempt=view.attempt, ended_ns=view.settled_ns, body=view.result,
+        )  # fmt: skip
+        process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
+    assert {view.lsn: view for view in _all(world)} == views
+    process.disk.remove(world.segments()[0])
+    told = _all(world)
+    assert [view.lsn for view in told] == [done, waiting, max(views)]
+    assert [view.payload for view in told[:2]] == [b"done", b"waiting"]
+    assert told[0].result == b"42"
+    for view in told:
+        assert view == tell(world.reader(), view.lsn, world.clock.wall_ns())
+
+
+def test_records_that_are_whole_in_a_damaged_frame_are_told_too() -> None:
+    world = World()
+    process = world.process()
+    jobs = process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"payload %d" % n, None) for n in range(3)])
+    process.enqueue()
+    [path] = world.segments()
+    place = world.machine.content(path).index(b"payload 1")
+    world.machine.corrupt(path, place, b"P")
+    assert [view.payload for view in _all(world)] == [b"payload 0", b"payload 2", b"{}"]
+    assert jobs[1] not in [view.lsn for view in _all(world)]
+
+
+def test_waiting_jobs_cost_no_more_than_their_places() -> None:
+    """Their payloads stay in the log until it is their turn."""
+    world = World()
+    process = world.process()
+    for _ in range(40):
+        process.ask(Op.ENQUEUE_MANY, [(PLAIN, bytes(500), None) for _ in range(50)])
+    journal = world.reader()
+    told = each_job(journal, Chosen(), world.clock.wall_ns())
+    next(told)
+    tracemalloc.start()
+    count = 1 + sum(1 for _ in each_job(journal, Chosen(), world.clock.wall_ns()))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 2_001
+    assert peak < 2_000 * 500 // 2 + 2 * codec.FRAME_BODY_MAX // 9
