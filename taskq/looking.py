@@ -62,6 +62,12 @@ async def look(
     try:
         journal = onlooker.journal
         files = await asyncio.to_thread(open_files, path, journal.identity.log_id)
+        while not files.lsns:  # the log is being made
+            if not follow:
+                return
+            on_pause()
+            await asyncio.sleep(_PAUSE_SECONDS_MAX)
+            await asyncio.to_thread(files.refresh)
         extent = onlooker.look()
         cursor, lsn = await asyncio.to_thread(_find, files, extent, count, choice)
         records = RecordReader(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogError, LogFailed
 from taskq.core.model import Durability
+from taskq.log.codec import SEGMENT_HEADER
 from taskq.log.locate import Extent
 from taskq.log.lock import read_hint
 
@@ -145,7 +146,7 @@ class Onlooker:
         files.refresh()
         newest = files.lsns[-1] if files.lsns else 0
         if newest > journal.segment and files.header(newest) is not None:
-            journal.segment, journal.offset = newest, 64
+            journal.segment, journal.offset = newest, SEGMENT_HEADER.size
             journal.next_lsn = max(journal.next_lsn, newest)
         try:
             size = files.size(journal.segment)

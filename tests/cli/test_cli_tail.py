@@ -148,6 +148,20 @@ def test_tail_f_goes_on_with_what_is_written(tmp_path: Path) -> None:
     assert first
 
 
+def test_tail_of_a_log_that_was_just_made_waits_for_its_first_record(tmp_path: Path) -> None:
+    """A process died between naming the log and writing to it."""
+    path = tmp_path / "q"
+    put(path, b"1")
+    for file in (path / "log").iterdir():
+        file.unlink()
+    (path / "write.lock").unlink()
+    assert tail_json("-d", path) == []
+    with start("-d", path, "-f") as process:
+        (job,) = put(path, b"2")
+        assert job in line_of(process)
+        process.kill()
+
+
 def test_tail_f_ends_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
     """Also while nothing is written."""
     put(tmp_path / "q", b"1")
