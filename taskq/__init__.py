@@ -64,10 +64,12 @@ if TYPE_CHECKING:
     from taskq.stream import Stream
     from taskq.tasklog import TaskLog
     from taskq.tasks import Task
+    from taskq.transaction import AppTransaction, LogTransaction
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AppTransaction",
     "AppendFailed",
     "Call",
     "CompressionUnavailable",
@@ -94,6 +96,7 @@ __all__ = [
     "LogFailed",
     "LogLocked",
     "LogStats",
+    "LogTransaction",
     "MomentGone",
     "NotDead",
     "OutcomeUnknown",
@@ -130,6 +133,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AppTransaction": "taskq.transaction",
+    "LogTransaction": "taskq.transaction",
     "Call": "taskq.call",
     "Discard": "taskq.core.signals",
     "Durability": "taskq.core.model",

@@ -20,6 +20,7 @@ from taskq.queues import LogQueues
 from taskq.reading import LogReading
 from taskq.serialization import encode_loose
 from taskq.telling import LogTelling
+from taskq.transaction import AppTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -156,6 +157,18 @@ class TaskQ(LogCare, LogQueues, LogReading, LogTelling):
             make_handle(self, call.task, self._connection.tag, answer)
             for call, answer in zip(given, answers, strict=True)
         ]
+
+    def transaction(self) -> AppTransaction:
+        """Calls enqueued and jobs cancelled together, or not at all.
+
+        ::
+
+            async with app.transaction() as tx:
+                job = tx.enqueue(send.call("a@b.c"))
+                tx.cancel(reminder)
+            print(job.id)
+        """
+        return AppTransaction(self)
 
     def call_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
         """A call of a task that this process may not know; then a worker checks its arguments.

@@ -15,13 +15,14 @@ from taskq.core.model import TRANSACTION_BYTES_MAX
 
 # Imported here and not at first use: it takes 40 ms, which would fall on the first enqueue.
 from taskq.log.store import open_store
+from taskq.log.transactions import Done
 from taskq.packing import Packer
 
 if TYPE_CHECKING:
     from taskq.core.model import Extras
     from taskq.log.config import LogConfig
     from taskq.log.port import LoopPort, ThreadPort
-    from taskq.log.requests import Duplicate, EnqueueSpec
+    from taskq.log.requests import Bundle, Duplicate, EnqueueSpec
     from taskq.log.store import Store
     from taskq.packing import Item, Loose
 
@@ -179,6 +180,22 @@ class Connection:
             return []
         answers: list[int | Duplicate] = self._thread_port().enqueue_many(items).result()
         return answers
+
+    async def transact(self, bundle: Bundle) -> Done:
+        """Carry a transaction out; raises what its parts meet, and then nothing was written."""
+        if not (bundle.settlements or bundle.cancels):
+            # Only new jobs: when the disk fills up, they are refused before what empties it.
+            return Done([], await self.send_many(list(bundle.items)))
+        port = await self.port()
+        done: Done = await port.transact(bundle)
+        return done
+
+    def transact_sync(self, bundle: Bundle) -> Done:
+        """Do as ``transact``, blocking this thread."""
+        if not (bundle.settlements or bundle.cancels):
+            return Done([], self.send_many_sync(list(bundle.items)))
+        done: Done = self._thread_port().transact(bundle).result()
+        return done
 
     def _thread_port(self) -> ThreadPort:
         port = self.store().thread_port

@@ -223,12 +223,18 @@ class JobHandle(Generic[R]):
 
 
 class PendingJob(Generic[R]):
-    """A job that joins the success of the task that asked for it, and has no id before that."""
+    """A job that joins the success of the task that asked for it, and has no id before that.
 
-    __slots__ = ("_handle", "call")
+    Likewise with another transaction.
+    """
 
-    def __init__(self, call: Call[R]) -> None:
+    __slots__ = ("_handle", "_together_with", "call")
+
+    def __init__(
+        self, call: Call[R], together_with: str = "the success of the task that asked for it"
+    ) -> None:
         self.call = call
+        self._together_with = together_with
         self._handle: JobHandle[R] | None = None
 
     @property
@@ -236,12 +242,12 @@ class PendingJob(Generic[R]):
         """The hold on the job.
 
         Raises:
-            JobNotYetEnqueued: the task that asked for it has not succeeded yet.
+            JobNotYetEnqueued: the transaction that it belongs to is not on disk yet.
         """
         if self._handle is None:
             raise JobNotYetEnqueued(
-                f"the {self.call.name} job has no id yet: it is enqueued together with the success "
-                f"of the task that asked for it"
+                f"the {self.call.name} job has no id yet: it is enqueued together with "
+                f"{self._together_with}"
             )
         return self._handle
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
@@ -12,20 +11,19 @@ from taskq.connection import Connection, split_job_id
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
 from taskq.core.model import (
-    SECOND_NS,
     JobView,
     LogStats,
     Serving,
 )
-from taskq.core.records import Cause, Kind
-from taskq.core.retry import DEFAULT
+from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest, Delivery, Settlement, checked_queues
 from taskq.logoptions import LogOptions, log_config
 from taskq.puts import Put, PutOptions, check_bytes, loose_put
 from taskq.queues import LogQueues
 from taskq.reading import LogReading
-from taskq.serialization import encode_reason
+from taskq.settlements import failed, released
 from taskq.telling import LogTelling
+from taskq.transaction import LogTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -178,17 +176,7 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         Raises:
             StaleDelivery: the job was taken back or settled meanwhile.
         """
-        body = encode_reason(reason)
-        if 0 < delivery.attempts_max <= delivery.attempt:
-            dead = Settlement(Kind.DIED, delivery, body, cause=Cause.EXHAUSTED)
-            await self._settle(dead)
-            return
-        if delay is None:
-            draw = random.random()  # noqa: S311 - spreads retries, guards no secret
-            delay_ns = round(DEFAULT.delay_seconds(delivery.attempt, draw) * SECOND_NS)
-        else:
-            delay_ns = nanoseconds(delay, "delay")
-        await self._settle(Settlement(Kind.RETRIED, delivery, body, delay_ns=delay_ns))
+        await self._settle(failed(delivery, reason, delay))
 
     async def release(self, delivery: Delivery, delay: Duration = 0) -> None:
         """Give a delivery back without burning its attempt; it is due again after ``delay``.
@@ -196,8 +184,7 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         Raises:
             StaleDelivery: the job was taken back or settled meanwhile.
         """
-        delay_ns = nanoseconds(delay, "delay")
-        await self._settle(Settlement(Kind.RELEASED, delivery, delay_ns=delay_ns))
+        await self._settle(released(delivery, delay))
 
     async def extend(self, delivery: Delivery, seconds: Duration = 30) -> None:
         """Let a delivery take so long from now, whether it had a lease or not.
@@ -210,6 +197,18 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         lease_ns = positive_nanoseconds(seconds, "seconds")
         port = await self._connection.port()
         await port.extend(delivery, lease_ns)
+
+    def transaction(self) -> LogTransaction:
+        """Changes that become visible together, or not at all.
+
+        ::
+
+            async with log.transaction() as tx:
+                tx.ack(delivery, result=b"...")
+                job = tx.put(b"...")
+            print(job.id)
+        """
+        return LogTransaction(self._connection)
 
     async def cancel(self, job_id: str) -> bool:
         """Withdraw a job; False when it is running or settled already.

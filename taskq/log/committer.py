@@ -51,7 +51,7 @@ _SETTLE_SOON: Final = int(Op.SETTLE_SOON)
 _LOOK: Final = int(Op.LOOK)
 _FOLLOW: Final = int(Op.FOLLOW)
 _NEEDS_AGENDA: Final = COMPACTION_OPS | MANY_OPS | {
-    Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL, Op.EXTEND,
+    Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL, Op.EXTEND, Op.TRANSACT,
 }  # fmt: skip
 #: Answers that wait for no disk. What is carried need not be on it before what follows is decided:
 #: COMPACTED waits for all of it. And a loss of power ends a claim with its holder, extended or not.

@@ -50,6 +50,8 @@ class LogRecord(NamedTuple):
     key_hash: int = 0
     #: lsn of the job that it took its key over from
     replaces: int = 0
+    #: when the claim ends, 0 if with its owner
+    lease_ns: int = 0
     #: payload, result, reason or description; None when there is none
     body: bytes | None = None
     step_ns: int = 0
@@ -130,6 +132,7 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
         kind, lsn, epoch, time_ns, flags, job=job, token=token, attempt=attempt,
         cause=Cause(byte) if byte in Cause._value2member_map_ else Cause.CALLER, due_ns=due,
         key_hash=decode_key_hash(data, fixed, options_size), body=body,
+        lease_ns=find_moment(data, fixed, options_size, Option.LEASE),
     )  # fmt: skip
 
 

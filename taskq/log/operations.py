@@ -26,6 +26,7 @@ from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.queues import Queues
 from taskq.log.recent import Recent
 from taskq.log.requests import ClaimRequest, Delivery, Duplicate, Op, Settlement
+from taskq.log.transactions import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +65,7 @@ class Operations:
         queues = Queues(facets, self._withdraw)
         self._others: dict[int, Callable[[Batch, Any], object]] = {
             Op.EXTEND: self.leasing.extend,
+            Op.TRANSACT: Transactions(self, facets, self._tag).run,
             Op.CARRY: carries.carry,
             Op.TALLY: carries.tally,
             Op.COMPACTED: carries.finish,

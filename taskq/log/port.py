@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taskq.core.model import Extras, JobView
     from taskq.log.committer import Committer
     from taskq.log.deadletters import Letter
-    from taskq.log.requests import Delivery, Duplicate, EnqueueSpec
+    from taskq.log.requests import Bundle, Delivery, Duplicate, EnqueueSpec
     from taskq.log.store import Store
     from taskq.log.survey import Answer
 
@@ -92,6 +92,10 @@ class _Port:
     def cancel(self, lsn: int) -> Any:
         """Withdraw a waiting job: False if it is running or settled."""
         return self._send(Op.CANCEL, lsn)
+
+    def transact(self, bundle: Bundle) -> Any:
+        """Carry all of it out, or nothing: a ``Done``, or the error that one part met."""
+        return self._send(Op.TRANSACT, bundle)
 
     def extend(self, delivery: Delivery, lease_ns: int) -> Any:
         """Let a claim end so long from now."""

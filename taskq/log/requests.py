@@ -63,6 +63,8 @@ class Op(enum.IntEnum):
     COLLECT = 28
     #: operand (Delivery, nanoseconds) -> None; the claim ends so long from now
     EXTEND = 32
+    #: operand Bundle -> Done
+    TRANSACT = 33
     #: operand [Letter, …] -> [None or TaskqError, …]: dead letters are ready again
     REQUEUE = 40
     #: operand [lsn, …] -> [None or TaskqError, …]: dead letters are forgotten
@@ -299,6 +301,17 @@ class Settlement(NamedTuple):
     cause: Cause = Cause.CALLER
     children: tuple[tuple[EnqueueSpec, bytes, Extras | None], ...] = ()
     flags: int = 0
+
+
+class Bundle(NamedTuple):
+    """What one transaction does: all of it, or nothing. Its settlements have no children.
+
+    ``cancels`` are lsns of jobs.
+    """
+
+    settlements: tuple[Settlement, ...] = ()
+    cancels: tuple[int, ...] = ()
+    items: tuple[tuple[EnqueueSpec, bytes, Extras | None], ...] = ()
 
 
 class Outcome(NamedTuple):

@@ -9,11 +9,12 @@ from taskq.log import codec
 from taskq.log.requests import ClaimRequest, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras
     from taskq.log.enqueues import Item
+    from taskq.log.requests import Bundle, Settlement
 
 _ENQUEUE: Final = int(Op.ENQUEUE)
 #: What compaction asks for: it needs both the agenda and the keys.
@@ -22,6 +23,8 @@ COMPACTION_OPS: Final = frozenset({Op.CARRY, Op.TALLY, Op.COMPACTED, Op.DROP})
 MANY_OPS: Final = frozenset({Op.REQUEUE, Op.PURGE, Op.PAUSE, Op.RESUME, Op.WITHDRAW})
 #: What moments, window and the options' own heads take at most.
 _OPTIONS_BYTES: Final = 64
+#: A CANCELLED record, and what tells whose key is freed by it.
+_FREES_BYTES: Final = 64
 #: (op, port, future, operand); see ``requests``
 Request = tuple[int, Any, Any, Any]
 #: (port, future, value or error); with no future, a call for the port's side
@@ -72,6 +75,8 @@ class Survey:
             for item in operand if op == Op.SETTLE else operand[0]:
                 if item.children:
                     self._look_at(item.children)
+        elif op == Op.TRANSACT:
+            self._look_at(operand.items)
 
     def _look_at(self, items: Iterable[Item]) -> None:
         for _, _, extras in items:
@@ -96,21 +101,19 @@ class Survey:
 def _size(request: Request) -> int:
     """About how many bytes a request adds to the log."""
     op, _, _, operand = request
-    if op == Op.REQUEUE:
-        return sum(letter.size for letter in operand)
-    if op in (Op.PURGE, Op.WITHDRAW):
-        return codec.BACK.size * len(operand.jobs if op == Op.WITHDRAW else operand)
-    if op == Op.CARRY:
-        return sum(len(item.born) + len(item.body or b"") + codec.CARRIED.size for item in operand)
-    if op == Op.ENQUEUE_MANY:
-        return sum(map(_enqueue_size, operand))
-    if op in (Op.SETTLE, Op.SETTLE_SOON):
-        items = operand if op == Op.SETTLE else operand[0]
-        return sum(
-            len(item.body or b"") + codec.BACK.size + sum(map(_enqueue_size, item.children))
-            for item in items
-        )
-    return codec.BACK.size
+    size = _SIZES.get(op)
+    return codec.BACK.size if size is None else size(operand)
+
+
+def bundle_size(bundle: Bundle) -> int:
+    """About how many bytes a transaction adds to the log."""
+    size = sum(map(_settlement_size, bundle.settlements)) + sum(map(_enqueue_size, bundle.items))
+    # Each may free a key, or take one over from a job that is cancelled for it.
+    return size + _FREES_BYTES * sum(map(len, bundle))
+
+
+def _settlement_size(item: Settlement) -> int:
+    return len(item.body or b"") + codec.BACK.size + sum(map(_enqueue_size, item.children))
 
 
 def _enqueue_size(item: Item) -> int:
@@ -121,6 +124,21 @@ def _enqueue_size(item: Item) -> int:
 def _extras_size(extras: Extras) -> int:
     headers = sum(len(name) + len(value) for name, value in extras.headers.items())
     return len(extras.key or b"") + headers + _OPTIONS_BYTES
+
+
+#: Bytes that an operand adds to the log, of those operations that are no single small record.
+_SIZES: Final[dict[int, Callable[[Any], int]]] = {
+    Op.ENQUEUE_MANY: lambda items: sum(map(_enqueue_size, items)),
+    Op.SETTLE: lambda items: sum(map(_settlement_size, items)),
+    Op.SETTLE_SOON: lambda operand: sum(map(_settlement_size, operand[0])),
+    Op.TRANSACT: bundle_size,
+    Op.REQUEUE: lambda letters: sum(letter.size for letter in letters),
+    Op.PURGE: lambda jobs: codec.BACK.size * len(jobs),
+    Op.WITHDRAW: lambda withdrawal: codec.BACK.size * len(withdrawal.jobs),
+    Op.CARRY: lambda items: sum(
+        len(item.born) + len(item.body or b"") + codec.CARRIED.size for item in items
+    ),
+}
 
 
 def parted(requests: list[Request]) -> list[Request]:

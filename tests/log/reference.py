@@ -40,6 +40,8 @@ class Job:
     #: of the claim that holds it
     token: int = 0
     owner: int = 0
+    #: when that claim ends, less the steps of the clock so far; None: with its owner
+    lease_ns: int | None = None
     #: when it is due, less the steps of the clock so far if ``shifts``
     due_ns: int = 0
     shifts: bool = False
@@ -91,6 +93,8 @@ class Reference:
             self._enqueued(record)
         elif kind == Kind.CLAIMED:
             self._claimed(record)
+        elif kind == Kind.EXTENDED:
+            self._extended(record)
         elif kind in (Kind.RETRIED, Kind.RELEASED):
             self._back(record)
         elif kind in _FINAL:
@@ -158,10 +162,23 @@ class Reference:
         job.attempt = record.attempt
         job.state, job.token, job.owner = State.RUNNING, record.lsn, record.token
         self.claims[record.lsn] = job.lsn
+        job.lease_ns = record.lease_ns - self.shift_ns if record.lease_ns else None
+
+    def _extended(self, record: LogRecord) -> None:
+        job = self.jobs[record.job]
+        assert (job.state, job.token) == (State.RUNNING, record.token), "a stale claim was extended"
+        assert record.lease_ns > record.time_ns
+        job.lease_ns = record.lease_ns - self.shift_ns
+
+    def _check_lease(self, record: LogRecord, job: Job) -> None:
+        if record.cause == Cause.LEASE_OVER:
+            assert job.lease_ns is not None
+            assert job.lease_ns + self.shift_ns <= record.time_ns, "a lease was cut short"
 
     def _back(self, record: LogRecord) -> None:
         job = self.jobs[record.job]
         assert job.state is State.RUNNING, f"{job} was given back"
+        self._check_lease(record, job)
         assert record.token == job.token
         free = record.kind == Kind.RELEASED and record.cause in _FREE
         assert record.attempt == job.attempt - free
@@ -173,6 +190,7 @@ class Reference:
         job = self.jobs[record.job]
         if record.kind in (Kind.SUCCEEDED, Kind.DIED):
             assert job.state is State.RUNNING, f"{job} was settled"
+            self._check_lease(record, job)
             assert record.token == job.token
         else:
             assert job.state in (State.READY, State.SCHEDULED), f"{job} was withdrawn"
@@ -213,6 +231,11 @@ class Reference:
         assert agenda.running == {
             lsn: (self.jobs[lsn].token, agenda.running[lsn][1], self.jobs[lsn].owner)
             for lsn in found[State.RUNNING]
+        }
+        assert agenda.leases.all() == {
+            lsn: lease
+            for lsn in found[State.RUNNING]
+            if (lease := self.jobs[lsn].lease_ns) is not None
         }
         stats = agenda.stats()
         for state in (State.RUNNING, State.SUCCEEDED, State.DEAD, State.CANCELLED, State.EXPIRED):

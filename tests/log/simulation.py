@@ -20,6 +20,7 @@ from taskq.core.model import SECOND_NS, Conflict, Durability, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import (
+    Bundle,
     ClaimRequest,
     Delivery,
     Duplicate,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.log.survey import Request
+    from taskq.log.transactions import Done
 
 _PROCESSES_MAX: Final = 3
 _SPECS: Final = [
@@ -210,8 +212,8 @@ class Simulation:
     def _request(self, process: Process) -> Request:
         make = self.chance.choices(
             (self._enqueue, self._enqueue_many, self._claim, self._settle, self._settle_soon,
-             self._cancel, self._watch),
-            (6, 1, 5, 5, 2, 1, 1),
+             self._cancel, self._watch, self._transact, self._extend),
+            (6, 1, 5, 5, 2, 1, 1, 1, 1),
         )[0]  # fmt: skip
         op, operand, accept = make(process)
         if op is Op.SETTLE_SOON:
@@ -269,13 +271,16 @@ class Simulation:
 
     def _claim(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
         queues = self.chance.choice((None, None, frozenset({"mail"})))
-        request = ClaimRequest(self.chance.choice((1, 2, 10)), queues, wait_until_ns=0)
+        lease_ns = self.chance.choice((0, 0, 5, 60, 7_200)) * SECOND_NS
+        count = self.chance.choice((1, 2, 10))
+        request = ClaimRequest(count, queues, wait_until_ns=0, lease_ns=lease_ns)
 
         def accept(deliveries: list[Delivery]) -> None:
             order = [(-one.priority, one.job) for one in deliveries]
             assert order == sorted(order), "not by priority, then first in, first out"
             for one in deliveries:
-                assert one.job not in self.memory.settled, "settled jobs stay settled"
+                # A lease may be over before its holder hears of the claim.
+                assert lease_ns or one.job not in self.memory.settled, "settled jobs stay settled"
                 self.memory.mean(one.job, "job", one.payload)
                 self.memory.mean(one.token, "claim", one.job)
                 if queues is None:
@@ -312,6 +317,36 @@ class Simulation:
                 self._enqueued(child, lsn)
 
         return Op.SETTLE, [item], accept
+
+    def _transact(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        """A job that ends, others that are cancelled and enqueued with it."""
+        mine = self.held[process] or self.old
+        cancels = [job for job in (self._some_job(), self._some_job()) if job is not None]
+        if not mine or not cancels:
+            return self._claim(process)
+        delivery = mine.pop(0)
+        self._bodies += 1
+        item = Settlement(Kind.SUCCEEDED, delivery, b"end %d" % self._bodies)
+        items = [self._item(), (self.chance.choice(_SPECS), self._item()[1], None)]
+        self.memory.children[tuple(body for _, body, x in items if not x or not x.key)] = item[1][2]
+
+        def accept(done: Done) -> None:
+            self.memory.end(delivery.job, State.SUCCEEDED, item.body)
+            for job, cancelled in zip(cancels, done.cancelled, strict=True):
+                if cancelled:
+                    self.memory.end(job, State.CANCELLED, None)
+            for one, answer in zip(items, done.jobs, strict=True):
+                self._enqueued(one, answer)
+            self.counts["transactions"] += 1
+
+        return Op.TRANSACT, Bundle((item,), tuple(cancels), tuple(items)), accept
+
+    def _extend(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        pool = self.held[process] or self.old
+        if not pool:
+            return self._claim(process)
+        lease_ns = self.chance.choice((5, 60)) * SECOND_NS
+        return Op.EXTEND, (self.chance.choice(pool), lease_ns), lambda _: None
 
     def _settle_soon(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
         """Most are plain successes, as a busy worker's are."""
@@ -390,6 +425,8 @@ class Simulation:
             error = future.exception(0)
             if error is None:
                 accept(future.result(0))
+            elif isinstance(error, StaleDelivery):
+                self.counts["stale"] += 1
             elif isinstance(error, DuplicateKey):
                 self.counts["refused keys"] += 1
                 if error.job_id:

@@ -1,0 +1,331 @@
+"""Transactions across kinds: all of it or nothing, whatever is refused, cut or crashes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq.core.errors import (
+    DuplicateKey,
+    JobNotFound,
+    PayloadTooLarge,
+    StaleDelivery,
+    TaskqError,
+    UsageError,
+)
+from taskq.core.model import SECOND_NS, Conflict, Extras, State
+from taskq.core.records import Cause, Kind
+from taskq.log.requests import Bundle, Duplicate, Op, Settlement
+from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.log.world import PATH, PLAIN, World
+
+if TYPE_CHECKING:
+    from taskq.log.requests import Delivery
+    from taskq.log.transactions import Done
+    from tests.log.world import Process
+
+FIRST = f"{PATH}/log/00000000000000000001.log"
+KEYED = Extras(key=b"k")
+DAY = 86_400 * SECOND_NS
+RAISE = Extras(key=b"k", on_conflict=Conflict.RAISE)
+
+
+def transact(process: Process, **parts: Any) -> Done:
+    bundle = Bundle(**{name: tuple(part) for name, part in parts.items()})
+    done: Done = process.ask(Op.TRANSACT, bundle)
+    return done
+
+
+def ack(delivery: Delivery, body: bytes | None = None) -> Settlement:
+    return Settlement(Kind.SUCCEEDED, delivery, body)
+
+
+def state(world: World, job: int) -> State:
+    view = world.view(job)
+    return State.ABSENT if view is None else view.state
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def process(world: World) -> Process:
+    return world.process()
+
+
+class Scene:
+    """Five jobs, three of them claimed, and a transaction that changes everything."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.world = World(seed)
+        self.process = self.world.process()
+        self.jobs = [self.process.enqueue(b"%d" % number) for number in range(4)]
+        self.jobs.append(self.process.enqueue(b"later", KEYED))
+        self.held = self.process.claim(3)
+        self.before = self.states()
+
+    def change(self) -> Done:
+        """Ack, retry and release the three, cancel two, and put two more."""
+        return transact(
+            self.process,
+            settlements=[
+                ack(self.held[0], b"42"),
+                Settlement(Kind.RETRIED, self.held[1], b"no", DAY),
+                Settlement(Kind.RELEASED, self.held[2], cause=Cause.CALLER),
+            ],
+            cancels=[self.jobs[3], self.jobs[4]],
+            items=[(PLAIN, b"new", RAISE), (PLAIN, b"newer", None)],
+        )
+
+    def states(self) -> dict[bytes, State]:
+        """Of every job, by its payload; a claim counts as none: it may be lost with the power."""
+        lsns = [one.lsn for one in self.world.records() if one.kind == Kind.ENQUEUED]
+        views = [view for lsn in lsns if (view := self.world.view(lsn)) is not None]
+        states = {view.payload: view.state for view in views}
+        return {
+            body: State.READY if state is State.RUNNING else state for body, state in states.items()
+        }
+
+    @property
+    def after(self) -> dict[bytes, State]:
+        """Where everything stands once it was done."""
+        return {
+            b"0": State.SUCCEEDED, b"1": State.SCHEDULED, b"2": State.READY, b"3": State.CANCELLED,
+            b"later": State.CANCELLED, b"new": State.READY, b"newer": State.READY,
+        }  # fmt: skip
+
+
+# -- what it does ----------------------------------------------------------------------------------
+
+
+def test_everything_happens_in_one_frame() -> None:
+    scene = Scene()
+    frames = scene.process.journal.meters.batches
+    done = scene.change()
+    assert scene.process.journal.meters.batches == frames + 1
+    assert done.cancelled == [True, True]
+    assert [type(job) for job in done.jobs] == [int, int]
+    assert scene.states() == scene.after
+    view = scene.world.view(scene.jobs[0])
+    assert view is not None
+    assert view.result == b"42"
+    fold = scene.world.fold().need_agenda()
+    assert fold.next_ready(9, None) == [scene.jobs[2], *done.jobs]
+
+
+def test_a_new_job_takes_the_key_that_the_acked_one_frees(world: World, process: Process) -> None:
+    """Whatever it was told to do when the key is held: it is not held any more."""
+    for conflict in Conflict:
+        extras = Extras(key=conflict.encode(), on_conflict=conflict)
+        process.enqueue(extras=extras)
+        (held,) = process.claim()
+        done = transact(process, settlements=[ack(held)], items=[(PLAIN, b"next", extras)])
+        assert [type(job) for job in done.jobs] == [int]
+        (again,) = process.claim()
+        assert again.job == done.jobs[0]
+        process.settle(again)
+    assert Kind.CANCELLED not in world.kinds()
+
+
+def test_a_new_job_takes_the_key_of_one_that_is_cancelled_or_given_back_and_cancelled(
+    process: Process,
+) -> None:
+    waiting = process.enqueue(extras=KEYED)
+    done = transact(process, cancels=[waiting], items=[(PLAIN, b"next", RAISE)])
+    (held,) = process.claim()
+    assert held.job == done.jobs[0]
+    release = Settlement(Kind.RELEASED, held)
+    done = transact(
+        process, settlements=[release], cancels=[held.job], items=[(PLAIN, b"third", RAISE)]
+    )
+    assert done.cancelled == [True]
+    assert [one.payload for one in process.claim(9)] == [b"third"]
+
+
+def test_a_key_that_is_held_still_is_answered_as_elsewhere(process: Process) -> None:
+    first = process.enqueue(extras=KEYED)
+    other = process.enqueue()
+    (_, held) = process.claim(2)
+    done = transact(process, settlements=[ack(held)], items=[(PLAIN, b"x", KEYED)])
+    assert held.job == other
+    assert done.jobs == [Duplicate(first)]
+
+
+def test_what_runs_or_is_settled_is_not_cancelled_and_the_rest_goes_on(
+    world: World, process: Process
+) -> None:
+    running, settled = process.enqueue(), process.enqueue()
+    held = process.claim(2)
+    done = transact(process, settlements=[ack(held[1])], cancels=[running, settled])
+    assert done.cancelled == [False, False]
+    assert (state(world, running), state(world, settled)) == (State.RUNNING, State.SUCCEEDED)
+
+
+def test_a_job_of_the_transaction_waits_for_no_second_frame(process: Process) -> None:
+    """A claimer that waits gets it from the same batch."""
+    waiting = process.send(Op.CLAIM, _patient())
+    process.enqueue(b"x")
+    (held,) = waiting.result(0)
+    again = process.send(Op.CLAIM, _patient())
+    transact(process, settlements=[ack(held)], items=[(PLAIN, b"y", None)])
+    assert [one.payload for one in again.result(0)] == [b"y"]
+
+
+def _patient() -> Any:
+    from taskq.log.requests import ClaimRequest  # noqa: PLC0415 - one line's need
+
+    return ClaimRequest(1)
+
+
+# -- one bad part ----------------------------------------------------------------------------------
+
+
+def bad_parts(scene: Scene) -> dict[str, tuple[type[TaskqError], dict[str, Any]]]:
+    """What each adds to the transaction, and the error that it brings."""
+    process, held = scene.process, scene.held
+    stale = held[2]._replace(token=held[2].token + 1)
+    big = b"x" * 1_000_000
+    return {
+        "stale": (StaleDelivery, {"settlements": [ack(stale)]}),
+        "another log's": (StaleDelivery, {"settlements": [ack(held[2]._replace(epoch=1))]}),
+        "twice": (UsageError, {"settlements": [ack(held[0]), ack(held[0])]}),
+        "no job": (JobNotFound, {"cancels": [process.journal.next_lsn + 100]}),
+        "key": (DuplicateKey, {"items": [(PLAIN, b"x", RAISE)]}),
+        "key twice": (
+            DuplicateKey,
+            {"items": [(PLAIN, b"x", Extras(key=b"n")), (PLAIN, b"y", _new_key())]},
+        ),
+        "bad key": (UsageError, {"items": [(PLAIN, b"x", Extras(key=bytes(2_000)))]}),
+        "header": (UsageError, {"items": [(PLAIN, b"x", Extras(headers={"a": "\ud800"}))]}),
+        "large": (PayloadTooLarge, {"items": [(PLAIN, big, None)] * 9}),
+    }
+
+
+def _new_key() -> Extras:
+    return Extras(key=b"n", on_conflict=Conflict.RAISE)
+
+
+@pytest.mark.parametrize("name", list(bad_parts(Scene())))
+def test_one_bad_part_refuses_all_of_it(name: str) -> None:
+    """Each is the last of its kind, behind good ones: nothing is written, and all goes on."""
+    scene = Scene()
+    kinds, folds = scene.world.kinds(), scene.process.committer.facets.need_agenda()
+    error, bad = bad_parts(scene)[name]
+    good: dict[str, list[Any]] = {
+        "settlements": [ack(scene.held[1], b"1")],
+        "cancels": [scene.jobs[3]],
+        "items": [(PLAIN, b"good", None)],
+    }
+    parts = {part: good[part] + bad.get(part, []) for part in good}
+    with pytest.raises(error):
+        transact(scene.process, **parts)
+    assert scene.world.kinds() == kinds
+    assert scene.states() == scene.before
+    assert scene.process.committer.facets.need_agenda() is folds
+    scene.change()
+    assert scene.states() == scene.after
+
+
+def test_a_bad_transaction_harms_no_other_request_of_its_batch(process: Process) -> None:
+    future = process.send(Op.CANCEL, 1)
+    job = process.enqueue()
+    refused = process.send(Op.TRANSACT, Bundle(cancels=(10**9,), items=((PLAIN, b"no", None),)))
+    process.sync()
+    assert isinstance(refused.exception(0), JobNotFound)
+    assert future.done()
+    assert [one.job for one in process.claim(9)] == [job]
+
+
+# -- every cut -------------------------------------------------------------------------------------
+
+
+def test_a_log_cut_at_any_byte_holds_all_of_a_transaction_or_nothing() -> None:
+    """The file ends at each byte of the frame in turn; the next open finds one of two states."""
+    scene = Scene()
+    start = len(scene.world.machine.content(FIRST))
+    scene.change()
+    scene.process.close()
+    whole = scene.world.machine.content(FIRST)
+    files = {path: scene.world.machine.content(path) for path in scene.world.machine.paths()}
+    found = []
+    for size in range(start, len(whole) + 1):
+        cut = Scene.__new__(Scene)
+        cut.world = World()
+        cut.world.process().close()
+        for path, data in (files | {FIRST: whole[:size]}).items():
+            cut.world.machine.put(path, data)
+        cut.world.lose_power()
+        cut.world.process()
+        found.append(cut.states())
+    # Zeros fill the frame up to a multiple of 8: whether they are there tells nothing.
+    whole_ends = found.count(scene.after)
+    assert 1 <= whole_ends <= 8
+    assert found == [scene.before] * (len(found) - whole_ends) + [scene.after] * whole_ends
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_a_crash_at_any_disk_step_leaves_all_of_a_transaction_or_nothing(power: bool) -> None:
+    """And what was acknowledged is there."""
+    step, crashed, seen = 0, True, set[bool]()
+    while crashed:
+        step += 1
+        for seed in range(6):
+            scene = Scene(seed)
+            scene.world.machine.stop_at(scene.world.machine.steps + step, power=power)
+            crashed = _dies(scene)
+            scene.world.machine.stop_at(None)
+            scene.world.process()
+            states = scene.states()
+            assert states in (scene.before, scene.after), f"step {step}, seed {seed}"
+            assert crashed or states == scene.after
+            seen.add(states == scene.after)
+    assert step > 2
+    assert seen == {True, False}
+
+
+def _dies(scene: Scene) -> bool:
+    try:
+        scene.change()
+    except PowerLost:
+        scene.world.everyone_is_gone()
+        return True
+    except ProcessKilled:
+        scene.process.kill()
+        return True
+    return False
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_a_jobs_children_join_its_success_at_any_disk_step(power: bool) -> None:
+    """What ``current_job().enqueue()`` asked for is there when its job succeeded, and else not."""
+    step, crashed, seen = 0, True, set[int]()
+    while crashed:
+        step += 1
+        for seed in range(6):
+            scene = Scene(seed)
+            children = tuple((PLAIN, b"child %d" % number, None) for number in range(3))
+            scene.world.machine.stop_at(scene.world.machine.steps + step, power=power)
+            crashed = _settling_dies(scene, children)
+            scene.world.machine.stop_at(None)
+            scene.world.process()
+            states = scene.states()
+            there = sum(body.startswith(b"child") for body in states)
+            assert there == (3 if states[b"0"] is State.SUCCEEDED else 0)
+            assert crashed or there
+            seen.add(there)
+    assert seen == {0, 3}
+
+
+def _settling_dies(scene: Scene, children: tuple[Any, ...]) -> bool:
+    try:
+        scene.process.settle(scene.held[0], body=b"42", children=children)
+    except PowerLost:
+        scene.world.everyone_is_gone()
+        return True
+    except ProcessKilled:
+        scene.process.kill()
+        return True
+    return False
