@@ -233,6 +233,8 @@ class Committer(Desk):
         facets.catch_up()
         if self._wants_agenda(survey):
             facets.need_agenda()
+        if survey.keyed:
+            facets.need_dedup()
         self.operations.recent.trim()
         if step_ns:
             batch.add(codec.encode_clock(step_ns, batch.lsn))

@@ -27,10 +27,10 @@ OFFSET_BITS: Final = 32
 _OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 
 
-class SegmentGone(LogDamaged):
-    """A fold goes on in a segment that compaction removed: all of it must be folded anew.
+class SegmentGone(LogError):
+    """Compaction removed the segment: who folded up to there folds anew, who looks looks again.
 
-    Only ``frames`` raises it. A record that is to be read from such a segment is another matter.
+    It is no ``LogDamaged``: a claim that met that would end the job whose record it cannot read.
     """
 
 
@@ -226,7 +226,8 @@ class SegmentFiles:
             raise self._gone(end.segment)
         while True:
             segment = cursor.segment
-            self._open_for_fold(segment)
+            if segment not in self:
+                raise self._gone(segment)
             last = segment == end.segment
             size = end.offset if last else self.size(segment)
             base = self.base(segment)
@@ -260,17 +261,6 @@ class SegmentFiles:
         if segment not in self.lsns:
             raise self._gone(segment)
         return following
-
-    def _open_for_fold(self, segment: int) -> None:
-        if segment not in self:
-            raise self._gone(segment)
-        try:
-            self.descriptor(segment)
-        except LogError as error:
-            self.refresh()
-            if segment in self.lsns:
-                raise
-            raise self._gone(segment) from error
 
     def _gone(self, segment: int) -> SegmentGone:
         return SegmentGone(f"{self._path}: {segment_name(segment)} is gone")

@@ -69,7 +69,7 @@ class Place:
         The cursor is moved behind each item before it is given out.
 
         Raises:
-            LogDamaged: the cursor's segment is gone.
+            SegmentGone: compaction took the cursor's segment, or one behind it.
         """
         return self.files.frames(cursor, self.end())
 

@@ -106,6 +106,29 @@ def test_what_is_moved_while_a_snapshot_is_written_keeps_it_from_its_name() -> N
     check_same(world)
 
 
+def test_a_process_that_does_not_know_yet_that_frames_were_moved_writes_none() -> None:
+    """Those of a segment before the last: sizes and position would fit, but not the places."""
+    world = World()
+    first, second = world.process(), world.process()
+    for number in range(5):
+        second.enqueue(b"early %d" % number)
+    second.send(Op.ENQUEUE, (PLAIN, bytes(SEGMENT_BYTES_MIN), None))
+    first.enqueue(b"in the next segment")
+    fill(first)
+    first.committer.sync()
+    # As one that has not looked for long, and does not share fsyncs with the others.
+    second.journal.durable_lsn = 3
+    second.journal.writer.turn.crowded = False
+    world.machine.fail_next_syncs()
+    second.sync()
+    second.close()
+    third = world.process()
+    assert third.journal.recovered
+    assert not write(first)
+    check_same(world)
+    assert third.claim(9)
+
+
 def test_a_copy_of_the_log_that_went_another_way_does_not_take_the_snapshot(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

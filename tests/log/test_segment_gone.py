@@ -1,0 +1,185 @@
+"""Compaction removes the segment that another process stands in: that one folds anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq.core.errors import JobNotFound, LogDamaged, LogError
+from taskq.core.model import Extras
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.cursor import Cursor
+from taskq.log.files import SegmentGone
+from taskq.log.requests import Op
+from tests.log.told import check_same, folded, told, write
+from tests.log.world import PLAIN, Process, World
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+
+def rotate(process: Process) -> None:
+    """Fill the segment, and end everything, in the next one."""
+    process.enqueue(bytes(SEGMENT_BYTES_MIN))
+    for delivery in process.claim(9):
+        process.settle(delivery)
+
+
+def remove(world: World, count: int) -> None:
+    """Remove the oldest segments, in which nothing is needed."""
+    for path in world.segments()[:count]:
+        world.machine.unlink(path)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_job_that_ended_in_a_segment_that_went_is_not_run_again(
+    count: int, *, listed: bool
+) -> None:
+    """Whether only the segment is gone that the process stands in, or the one after it, too.
+
+    It has the first one open still, and could read on in it, and step over what it missed.
+    """
+    world = World()
+    idle, busy = world.process(), world.process()
+    job = idle.enqueue(b"ends while the first process looks away")
+    assert idle.catch_up().need_agenda().next_ready(9, None) == [job]
+    rotate(busy)
+    if listed:
+        idle.journal.files.refresh()
+    rotate(busy)
+    busy.enqueue(b"lives")
+    remove(world, count)
+    idle.catch_up()
+    assert [one.payload for one in idle.claim(9)] == [b"lives"]
+
+
+def test_keys_that_were_freed_in_a_segment_that_went_are_free() -> None:
+    world = World()
+    idle, busy = world.process(), world.process()
+    idle.enqueue(b"held", Extras(key=b"k"))
+    rotate(busy)
+    rotate(busy)
+    busy.enqueue(b"the last segment")
+    remove(world, 2)
+    assert isinstance(idle.offer(b"again", Extras(key=b"k")), int)
+
+
+def test_who_waits_for_a_job_is_told_of_its_end_though_the_segment_with_the_start_went() -> None:
+    world = World()
+    idle, busy = world.process(), world.process()
+    job = idle.enqueue(b"watched")
+    outcome: Future[Any] = idle.send(Op.OUTCOME, job)
+    idle.follow()
+    assert not outcome.done()
+    rotate(busy)
+    busy.enqueue(b"lives")
+    remove(world, 1)
+    idle.follow()
+    idle.sync()
+    with pytest.raises(JobNotFound, match="it is not kept any more"):
+        outcome.result(0)
+
+
+def test_it_begins_with_a_snapshot_if_there_is_one() -> None:
+    world = World()
+    idle, busy = world.process(), world.process()
+    idle.enqueue(b"before")
+    idle.catch_up()
+    for delivery in busy.claim(1):
+        busy.settle(delivery)
+    rotate(busy)
+    rotate(busy)
+    busy.enqueue(b"lives")
+    busy.catch_up()
+    write(busy)
+    remove(world, 2)
+    # What the segments knew that are gone, the snapshot knows still.
+    assert idle.catch_up().need_agenda().stats()[0].succeeded == 3
+    assert [one.payload for one in idle.claim(9)] == [b"lives"]
+
+
+@pytest.mark.parametrize("facet", ["agenda", "dedup"])
+def test_segments_that_go_while_it_folds_make_it_begin_again(facet: str) -> None:
+    """Each time at the oldest that is left."""
+    world = World()
+    busy = world.process()
+    for _ in range(3):
+        rotate(busy)
+    job = busy.enqueue(b"lives", Extras(key=b"k"))
+    late = world.process()
+    opened = late.disk.open
+
+    def open_late(path: str, **options: Any) -> int:
+        # Others are faster than this process, twice.
+        if path in world.segments()[:2] and len(world.segments()) > 2:
+            world.machine.unlink(path)
+        return opened(path, **options)
+
+    late.disk.open = open_late  # type: ignore[method-assign]
+    late.journal.refresh()
+    facets = late.committer.facets
+    if facet == "agenda":
+        assert facets.need_agenda().next_ready(9, None) == [job]
+    else:
+        assert facets.need_dedup().size == 1
+    assert len(world.segments()) == 2
+
+
+def test_a_record_in_a_segment_that_is_gone_is_not_taken_for_damaged() -> None:
+    """A claim that meets one is refused; it does not end a job for what is no fault of its record.
+
+    The fold would have to be wrong for that: it is told where the record stands now.
+    """
+    world = World()
+    process = world.process()
+    job = process.enqueue(b"somewhere")
+    location = process.catch_up().need_agenda().location(job)
+    process.journal.files.forget()
+    remove(world, 1)
+    with pytest.raises(LogError, match="is gone") as caught:
+        process.journal.files.record(location, job)
+    assert not isinstance(caught.value, LogDamaged)
+
+
+def test_who_reads_for_a_caller_gets_an_error() -> None:
+    world = World()
+    process = world.process()
+    rotate(process)
+    rotate(process)
+    process.enqueue(b"lives")
+    reader = world.reader()
+    start = reader.start()
+    remove(world, 1)
+    assert list(reader.frames(start)), "it has the file open still"
+    reader.files.forget()
+    with pytest.raises(SegmentGone, match="is gone"):
+        list(reader.frames(Cursor(1, 64, 1)))
+
+
+def test_a_reader_whose_end_is_gone_gets_an_error_and_not_the_later_log() -> None:
+    world = World()
+    process = world.process()
+    process.enqueue(b"the reader knows this much")
+    reader = world.reader()
+    rotate(process)
+    process.enqueue(b"lives")
+    remove(world, 1)
+    with pytest.raises(SegmentGone, match="is gone"):
+        list(reader.frames(reader.start()))
+
+
+def test_what_is_left_is_told_the_same_by_everybody() -> None:
+    world = World()
+    idle, busy = world.process(), world.process()
+    idle.enqueue(b"over soon")
+    idle.catch_up()
+    for _ in range(3):
+        rotate(busy)
+    for number in range(5):
+        busy.enqueue(b"%d" % number, spec=PLAIN)
+    remove(world, 2)
+    check_same(world)
+    now_ns = world.clock.wall_ns()
+    assert told(idle.catch_up(), now_ns) == told(folded(world, trusts_snapshots=False), now_ns)
