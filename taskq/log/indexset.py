@@ -163,7 +163,7 @@ class IndexSet:
         self._drop_file(segment)
         self._saved.discard(segment)
         self._distrusted.add(segment)
-        return question(self._index(segment))
+        return question(self._in_memory(segment))
 
     def _index(self, segment: int) -> Index:
         if segment == self._place.segment:
@@ -171,11 +171,15 @@ class IndexSet:
             self._feed(builder, self._place.offset)
             return builder
         index = self._open.pop(segment, None)
-        if index is None and segment not in self._built and segment not in self._distrusted:
+        if index is None and not (segment in self._built and segment in self._distrusted):
             index = self._open_file(segment)
-        if index is not None:
-            self._keep_open(segment, index)
-            return index
+        if index is None:
+            return self._in_memory(segment)
+        self._built.pop(segment, None)
+        self._keep_open(segment, index)
+        return index
+
+    def _in_memory(self, segment: int) -> IndexBuilder:
         builder = self._builder(segment)
         self._feed(builder, self._files.size(segment))
         self._summaries[segment] = _summary(builder)
