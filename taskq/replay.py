@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from taskq.call import spec_of
 from taskq.core.durations import Duration, moment_ns, nanoseconds
 from taskq.core.errors import TaskqError, UsageError
-from taskq.core.model import Extras, State
+from taskq.core.model import SETTLED_STATES, Extras, State
 from taskq.core.records import Flag
 from taskq.log.codec import PREFIX
 from taskq.log.options import encode_extras
-from taskq.log.pastjobs import PAST_STATES, Past, PastJob, past_jobs
+from taskq.log.pastjobs import Past, PastJob, past_jobs
 from taskq.log.reader import open_journal
 from taskq.log.requests import check_name
 
@@ -231,9 +231,9 @@ def _moment_ns(moment: Duration | datetime | None, what: str) -> int | None:
 
 def _states(state: States | None) -> frozenset[State]:
     if state is None:
-        return PAST_STATES
+        return SETTLED_STATES
     given = [state] if isinstance(state, State | str) else list(state)
-    known = {one.name.lower(): one for one in PAST_STATES}
+    known = {one.name.lower(): one for one in SETTLED_STATES}
     states: set[State] = set()
     for one in given:
         name = one.name.lower() if isinstance(one, State) else one

@@ -17,6 +17,7 @@ from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Kind
 from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import born_in
+from taskq.log.endings import is_named
 from taskq.log.history import Story
 from taskq.log.logrecord import decode_record
 from taskq.log.walking import check_known, entries
@@ -157,11 +158,7 @@ class _Walk:
             return False
         if chosen.until_ns is not None and enqueued_ns >= chosen.until_ns:
             return False
-        start = at + codec.ENQUEUED.size
-        middle = start + data[at + 14]
-        return (self._queue is None or data[start:middle] == self._queue) and (
-            self._task is None or data[middle : middle + data[at + 15]] == self._task
-        )
+        return is_named(data, at, self._queue, self._task)
 
 
 class _Births:

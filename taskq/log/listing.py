@@ -22,6 +22,7 @@ from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import born_in
 from taskq.log.cursor import Cursor
+from taskq.log.endings import BORN, ENDINGS, carried_state, is_named
 from taskq.log.facets import Facets
 from taskq.log.history import Story
 from taskq.log.logrecord import places
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 _KIND_AT: Final = 4
 _JOB_AT: Final = 16
-_STATE_AT: Final = 5
 _JOB: Final = struct.Struct("<Q")
 _ENQUEUED: Final = int(Kind.ENQUEUED)
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
@@ -47,17 +47,7 @@ _BIRTHS: Final = CARRYING_KINDS | {Kind.ENQUEUED}
 _STATE_BITS: Final = 4
 _STATE_MASK: Final = (1 << _STATE_BITS) - 1
 #: States whose jobs the agenda knows.
-_BORN: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 _KNOWN: Final = LIVE_STATES | {after(State.RUNNING, Kind.DIED)}
-#: What a record makes of its job, where it ends or revives it.
-_ENDS: Final = {
-    int(Kind.SUCCEEDED): int(after(State.RUNNING, Kind.SUCCEEDED)),
-    int(Kind.DIED): int(after(State.RUNNING, Kind.DIED)),
-    int(Kind.CANCELLED): int(after(State.READY, Kind.CANCELLED)),
-    int(Kind.EXPIRED): int(after(State.READY, Kind.EXPIRED)),
-    int(Kind.REQUEUED): int(after(State.DEAD, Kind.REQUEUED)),
-    int(Kind.PURGED): int(after(State.DEAD, Kind.PURGED)),
-}
 
 
 class Wanted(NamedTuple):
@@ -189,23 +179,23 @@ class _Backwards:
             for lsn, at, length in places(frame):
                 kind = data[at + _KIND_AT]
                 if kind == _ENQUEUED:
-                    if self._fits(data, at):
+                    if is_named(data, at, self._queue, self._task):
                         jobs.append(lsn)
-                        ends.append(_BORN)
+                        ends.append(BORN)
                     continue
                 if kind in _CARRYING:
                     self._note_carried(data[at : at + length])
-                if kind not in _ENDS:
+                if kind not in ENDINGS:
                     check_known(kind, lsn)
                     continue
                 job = _JOB.unpack_from(data, at + _JOB_AT)[0]
                 if job < segment:
                     pairs = later.setdefault(self._home(job), array("Q"))
-                    pairs.append(job << _STATE_BITS | _ENDS[kind])
+                    pairs.append(job << _STATE_BITS | ENDINGS[kind])
                 else:
                     place = bisect_left(jobs, job)
                     if place < len(jobs) and jobs[place] == job:
-                        ends[place] = _ENDS[kind]
+                        ends[place] = ENDINGS[kind]
         for home, pairs in later.items():
             self._later.setdefault(home, []).append(pairs)
         return jobs, ends
@@ -229,15 +219,6 @@ class _Backwards:
     def _note_carried(self, record: bytes) -> None:
         """A job that began in a segment which is gone stands here."""
         job = _JOB.unpack_from(record, _JOB_AT)[0]
-        if job < self._segments[0] and self._fits(born_in(record), 0):
+        if job < self._segments[0] and is_named(born_in(record), 0, self._queue, self._task):
             # The segments are read backwards: the first that is seen of a job is its latest.
-            self._carried.setdefault(job, record[_STATE_AT])
-
-    def _fits(self, data: bytes, at: int) -> bool:
-        if self._queue is None and self._task is None:
-            return True
-        start = at + codec.ENQUEUED.size
-        middle = start + data[at + 14]
-        return (self._queue is None or data[start:middle] == self._queue) and (
-            self._task is None or data[middle : middle + data[at + 15]] == self._task
-        )
+            self._carried.setdefault(job, carried_state(record))

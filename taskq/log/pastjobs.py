@@ -12,12 +12,12 @@ from bisect import bisect_left
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.model import State
+from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import CARRYING_KINDS, Kind
-from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import born_in
 from taskq.log.cursor import Cursor
+from taskq.log.endings import BORN, ENDINGS, carried_state, is_named
 from taskq.log.logrecord import decode_record, places
 from taskq.log.segment import Gap
 from taskq.log.walking import check_known
@@ -29,30 +29,17 @@ if TYPE_CHECKING:
     from taskq.log.logrecord import LogRecord
     from taskq.log.segment import Frame
 
-#: States of jobs that are over.
-PAST_STATES: Final = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED, State.EXPIRED})
 _KIND_AT: Final = 4
-_STATE_AT: Final = 5
 _JOB_AT: Final = 16
 _JOB: Final = struct.Struct("<Q")
 _ENQUEUED: Final = int(Kind.ENQUEUED)
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
-_ENDS: Final = {
-    int(kind): int(after(before, kind))
-    for kind, before in (
-        (Kind.SUCCEEDED, State.RUNNING),
-        (Kind.DIED, State.RUNNING),
-        (Kind.CANCELLED, State.READY),
-        (Kind.EXPIRED, State.READY),
-        (Kind.PURGED, State.DEAD),
-    )
-}
 
 
 class Past(NamedTuple):
     """Which jobs; None for any. Moments are nanoseconds of log time."""
 
-    states: frozenset[State] = PAST_STATES
+    states: frozenset[State] = SETTLED_STATES
     queue: str | None = None
     task: str | None = None
     #: enqueued then or later
@@ -116,18 +103,18 @@ class _Survey:
         if kind == _ENQUEUED:
             if self._fits(data, at, frame.header.time_ns):
                 self._jobs.append(lsn)
-                self._ends.append(State.READY)
+                self._ends.append(BORN)
             return
         job = _born(frame, lsn, at)
         if job is not None:
             if job < self._oldest:
                 record = data[at : at + length]
                 if self._fits(born_in(record), 0, codec.CARRIED.unpack_from(record)[9]):
-                    self._carried[job] = _state_of(record)
+                    self._carried[job] = carried_state(record)
                 return
-            end = int(State.READY) if kind == Kind.REQUEUED else None
+            end = ENDINGS.get(kind)
         else:
-            end = _ENDS.get(kind)
+            end = ENDINGS.get(kind)
             job = _JOB.unpack_from(data, at + _JOB_AT)[0] if end is not None else 0
         if end is None:
             return
@@ -158,11 +145,7 @@ class _Survey:
             return False
         if past.until_ns is not None and enqueued_ns >= past.until_ns:
             return False
-        start = at + codec.ENQUEUED.size
-        middle = start + data[at + 14]
-        return (self._queue is None or data[start:middle] == self._queue) and (
-            self._task is None or data[middle : middle + data[at + 15]] == self._task
-        )
+        return is_named(data, at, self._queue, self._task)
 
 
 def _records(journal: Journal, start: Cursor) -> Iterator[tuple[Frame, int, int, int]]:
@@ -184,8 +167,3 @@ def _born(frame: Frame, lsn: int, at: int) -> int | None:
         job: int = _JOB.unpack_from(frame.data, at + _JOB_AT)[0]
         return job
     return None
-
-
-def _state_of(record: bytes) -> int:
-    """What a record that carries a job makes of it."""
-    return State.READY if record[_KIND_AT] == Kind.REQUEUED else record[_STATE_AT]
