@@ -73,33 +73,35 @@ class Snapshots:
         self._journal = committer.journal
         self._directory = f"{self._journal.path}/{DIRECTORY}"
         self._policy = policy or SnapshotPolicy()
-        #: nothing is due before the log has come to here
+        #: the answer of ``due`` until the log has come to here
         self._segment = -1
         self._offset = 0
+        self._is_due = False
 
     # -- when -------------------------------------------------------------------------------------
 
     def due(self) -> bool:
         """Whether so much log was written since the newest snapshot that the next one pays."""
         journal = self._journal
-        if journal.segment == self._segment and journal.offset < self._offset:
-            return False
-        return bool(self._due_forms())
+        if journal.segment != self._segment or journal.offset >= self._offset:
+            forms, left = self._look()
+            self._is_due = bool(forms)
+            self._look_after(left)
+        return self._is_due
 
-    def _due_forms(self) -> list[Form[Any]]:
+    def _look(self) -> tuple[list[Form[Any]], int]:
+        """(what is due, bytes of log until it is worth to look again)."""
         self._journal.refresh()
         found: list[Form[Any]] = []
-        left = _PATIENCE_BYTES
+        left: list[int] = []
         for form in self._built():
             since, size = self._since(form)
             limit = self._policy.limit(size)
             if since >= limit:
                 found.append(form)
             else:
-                left = min(left, limit - since)
-        if not found:
-            self._look_after(left)
-        return found
+                left.append(limit - since)
+        return found, _PATIENCE_BYTES if found else min(left, default=_PATIENCE_BYTES)
 
     def _look_after(self, size: int) -> None:
         self._segment, self._offset = self._journal.segment, self._journal.offset + size
@@ -152,7 +154,7 @@ class Snapshots:
 
     def steps(self) -> Generator[None, None, None]:
         """Write what is due. Raises nothing: what goes wrong is logged, and tried again later."""
-        yield from self._write_all(self._due_forms())
+        yield from self._write_all(self._look()[0])
 
     def close_steps(self) -> Generator[None, None, None]:
         """Write what makes the next opening faster by much; the last work of a process."""
@@ -164,9 +166,10 @@ class Snapshots:
         yield from self._write_all(self._built())
 
     def _write_all(self, forms: list[Form[Any]]) -> Generator[None, None, None]:
+        self._is_due = False
+        self._look_after(_PATIENCE_BYTES)
         if not forms:
             return
-        self._look_after(_PATIENCE_BYTES)
         journal = self._journal
         try:
             yield from self._take_turns(forms)

@@ -144,7 +144,7 @@ def test_the_log_of_a_busy_process_is_looked_at_seldom(monkeypatch: pytest.Monke
     keeper = Snapshots(process.committer)
     assert not keeper.due()
     with monkeypatch.context() as patch:
-        patch.delattr(Snapshots, "_due_forms")
+        patch.delattr(Snapshots, "_look")
         for _ in range(100):
             assert not keeper.due()
 
