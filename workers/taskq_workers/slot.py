@@ -67,19 +67,16 @@ class Slot:
         """The hot path: each statement here is paid for every job."""
         crew = self._crew
         app, buffer, feed, plans, settler, hook = crew.hot_parts()
-        outcomes, packer = settler.outcomes, app._connection.packer
+        outcomes, opened = settler.outcomes, app._connection.packer.payload
         no_job: Token[JobContext] | None = None
         turn = self.since = monotonic()
         while True:
             if not buffer:
                 # An idle slot must not keep the last job's arguments and result alive.
                 delivery = job = before = args = kwargs = value = settlement = None
-                if no_job is not None:
-                    _current.reset(no_job)
-                    no_job = None
-                if not await crew.rest():
+                if not await self._rest(no_job):
                     return
-                turn = self.since = monotonic()
+                no_job, turn = None, self.since
                 continue
             self.delivery = delivery = buffer.popleft()
             if len(buffer) < feed.low:
@@ -94,11 +91,8 @@ class Slot:
             before = copy_context()
             args = None
             try:
-                args, kwargs = decode(
-                    await packer.payload(delivery)
-                    if delivery.record[_FLAGS_AT] & PACKED
-                    else delivery.stored_payload
-                )
+                packed = delivery.record[_FLAGS_AT] & PACKED
+                args, kwargs = decode(await opened(delivery) if packed else delivery.stored_payload)
                 value = await call(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 - no job may stop its worker
                 settlement = self._failed(plan, delivery, error, called=args is not None)
@@ -128,6 +122,14 @@ class Slot:
                 await sleep(0)
                 turn = now = monotonic()
             self.since = now
+
+    async def _rest(self, no_job: Token[JobContext] | None) -> bool:
+        """Wait for work, as nobody's job; False when the slot is to end."""
+        if no_job is not None:
+            _current.reset(no_job)
+        goes_on = await self._crew.rest()
+        self.since = monotonic()
+        return goes_on
 
     def _failed(
         self, plan: Plan, delivery: Delivery, error: BaseException, *, called: bool
