@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from taskq.core.errors import LogError
-from taskq.core.model import Durability
+from taskq.core.model import SECOND_NS, Durability, Extras
+from taskq.core.records import Kind
 from taskq.log import snapshotfile
+from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.snapshots import Snapshots
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.simulation import Simulation
-from tests.log.told import check_same
+from tests.log.tending import fill_segment, keeping, tend
+from tests.log.told import OTHER, check_same, folded, told, write
+from tests.log.world import PLAIN, World
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -114,6 +119,45 @@ def test_it_is_the_same_when_a_loss_of_power_takes_what_was_not_synced() -> None
 def test_it_is_nearly_the_same_while_the_clock_steps() -> None:
     """A snapshot holds a job as ready that was due before the clock fell; others let it wait."""
     assert _run(range(_SEEDS), steps_of_clock=True)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_it_is_the_same_when_compaction_took_segments_since(seed: int) -> None:
+    """Jobs that it knows in them were written again behind it; or it is of no use any more."""
+    chance = random.Random(seed)
+    world = World(seed, keeping(keep_bytes=3 * SEGMENT_BYTES_MIN, keep_seconds=None))
+    process, idle = world.process(), world.process()
+    used = 0
+    for _ in range(10):
+        for number in range(12):
+            process.offer(b"%d" % number, _extras(chance), spec=chance.choice((PLAIN, OTHER)))
+        for delivery in process.claim(chance.randrange(14)):
+            kind = chance.choice((Kind.SUCCEEDED, Kind.SUCCEEDED, Kind.RETRIED, Kind.DIED))
+            process.settle(delivery, kind)
+        if chance.random() < 0.3:
+            idle.catch_up()
+        for _ in range(chance.randrange(2)):
+            fill_segment(process)
+        world.clock.advance(chance.choice((0, 1, 30)))
+        if chance.random() < 0.5:
+            process.catch_up()
+            write(process)
+        if chance.random() < 0.5:
+            tend(process)
+        behind, total = check_same(world)
+        used += behind < total
+    assert used
+    now_ns = world.clock.wall_ns()
+    assert told(idle.catch_up(), now_ns) == told(folded(world, trusts_snapshots=True), now_ns)
+
+
+def _extras(chance: random.Random) -> Extras | None:
+    key = b"key %d" % chance.randrange(9)
+    seconds = chance.choice((1, 30)) * SECOND_NS
+    return chance.choice((
+        None, None, None, Extras(key=key), Extras(key=key, window_ns=seconds),
+        Extras(due_ns=seconds), Extras(expires_ns=10 * seconds),
+    ))  # fmt: skip
 
 
 @pytest.mark.slow
