@@ -220,7 +220,7 @@ class Committer(Desk):
             self._claims_lsn = claims_lsn
             del self.now[now:], self.later[later:]
             # What was applied is thrown away with the fold, and folded anew.
-            self.facets.discard()
+            self.facets.discard(broken=not isinstance(error, (OSError, TaskqError)))
             self.operations.forget()
             if not isinstance(error, OSError):
                 raise

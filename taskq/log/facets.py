@@ -8,6 +8,7 @@ newest snapshot that fits, and what was written since.
 from __future__ import annotations
 
 import contextlib
+import logging
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from taskq.log.journal import Journal
     from taskq.log.segment import Frame
 
+_log: Final = logging.getLogger("taskq")
 #: Damage that is kept for people to see; more is only counted.
 DAMAGE_MAX: Final = 1_000
 #: Frames that are folded in one step.
@@ -38,6 +40,8 @@ _STEP_FRAMES: Final = 4
 ENDED_MAX: Final = 16_384
 #: How often a fold begins anew because compaction took the segment that it was in.
 _TRIES: Final = 4
+#: How many batches in a row may break before it is not the requests that are to blame.
+_BROKEN_MAX: Final = 8
 #: In place of a location: there is no such job.
 NO_JOB: Final = -1
 #: How much of the log is walked to find the ends of jobs, rather than look each up.
@@ -51,7 +55,7 @@ class Facets:
     Attributes:
         agenda, dedup: None until first needed.
         damage: what did not read back, as far as the folds met it.
-        trusts_snapshots: whether they are used.
+        trusts_snapshots: whether they are used; not any more once batch after batch broke.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -68,6 +72,8 @@ class Facets:
         self.ended: dict[int, int] = {}
         #: records that were folded from the log
         self.caught_up = 0
+        #: batches that broke, none between them that did not
+        self._broken = 0
         self._sought: set[int] = set()
         self._cursors: dict[str, Cursor] = {}
 
@@ -232,14 +238,23 @@ class Facets:
     def appended(self, start: Cursor) -> None:
         """A frame of our own was applied while it was made: step over it."""
         journal = self._journal
+        self._broken = 0
         for cursor in self._cursors.values():
             if cursor.offset == start.offset and cursor.segment == start.segment:
                 cursor.segment, cursor.offset = journal.segment, journal.offset
                 cursor.next_lsn = journal.next_lsn
                 cursor.frame = start.offset
 
-    def discard(self) -> None:
-        """Forget all that was folded: the log has it, and it is folded anew when needed."""
+    def discard(self, *, broken: bool = False) -> None:
+        """Forget all that was folded: the log has it, and it is folded anew when needed.
+
+        ``broken``: a batch met what should never be. A request may be to blame; where none gets
+        through, the folds are, and what they began with is not used again.
+        """
+        self._broken += broken
+        if self._broken >= _BROKEN_MAX and self.trusts_snapshots:
+            self.trusts_snapshots = False
+            _log.warning("%s: snapshots are not used any more here", self._journal.path)
         self.generation = self._journal.generation
         self.agenda = self.dedup = None
         self._sought |= self.watch.jobs | {job for job, _ in self.watch.settled}

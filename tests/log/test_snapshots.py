@@ -234,3 +234,25 @@ def test_no_step_writes_more_than_a_block(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(written) > 20_000
     assert max(written) <= 4_096 + 4
     assert check_same(world).behind
+
+
+def test_one_that_is_whole_but_wrong_does_not_stop_the_log_for_good(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A bug once froze nonsense, and every claim breaks on it: then the log itself is folded."""
+    world = World()
+    writer = world.process()
+    job = writer.enqueue()
+    for lane in writer.catch_up().need_agenda().lanes:
+        lane._head = 5_000
+    assert write(writer)
+    writer.close()
+    process = world.process()
+    tries = 0
+    while process.send(Op.CLAIM, ClaimRequest(1, wait_until_ns=0)).exception(0) is not None:
+        tries += 1
+    assert tries < 10
+    assert "snapshots are not used any more here" in caplog.text
+    agenda = process.committer.facets.agenda
+    assert agenda is not None
+    assert list(agenda.running) == [job]
