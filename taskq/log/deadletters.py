@@ -63,16 +63,26 @@ class DeadLetters:
 
     Args:
         tag: what every job id of the log starts with.
+        keys_max: most dedup keys that are held at a time.
     """
 
-    def __init__(self, facets: Facets, recent: Recent, tag: str) -> None:
+    def __init__(self, facets: Facets, recent: Recent, tag: str, keys_max: int) -> None:
         self._facets = facets
         self._recent = recent
         self._tag = tag
+        self._keys_max = keys_max
 
     def requeue(self, batch: Batch, letters: list[Letter]) -> list[TaskqError | None]:
         """Make dead letters ready again: for each None, or why it was not done."""
-        return [self._requeue(batch, letter) for letter in letters]
+        answers: list[TaskqError | None] = []
+        for letter in letters:
+            try:
+                self._requeue(batch, letter)
+            except TaskqError as refusal:
+                answers.append(refusal)
+            else:
+                answers.append(None)
+        return answers
 
     def purge(self, batch: Batch, jobs: list[int]) -> list[TaskqError | None]:
         """Forget dead letters: for each None, or why it was not done."""
@@ -95,40 +105,56 @@ class DeadLetters:
         assert agenda is not None
         return agenda
 
-    def _requeue(self, batch: Batch, letter: Letter) -> TaskqError | None:
+    def _requeue(self, batch: Batch, letter: Letter) -> None:
+        """Make one ready again.
+
+        Raises:
+            TaskqError: it is none any more, or may not hold its key; nothing was added.
+        """
         job, born, enqueued_ns, history = letter
         agenda = self._agenda
         if agenda.dead.find(job) is None:
-            return self._not_dead(job)
-        dedup = self._facets.need_dedup() if letter.has_options else self._facets.dedup
-        key_until_ns = 0
-        if dedup is not None and letter.has_options:
-            key = enqueue_extras(born).key
-            if key is not None:
-                hashed = key_hash(_queue_of(born), key)
-                holder = self._other_holder(dedup, letter, key, hashed, batch.time_ns)
-                if holder:
-                    return KeyHeld(f"{self._tag}-{job}", f"{self._tag}-{holder}")
-                key_until_ns = _window_end_ns(dedup, hashed, job)
+            raise self._not_dead(job)
+        key_until_ns = self._check_key(batch, letter) if letter.has_options else 0
         location = batch.where + batch.size
         carried = Carried(
             job=job, state=_AGAIN, born=born, enqueued_ns=enqueued_ns, history=history,
             key_until_ns=key_until_ns,
         )  # fmt: skip
         batch.add_newer(encode_carried(Kind.REQUEUED, carried, batch.lsn))
-        fold_carried(Kind.REQUEUED, carried, location, batch.time_ns, agenda, dedup)
+        fold_carried(Kind.REQUEUED, carried, location, batch.time_ns, agenda, self._facets.dedup)
         # It may be claimed in this very batch, when it is in no file yet.
         self._recent.add(job, born)
         batch.interest |= INTEREST_READY
-        return None
+
+    def _check_key(self, batch: Batch, letter: Letter) -> int:
+        """Make sure that the job may hold its key again, if it has one.
+
+        Returns:
+            Wall time at which its window for the key ends; 0 if it has none.
+
+        Raises:
+            KeyHeld: another job holds the key.
+            UsageError: the table of keys is full.
+        """
+        key = enqueue_extras(letter.born).key
+        if key is None:
+            return 0
+        dedup, hashed = self._facets.need_dedup(), key_hash(_queue_of(letter.born), key)
+        until_ns = dedup.until_ns(hashed, letter.job)
+        if codec.PREFIX.unpack_from(letter.born)[4] & _KEYED:
+            holder = self._other_holder(dedup, letter, key, hashed, batch.time_ns)
+            if holder:
+                raise KeyHeld(f"{self._tag}-{letter.job}", f"{self._tag}-{holder}")
+            if not until_ns:
+                dedup.check_room(batch.time_ns, 1, self._keys_max)
+        # A window alone began when the job was enqueued, and says nothing of running it again.
+        return 0 if until_ns == UNTIL_SETTLED else until_ns
 
     def _other_holder(
         self, dedup: Dedup, letter: Letter, key: bytes, hashed: int, now_ns: int
     ) -> int:
-        """Another job that holds the key which this one would hold again; 0 if there is none."""
-        flags = codec.PREFIX.unpack_from(letter.born)[4]
-        if not flags & _KEYED:
-            return 0  # its window began when it was enqueued, and says nothing of running it
+        """Another job that holds the key; 0 if there is none."""
         queue = _queue_of(letter.born)
         for job, location in dedup.holders(hashed, now_ns):
             if job == letter.job:
@@ -149,9 +175,3 @@ class DeadLetters:
 def _queue_of(record: bytes) -> bytes:
     start = codec.ENQUEUED.size
     return record[start : start + record[_QUEUE_SIZE_AT]]
-
-
-def _window_end_ns(dedup: Dedup, hashed: int, job: int) -> int:
-    """Wall time at which the job's window for its key ends, 0 if it has none or it is over."""
-    until_ns = dedup.until_ns(hashed, job)
-    return 0 if until_ns == UNTIL_SETTLED else until_ns

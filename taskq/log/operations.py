@@ -61,7 +61,7 @@ class Operations:
         carries = Carries(journal, facets)
         self.recent = Recent(journal.files)
         self.enqueues = Enqueues(journal, facets, self.recent, Keys(self, journal.config.keys_max))
-        letters = DeadLetters(facets, self.recent, self._tag)
+        letters = DeadLetters(facets, self.recent, self._tag, journal.config.keys_max)
         queues = Queues(facets, self._withdraw)
         self._others: dict[int, Callable[[Batch, Any], object]] = {
             Op.EXTEND: self.leasing.extend,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,16 +26,32 @@ class Memory:
     children: dict[tuple[bytes, ...], int] = field(default_factory=dict)
     free_claims: set[int] = field(default_factory=set)
     run_once: set[int] = field(default_factory=set)
+    #: jobs that somebody asked to requeue or purge: of their end nothing is promised any more
+    reborn: set[int] = field(default_factory=set)
+    #: how often a job was said to be requeued
+    requeued: Counter[int] = field(default_factory=Counter)
+    purged: set[int] = field(default_factory=set)
 
     def end(self, lsn: int, state: State, body: bytes | None) -> None:
         """Somebody was told that he settled a job."""
+        if lsn in self.reborn:
+            return
         assert lsn not in self.ended, "settled twice"
         self.ended.add(lsn)
         self.know(lsn, state, body)
 
     def know(self, lsn: int, state: State, body: bytes | None) -> None:
         """Somebody was told how a job ended."""
+        if lsn in self.reborn:
+            return
         assert self.settled.setdefault(lsn, (state, body)) == (state, body), "two outcomes"
+
+    def may_live_again(self, lsn: int) -> None:
+        """Somebody asks to requeue or purge a job."""
+        self.reborn.add(lsn)
+        self.settled.pop(lsn, None)
+        self.ended.discard(lsn)
+        self.run_once.discard(lsn)
 
     def forgive(self, reference: Reference) -> None:
         """A power loss took what was never promised to survive one."""
@@ -47,6 +64,8 @@ class Memory:
             and (reference.jobs[lsn].state, reference.jobs[lsn].result) == ended
         }
         self.ended &= self.settled.keys()
+        self.requeued &= reference.requeues
+        self.purged &= reference.purged
 
     def mean(self, lsn: int, what: str, value: object) -> None:
         """An lsn was told to somebody; it must never mean anything else."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -47,6 +48,8 @@ class Job:
     shifts: bool = False
     expires_ns: int = 0
     result: bytes | None = None
+    #: whether its key is held for as long as it lives
+    key_lives: bool = False
 
 
 @dataclass(slots=True)
@@ -69,6 +72,11 @@ class Reference:
     holders: dict[tuple[bytes, bytes], list[tuple[int, int | None, bool]]] = field(
         default_factory=dict
     )
+
+    paused: set[bytes] = field(default_factory=set)
+    #: how often each job was requeued, and those that were purged
+    requeues: Counter[int] = field(default_factory=Counter)
+    purged: set[int] = field(default_factory=set)
 
     @classmethod
     def of(
@@ -99,6 +107,11 @@ class Reference:
             self._back(record)
         elif kind in _FINAL:
             self._ended(record)
+        elif kind in (Kind.REQUEUED, Kind.PURGED):
+            self._is_dead_no_more(record)
+        elif kind in (Kind.PAUSED, Kind.RESUMED):
+            assert (record.queue in self.paused) == (kind == Kind.RESUMED), "nothing new"
+            self.paused ^= {record.queue}
 
     def _promote(self) -> None:
         for job in self.jobs.values():
@@ -136,7 +149,9 @@ class Reference:
                 active = [job for job in active if job != record.replaces]
             assert not active, "a key held twice"
             until = record.time_ns + extras.window_ns - self.shift_ns if extras.window_ns else None
-            holders.append((record.lsn, until, extras.until_settled or until is None))
+            lives = extras.until_settled or until is None
+            self.jobs[record.lsn].key_lives = lives
+            holders.append((record.lsn, until, lives))
 
     def active(self, queue: bytes, key: bytes, now_ns: int) -> list[int]:
         """The jobs that hold a key."""
@@ -157,6 +172,7 @@ class Reference:
         assert job.state is State.READY or seen, f"{job} was claimed"
         if self.is_free(record.lsn) and not self.may_fall:
             assert job.lsn == self.ready()[0], "claimed out of turn"
+        assert job.queue not in self.paused, "claimed from a paused queue"
         assert record.attempt == job.attempt + 1
         assert not job.attempts_max or job.attempt < job.attempts_max, "claimed too often"
         job.attempt = record.attempt
@@ -208,9 +224,34 @@ class Reference:
             ]
         job.result = record.body
 
+    def _is_dead_no_more(self, record: LogRecord) -> None:
+        job = self.jobs[record.job]
+        assert job.state is State.DEAD, f"{job} was requeued or purged"
+        job.state = State.ABSENT
+        if record.kind == Kind.PURGED:
+            self.purged.add(job.lsn)
+            return
+        assert (record.queue, record.priority, record.body) == (job.queue, job.priority, job.body)
+        self.requeues[job.lsn] += 1
+        if job.key is not None:
+            holders = self.holders[job.queue, job.key]
+            moment = record.time_ns - self.shift_ns
+            windows = [until for one, until, _ in holders if one == job.lsn and until is not None]
+            window = windows[0] if windows and windows[0] > moment else None
+            holders[:] = [one for one in holders if one[0] != job.lsn]
+            if job.key_lives:
+                assert not self.active(job.queue, job.key, record.time_ns), "a key held twice"
+            if job.key_lives or window is not None:
+                holders.append((job.lsn, window, job.key_lives))
+        job.state, job.attempt, job.expires_ns, job.result = State.READY, 0, 0, None
+
     def ready(self) -> list[int]:
         """In the order in which they are to be claimed."""
-        jobs = [job for job in self.jobs.values() if job.state is State.READY]
+        jobs = [
+            job
+            for job in self.jobs.values()
+            if job.state is State.READY and job.queue not in self.paused
+        ]
         return [job.lsn for job in sorted(jobs, key=lambda job: (-job.priority, job.lsn))]
 
     def move_to(self, now_ns: int) -> None:
@@ -240,11 +281,13 @@ class Reference:
         stats = agenda.stats()
         for state in (State.RUNNING, State.SUCCEEDED, State.DEAD, State.CANCELLED, State.EXPIRED):
             assert sum(getattr(one, state.name.lower()) for one in stats) == len(found[state])
+        assert [chunk.ids[index] for chunk, index in agenda.dead] == found[State.DEAD]
+        assert {queue.encode() for queue in agenda.paused} == self.paused
         ready = agenda.next_ready(10**6, None)
         if self.may_fall:
             waiting = sum(one.ready + one.scheduled for one in stats)
             assert waiting == len(found[State.READY]) + len(found[State.SCHEDULED])
-            assert set(ready) >= set(found[State.READY])
+            assert set(ready) >= set(self.ready())
         else:
             assert ready == self.ready()
             assert sum(one.scheduled for one in stats) == len(found[State.SCHEDULED])

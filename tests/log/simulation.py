@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import (
     AppendFailed,
     DuplicateKey,
+    JobNotFound,
     LogError,
     LogFailed,
     OutcomeUnknown,
@@ -26,12 +27,12 @@ from taskq.log.requests import (
     Duplicate,
     EnqueueSpec,
     Op,
-    Outcome,
     Settlement,
 )
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.memory import Memory
 from tests.log.reference import Reference
+from tests.log.simulated_care import Care
 from tests.log.world import Process, World
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ _ENDS: Final = {Kind.SUCCEEDED: State.SUCCEEDED, Kind.DIED: State.DEAD}
 _ROOM_BYTES: Final = 50_000_000
 
 
-class Simulation:
+class Simulation(Care):
     """One run; every draw comes from the seed."""
 
     def __init__(
@@ -212,8 +213,9 @@ class Simulation:
     def _request(self, process: Process) -> Request:
         make = self.chance.choices(
             (self._enqueue, self._enqueue_many, self._claim, self._settle, self._settle_soon,
-             self._cancel, self._watch, self._transact, self._extend),
-            (6, 1, 5, 5, 2, 1, 1, 1, 1),
+             self._cancel, self._watch, self._transact, self._extend,
+             self._requeue, self._purge, self._pause, self._withdraw),
+            (24, 4, 20, 20, 8, 4, 4, 4, 4, 4, 1, 2, 1),
         )[0]  # fmt: skip
         op, operand, accept = make(process)
         if op is Op.SETTLE_SOON:
@@ -285,7 +287,7 @@ class Simulation:
                 self.memory.mean(one.token, "claim", one.job)
                 if queues is None:
                     self.memory.free_claims.add(one.token)
-                if one.attempts_max == 1:
+                if one.attempts_max == 1 and one.job not in self.memory.reborn:
                     assert one.job not in self.memory.run_once, "a single attempt ran twice"
                     self.memory.run_once.add(one.job)
             self.held[process] += deliveries
@@ -389,33 +391,6 @@ class Simulation:
         delay = self.chance.choice((0, 0, 30 * SECOND_NS)) if kind not in _ENDS else 0
         return Settlement(kind, delivery, body, delay, cause, children)
 
-    def _some_job(self) -> int | None:
-        jobs = sorted(self.memory.durable)
-        return self.chance.choice(jobs[-12:]) if jobs else None
-
-    def _cancel(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        job = self._some_job()
-        if job is None:
-            return self._enqueue(process)
-
-        def accept(done: bool) -> None:
-            if done:
-                self.memory.end(job, State.CANCELLED, None)
-                self.counts["cancelled"] += 1
-
-        return Op.CANCEL, job, accept
-
-    def _watch(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        job = self._some_job()
-        if job is None:
-            return self._enqueue(process)
-
-        def accept(outcome: Outcome) -> None:
-            self.memory.know(job, outcome.state, outcome.body)
-            self.counts["outcomes"] += 1
-
-        return Op.OUTCOME, job, accept
-
     def _take_answers(self) -> None:
         waiting = []
         for process, future, accept in self.pending:
@@ -425,6 +400,9 @@ class Simulation:
             error = future.exception(0)
             if error is None:
                 accept(future.result(0))
+            elif isinstance(error, JobNotFound):
+                assert self.memory.reborn, "a job is gone"
+                self.counts["purged jobs asked for"] += 1
             elif isinstance(error, StaleDelivery):
                 self.counts["stale"] += 1
             elif isinstance(error, DuplicateKey):
@@ -479,6 +457,9 @@ class Simulation:
         for lsn, (state, body) in memory.settled.items():
             job = reference.jobs[lsn]
             assert (job.state, job.result) == (state, body), f"outcome of {lsn} changed"
+        for lsn, times in memory.requeued.items():
+            assert reference.requeues[lsn] >= times, f"a requeue of {lsn} is lost"
+        assert memory.purged <= reference.purged, "a purged job is back"
         for group, acknowledged in memory.groups.items():
             there = sum(bodies[body] for body in group)
             whole = there == len(group)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.core.errors import JobNotFound, KeyHeld, NotDead
+from taskq.core.errors import JobNotFound, KeyHeld, NotDead, UsageError
 from taskq.core.model import SECOND_NS, Extras, QueueStats, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
-from tests.log.world import PLAIN, World
+from tests.log.world import PLAIN, SMALL, World
 
 if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
@@ -209,6 +210,15 @@ def test_a_key_that_another_live_job_holds_keeps_a_letter_dead() -> None:
     (delivery,) = process.claim()
     process.settle(delivery)
     assert isinstance(process.offer(extras=Extras(key=b"k")), int)
+
+
+def test_a_requeue_respects_the_limit_of_keys() -> None:
+    process = World(config=replace(SMALL, keys_max=1)).process()
+    job = dead_letter(process, extras=Extras(key=b"k"))
+    process.enqueue(extras=Extras(key=b"other"))
+    (refusal,) = requeue(process, job)
+    assert isinstance(refusal, UsageError)
+    assert "keys_max is 1" in str(refusal)
 
 
 def test_a_window_says_nothing_of_a_requeue() -> None:
