@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskq.log import codec
-from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.history import tell
 from taskq.log.indexsave import index_name, remove_index
+from taskq.log.requests import Op
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.log.plainscan import Scan
 from tests.log.test_index import check_lookups, check_times, index_files, random_log, save
-from tests.log.world import PATH, World
+from tests.log.world import PATH, PLAIN, World
 
 if TYPE_CHECKING:
     from tests.log.world import Process
@@ -150,6 +151,30 @@ def test_a_page_that_rots_while_the_file_is_open_is_noticed(saved: dict[str, byt
     assert world.machine.content(_FIRST) == saved[_FIRST]
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_what_rots_in_a_segment_after_it_was_indexed_is_told_by_nobody(
+    saved: dict[str, bytes], seed: int
+) -> None:
+    """A lookup finds the record as it was written, or none."""
+    chance = random.Random(seed)
+    world = _revive(saved)
+    scan = Scan.of(world.reader())
+    path = _FIRST.replace(".idx", ".log")
+    for _ in range(20):
+        place = chance.randrange(64, len(saved[path]))
+        world.machine.corrupt(path, place, chance.randbytes(chance.choice((1, 8))))
+    reader = world.reader()
+    lost = 0
+    for lsn in range(1, 1_002):
+        found = reader.indexes.find(lsn)
+        assert found is None or found.record == scan.records[lsn]
+        lost += found is None
+    assert 0 < lost < 1_001
+    for job in scan.about:
+        for found in reader.indexes.about(job):
+            assert found.record == scan.records[found.lsn]
+
+
 def test_a_reader_writes_nothing(saved: dict[str, bytes]) -> None:
     rest = {path: data for path, data in saved.items() if not path.endswith(".idx")}
     world = _revive(rest)
@@ -252,6 +277,26 @@ def test_lookups_between_the_steps_of_indexing_are_right(saved: dict[str, bytes]
             assert [one.lsn for one in indexes.about(200)] == expected
     assert steps > 3
     assert process.world.machine.content(_FIRST) == saved[_FIRST]
+
+
+def test_a_segment_is_indexed_in_small_steps() -> None:
+    """The storage thread has other things to do."""
+    process = World().process(LogConfig(segment_bytes=1024 * 1024))
+    while len(process.world.segments()) < 2:
+        for _ in range(30):
+            process.send(Op.ENQUEUE, (PLAIN, b"x" * 700, None))
+        process.enqueue(b"y" * 20_000)
+    indexes = process.journal.indexes
+    steps = indexes.save_steps(1)
+    next(steps)
+    offset, sizes = 0, []
+    while 1 in indexes._built:
+        sizes.append(indexes._built[1].offset - offset)
+        offset += sizes[-1]
+        next(steps, None)
+    assert offset > 1024 * 1024
+    assert len(sizes) > 16
+    assert max(sizes) < 64 * 1024 + 30_000
 
 
 def test_files_of_segments_that_are_gone_are_removed(saved: dict[str, bytes]) -> None:
