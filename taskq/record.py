@@ -68,6 +68,7 @@ class Record:
         result: what the job returned, None if it keeps none.
         reason: why an attempt failed.
         state: of a carried job.
+        lease_ns: when the claim is over unless it is extended, 0 if with its process.
         step_ns: by how much the clock was set.
         problem: why payload or result are missing although there is one; "" if nothing is.
     """
@@ -92,6 +93,7 @@ class Record:
     result: bytes | None = None
     reason: str = ""
     state: str = ""
+    lease_ns: int = 0
     step_ns: int = 0
     problem: str = ""
 
@@ -221,6 +223,7 @@ def make_record(record: LogRecord, tag: str, names: tuple[str, str], bodies: Bod
         result=result,
         reason=reason,
         state=carried.state.name.lower() if carried is not None else "",
+        lease_ns=record.lease_ns if carried is None else carried.lease_ns,
         step_ns=record.step_ns,
         problem=problem,
     )

@@ -139,6 +139,8 @@ def _note(record: Record) -> str:
         parts.append(f"attempt {record.attempt}")
     if record.owner:
         parts.append(f"by {render.owner(record.owner)}")
+    if record.lease_ns:
+        parts.append(f"for {render.duration(record.lease_ns - record.time_ns)}")
     if record.due_ns > record.time_ns:
         parts.append(f"due {render.when(record.due_ns, record.time_ns)}")
     if record.state:
@@ -171,6 +173,7 @@ def record_json(record: Record) -> dict[str, Any]:
         "cause": record.cause or None,
         "due_at": render.moment(record.due_ns),
         "expires_at": render.moment(record.expires_ns),
+        "lease_until": render.moment(record.lease_ns),
         "key": None if record.key is None else record.key.decode(errors="backslashreplace"),
         "headers": dict(record.headers),
         "payload": render.body_json(record.payload),
