@@ -42,7 +42,8 @@ class Soak:
         self.work = self.app.task(name="soak.work")(self._work)
 
     async def _work(self, number: int, padding: str) -> None:
-        assert number and padding
+        assert number
+        assert padding
         self.done += 1
         if self.done == self.enqueued:
             self.ended.set()
