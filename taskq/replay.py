@@ -182,17 +182,9 @@ class _Chosen:
         what = f"the payload of job {told.job_id}"
         body = packer.bodies.unpack(record.body or b"", record.body_flags, what)
         flags = record.flags if record.carried is None else _flags_of(record.carried.born)
-        extras = record.extras or Extras()
-        extras = replace(
-            extras,
-            due_ns=0,
-            due_is_wall=False,
-            expires_ns=0,
-            expires_is_wall=False,
-            key=None,
-            window_ns=0,
-            headers={**extras.headers, REPLAY_HEADER: told.job_id},
-        )
+        headers = record.extras.headers if record.extras is not None else {}
+        # Neither its due time nor its end nor its key: those were the old job's.
+        extras = Extras(headers={**headers, REPLAY_HEADER: told.job_id})
         encode_extras(extras, 0)  # headers that leave no room for one more are this job's alone
         spec = spec_of(
             told.queue, told.task, record.priority, record.attempts_max, Flag(flags & _KEPT_FLAGS)
