@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from taskq.core.why import Reason
     from taskq.handle import JobHandle, PendingJob
     from taskq.log.config import QueuePolicy
+    from taskq.namedreaders import ReaderView
     from taskq.puts import Put
-    from taskq.reading import ReaderView
     from taskq.record import Record
     from taskq.stream import Stream
     from taskq.tasklog import TaskLog
@@ -147,7 +147,7 @@ _HOMES = {
     "Put": "taskq.puts",
     "QueuePolicy": "taskq.log.config",
     "QueueStats": "taskq.core.model",
-    "ReaderView": "taskq.reading",
+    "ReaderView": "taskq.namedreaders",
     "Reason": "taskq.core.why",
     "Record": "taskq.record",
     "Retry": "taskq.core.signals",

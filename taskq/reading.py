@@ -1,30 +1,15 @@
-"""What TaskLog and TaskQ have in common: reading their log as a log."""
+"""What TaskLog and TaskQ have in common: reading their log as a log.
+
+What that takes is imported when it is asked for: most programs never do.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from taskq.core.durations import moment_ns
-from taskq.core.errors import LogDamaged, ReaderFellBehind, ReaderMismatch, UsageError
-from taskq.log.codec import SEGMENT_HEADER
-from taskq.log.cursor import Cursor
-from taskq.log.disk import LocalDisk
-from taskq.log.locate import count_behind, find_lsn, find_position, find_time
-from taskq.log.readers import (
-    NamedReader,
-    Position,
-    check_reader_name,
-    is_read,
-    read_position,
-    reader_names,
-)
-from taskq.record import Choice
-from taskq.recordreader import open_files
-from taskq.replay import REPLAYED_MAX, ReplayReport, is_everything, past_of, replay
-from taskq.stream import Start, Stream, check_lsn
+from taskq.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,31 +17,10 @@ if TYPE_CHECKING:
 
     from taskq.connection import Connection
     from taskq.core.durations import Duration
-    from taskq.log.files import SegmentFiles
     from taskq.log.locate import Extent
-    from taskq.log.store import Store
-    from taskq.replay import Replayed, States
-    from taskq.stream import OnDamage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderView:
-    """A named reader of the log, as its files tell.
-
-    Attributes:
-        name: under which it reads.
-        lsn: of the record that comes next.
-        lag_records, lag_bytes: what the log holds from there on; all of it if ``problem`` is set.
-        is_alive: whether somebody reads under the name now.
-        problem: why it cannot go on where it stopped; "" if it can.
-    """
-
-    name: str
-    lsn: int
-    lag_records: int
-    lag_bytes: int
-    is_alive: bool
-    problem: str = ""
+    from taskq.namedreaders import ReaderView
+    from taskq.replay import Replayed, ReplayReport, States
+    from taskq.stream import OnDamage, Stream
 
 
 class LogReading:
@@ -81,8 +45,8 @@ class LogReading:
 
         ``async for record in log.stream(reader="billing")`` goes on where "billing" stopped: its
         position is kept in the directory and saved after each record is handled, at least every
-        1 000 records and 50 ms. A killed process gets what it handled since then once more. A loss
-        of power may take back what was saved since the system last wrote the file to the disk.
+        1 000 records and 50 ms, and put on disk every second. What was handled since then comes once
+        more after a kill, or after a loss of power.
 
         A record wakes the stream within milliseconds, whichever process wrote it; with durability
         "interval" it comes once it is on disk.
@@ -90,7 +54,8 @@ class LogReading:
         Args:
             reader: name to go on under; one process at a time. A new one begins at the start.
             from_lsn: begin at this record, or the next after it.
-            from_time: begin at the first record of this time (with a time zone) or later.
+            from_time: begin at the first record of this time (with a time zone) or later, as the
+                log tells the time.
             follow: wait for more at the end, instead of ending there.
             kinds: only these, for example ["succeeded", "died"]; None for all.
             queues: only records of jobs in these queues.
@@ -106,6 +71,10 @@ class LogReading:
             ReaderMismatch: the log was cut or replaced since the reader stopped.
             LogDamaged: bytes do not read back.
         """
+        from taskq.log.readers import check_reader_name  # noqa: PLC0415
+        from taskq.record import Choice  # noqa: PLC0415
+        from taskq.stream import Start, Stream  # noqa: PLC0415
+
         time_ns = None if from_time is None else moment_ns(from_time, "from_time")
         start = Start(reader, from_lsn, time_ns)
         if sum(one is not None for one in start) > 1:
@@ -123,9 +92,11 @@ class LogReading:
 
     async def readers(self) -> list[ReaderView]:
         """The named readers, in the order of their names, and how far behind each is."""
+        from taskq.namedreaders import reader_views  # noqa: PLC0415
+
         port = await self._connection.port()
         extent: Extent = await port.extent(-1)
-        return await asyncio.to_thread(_views, self._connection.store(), extent)
+        return await asyncio.to_thread(reader_views, self._connection.store(), extent)
 
     async def seek(
         self,
@@ -148,6 +119,9 @@ class LogReading:
             ReaderBusy: somebody reads under the name now.
             ReaderFellBehind: compaction removed the records there.
         """
+        from taskq.log.readers import check_reader_name  # noqa: PLC0415
+        from taskq.namedreaders import seek_reader  # noqa: PLC0415
+
         check_reader_name(reader)
         time_ns = None if time is None else moment_ns(time, "time")
         if sum(one is not None for one in (where, lsn, time_ns)) != 1:
@@ -160,7 +134,7 @@ class LogReading:
         extent: Extent = await port.extent()
         store = self._connection.store()
         place = lsn if lsn is not None else where
-        return await asyncio.to_thread(_seek, store, reader, place, time_ns, extent)
+        return await asyncio.to_thread(seek_reader, store, reader, place, time_ns, extent)
 
     async def forget_reader(self, reader: str) -> None:
         """Remove a named reader: compaction keeps nothing for it any more.
@@ -169,9 +143,12 @@ class LogReading:
             UsageError: there is none of that name.
             ReaderBusy: somebody reads under the name now.
         """
+        from taskq import namedreaders  # noqa: PLC0415
+        from taskq.log.readers import check_reader_name  # noqa: PLC0415
+
         check_reader_name(reader)
         store = await self._connection.opened()
-        await asyncio.to_thread(_forget, store, reader)
+        await asyncio.to_thread(namedreaders.forget_reader, store, reader)
 
     async def replay(
         self,
@@ -206,6 +183,14 @@ class LogReading:
             UsageError: a choice is wrong, or there is none.
             LogError: the log could not be read or written.
         """
+        from taskq.replay import (  # noqa: PLC0415
+            REPLAYED_MAX,
+            ReplayReport,
+            is_everything,
+            past_of,
+            replay,
+        )
+
         past = past_of(since=since, until=until, task=task, queue=queue, state=state, limit=limit)
         if is_everything(past) and not (everything or dry_run):
             raise UsageError(
@@ -225,79 +210,3 @@ class LogReading:
 def _check_number(what: str, lsn: int) -> None:
     if type(lsn) is not int or lsn < 0:
         raise UsageError(f"{what} is {lsn!r:.60}: an lsn is a whole number, 0 or more")
-
-
-def _views(store: Store, extent: Extent) -> list[ReaderView]:
-    disk, files = LocalDisk(), open_files(store.path, store.log_id)
-    views: list[ReaderView] = []
-    try:
-        for name in reader_names(disk, store.path):
-            problem, position = "", None
-            try:
-                position = read_position(disk, store.path, store.log_id, name)
-            except LogDamaged as error:
-                problem = str(error)
-            start = Cursor(files.lsns[0], SEGMENT_HEADER.size, files.lsns[0])
-            if position is None:
-                position, cursor = Position(start.segment, start.segment), start
-            else:
-                try:
-                    cursor = find_position(files, store.path, name, position, extent)
-                except (ReaderFellBehind, ReaderMismatch) as error:
-                    problem, cursor = str(error), start
-            lsn = cursor.next_lsn if problem else position.lsn
-            records, size = count_behind(files, cursor, lsn, extent)
-            views.append(
-                ReaderView(
-                    name=name,
-                    lsn=position.lsn,
-                    lag_records=records,
-                    lag_bytes=size,
-                    is_alive=is_read(disk, store.path, name),
-                    problem=problem,
-                )
-            )
-    finally:
-        files.forget()
-    return views
-
-
-def _seek(
-    store: Store, reader: str, place: int | str | None, time_ns: int | None, extent: Extent
-) -> int:
-    named = NamedReader.take(LocalDisk(), store.path, store.log_id, reader)
-    files = open_files(store.path, store.log_id)
-    try:
-        with contextlib.suppress(LogDamaged):  # it goes elsewhere now
-            named.load()
-        position = _position_of(files, store.path, place, time_ns, extent)
-        named.save(position)
-        named.sync()
-    finally:
-        files.forget()
-        named.release()
-    return position.lsn
-
-
-def _position_of(
-    files: SegmentFiles, path: str, place: int | str | None, time_ns: int | None, extent: Extent
-) -> Position:
-    oldest = files.lsns[0]
-    if place == "start":
-        return Position(oldest, oldest)
-    if place == "end":
-        return Position(extent.segment, extent.lsn)
-    if isinstance(place, int):
-        check_lsn(path, place, oldest, extent)
-        return Position(find_lsn(files, place, extent).segment, place)
-    cursor = find_time(files, time_ns or 0, extent)
-    return Position(cursor.segment, cursor.next_lsn)
-
-
-def _forget(store: Store, reader: str) -> None:
-    disk = LocalDisk()
-    known = reader_names(disk, store.path)
-    if reader not in known:
-        names = ", ".join(known) or "none"
-        raise UsageError(f"{store.path} has no reader {reader!r}; it has {names}")
-    NamedReader.take(disk, store.path, store.log_id, reader).forget()
