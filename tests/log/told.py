@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.core.jobtable import JobTable
+    from taskq.log.journal import Journal
     from tests.log.world import Process, World
 
 _SPANS_NS: Final = (0, 10**9, 60 * 10**9, 3_600 * 10**9, 10**17)
@@ -25,7 +26,12 @@ _HOUR: Final = Extras(due_ns=3_600 * SECOND_NS)
 
 def folded(world: World, *, trusts_snapshots: bool) -> Facets:
     """The folds of somebody who wrote nothing, with the help of snapshots or without."""
-    facets = Facets(world.reader())
+    return fold_of(world.reader(), trusts_snapshots=trusts_snapshots)
+
+
+def fold_of(journal: Journal, *, trusts_snapshots: bool) -> Facets:
+    """The folds of a log, as far as the journal knows it."""
+    facets = Facets(journal)
     facets.trusts_snapshots = trusts_snapshots
     facets.need_agenda()
     facets.need_dedup()
