@@ -58,10 +58,12 @@ if TYPE_CHECKING:
     from taskq.core.why import Reason
     from taskq.handle import JobHandle, PendingJob
     from taskq.log.config import QueuePolicy
+    from taskq.log.deaths import DeadLetter
     from taskq.namedreaders import ReaderView
     from taskq.puts import Put
     from taskq.record import Record
     from taskq.stream import Stream
+    from taskq.sweeping import Swept
     from taskq.tasklog import TaskLog
     from taskq.tasks import Task
     from taskq.transaction import AppTransaction, LogTransaction
@@ -73,6 +75,7 @@ __all__ = [
     "AppendFailed",
     "Call",
     "CompressionUnavailable",
+    "DeadLetter",
     "Discard",
     "DiskFull",
     "DuplicateKey",
@@ -120,6 +123,7 @@ __all__ = [
     "StaleDelivery",
     "State",
     "Stream",
+    "Swept",
     "Task",
     "TaskLog",
     "TaskQ",
@@ -136,6 +140,7 @@ _HOMES = {
     "AppTransaction": "taskq.transaction",
     "LogTransaction": "taskq.transaction",
     "Call": "taskq.call",
+    "DeadLetter": "taskq.log.deaths",
     "Discard": "taskq.core.signals",
     "Durability": "taskq.core.model",
     "EngineStats": "taskq.core.model",
@@ -155,6 +160,7 @@ _HOMES = {
     "Spread": "taskq.core.model",
     "State": "taskq.core.model",
     "Stream": "taskq.stream",
+    "Swept": "taskq.sweeping",
     "Task": "taskq.tasks",
     "TaskLog": "taskq.tasklog",
     "TaskQ": "taskq.app",

@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from taskq.log.deaths import DeadLetter
     from taskq.log.store import Store
     from taskq.settings import Settings
     from taskq.tasks import AsyncTask, SyncTask, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
+DeathHook = TypeVar("DeathHook", bound="Callable[[DeadLetter], Any]")
 
 
 class TaskQ(LogCare, LogQueues, LogReading, LogTelling):
@@ -65,6 +67,7 @@ class TaskQ(LogCare, LogQueues, LogReading, LogTelling):
         self.settings = load_settings(settings, data_dir=data_dir, **options)
         self._connection = Connection(os.fspath(self.settings.data_dir), self.settings.log_config())
         self._tasks: dict[str, Task[..., Any]] = {}
+        self._death_hooks: list[Callable[[DeadLetter], Any]] = []
 
     @property
     def name(self) -> str:
@@ -236,6 +239,16 @@ class TaskQ(LogCare, LogQueues, LogReading, LogTelling):
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.close()
+
+    def on_dead(self, hook: DeathHook) -> DeathHook:
+        """Call a function with each ``DeadLetter`` that a worker of this app makes; a decorator.
+
+        It runs in the worker's loop, as a task of its own if it is async, once the death is on
+        disk. Told are jobs that died here, and those of killed workers that were taken back here.
+        What it raises is logged. Hooks are taken up when a worker starts.
+        """
+        self._death_hooks.append(hook)
+        return hook
 
     def worker(
         self, concurrency: int = 8, queues: Sequence[str] | None = None, **options: Any

@@ -206,6 +206,7 @@ class Committer(Desk):
             batch = Batch(journal, time_ns)
             self._catch_up(batch, step_ns, survey)
             self._run(batch, requests)
+            self._add_later(self.operations.deaths.told(), batch.lsn)
             if batch.count:
                 if batch.is_newer:
                     journal.allow_newer()

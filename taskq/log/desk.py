@@ -63,9 +63,15 @@ class Desk:
         self.later.append((port, future, value))
         self.later_lsn = max(self.later_lsn, self.journal.next_lsn)
 
+    def _add_later(self, answers: list[Answer], lsn: int) -> None:
+        """Answers that rest on the log up to ``lsn``."""
+        if answers:
+            self.later += answers
+            self.later_lsn = max(self.later_lsn, lsn)
+
     def refuse_later(self, error: TaskqError) -> None:
         """Turn the answers that wait for the disk into this error."""
-        self.later = [(port, future, error) for port, future, _ in self.later]
+        self.later = [(port, future, error) for port, future, _ in self.later if future is not None]
 
     def _refuse(self, requests: list[Request], error: TaskqError) -> None:
         if isinstance(error, LogFailed):

@@ -18,6 +18,7 @@ from taskq.log import codec
 from taskq.log.carries import Carries
 from taskq.log.carrying import encode_lease
 from taskq.log.deadletters import DeadLetters
+from taskq.log.deaths import Deaths
 from taskq.log.enqueues import Enqueues
 from taskq.log.keys import Keys
 from taskq.log.leasing import Leasing, check_claim
@@ -59,6 +60,7 @@ class Operations:
         self._tag = journal.tag
         self.leasing = Leasing(self, facets)
         carries = Carries(journal, facets)
+        self.deaths = Deaths(self._tag)
         self.recent = Recent(journal.files)
         self.enqueues = Enqueues(journal, facets, self.recent, Keys(self, journal.config.keys_max))
         letters = DeadLetters(facets, self.recent, self._tag, journal.config.keys_max)
@@ -81,6 +83,7 @@ class Operations:
     def forget(self) -> None:
         """The batch was not written: nothing of it may be taken for said."""
         self.recent.clear()
+        self.deaths.forget()
         self._introduced = False
 
     def decide(self, batch: Batch, op: int, operand: Any) -> object:
@@ -222,6 +225,7 @@ class Operations:
             location = batch.where + batch.size
             if kind is Kind.DIED:
                 body, flags = (body or b"")[:REASON_BYTES_MAX], 0
+                self.deaths.note(delivery.lane, job, attempt, cause, body, batch.time_ns)
             batch.add(
                 codec.encode_job(
                     kind, cause, attempt, job, delivery.token, body, batch.lsn, options, flags
@@ -277,6 +281,9 @@ class Operations:
                 options = self._free_key(batch, self.recent.record(job, agenda.location(job)), job)
             except LogDamaged:
                 options = b""
+        if chunk is not None and kind is Kind.DIED:
+            lane = agenda.lanes[chunk.lanes[agenda.table.index]]
+            self.deaths.note(lane, job, attempt, cause, reason, batch.time_ns)
         location = batch.where + batch.size
         batch.add(codec.encode_job(kind, cause, attempt, job, token, reason, batch.lsn, options))
         agenda.apply_ended(kind, job, batch.time_ns)

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taskq.core.errors import LogClosed, LogError, UsageError
 from taskq.core.model import SECOND_NS
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from taskq.core.model import Serving
+    from taskq.log.deaths import DeadLetter
     from taskq.log.survey import Request
     from taskq.log.upkeep import Order
 
@@ -195,6 +196,15 @@ class Store:
         """Call ``wake`` once the mailbox has been taken."""
         self.waiting_for_room.append(wake)
         self.wake_up()
+
+    def on_death(
+        self, hook: object, call: Callable[[DeadLetter, Any], object]
+    ) -> Callable[[], None]:
+        """Have ``call(letter, hook)`` called in the running loop for each job that dies here.
+
+        Returns what ends that.
+        """
+        return self._open.committer.operations.deaths.listen(self.port(), hook, call)
 
     def between_batches(self, chore: Callable[[], object]) -> None:
         """Run ``chore`` on the storage thread, while it holds no lock."""

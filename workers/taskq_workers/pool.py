@@ -11,14 +11,16 @@ from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import Serving
 from taskq.log.requests import checked_queues
 from taskq_workers.crew import Crew
+from taskq_workers.deaths import DeathHooks
 from taskq_workers.executors import ThreadRunner
 from taskq_workers.plans import Plans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from taskq.app import TaskQ
+    from taskq.log.deaths import DeadLetter
     from taskq.log.store import Store
     from taskq_workers.events import Hook
 
@@ -63,6 +65,8 @@ class Worker:
         drain_timeout: seconds that running jobs get to finish at a stop.
         thread_limit: how many sync jobs run at a time, ``concurrency`` if None.
         on_event: called with a ``JobFinished`` for each job that ended, on the loop's thread.
+        on_dead: called with each ``DeadLetter`` that this process makes, besides the app's own
+            hooks; see ``TaskQ.on_dead``.
 
     Attributes:
         started: set once the log is open and the first claim waits.
@@ -82,6 +86,7 @@ class Worker:
         drain_timeout: float = DRAIN_SECONDS_DEFAULT,
         thread_limit: int | None = None,
         on_event: Hook | None = None,
+        on_dead: Callable[[DeadLetter], Any] | None = None,
     ) -> None:
         limit = concurrency if thread_limit is None else thread_limit
         if concurrency < 1 or limit < 1:
@@ -99,6 +104,7 @@ class Worker:
         self._drain_seconds = drain_timeout
         self._thread_limit = limit
         self._hook = on_event
+        self._deaths = DeathHooks([] if on_dead is None else [on_dead])
         self._phase = Phase.NEW
         self._stop_asked = asyncio.Event()
         self._cancel_asked = asyncio.Event()
@@ -200,6 +206,7 @@ class Worker:
             await self._stop_asked.wait()
             await self._drain(crew)
             await crew.settler.settle_all()
+            await self._deaths.leave(self._drain_seconds)
         except asyncio.CancelledError:
             # The loop itself ends, and cancels all tasks: release what can be released in time.
             if crew is not None:
@@ -212,6 +219,7 @@ class Worker:
         finally:
             if self._threads is not None:
                 self._threads.close()
+            await self._deaths.leave(0)
             self._phase = Phase.STOPPED
             self.stopped.set()
 
@@ -230,6 +238,7 @@ class Worker:
     def _hire(self, store: Store) -> Crew:
         port = store.port()
         self._store = store
+        self._deaths.listen(store, self.app._death_hooks)
         self._tell_what_it_serves()
         self._threads = ThreadRunner(asyncio.get_running_loop(), self._thread_limit)
         return Crew(

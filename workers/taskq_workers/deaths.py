@@ -1,0 +1,64 @@
+"""The ``on_dead`` hooks of a worker and its app: called on the loop, and never in a job's way."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from taskq.log.deaths import DeadLetter
+    from taskq.log.store import Store
+
+_log: Final = logging.getLogger("taskq.worker")
+
+
+class DeathHooks:
+    """Calls hooks with each dead letter; what they raise is logged and stops nothing.
+
+    A hook may be a coroutine function: then it runs as a task of its own.
+    """
+
+    def __init__(self, hooks: Iterable[Callable[[DeadLetter], Any]]) -> None:
+        self._hooks = list(hooks)
+        self._leave: list[Callable[[], None]] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def listen(self, store: Store, more: Iterable[Callable[[DeadLetter], Any]] = ()) -> None:
+        """Hear of the deaths that this process records from now on; ``more`` are further hooks."""
+        for hook in (*self._hooks, *more):
+            self._leave.append(store.on_death(hook, self._call))
+
+    async def leave(self, seconds: float) -> None:
+        """Hear of no more, and give what still runs so long to end. Legal twice."""
+        for leave in self._leave:
+            leave()
+        self._leave.clear()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=seconds)
+            for task in late:
+                task.cancel()
+
+    def _call(self, letter: DeadLetter, hook: Callable[[DeadLetter], Any]) -> None:
+        try:
+            result = hook(letter)
+            if inspect.isawaitable(result):
+                task = asyncio.ensure_future(self._await(letter, result))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        except Exception:  # noqa: BLE001 - a hook is somebody else's code
+            _complain(letter)
+
+    @staticmethod
+    async def _await(letter: DeadLetter, result: Any) -> None:
+        try:
+            await result
+        except Exception:  # noqa: BLE001 - likewise
+            _complain(letter)
+
+
+def _complain(letter: DeadLetter) -> None:
+    _log.exception("the on_dead hook failed on job %s; the worker goes on", letter.job_id)
