@@ -44,9 +44,8 @@ class LogReading:
         """The log's records in order, from the oldest that is kept; then as they are written.
 
         ``async for record in log.stream(reader="billing")`` goes on where "billing" stopped: its
-        position is kept in the directory and saved after each record is handled, at least every
-        1 000 records and 50 ms, and put on disk every second. What was handled since then comes once
-        more after a kill, or after a loss of power.
+        position is kept in the directory, saved every 1 000 records or 50 ms and put on disk every
+        second. What was handled since then comes once more after a kill, or a loss of power.
 
         A record wakes the stream within milliseconds, whichever process wrote it; with durability
         "interval" it comes once it is on disk.
@@ -75,16 +74,14 @@ class LogReading:
         from taskq.record import Choice  # noqa: PLC0415
         from taskq.stream import Start, Stream  # noqa: PLC0415
 
-        time_ns = None if from_time is None else moment_ns(from_time, "from_time")
-        start = Start(reader, from_lsn, time_ns)
-        if sum(one is not None for one in start) > 1:
-            raise UsageError(
-                "give one of reader, from_lsn and from_time; seek() moves a reader to another place"
-            )
         if reader is not None:
             check_reader_name(reader)
         if from_lsn is not None:
             _check_number("from_lsn", from_lsn)
+        time_ns = None if from_time is None else moment_ns(from_time, "from_time")
+        start = Start(reader, from_lsn, time_ns)
+        if sum(one is not None for one in start) > 1:
+            raise UsageError("give one of reader, from_lsn and from_time; seek() moves a reader")
         if on_damage not in ("raise", "skip"):
             raise UsageError(f'on_damage is {on_damage!r}, it must be "raise" or "skip"')
         choice = Choice(kinds, queues, tasks, name_all=name_all)
