@@ -28,7 +28,7 @@ from taskq.log.snapshotfile import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from taskq.log.committer import Committer
 
@@ -84,8 +84,10 @@ class Snapshots:
         """Whether so much log was written since the newest snapshot that the next one pays."""
         journal = self._journal
         if journal.segment != self._segment or journal.offset >= self._offset:
-            forms, left = self._look()
-            self._is_due = bool(forms)
+            self._is_due, left = False, _PATIENCE_BYTES
+            with contextlib.suppress(OSError, LogError):  # then it is not a good time
+                forms, left = self._look()
+                self._is_due = bool(forms)
             self._look_after(left)
         return self._is_due
 
@@ -154,29 +156,31 @@ class Snapshots:
 
     def steps(self) -> Generator[None, None, None]:
         """Write what is due. Raises nothing: what goes wrong is logged, and tried again later."""
-        yield from self._write_all(self._look()[0])
+        yield from self._write_all(lambda: self._look()[0])
 
     def close_steps(self) -> Generator[None, None, None]:
         """Write what makes the next opening faster by much; the last work of a process."""
-        forms = [form for form in self._built() if self._since(form)[0] >= CLOSE_BYTES_MIN]
-        yield from self._write_all(forms)
+        yield from self._write_all(self._due_at_close)
 
     def write_steps(self) -> Generator[None, None, None]:
         """Write a snapshot of every facet that is built, however little log there is."""
-        yield from self._write_all(self._built())
+        yield from self._write_all(self._built)
 
-    def _write_all(self, forms: list[Form[Any]]) -> Generator[None, None, None]:
+    def _due_at_close(self) -> list[Form[Any]]:
+        return [form for form in self._built() if self._since(form)[0] >= CLOSE_BYTES_MIN]
+
+    def _write_all(self, choose: Callable[[], list[Form[Any]]]) -> Generator[None, None, None]:
         self._is_due = False
         self._look_after(_PATIENCE_BYTES)
-        if not forms:
-            return
-        journal = self._journal
+        path = self._journal.path
         try:
-            yield from self._take_turns(forms)
+            forms = choose()
+            if forms:
+                yield from self._take_turns(forms)
         except (OSError, OverflowError, LogError) as error:
-            _log.warning("%s: no snapshot was written: %s", journal.path, error)
+            _log.warning("%s: no snapshot was written: %s", path, error)
         except Exception:  # noqa: BLE001 - a bug here must not close the log
-            _log.exception("%s: no snapshot was written", journal.path)
+            _log.exception("%s: no snapshot was written", path)
 
     def _take_turns(self, forms: list[Form[Any]]) -> Generator[None, None, None]:
         disk = self._journal.disk

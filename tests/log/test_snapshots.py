@@ -149,6 +149,28 @@ def test_the_log_of_a_busy_process_is_looked_at_seldom(monkeypatch: pytest.Monke
             assert not keeper.due()
 
 
+def test_a_directory_that_cannot_be_read_is_no_reason_to_stop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    process = world.process()
+    fill(process)
+    keeper = Snapshots(process.committer, SnapshotPolicy(log_bytes_min=1))
+
+    def refuse(path: str) -> list[str]:
+        raise OSError(5, "Input/output error", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process.disk, "names", refuse)
+        assert not keeper.due()
+        for steps in (keeper.steps(), keeper.close_steps(), keeper.write_steps()):
+            exhaust(steps)
+    assert caplog.text.count("no snapshot was written: [Errno 5]") == 3
+    process.enqueue(bytes(2**20))
+    process.catch_up()
+    assert keeper.due()
+
+
 def test_at_close_one_is_written_if_the_tail_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     process = world.process()
