@@ -135,9 +135,10 @@ async def test_a_slow_hook_gets_its_time_at_the_workers_end(app: TaskQ) -> None:
             await asyncio.sleep(0)
         ended.append(letter.job_id)
 
-    async with app, app.worker(burst=True) as worker:
+    async with app:
         job = await app.enqueue_by_name("fail")
-        await worker.stopped.wait()
+        async with app.worker(burst=True) as worker:
+            await worker.stopped.wait()
     assert ended == [job.id]
 
 
