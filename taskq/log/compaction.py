@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.dedup import UNTIL_SETTLED
 from taskq.core.errors import LogDamaged, LogError
-from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
+from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
 from taskq.core.model import State
 from taskq.core.records import CARRYING_KINDS, PACKED
 from taskq.log import codec
@@ -56,12 +56,23 @@ class Found:
     Attributes:
         offsets, jobs: in the order of the offsets, once ``sort`` was called.
         dues: of scheduled jobs: (moment, whether that is wall time).
+        expiries: of jobs that expire at a moment that shifts: that moment in shifted time.
+        waits, expires: whether there may be any such jobs.
     """
 
     def __init__(self) -> None:
         self.offsets: list[int] = []
         self.jobs: list[int] = []
         self.dues: dict[int, tuple[int, bool]] = {}
+        self.expiries: dict[int, int] = {}
+        self.waits = self.expires = False
+
+    def add(self, job: int, offset: int, meta: int) -> None:
+        """One more; ``meta`` is that of the agenda's table, 0 of a job that is not in it."""
+        self.offsets.append(offset)
+        self.jobs.append(job)
+        self.waits = self.waits or meta & STATE_MASK == State.SCHEDULED
+        self.expires = self.expires or bool(meta & META_EXPIRES)
 
     def sort(self) -> None:
         """Order by offset, each job once."""
@@ -87,6 +98,7 @@ class Compaction:
         self._next = min(lsn for lsn in self._files.lsns if lsn > segment)
         #: bytes of records that are needed still, as of the last pass
         self.needed_bytes = 0
+        self._needed = 0
         self.carried = 0
 
     def steps(self, needed_bytes_max: int | None) -> Steps:
@@ -106,7 +118,7 @@ class Compaction:
             found.sort()
             if not number:
                 yield from self._measure(found)
-                if needed_bytes_max is not None and self.needed_bytes > needed_bytes_max:
+                if not self.pays(needed_bytes_max):
                     return
             missed = yield from self._carry(found)
             if not missed:
@@ -114,6 +126,20 @@ class Compaction:
         else:
             return
         yield from self._finish()
+
+    def pays(self, needed_bytes_max: int | None) -> bool:
+        """Whether to write again what is needed, after it was measured.
+
+        It does if that is little of the segment; or else if it is little of the whole log: dense
+        segments go round once, and with them what lies between them. A log that is needed for the
+        most part would only be copied for ever.
+        """
+        if needed_bytes_max is None or self.needed_bytes <= needed_bytes_max:
+            return True
+        agenda = self._agenda
+        jobs = agenda.table.live + agenda.dead.live + self._dedup.size
+        mean_bytes = self.needed_bytes / max(self._needed, 1)
+        return jobs * mean_bytes < self._files.total_size() / 2
 
     def measure_steps(self) -> Iterator[None]:
         """Find out ``needed_bytes``, and write nothing."""
@@ -151,7 +177,6 @@ class Compaction:
     def _find(self, found: Found) -> Iterator[None]:
         """Unsettled jobs, dead letters and held keys whose record stands in the segment."""
         low, high = self._low, self._high
-        waits = False
         for is_dead in (False, True):
             job = 0
             while True:
@@ -160,9 +185,7 @@ class Compaction:
                 rows = table.rows(job, _ROWS)
                 for job, location, meta in rows:
                     if low <= location < high:
-                        found.offsets.append(location - low)
-                        found.jobs.append(job)
-                        waits = waits or (not is_dead and meta & STATE_MASK == State.SCHEDULED)
+                        found.add(job, location - low, 0 if is_dead else meta)
                 yield
                 # Younger jobs came into being in younger segments.
                 if len(rows) < _ROWS or job >= self._next:
@@ -173,13 +196,14 @@ class Compaction:
             held, hashed = self._dedup.rows(hashed)
             for job, location in held:
                 if low <= location < high:
-                    found.offsets.append(location - low)
-                    found.jobs.append(job)
+                    found.add(job, location - low, 0)
             yield
-        if waits:
-            yield from self._find_dues(found)
+        yield from self._find_dues(found)
+        yield from self._find_expiries(found)
 
     def _find_dues(self, found: Found) -> Iterator[None]:
+        if not found.waits:
+            return
         wanted = set(found.jobs)
         for moments, jobs, is_wall in self._agenda.times.blocks():
             if not wanted.isdisjoint(jobs):
@@ -188,8 +212,20 @@ class Compaction:
                         found.dues[job] = (moment, is_wall)
             yield
 
+    def _find_expiries(self, found: Found) -> Iterator[None]:
+        if not found.expires:
+            return
+        wanted = set(found.jobs)
+        for moments, jobs in self._agenda.times.expiry_blocks():
+            if not wanted.isdisjoint(jobs):
+                for moment, job in zip(moments, jobs, strict=True):
+                    if job in wanted:
+                        found.expiries[job] = moment
+            yield
+
     def _measure(self, found: Found) -> Iterator[None]:
         self.needed_bytes = 0
+        self._needed = len(found.offsets)
         for frame, numbers in self._frames(found):
             for number in numbers:
                 at = _place(frame, found.offsets[number])
@@ -258,7 +294,8 @@ class Compaction:
             due_ns, is_wall = found.dues.get(job, (0, False))
             return Item(
                 job, location, State(meta & STATE_MASK), born, enqueued_ns, attempt,
-                due_ns, is_wall, history=self._keeper.history(job, attempt),
+                due_ns, is_wall, found.expiries.get(job, 0),
+                history=self._keeper.history(job, attempt),
             )  # fmt: skip
         chunk = agenda.dead.find(job)
         if chunk is not None and chunk.locations[agenda.dead.index] == location:

@@ -42,6 +42,9 @@ LOOK_NS: Final = 10 * SECOND_NS
 TROUBLE_NS: Final = 30 * SECOND_NS
 #: How often somebody who asked looks whether the other process is done.
 _TURN_NS: Final = SECOND_NS // 20
+#: What is done between two batches: so long, or so many of the smallest steps.
+_STEP_NS: Final = SECOND_NS // 1_000
+_STEPS_MAX: Final = 64
 #: Files that are removed in one batch.
 _COLLECTED_MAX: Final = 64
 
@@ -104,7 +107,7 @@ class Upkeep:
         if self._steps is None or not self.busy:
             return []
         try:
-            errand = next(self._steps)
+            errand = self._advance(self._steps)
         except StopIteration:
             self._stop()
             return []
@@ -120,6 +123,19 @@ class Upkeep:
             self._stop(TROUBLE_NS)
             return []
         return [] if errand is None else [errand.request]
+
+    def _advance(self, steps: Steps) -> Errand | None:
+        """Many steps are much shorter than a millisecond: as many as fit into one."""
+        clock = self._journal.clock
+        until_ns = clock.steady_ns() + _STEP_NS
+        for _ in range(_STEPS_MAX):
+            errand = next(steps)
+            if errand is not None:
+                return errand
+            now_ns = clock.steady_ns()
+            if now_ns >= until_ns or now_ns < self._pause_until_ns:
+                break
+        return None
 
     def close(self) -> None:
         """Let another process do it; leave a snapshot if that makes the next opening faster."""
@@ -285,8 +301,7 @@ class Upkeep:
         total, size = files.total_size(), files.size(found.segment)
         if report.dry_run:
             yield from compaction.measure_steps()
-            limit = found.needed_bytes_max
-            went = limit is None or compaction.needed_bytes <= limit
+            went = compaction.pays(found.needed_bytes_max)
         else:
             yield from compaction.steps(found.needed_bytes_max)
             went = (yield from self._drop()) > 0

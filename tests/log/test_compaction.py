@@ -254,6 +254,19 @@ def test_a_segment_that_is_needed_for_the_most_part_stays_until_the_log_has_grow
     assert len(world.segments()) == 6
 
 
+def test_a_segment_full_of_delayed_jobs_does_not_pin_all_the_finished_ones_behind_it() -> None:
+    """It is written again once: that costs less than what it frees."""
+    world, process = world_of(SMALL)
+    jobs = []
+    while len(world.segments()) < 2:
+        jobs.append(process.enqueue(FILLER, Extras(due_ns=DAY * SECOND_NS)))
+    grown(process, 8)
+    tend(process)
+    assert len(world.segments()) <= 4
+    agenda = world.fold().need_agenda()
+    assert all(agenda.state(job) is State.SCHEDULED for job in jobs)
+
+
 def test_what_is_carried_in_one_batch_is_bounded() -> None:
     """The writer lock is held for a few milliseconds at a time."""
     process = World(config=keeping(keep_segments=1)).process()
@@ -349,7 +362,7 @@ KEYS = st.sampled_from([None, b"a", b"b"])
 ACTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["put", "put", "delay", "run", "run", "fail", "die", "hold", "cancel", "fill", "tend",
+            ["put", "put", "delay", "expire", "run", "run", "fail", "die", "hold", "cancel", "fill", "tend",
              "pass", "step"]
         ),
         st.integers(0, 10**6),
@@ -374,6 +387,7 @@ class Random:
         acts: dict[str, Callable[[], object]] = {
             "put": lambda: self.put(process, number, key, other, 0),
             "delay": lambda: self.put(process, number, key, other, number % 5 + 1),
+            "expire": lambda: self.expire(process, number, is_wall=other),
             "run": lambda: self.settle(process, number, Kind.SUCCEEDED),
             "fail": lambda: self.settle(process, number, Kind.RETRIED),
             "die": lambda: self.settle(process, number, Kind.DIED),
@@ -395,6 +409,11 @@ class Random:
         answer = process.offer(b"%d" % number, extras, spec)
         if isinstance(answer, int):
             self.jobs.append(answer)
+
+    def expire(self, process: Process, number: int, *, is_wall: bool) -> None:
+        moment = (number % 5 + 1) * 600 * SECOND_NS + (self.world.clock.wall_ns() if is_wall else 0)
+        extras = Extras(expires_ns=moment, expires_is_wall=is_wall)
+        process.offer(b"%d" % number, extras, OTHER)
 
     def settle(self, process: Process, number: int, kind: Kind) -> None:
         for delivery in process.claim(1 + number % 3):
