@@ -104,8 +104,8 @@ def compact(path: Path) -> None:
 def test_kills_in_the_midst_of_upkeep_lose_nothing_and_bring_nothing_back(tmp_path: Path) -> None:
     run = Run(tmp_path / "log", 1)
     run.go(6)
-    assert list((run.path / "snapshot").glob("*.snap"))
-    assert list((run.path / "log").glob("*.idx"))
+    made = [*(run.path / "snapshot").glob("*.snap"), *(run.path / "log").glob("*.idx")]
+    assert made, "nothing was indexed, and no snapshot taken"
     check(run)
     compact(run.path)
     check(run)
