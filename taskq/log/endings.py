@@ -37,3 +37,8 @@ def is_named(data: bytes, at: int, queue: bytes | None, task: bytes | None) -> b
     return (queue is None or data[start:middle] == queue) and (
         task is None or data[middle : middle + data[at + 15]] == task
     )
+
+
+def encoded(name: str | None) -> bytes | None:
+    """A name as ``is_named`` takes it."""
+    return None if name is None else name.encode("utf-8", "surrogatepass")

@@ -17,7 +17,7 @@ from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Kind
 from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import born_in
-from taskq.log.endings import is_named
+from taskq.log.endings import encoded, is_named
 from taskq.log.history import Story
 from taskq.log.logrecord import decode_record
 from taskq.log.walking import check_known, entries
@@ -71,8 +71,8 @@ class _Walk:
         self._journal = journal
         self._now_ns = now_ns
         self._chosen = chosen
-        self._queue = _encoded(chosen.queue)
-        self._task = _encoded(chosen.task)
+        self._queue = encoded(chosen.queue)
+        self._task = encoded(chosen.task)
         segments = journal.files.lsns
         self._oldest = segments[0] if segments else 0
         self._second = segments[1] if len(segments) > 1 else 0
@@ -203,7 +203,3 @@ class _Births:
         self._columns = jobs, times, locations
         self._is_taken = bytearray(len(jobs))
         self._taken = 0
-
-
-def _encoded(name: str | None) -> bytes | None:
-    return None if name is None else name.encode("utf-8", "surrogatepass")

@@ -22,9 +22,11 @@ from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import born_in
 from taskq.log.cursor import Cursor
-from taskq.log.endings import BORN, ENDINGS, carried_state, is_named
+from taskq.log.endings import BORN, ENDINGS, carried_state, encoded, is_named
 from taskq.log.facets import Facets
 from taskq.log.history import Story
+from taskq.log.latest import find_latest
+from taskq.log.locate import Extent
 from taskq.log.logrecord import places
 from taskq.log.segment import Gap
 from taskq.log.walking import check_known, records_of
@@ -46,6 +48,8 @@ _BIRTHS: Final = CARRYING_KINDS | {Kind.ENQUEUED}
 #: A job and its state in one number.
 _STATE_BITS: Final = 4
 _STATE_MASK: Final = (1 << _STATE_BITS) - 1
+#: When too many of the latest jobs are purged, so many times as many are looked at.
+_MORE: Final = 4
 #: States whose jobs the agenda knows.
 _KNOWN: Final = LIVE_STATES | {after(State.RUNNING, Kind.DIED)}
 
@@ -64,13 +68,18 @@ def newest_jobs(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView]:
     states = wanted.states
     found: list[int] = []
     if states is None:
+        latest = _latest(journal, wanted, now_ns)
+        if latest is not None:
+            return latest
         found = list(_Backwards(journal, wanted, None).newest())
     else:
         if states & _KNOWN:
             found = _from_agenda(journal, wanted, states, now_ns)
         if states - _KNOWN:
             found += _Backwards(journal, wanted, states - _KNOWN).newest()
-    return tell_jobs(journal, nlargest(wanted.limit, found), now_ns)
+    views = tell_jobs(journal, nlargest(wanted.limit, found), now_ns)
+    # After the clock was set back a job may be ready to the workers and not due to its records.
+    return [view for view in views if states is None or view.state in states]
 
 
 def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
@@ -89,6 +98,32 @@ def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
             stories[record.job].add(record)
     told = [stories[job] for job in jobs if job in stories]
     return [story.view(now_ns) for story in told if story.state is not State.ABSENT]
+
+
+def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | None:
+    """The newest jobs, from as few frames as hold them; None if the whole log has too few.
+
+    Those that compaction wrote again are older than all that began in segments that are left.
+    """
+    queue, task = encoded(wanted.queue), encoded(wanted.task)
+    end = journal.end()
+    count = wanted.limit
+    while True:
+        jobs: list[int] = []
+
+        def is_birth(lsn: int, record: bytes, jobs: list[int] = jobs) -> bool:
+            fits = record[_KIND_AT] == _ENQUEUED and is_named(record, 0, queue, task)
+            if fits:
+                jobs.append(lsn)
+            return fits
+
+        find_latest(journal.files, Extent(end.segment, end.offset, end.next_lsn), count, is_birth)
+        if len(jobs) < count:
+            return None
+        views = tell_jobs(journal, jobs, now_ns)
+        if len(views) >= wanted.limit:
+            return views[: wanted.limit]
+        count *= _MORE  # some were dead letters that are purged
 
 
 def _from_agenda(
@@ -136,8 +171,7 @@ class _Backwards:
         self._journal = journal
         self._states = None if states is None else frozenset(map(int, states))
         self._limit = wanted.limit
-        self._queue = None if wanted.queue is None else wanted.queue.encode()
-        self._task = None if wanted.task is None else wanted.task.encode()
+        self._queue, self._task = encoded(wanted.queue), encoded(wanted.task)
         end = journal.end().segment
         self._segments = [lsn for lsn in journal.files.lsns if lsn <= end]
         #: segment -> (job, state) pairs of later segments, one list for each, the latest first;

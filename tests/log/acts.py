@@ -3,78 +3,76 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from taskq.core.dedup import key_hash
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
+from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import EnqueueSpec, Op
-from tests.log.world import Process, World
+from taskq.log.selection import letters
+from tests.log.tending import fill_segment, keeping, meaning, tend
+from tests.log.world import SMALL, Process, World
 
 if TYPE_CHECKING:
     from taskq.log.facets import Facets
     from taskq.log.requests import Delivery
+    from tests.log.tending import Meaning
+
+_TIGHT: Final = keeping(keep_bytes=3 * SEGMENT_BYTES_MIN, keep_seconds=None)
 
 _SPECS: Final = [
     EnqueueSpec(queue, "task", priority, 2) for queue in ("mail", "sync") for priority in (1, 5, 9)
 ]
 _KEYS: Final = (b"a", b"b", b"c")
-_HASHES: Final = [key_hash(spec.queue.encode(), key) for spec in _SPECS[::3] for key in _KEYS]
 
 
-class Picture(NamedTuple):
-    """All that a decision is made from."""
-
-    stats: Any
-    running: dict[int, Any]
-    ready: list[int]
-    states: list[tuple[int, int, int]]
-    next_due_ns: int | None
-    holders: list[list[int]]
-
-
-def picture_of(facets: Facets, now_ns: int) -> Picture:
-    agenda, dedup = facets.need_agenda(), facets.need_dedup()
-    agenda.promote(now_ns, 2**62)
-    return Picture(
-        stats=agenda.stats(),
-        running=dict(agenda.running),
-        ready=agenda.next_ready(10**6, None),
-        states=[
-            (job, agenda.state(job), agenda.attempt(job))
-            for job in (chunk.ids[index] for chunk, index in agenda.table)
-        ],
-        next_due_ns=agenda.next_due_ns(),
-        holders=[[job for job, _ in dedup.holders(one, now_ns)] for one in _HASHES],
-    )
+def said(facets: Facets, now_ns: int) -> Meaning:
+    """All that a fold says, but for a bound that depends on what it has swept out so far."""
+    told = meaning(facets, now_ns)
+    del told["expiry"]
+    return told
 
 
 class History:
-    """Random acts of several processes; what was live after each."""
+    """Random acts of several processes; what was live after each.
 
-    def __init__(self, seed: int, *, steps_of_clock: bool) -> None:
+    Args:
+        seed: of all that is random.
+        steps_of_clock: the clock is set forward and back, too.
+        small: the log keeps little, for ``compact``.
+    """
+
+    def __init__(self, seed: int, *, steps_of_clock: bool = False, small: bool = False) -> None:
         self.chance = random.Random(seed)
-        self.world = World(seed)
+        self.world = World(seed, _TIGHT if small else SMALL)
         self.processes = [self.world.process() for _ in range(2)]
         self.held: list[tuple[Process, Delivery]] = []
         self.steps_ns = 0
         self._steps_of_clock = steps_of_clock
-        self.by_lsn: dict[int, Picture] = {}
+        self.by_lsn: dict[int, Meaning] = {}
         #: wall time then less the steps before -> what was live last at that time
-        self.by_time: dict[int, Picture] = {}
+        self.by_time: dict[int, Meaning] = {}
 
     def run(self, count: int) -> None:
         for number in range(count):
             if number == count // 2:
                 self.processes[0].enqueue(bytes(70_000))  # the next goes to the next segment
+                self._note()
             self._act()
             self._note()
+
+    def compact(self) -> None:
+        """Write so much that the oldest segments go."""
+        process = self.processes[0]
+        for _ in range(4):
+            fill_segment(process)
+            tend(process)
 
     def _act(self) -> None:
         process = self.chance.choice(self.processes)
         act = self.chance.choice(
             [self._enqueue, self._enqueue, self._claim, self._settle, self._settle, self._cancel,
-             self._pass_time, self._die]
+             self._requeue, self._purge, self._pause, self._resume, self._pass_time, self._die]
         )  # fmt: skip
         act(process)
         if self._steps_of_clock and self.chance.random() < 0.1:
@@ -85,7 +83,7 @@ class History:
     def _note(self) -> None:
         process = self.processes[0]
         now_ns = self.world.clock.wall_ns()
-        picture = picture_of(process.catch_up(), now_ns)
+        picture = said(process.catch_up(), now_ns)
         steps_ns = sum(one.step_ns for one in self.world.records())
         self.by_lsn[process.journal.next_lsn - 1] = picture
         self.by_time[now_ns - steps_ns] = picture
@@ -118,6 +116,25 @@ class History:
         ready = process.catch_up().need_agenda().next_ready(5, None)
         if ready:
             process.ask(Op.CANCEL, self.chance.choice(ready))
+
+    def _requeue(self, process: Process) -> None:
+        dead = self._dead(process)
+        if dead:
+            process.ask(Op.REQUEUE, letters(process.committer, dead).items)
+
+    def _purge(self, process: Process) -> None:
+        process.ask(Op.PURGE, self._dead(process))
+
+    def _dead(self, process: Process) -> list[int]:
+        agenda = process.catch_up().need_agenda()
+        jobs = [chunk.ids[index] for chunk, index in agenda.dead]
+        return jobs and [self.chance.choice(jobs)]
+
+    def _pause(self, process: Process) -> None:
+        process.ask(Op.PAUSE, self.chance.choice(("mail", "sync")))
+
+    def _resume(self, process: Process) -> None:
+        process.ask(Op.RESUME, self.chance.choice(("mail", "sync")))
 
     def _pass_time(self, _: Process) -> None:
         self.world.clock.advance(self.chance.choice((0.5, 20, 61, 3_600)))

@@ -13,18 +13,18 @@ from taskq.log.facets import Facets
 from taskq.log.listing import Wanted, newest_jobs, tell_jobs
 from taskq.log.requests import Op
 from taskq.log.timetravel import Moment, stand_at
-from tests.log.acts import History, picture_of
+from tests.log.acts import History, said
 from tests.log.world import PATH, PLAIN, World
 
 if TYPE_CHECKING:
     from taskq.log.journal import Journal
-    from tests.log.acts import Picture
+    from tests.log.tending import Meaning
 
 
-def _past(world: World, moment: Moment) -> Picture:
+def _past(world: World, moment: Moment) -> Meaning:
     journal = world.reader()
     now_ns = stand_at(journal, moment)
-    return picture_of(Facets(journal), now_ns)
+    return said(Facets(journal), now_ns)
 
 
 @pytest.mark.parametrize("steps_of_clock", [False, True])
@@ -44,6 +44,28 @@ def test_at_every_moment_the_fold_of_the_log_equals_what_was_live_then(
     assert len(world.segments()) > 1
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_what_compaction_left_tells_every_moment_from_its_end_on(seed: int) -> None:
+    """And of none before it something wrong: carried jobs stand behind the moments before."""
+    history = History(seed, small=True)
+    for count in (15, 15, 10):
+        history.compact()
+        history.run(count)
+    told: list[int] = []
+    gone: dict[int, int] = {}
+    for lsn, picture in history.by_lsn.items():
+        try:
+            assert _past(history.world, Moment(lsn=lsn)) == picture, lsn
+            told.append(lsn)
+        except MomentGone as error:
+            gone[lsn] = error.oldest_lsn
+    assert len(gone) > 10
+    assert len(told) > 5
+    [oldest] = set(gone.values())
+    assert max(gone) < oldest <= min(told)
+    _past(history.world, Moment(lsn=oldest))
+
+
 def test_an_lsn_inside_a_frame_means_the_state_after_the_frame() -> None:
     """What was committed together never was there in part."""
     world = World()
@@ -51,8 +73,8 @@ def test_an_lsn_inside_a_frame_means_the_state_after_the_frame() -> None:
     together = process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"%d" % n, None) for n in range(4)])
     process.enqueue()
     for lsn in together:
-        assert _past(world, Moment(lsn=lsn)).ready == together
-    assert _past(world, Moment(lsn=0)).ready == []
+        assert _past(world, Moment(lsn=lsn))["next"] == together
+    assert _past(world, Moment(lsn=0))["next"] == []
 
 
 def test_what_was_due_between_two_frames_is_ready_at_a_moment_between_them() -> None:
@@ -62,9 +84,9 @@ def test_what_was_due_between_two_frames_is_ready_at_a_moment_between_them() -> 
     start_ns = world.clock.wall_ns()
     world.clock.advance(600)
     process.enqueue()
-    assert _past(world, Moment(time_ns=start_ns + 59 * SECOND_NS)).ready == []
-    assert _past(world, Moment(time_ns=start_ns + 60 * SECOND_NS)).ready == [job]
-    assert _past(world, Moment(time_ns=start_ns - 1)).states == []
+    assert _past(world, Moment(time_ns=start_ns + 59 * SECOND_NS))["next"] == []
+    assert _past(world, Moment(time_ns=start_ns + 60 * SECOND_NS))["next"] == [job]
+    assert _past(world, Moment(time_ns=start_ns - 1))["jobs"] == {}
 
 
 def test_two_hours_ago_is_two_hours_ago_though_the_box_booted_in_1970() -> None:
@@ -79,7 +101,7 @@ def test_two_hours_ago_is_two_hours_ago_though_the_box_booted_in_1970() -> None:
     now_ns = world.clock.wall_ns()
     for hours, expected in ((2, [early]), (4, [])):
         moment = Moment(time_ns=now_ns - hours * 3_600 * SECOND_NS)
-        assert _past(world, moment).ready == expected
+        assert _past(world, moment)["next"] == expected
 
 
 # -- listing and telling ---------------------------------------------------------------------------
@@ -134,7 +156,7 @@ def test_a_moment_before_what_compaction_left_is_refused_with_the_oldest_that_ca
     lsn = process.journal.next_lsn
     process.append(encode_compacted(kept, lsn))
     # While the old segments are there, so is the past.
-    assert _past(world, Moment(lsn=1)).ready == [1]
+    assert _past(world, Moment(lsn=1))["next"] == [1]
     for path in world.segments()[:-1]:
         process.disk.remove(path)
     with pytest.raises(MomentGone, match=rf"oldest .* is 2024-01-01T00:01:00.* \(lsn {lsn}\)") as e:

@@ -1,0 +1,65 @@
+"""The newest jobs that fit are those that asking for every job would give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.model import JobView, State
+from taskq.log.history import tell
+from taskq.log.listing import Wanted, newest_jobs
+from tests.log.acts import History
+
+if TYPE_CHECKING:
+    from tests.log.world import World
+
+_STATES = [state for state in State if state is not State.ABSENT]
+
+
+def _check(history: History) -> None:
+    world = history.world
+    known = range(1, history.processes[0].journal.next_lsn)
+    journal, now_ns = world.reader(), world.clock.wall_ns()
+    told = (tell(journal, lsn, now_ns) for lsn in reversed(known))
+    every = [view for view in told if view is not None]
+    for _ in range(30):
+        chosen = history.chance.sample(_STATES, history.chance.randrange(1, 4))
+        wanted = Wanted(
+            history.chance.choice((None, frozenset(chosen))),
+            history.chance.choice((None, None, "mail", "sync", "none")),
+            history.chance.choice((None, None, "task", "mail.send")),
+            history.chance.choice((1, 3, 20, 1_000)),
+        )
+        assert _found(world, wanted) == _expected(every, wanted), wanted
+
+
+def _found(world: World, wanted: Wanted) -> list[JobView]:
+    return newest_jobs(world.reader(), wanted, world.clock.wall_ns())
+
+
+def _expected(every: list[JobView], wanted: Wanted) -> list[JobView]:
+    states, queue, task, limit = wanted
+    return [
+        view
+        for view in every
+        if (states is None or view.state in states)
+        and queue in (None, view.queue)
+        and task in (None, view.task)
+    ][:limit]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_list_is_what_asking_for_every_job_would_give(seed: int) -> None:
+    history = History(seed)
+    history.run(40)
+    _check(history)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_list_holds_what_compaction_left_or_wrote_again(seed: int) -> None:
+    history = History(seed, small=True)
+    for count in (15, 15, 10):
+        history.compact()
+        history.run(count)
+    _check(history)
