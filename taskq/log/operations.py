@@ -116,7 +116,8 @@ class Operations:
         tag, epoch, recent, running = self._tag, batch.epoch, self.recent.records, agenda.running
         parts, lsn, new = batch.parts, batch.lsn, tuple.__new__
         lease = encode_lease(batch.time_ns + request.lease_ns) if request.lease_ns else b""
-        size = _PLAIN_JOB + len(lease)
+        lease_size = len(lease)
+        size = _PLAIN_JOB + lease_size
         damaged: list[tuple[Taken, int]] = []
         for one in taken:
             job, location, attempt, lane, meta = one
@@ -127,7 +128,7 @@ class Operations:
                 except LogDamaged:
                     damaged.append((one, lsn))
                     record = b""
-            parts.append(pack(size, claimed, 0, len(lease), 0, attempt, job, owner) + lease)
+            parts.append(pack(size, claimed, 0, lease_size, 0, attempt, job, owner))
             running[job] = (lsn, epoch, owner)
             if record:
                 deliveries.append(new(Delivery, (tag, job, lsn, epoch, attempt, lane, record)))
@@ -136,6 +137,7 @@ class Operations:
         batch.lsn = lsn
         batch.size += size * len(taken)
         if lease:
+            parts[-len(taken) :] = [part + lease for part in parts[-len(taken) :]]
             batch.is_newer = True
             for job, *_ in taken:
                 agenda.leases.apply_until(job, batch.time_ns + request.lease_ns)
