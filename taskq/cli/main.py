@@ -22,6 +22,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "demo": ("taskq.cli.demo", "Sync a real directory through crashes, and check every byte."),
     "put": ("taskq.cli.write", "Enqueue bytes, or a call of a task by its name."),
     "ls": ("taskq.cli.read", "List the newest jobs."),
+    "peek": ("taskq.cli.peek", "Show the jobs that are claimed next."),
     "show": ("taskq.cli.read", "Show everything about one job."),
     "timeline": ("taskq.cli.history", "Show everything that happened to one job, in order."),
     "why": ("taskq.cli.history", "Tell the one reason why a job is not running."),

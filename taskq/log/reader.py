@@ -126,6 +126,18 @@ class LogReader:
                 break
         return self._bodies.list_views(views)
 
+    def peek(self, count: int, queue: str | None = None, at: Moment | None = None) -> list[JobView]:
+        """The next ready jobs, in the order of their claims; payloads are left out as by ``jobs``.
+
+        A paused queue gives none.
+        """
+        with self._standing(at) as (journal, now_ns):
+            agenda = Facets(journal).need_agenda()
+            agenda.promote(now_ns, 2**62)
+            jobs = agenda.next_ready(count, None if queue is None else frozenset({queue}))
+            views = [tell(journal, job, now_ns) for job in jobs]
+        return self._bodies.list_views([view for view in views if view is not None])
+
     def stats(self, at: Moment | None = None) -> LogStats:
         """Counts per queue.
 

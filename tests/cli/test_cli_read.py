@@ -19,7 +19,7 @@ from tests.cli.helpers import Sample, taskq, taskq_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-READ_COMMANDS = ("ls", "stats", "workers", "verify")
+READ_COMMANDS = ("ls", "peek", "stats", "workers", "verify")
 
 
 def test_ls_lists_the_newest_first(sample: Sample) -> None:
