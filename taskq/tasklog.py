@@ -10,11 +10,7 @@ from taskq.care import LogCare
 from taskq.connection import Connection, split_job_id
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
-from taskq.core.model import (
-    JobView,
-    LogStats,
-    Serving,
-)
+from taskq.core.model import JobView, Serving
 from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest, Delivery, Settlement, checked_queues
 from taskq.logoptions import LogOptions, log_config
@@ -27,7 +23,6 @@ from taskq.transaction import LogTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
-    from datetime import datetime
 
     from taskq.log.bodies import Compression
     from taskq.log.port import LoopPort
@@ -234,32 +229,6 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         if view is None:
             raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
         return await self._connection.packer.opened_view(view)
-
-    async def stats(self, at: datetime | int | None = None) -> LogStats:
-        """Counts of the log and of each of its queues.
-
-        Args:
-            at: as it was then: a datetime with a time zone, or an lsn (as after its frame). None:
-                now.
-
-        Raises:
-            UsageError: the moment is none, or still to come.
-            MomentGone: compaction removed what would tell it.
-        """
-        if at is not None:
-            return await self._stats_at(at)
-        port = await self._connection.port()
-        stats: LogStats = await port.stats()
-        return stats
-
-    async def peek(self, count: int = 10, *, queue: str | None = None) -> list[JobView]:
-        """The next ready jobs in the order of their claims, without claiming them.
-
-        What is over 1 MiB is left out of them, and what does not read back; ``problem`` says so.
-        """
-        port = await self._connection.port()
-        views: list[JobView] = await port.peek(count, queue)
-        return await self._connection.packer.listed(views)
 
     async def close(self) -> None:
         """Finish what was asked for and close the directory. Legal twice."""

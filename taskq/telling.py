@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskq.connection import Connection
-    from taskq.core.model import LogStats
+    from taskq.core.model import JobView, LogStats
     from taskq.core.why import Facts, Reason
     from taskq.log.logrecord import LogRecord
     from taskq.log.port import LoopPort
@@ -32,6 +32,32 @@ class LogTelling:
     """Questions that people ask."""
 
     _connection: Connection
+
+    async def stats(self, at: datetime | int | None = None) -> LogStats:
+        """Counts of the log and of each of its queues.
+
+        Args:
+            at: as it was then: a datetime with a time zone, or an lsn (as after its frame). None:
+                now.
+
+        Raises:
+            UsageError: the moment is none, or still to come.
+            MomentGone: compaction removed what would tell it.
+        """
+        if at is not None:
+            return await self._stats_at(at)
+        port = await self._connection.port()
+        stats: LogStats = await port.stats()
+        return stats
+
+    async def peek(self, count: int = 10, *, queue: str | None = None) -> list[JobView]:
+        """The next ready jobs in the order of their claims, without claiming them.
+
+        What is over 1 MiB is left out of them, and what does not read back; ``problem`` says so.
+        """
+        port = await self._connection.port()
+        views: list[JobView] = await port.peek(count, queue)
+        return await self._connection.packer.listed(views)
 
     async def why(self, job_id: str) -> Reason:
         """The one reason why a job is not running, as a code and a sentence.
