@@ -258,9 +258,9 @@ def key_bytes(task: str, key: object) -> bytes:
     if not isinstance(encoded, bytes):
         raise UsageError(f"{task}: the key is {key!r:.60}, it must be text or bytes")
     if not 1 <= len(encoded) <= KEY_BYTES_MAX:
+        remedy = "use a hash of it" if encoded else "None stands for no key"
         raise UsageError(
-            f"{task}: the key has {len(encoded)} bytes, it must have 1 to {KEY_BYTES_MAX}: "
-            f"use a hash of it"
+            f"{task}: the key has {len(encoded)} bytes, it must have 1 to {KEY_BYTES_MAX}: {remedy}"
         )
     return encoded
 

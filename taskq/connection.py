@@ -275,7 +275,7 @@ def split_job_id(job_id: str) -> tuple[str, int]:
     """
     tag, dash, digits = job_id.rpartition("-")
     if not dash or not tag.isalnum() or not (digits.isascii() and digits.isdigit()):
-        raise UsageError(f"{job_id!r} is not a job id: it looks like 1a2b3c4d-17")
+        raise UsageError(f"{job_id!r} is no job id: one looks like 1a2b3c4d-17")
     if len(digits) > _LSN_DIGITS_MAX:
-        raise UsageError(f"{job_id!r} is not a job id: its number is too long")
+        raise UsageError(f"{job_id!r} is no job id: its number is too long")
     return tag, int(digits)

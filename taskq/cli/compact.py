@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from taskq.cli import render
-from taskq.cli.errors import Failure
-from taskq.cli.options import data_dir_option, json_option, resolve
+from taskq.cli.many import count_of
+from taskq.cli.options import data_dir_option, json_option, open_reader, resolve, span
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,12 +29,11 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
     """
     from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
-    path = resolve(data_dir)
-    if not (path / "taskq.json").is_file():
-        raise Failure(f"{path}: is not a task log; give its directory with -d")
-    app = TaskQ(path)
+    limit = None if keep is None else span(keep)
+    open_reader(data_dir).close()
+    app = TaskQ(resolve(data_dir))
     try:
-        report = app.compact_sync(keep=keep, dry_run=dry_run)
+        report = app.compact_sync(keep=limit, dry_run=dry_run)
     finally:
         app.close_sync()
     if as_json:
@@ -78,4 +77,5 @@ def _print(report: CompactReport) -> None:
         ],
     )
     verb = "would be freed" if report.dry_run else "freed"
-    click.echo(f"\n{render.size(max(report.freed, 0))} {verb}, {report.carried} jobs written again")
+    carried = count_of(report.carried)
+    click.echo(f"\n{render.size(max(report.freed, 0))} {verb}, {carried} written again")

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -154,14 +154,20 @@ def export(
 
 
 def _time(text: str | None, option: str, now_ns: int) -> int | None:
-    from taskq.log.timetravel import Moment  # noqa: PLC0415 - help must not import the log
-
     if text is None:
         return None
-    moment = Moment.parse(text, now_ns, option)
-    if moment.time_ns is None:
-        raise WrongUsage(f'{option} is {text!r}: give a span back from now ("2h") or a time')
-    return moment.time_ns
+    from taskq.core.errors import UsageError  # noqa: PLC0415 - help must not import the log
+    from taskq.log.timetravel import Moment  # noqa: PLC0415 - likewise
+
+    time_ns = None
+    with suppress(UsageError):
+        time_ns = Moment.parse(text, now_ns, option).time_ns
+    if time_ns is None:  # an lsn, too: it names no time
+        raise WrongUsage(
+            f'{option} {text!r:.60}: give a span back from now ("2h") or a time '
+            f'("2024-05-01T12:00")'
+        )
+    return time_ns
 
 
 @contextmanager

@@ -76,3 +76,11 @@ def open_reader(data_dir: Path | None) -> LogReader:
             f"or start one with taskq demo / taskq put"
         )
     return LogReader.open(str(path))
+
+
+def span(text: str) -> float | str:
+    """A bare number as seconds, since on a command line all is text; other text as it is."""
+    try:
+        return float(text)
+    except ValueError:
+        return text

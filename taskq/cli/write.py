@@ -11,7 +11,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.errors import WrongUsage
-from taskq.cli.options import data_dir_option, json_option
+from taskq.cli.options import data_dir_option, json_option, span
 from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX
 from taskq.log.bodies import Compression
 from taskq.log.config import SPILL_BYTES_MAX
@@ -56,7 +56,7 @@ def put(
     limit = SPILL_BYTES_MAX if options.get("spill") else PAYLOAD_BYTES_MAX
     body = _payload(payload, limit) or (b"{}" if task else b"")
     changes: OptionChanges = {  # type: ignore[assignment]
-        name: _span(value) if name in _SPANS else value
+        name: span(value) if name in _SPANS else value
         for name, value in options.items()
         if value is not None
     }
@@ -138,11 +138,3 @@ def _header(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise WrongUsage(f"--header {text!r}: write it as NAME=VALUE")
     return name, value
-
-
-def _span(text: str) -> float | str:
-    """A bare number as seconds, since on a command line all is text; other text as it is."""
-    try:
-        return float(text)
-    except ValueError:
-        return text

@@ -213,7 +213,7 @@ async def test_wrong_filters_are_refused_before_anything_is_done(
 
 async def test_wrong_ids_and_limits_are_refused_before_anything_is_done(log: TaskLog) -> None:
     (job,) = await die(log, once())
-    with pytest.raises(UsageError, match="is not a job id"):
+    with pytest.raises(UsageError, match="is no job id"):
         await log.dead.requeue_many([job, "nonsense"])
     with pytest.raises(WrongLog):
         await log.dead.requeue_many([job, "0000ffff-1"])

@@ -143,7 +143,7 @@ async def test_an_id_of_another_log_is_refused(app: TaskQ, task: Any) -> None:
     "text", ["", "x", "-5", "0123abcd-", "0123abcd-x", "a--1", "a-²", "a-" + "9" * 30]
 )
 def test_what_is_no_job_id_is_refused(app: TaskQ, text: str) -> None:
-    with pytest.raises(UsageError, match="is not a job id"):
+    with pytest.raises(UsageError, match="is no job id"):
         app.job(text)
 
 

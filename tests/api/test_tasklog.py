@@ -202,7 +202,7 @@ async def test_ids_of_nothing_or_of_another_log_are_refused(log: TaskLog, tmp_pa
         await log.get(f"{tag}-999999")
     with pytest.raises(JobNotFound):
         await log.cancel(f"{tag}-999999")
-    with pytest.raises(UsageError, match="is not a job id"):
+    with pytest.raises(UsageError, match="is no job id"):
         await log.get("nonsense")
     other = await TaskLog.open(tmp_path / "other", durability="os")
     with pytest.raises(WrongLog):

@@ -149,7 +149,7 @@ def test_purge_forgets_the_job(path: Path, ids: dict[str, str]) -> None:
         (("x-1", "--all"), "name job ids, or choose dead letters"),
         (("-Q", "a", "--all"), "name job ids, or choose dead letters"),
         (("x-1", "--dry-run"), "are for filters and --all, not for job ids"),
-        (("nonsense",), "is not a job id"),
+        (("nonsense",), "is no job id"),
         (("--error", "a", "--match", "b"), "either --error or --match"),
         (("--match", "("), "is no regular expression"),
         (("--since", "soon"), "--since 'soon': give a span back from now"),

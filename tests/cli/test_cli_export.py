@@ -152,7 +152,7 @@ def test_without_the_extra_parquet_names_it(
         (["--format", "parquet"], "name a file with -o"),
         (["--records", "--state", "dead"], "--state is for jobs"),
         (["--since", "5"], "give a span back from now"),
-        (["--since", "never"], "--since is 'never'"),
+        (["--since", "never"], "--since 'never': give a span back from now"),
     ],
 )
 def test_what_cannot_be_meant_is_wrong_usage(

@@ -118,7 +118,7 @@ def test_cancel_by_filter(path: Path, ids: dict[str, str]) -> None:
         ((), "name job ids, or choose jobs"),
         (("x-1", "-Q", "mail"), "name job ids, or choose jobs"),
         (("x-1", "--dry-run"), "are for filters, not for job ids"),
-        (("nonsense",), "is not a job id"),
+        (("nonsense",), "is no job id"),
         (("0000ffff-1",), "belongs to log 0000ffff"),
         (("--before", "soon"), "--before 'soon'"),
     ],

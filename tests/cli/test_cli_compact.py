@@ -1,0 +1,86 @@
+"""``taskq compact``: what it tells, and what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq import Put, TaskLog
+from taskq.log.config import SEGMENT_BYTES_MIN
+from tests.cli.helpers import taskq, taskq_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq.logoptions import LogOptions
+
+#: Upkeep would be faster than the tests.
+OPTIONS: LogOptions = {"segment_bytes": SEGMENT_BYTES_MIN, "upkeep": False}
+
+
+async def _grow(tmp_path: Path) -> tuple[Path, str, str]:
+    async with TaskLog.open(tmp_path, **OPTIONS) as log:
+        waits = await log.put(b"later", delay="1d")
+        ids: list[str] = []
+        for _ in range(12):
+            ids += await log.put_many([Put(payload=bytes(4_000))] * 8)
+            for delivery in await log.claim(8):
+                await log.ack(delivery, b"done")
+    return tmp_path, ids[0], waits
+
+
+@pytest.fixture
+def grown(tmp_path: Path) -> tuple[Path, str, str]:
+    """A log of some segments; ids of its oldest finished job, and of one that waits."""
+    return asyncio.run(_grow(tmp_path))
+
+
+def logs(path: Path) -> list[str]:
+    return sorted(file.name for file in (path / "log").glob("*.log"))
+
+
+def test_nothing_goes_before_its_time(grown: tuple[Path, str, str]) -> None:
+    path, _, _ = grown
+    before = logs(path)
+    result = taskq("compact", "-d", path)
+    assert (result.exit_code, result.stdout) == (0, "Nothing to do: no segment is due.\n")
+    assert logs(path) == before
+
+
+def test_a_dry_run_tells_the_same_and_changes_nothing(grown: tuple[Path, str, str]) -> None:
+    path, _, _ = grown
+    before = logs(path)
+    told = taskq_json("compact", "-d", path, "--keep", "0", "--dry-run")
+    assert told["dry_run"]
+    assert [one["segment"] for one in told["segments"] if one["removed"]] == before[:-1]
+    assert logs(path) == before
+    printed = taskq("compact", "-d", path, "--keep", "0", "--dry-run").stdout
+    assert printed.count("would go") == len(before) - 1
+    assert "would be freed" in printed
+
+
+def test_compact_removes_what_is_over_and_leaves_what_waits(grown: tuple[Path, str, str]) -> None:
+    """A bare number is seconds, as everywhere on the command line."""
+    path, finished, waits = grown
+    before = logs(path)
+    result = taskq("compact", "-d", path, "--keep", "0")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("gone") == len(before) - 1
+    assert "1 jobs written again" not in result.stdout
+    assert "1 job written again" in result.stdout
+    assert before[0] not in logs(path)
+    assert taskq("show", finished, "-d", path).exit_code == 1
+    assert taskq_json("show", waits, "-d", path)["state"] == "scheduled"
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+    assert taskq("compact", "-d", tmp_path / "nowhere").exit_code == 1
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_wrong_time_is_named(grown: tuple[Path, str, str]) -> None:
+    result = taskq("compact", "-d", grown[0], "--keep", "soon")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("taskq: keep is 'soon': give seconds")
