@@ -45,6 +45,8 @@ _ENDS: Final = {
 _OVER: Final = frozenset(_ENDS.values())
 #: Numbers that are held of each record: its lsn, time and location.
 _PLACE: Final = 3
+#: Segments that are opened before the walk begins.
+_OPENED_MAX: Final = 30
 _TIDY_MIN: Final = 4_096
 
 
@@ -85,6 +87,9 @@ class _Walk:
 
     def jobs(self) -> Iterator[JobView]:
         """See ``each_job``."""
+        files = self._journal.files
+        for segment in files.lsns[:_OPENED_MAX]:
+            files.descriptor(segment)  # compaction may take it; who has it open reads on
         for entry in entries(self._journal):
             kind = entry.kind
             if kind == _ENQUEUED:

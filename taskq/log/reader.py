@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 from taskq.core.errors import LogError, UsageError, WrongLog
 from taskq.core.model import LogStats
@@ -14,12 +14,14 @@ from taskq.log.config import LogConfig
 from taskq.log.disk import LocalDisk, SystemClock
 from taskq.log.exporting import Chosen, each_job
 from taskq.log.facets import Facets
+from taskq.log.files import SegmentGone
 from taskq.log.gauges import Gauges
 from taskq.log.history import tell
 from taskq.log.identity import read_identity
 from taskq.log.journal import Journal
 from taskq.log.listing import Wanted, newest_jobs
 from taskq.log.ownerviews import owner_views
+from taskq.log.segment import segment_lsn
 from taskq.log.selection import newest_dead
 from taskq.log.timeline import JobEvent, timeline
 from taskq.log.timetravel import Moment, stand_at
@@ -28,11 +30,16 @@ from taskq.log.why import decide, facts_of, live_workers
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from taskq.core.model import JobView, OwnerView, State, VerifyReport
-    from taskq.core.why import Reason
+    from taskq.core.why import Facts, Reason
     from taskq.log.selection import DeadFilter, Place
+
+
+T = TypeVar("T")
+#: How often an answer is begun anew when compaction took what it was read from.
+_TRIES: Final = 5
 
 
 class _Sight(NamedTuple):
@@ -50,6 +57,7 @@ class LogReader:
         self.tag = journal.tag
         self.created_at = datetime.fromtimestamp(journal.identity.created_ns / 1e9, UTC)
         self._bodies = BodyStore(journal.path, journal.config)
+        self._oldest = _first(journal)
 
     @classmethod
     def open(cls, path: str) -> LogReader:
@@ -94,8 +102,7 @@ class LogReader:
 
         A payload or result that does not read back is left out, and ``problem`` says why.
         """
-        with self._standing(at) as (journal, now_ns):
-            view = tell(journal, lsn, now_ns)
+        view = self._told(at, lambda journal, now_ns: tell(journal, lsn, now_ns))
         return None if view is None else self._bodies.show_view(view)
 
     def jobs(
@@ -111,20 +118,24 @@ class LogReader:
         Payloads and results over 1 MiB are left out of them, and ``problem`` says so.
         """
         wanted = Wanted(None if states is None else frozenset(states), queue, task, limit)
-        with self._standing(at) as (journal, now_ns):
-            return self._bodies.list_views(newest_jobs(journal, wanted, now_ns))
+        views = self._told(at, lambda journal, now_ns: newest_jobs(journal, wanted, now_ns))
+        return self._bodies.list_views(views)
 
     def dead(self, wanted: DeadFilter, limit: int) -> list[JobView]:
         """Dead letters that fit, the latest death first; payloads are left out as by ``jobs``."""
-        sight = _Sight(self._journal, Facets(self._journal))
-        views: list[JobView] = []
-        place: Place | None = None
-        while len(views) < limit:
-            found, place = newest_dead(sight, wanted, limit - len(views), place)
-            views += found
-            if place is None:
-                break
-        return self._bodies.list_views(views)
+
+        def read(journal: Journal, _: int) -> list[JobView]:
+            sight = _Sight(journal, Facets(journal))
+            views: list[JobView] = []
+            place: Place | None = None
+            while len(views) < limit:
+                found, place = newest_dead(sight, wanted, limit - len(views), place)
+                views += found
+                if place is None:
+                    break
+            return views
+
+        return self._bodies.list_views(self._told(None, read))
 
     def peek(self, count: int, queue: str | None = None, at: Moment | None = None) -> list[JobView]:
         """The next ready jobs, in the order of their claims; payloads are left out as by ``jobs``.
@@ -145,17 +156,7 @@ class LogReader:
             UsageError: the moment is still to come.
             MomentGone: compaction removed what would tell it.
         """
-        with self._standing(at) as (journal, now_ns):
-            agenda = Facets(journal).need_agenda()
-            agenda.promote(now_ns, 2**62)
-            files, end = journal.files, journal.end()
-            sealed = [lsn for lsn in files.lsns if lsn < end.segment]
-            return LogStats(
-                queues=Gauges(journal).queues(agenda, now_ns),
-                segments=len(sealed) + bool(files.lsns),
-                size=sum(map(files.size, sealed)) + end.offset,
-                next_lsn=journal.next_lsn,
-            )
+        return self._told(at, _stats)
 
     def each_job(self, chosen: Chosen) -> Iterator[JobView]:
         """Every job that fits, in one walk: those that are over as they ended, then the others.
@@ -167,39 +168,79 @@ class LogReader:
 
     def timeline(self, lsn: int) -> tuple[JobEvent, ...]:
         """What happened to a job, oldest first; empty if there is no such job."""
-        return timeline(self._journal, lsn)
+        return self._told(None, lambda journal, _: timeline(journal, lsn))
 
     def why(self, lsn: int) -> Reason | None:
         """The one reason why a job is not running, None if there is no such job."""
-        agenda = Facets(self._journal).need_agenda()
-        agenda.promote(self._journal.clock.wall_ns(), 2**62)
-        facts = facts_of(self._journal, agenda, lsn, live_workers(self._journal.path))
+
+        def read(journal: Journal, now_ns: int) -> Facts | None:
+            agenda = Facets(journal).need_agenda()
+            agenda.promote(now_ns, 2**62)
+            return facts_of(journal, agenda, lsn, live_workers(journal.path))
+
+        facts = self._told(None, read)
         return None if facts is None else decide(facts, self._journal.path)
 
     def owners(self) -> list[OwnerView]:
         """The processes that have the log open, and dead ones that still hold jobs."""
-        agenda = Facets(self._journal).need_agenda()
-        running: dict[int, int] = {}
-        for _, _, owner in agenda.running.values():
-            running[owner] = running.get(owner, 0) + 1
+        claims = self._told(None, lambda journal, _: Facets(journal).need_agenda().running)
+        running = Counter(owner for _, _, owner in claims.values())
         return owner_views(Path(self._journal.path) / "owners", running)
 
     def verify(self) -> VerifyReport:
         """Read everything and check every CRC."""
         return verify(self._journal)
 
-    @contextmanager
-    def _standing(self, at: Moment | None) -> Iterator[tuple[Journal, int]]:
-        """(the log as it stood at a moment, wall time then); now, if it is None."""
-        if at is None:
-            yield self._journal, self._journal.clock.wall_ns()
-            return
-        journal = open_journal(self.path)
-        try:
-            now_ns = stand_at(journal, at)
-            yield journal, now_ns
-        finally:
-            journal.close()
+    def _told(self, at: Moment | None, read: Callable[[Journal, int], T]) -> T:
+        """What ``read`` makes of the log as it stood at a moment, and of the wall time then.
+
+        Compaction may take the oldest segment meanwhile. What is needed of it was written again,
+        but behind the end that is known here: then the log is looked at anew.
+        """
+        for _ in range(_TRIES):
+            journal = self._journal if at is None else open_journal(self.path)
+            oldest = self._oldest if at is None else _first(journal)
+            try:
+                now_ns = journal.clock.wall_ns() if at is None else stand_at(journal, at)
+                told = read(journal, now_ns)
+                if _oldest(journal) == oldest:
+                    return told
+            except SegmentGone:
+                pass
+            finally:
+                if at is not None:
+                    journal.close()
+            if at is None:
+                self._journal.close()
+                self._journal = open_journal(self.path)
+                self._oldest = _first(self._journal)
+        raise LogError(
+            f"{self.path}: compaction takes segments faster than they are read: try again"
+        )
+
+
+def _stats(journal: Journal, now_ns: int) -> LogStats:
+    agenda = Facets(journal).need_agenda()
+    agenda.promote(now_ns, 2**62)
+    files, end = journal.files, journal.end()
+    sealed = [lsn for lsn in files.lsns if lsn < end.segment]
+    return LogStats(
+        queues=Gauges(journal).queues(agenda, now_ns),
+        segments=len(sealed) + bool(files.lsns),
+        size=sum(map(files.size, sealed)) + end.offset,
+        next_lsn=journal.next_lsn,
+    )
+
+
+def _first(journal: Journal) -> int:
+    """The first segment that there was when the journal was opened, 0 if there was none."""
+    return journal.files.lsns[0] if journal.files.lsns else 0
+
+
+def _oldest(journal: Journal) -> int:
+    """The first segment that there is now, 0 if there is none."""
+    names = journal.disk.names(f"{journal.path}/log")
+    return min(filter(None, map(segment_lsn, names)), default=0)
 
 
 def open_journal(path: str) -> Journal:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _COPY_BYTES: Final = 1024 * 1024
 _INDEX_SUFFIX: Final = ".idx"
+_SNAPSHOT_SUFFIX: Final = ".snap"
 #: So many of the processes that have the log open are named.
 _NAMED_MAX: Final = 5
 
@@ -155,7 +156,7 @@ def _rewrite(journal: Journal, segment: int) -> str:
     disk.remove(f"{target.removesuffix('.log')}{_INDEX_SUFFIX}")
     disk.sync_directory(f"{path}/log")
     snapshots = f"{path}/snapshot"
-    names = disk.names(snapshots)
+    names = [name for name in disk.names(snapshots) if name.endswith(_SNAPSHOT_SUFFIX)]
     for name in names:
         disk.remove(f"{snapshots}/{name}")
     if names:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from taskq.core.errors import LogError
 from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
@@ -13,10 +15,10 @@ from taskq.log.files import SegmentFiles
 from taskq.log.reader import LogReader
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store import open_store
+from taskq.log.timetravel import Moment
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from taskq.log.journal import Journal
     from taskq.log.segment import Scanner
 
 
@@ -109,3 +111,46 @@ def test_a_reader_gives_its_files_back_and_may_be_closed_twice(long_log: str) ->
         assert len(reader._journal.files._descriptors) == 6
     reader.close()
     assert not reader._journal.files._descriptors
+
+
+@pytest.mark.parametrize("at", [None, Moment(lsn=4)])
+def test_what_compaction_took_meanwhile_is_not_missing_from_an_answer(
+    long_log: str, at: Moment | None
+) -> None:
+    """What it wrote again stands behind the end that was known: the answer is begun anew."""
+    seen: list[tuple[int, ...]] = []
+
+    def read(journal: Journal, _: int) -> int:
+        seen.append(tuple(journal.files.lsns))
+        if len(seen) == 1:
+            Path(journal.files.file_path(journal.files.lsns[0])).unlink()
+            journal.files.refresh()
+        return len(seen)
+
+    with LogReader.open(long_log) as reader:
+        assert reader._told(at, read) == 2
+    assert seen[1] == seen[0][1:]
+
+
+def test_a_log_that_is_compacted_faster_than_it_is_read_says_so(long_log: str) -> None:
+    def read(journal: Journal, _: int) -> None:
+        Path(journal.files.file_path(journal.files.lsns[0])).unlink()
+
+    with LogReader.open(long_log) as reader, pytest.raises(LogError, match="faster than they are"):
+        reader._told(None, read)
+
+
+def test_verify_and_lists_go_by_the_segments_whatever_lies_beside_them(long_log: str) -> None:
+    """An index and a snapshot of nonsense change no answer."""
+    with LogReader.open(long_log) as reader:
+        before = reader.verify(), reader.jobs(None, None, None, 10)
+    log, snapshot = Path(long_log) / "log", Path(long_log) / "snapshot"
+    snapshot.mkdir(exist_ok=True)
+    for path in list(log.glob("*.log")):
+        path.with_suffix(".idx").write_bytes(b"no index at all" * 300)
+        (snapshot / f"{path.stem}.agenda.snap").write_bytes(b"no snapshot" * 300)
+    with LogReader.open(long_log) as reader:
+        assert (reader.verify(), reader.jobs(None, None, None, 10)) == before
+        [queue] = reader.stats().queues
+        assert (queue.succeeded, queue.dead, queue.ready) == (3, 1, 1)
+        assert not before[0].damage
