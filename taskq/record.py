@@ -195,8 +195,9 @@ def make_record(record: LogRecord, tag: str, names: tuple[str, str], bodies: Bod
         result, problem = _unpacked(record.body, record.body_flags, bodies, record, tag)
     elif record.body is not None and kind in _JOB_KINDS:
         reason = _text(record.body)
+    expires_ns = extras.expires_ns if extras is not None else 0
     if carried is not None:
-        due_ns = carried.due_ns
+        due_ns, expires_ns = carried.due_ns, carried.expires_ns or expires_ns
         if carried.state is State.SUCCEEDED:
             result, lost = _unpacked(carried.body, carried.flags & PACKED, bodies, record, tag)
             problem = problem or lost
@@ -216,7 +217,7 @@ def make_record(record: LogRecord, tag: str, names: tuple[str, str], bodies: Bod
         owner=record.token if kind in _WITH_OWNER else 0,
         cause=record.cause.name.lower() if kind in _WITH_CAUSE else "",
         due_ns=due_ns,
-        expires_ns=extras.expires_ns if extras is not None else 0,
+        expires_ns=expires_ns,
         key=extras.key if extras is not None else None,
         headers=extras.headers if extras is not None else {},
         payload=payload,

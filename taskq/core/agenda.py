@@ -4,7 +4,7 @@
 decoder for what others wrote. They never judge: what a record says happened, happened. ``take``,
 ``due`` and the ``running`` table are what decisions are made from.
 
-Relative due times are kept in shifted time (wall time less the sum of all recorded clock steps), so
+Relative moments are kept in shifted time (wall time less the sum of all recorded clock steps), so
 that a step of the clock moves them all at once.
 """
 
@@ -24,7 +24,7 @@ from taskq.core.jobtable import (
 from taskq.core.lanes import NO_JOB, Lane
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Kind
-from taskq.core.timetable import STALE_MAX, Timetable
+from taskq.core.timetable import STALE_MAX, Expiry, Timetable
 from taskq.core.transitions import BY_TIME, after
 
 _READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
@@ -61,8 +61,8 @@ class Agenda(Jobs):
     def __init__(self) -> None:
         super().__init__()
         self.times = Timetable()
-        #: running jobs whose expiry passed meanwhile: they expire if they are given back
-        self._overdue: set[int] = set()
+        #: running jobs whose expiry passed meanwhile, and when it was
+        self._overdue: dict[int, Expiry] = {}
         self._scheduled = self._expiring = self._left = 0
 
     # -- apply ------------------------------------------------------------------------------------
@@ -91,9 +91,9 @@ class Agenda(Jobs):
         lane.scheduled += 1
         self.note_scheduled(job, due_ns, is_wall)
 
-    def apply_expiry(self, job: int, expires_ns: int) -> None:
+    def apply_expiry(self, job: int, expires_ns: int, is_wall: bool) -> None:
         """Note when a job that was just added expires (its meta has META_EXPIRES)."""
-        self.times.expire_at(job, expires_ns)
+        self.times.expire_at(job, expires_ns, is_wall)
         self._expiring += 1
 
     def apply_claimed(self, job: int, token: int, epoch: int, owner: int, attempt: int) -> bool:
@@ -129,8 +129,8 @@ class Agenda(Jobs):
         if meta & STATE_MASK == _SCHEDULED:
             self.times.forget(job)
         if job in self._overdue:
-            self._overdue.remove(job)
-            self.times.expire_at(job, 0)
+            # Not expired yet: the clock may have been set back since.
+            self.times.expire_again(job, self._overdue.pop(job))
         waits = due_ns > now_ns
         meta = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | _attempt(attempt)
         chunk.metas[index] = meta | _BACK[kind, waits]
@@ -163,14 +163,15 @@ class Agenda(Jobs):
         if kind is Kind.DIED:
             self.dead.insert(job, location, lane.number, max(now_ns // SECOND_NS, 1))
         if meta & META_EXPIRES:
-            self._overdue.discard(job)
+            self._overdue.pop(job, None)
             self._expiring -= 1
             self._count_left()
         return True
 
     def apply_succeeded(self, jobs: list[int]) -> None:
         """Do as ``apply_ended`` for jobs that this process ran well."""
-        table, lanes, running, leases = self.table, self.lanes, self.running, self.leases
+        table, lanes, running = self.table, self.lanes, self.running
+        leases = self.leases or None  # asked once, not for each job
         find, remove = table.find, table.remove
         for job in jobs:
             chunk = find(job)
@@ -181,7 +182,7 @@ class Agenda(Jobs):
                 self.apply_ended(Kind.SUCCEEDED, job)
                 continue
             running.pop(job, None)
-            if leases:
+            if leases is not None:
                 leases.drop(job)
             lane = lanes[chunk.lanes[index]]
             lane.running -= 1
@@ -219,16 +220,20 @@ class Agenda(Jobs):
         """Wall time before which no job expires; None if none does."""
         return self.times.next_expiry_ns()
 
+    def overdue(self, job: int) -> Expiry | None:
+        """When the job, which runs, was found to have expired; None if it was not."""
+        return self._overdue.get(job)
+
     def expired(self, now_ns: int, count: int) -> list[int]:
         """At most ``count`` waiting jobs that are expired now; the caller records each."""
         jobs = []
-        for job in self.times.expired(now_ns, count):
+        for job, expiry in self.times.expired(now_ns, count):
             chunk = self.table.find(job)
             meta = 0 if chunk is None else chunk.metas[self.table.index]
             if not meta & META_EXPIRES:  # settled since; perhaps a dead letter that is ready again
                 continue
             if meta & STATE_MASK == _CLAIMED:
-                self._overdue.add(job)
+                self._overdue[job] = expiry
             else:
                 jobs.append(job)
         return jobs

@@ -76,19 +76,14 @@ class SortedBlocks:
     def pop_until(self, key: int, count: int) -> list[int]:
         """Remove and return the values of at most ``count`` pairs whose key is at most ``key``."""
         popped: list[int] = []
-        while self._keys and len(popped) < count:
-            keys, values = self._keys[0], self._values[0]
-            taken = min(bisect_right(keys, key), count - len(popped))
-            if not taken:
-                break
-            popped += values[:taken]
-            if taken == len(keys):
-                self._close_block(0)
-            else:
-                del keys[:taken], values[:taken]
-                self._firsts[0] = keys[0]
-        self.size -= len(popped)
+        for _, values in self._cut_until(key, count):
+            popped += values
         return popped
+
+    def pop_pairs_until(self, key: int, count: int) -> list[tuple[int, int]]:
+        """Do as ``pop_until``, but return the pairs."""
+        cut = self._cut_until(key, count)
+        return [pair for keys, values in cut for pair in zip(keys, values, strict=True)]
 
     def __iter__(self) -> Iterator[int]:
         """The values, by key."""
@@ -125,6 +120,24 @@ class SortedBlocks:
             self._replace(number, kept)
         self._swept = number + 1 - (blocks - len(self._keys))
         return dropped
+
+    def _cut_until(self, key: int, count: int) -> Iterator[tuple[array[int], array[int]]]:
+        """Take out at most ``count`` pairs whose key is at most ``key``, a block's at a time."""
+        while self._keys and count > 0:
+            keys, values = self._keys[0], self._values[0]
+            taken = min(bisect_right(keys, key), count)
+            if not taken:
+                return
+            count -= taken
+            self.size -= taken
+            if taken == len(keys):
+                self._close_block(0)
+                yield keys, values
+                continue
+            cut = keys[:taken], values[:taken]
+            del keys[:taken], values[:taken]
+            self._firsts[0] = keys[0]
+            yield cut
 
     def _replace(self, number: int, kept: list[int]) -> None:
         """Leave only the pairs at ``kept`` in a block; join it to the one before if both fit."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _READY: Final = after(State.ABSENT, Kind.ENQUEUED)
 _AGAIN: Final = after(State.DEAD, Kind.REQUEUED)
+_NEVER: Final = (0, False)
 
 
 def apply_carried(
@@ -29,16 +30,16 @@ def apply_carried(
     lane: Lane,
     meta: int,
     state: State,
-    expires_ns: int,
-    due_ns: int,
-    due_is_wall: bool,
+    expires: tuple[int, bool],
+    due: tuple[int, bool],
     claim: tuple[int, int, int],
     lease_ns: int,
     ended_ns: int,
 ) -> None:
     """The job stands at ``location`` now, in this state.
 
-    ``meta`` holds flags and attempts; ``claim`` is (token, epoch, owner) of a running job.
+    ``meta`` holds flags and attempts; ``expires`` and ``due`` are moments, 0 for none, and whether
+    they are wall time; ``claim`` is (token, epoch, owner) of a running job.
     """
     if state is State.DEAD:
         _apply_carried_dead(agenda, job, location, lane, ended_ns)
@@ -50,12 +51,12 @@ def apply_carried(
         chunk.locations[agenda.table.index] = location
         return
     meta |= state
-    if expires_ns:
+    if expires[0]:
         meta |= META_EXPIRES
     agenda.table.insert(job, location, lane.number, meta)
     if state is State.SCHEDULED:
         lane.scheduled += 1
-        agenda.note_scheduled(job, due_ns, due_is_wall)
+        agenda.note_scheduled(job, *due)
     elif state is State.RUNNING:
         lane.running += 1
         agenda.running[job] = claim
@@ -63,8 +64,8 @@ def apply_carried(
             agenda.leases.apply_until(job, lease_ns)
     else:
         agenda.enter_ready(lane, job)
-    if expires_ns:
-        agenda.apply_expiry(job, expires_ns)
+    if expires[0]:
+        agenda.apply_expiry(job, *expires)
 
 
 def apply_carried_run(
@@ -74,7 +75,9 @@ def apply_carried_run(
     table = agenda.table
     if any(table.find(job) is not None for job in jobs):
         for job, location in zip(jobs, locations, strict=True):
-            apply_carried(agenda, job, location, lane, meta, _READY, 0, 0, False, (0, 0, 0), 0, 0)
+            apply_carried(
+                agenda, job, location, lane, meta, _READY, _NEVER, _NEVER, (0, 0, 0), 0, 0
+            )
         return
     table.insert_run(jobs, locations, lane.number, meta | _READY)
     agenda.enter_ready_run(lane, jobs)

@@ -99,7 +99,9 @@ def freeze_agenda(agenda: Agenda) -> Frozen:
     frozen.put("Q", chain.from_iterable(claims))
     _put_leases(frozen, agenda.leases)
     _put_timetable(frozen, agenda.times)
-    frozen.put("Q", sorted(agenda._overdue))
+    frozen.put("Q", agenda._overdue)
+    frozen.put("Q", [moment for moment, _ in agenda._overdue.values()])
+    frozen.put("B", [is_wall for _, is_wall in agenda._overdue.values()])
     return frozen
 
 
@@ -119,6 +121,8 @@ def thaw_agenda(source: Source) -> Agenda:
         agenda._by_key[lane.priority][lane.key] = lane
         if lane.ready and not lane.blocked:
             agenda._ready[lane.priority][lane] = None
+    for chunk in (*agenda.table._chunks, *agenda.dead._chunks):
+        _check_lanes(chunk.lanes, len(agenda.lanes))
     agenda.paused = {name.decode("utf-8", "surrogatepass") for name in _take_names(source)}
     claims = source.take("Q")
     columns = (claims[at::4] for at in range(4))
@@ -127,7 +131,9 @@ def thaw_agenda(source: Source) -> Agenda:
     }
     _take_leases(source, agenda.leases)
     _take_timetable(source, agenda.times)
-    agenda._overdue = set(source.take("Q"))
+    jobs, moments, walls = source.take("Q"), source.take("Q"), source.take("B")
+    expiries = zip(moments, map(bool, walls), strict=True)
+    agenda._overdue = dict(zip(jobs, expiries, strict=True))
     return agenda
 
 
@@ -199,6 +205,13 @@ def _take_table(source: Source) -> JobTable:
     return table
 
 
+def _check_lanes(lanes: array[int], count: int) -> None:
+    # Most chunks are of one lane, and arrays are compared at once.
+    largest = lanes[0] if lanes == lanes[:1] * len(lanes) else max(lanes)
+    if largest >= count:
+        raise ValueError(f"a job is in lane {largest} of {count}")
+
+
 def _put_blocks(frozen: Frozen, many: Sequence[SortedBlocks]) -> None:
     frozen.put("I", [len(one._keys) for one in many])
     frozen.put("I", [one._swept for one in many])
@@ -226,12 +239,14 @@ def _take_blocks(source: Source) -> list[SortedBlocks]:
 
 def _put_timetable(frozen: Frozen, times: Timetable) -> None:
     frozen.put("q", (times.shift_ns,))
-    _put_blocks(frozen, (times._shifted, times._wall, times._expiries))
+    blocks = times._shifted, times._wall, times._expiries_shifted, times._expiries_wall
+    _put_blocks(frozen, blocks)
 
 
 def _take_timetable(source: Source, times: Timetable) -> None:
     (times.shift_ns,) = source.take("q")
-    times._shifted, times._wall, times._expiries = _take_blocks(source)
+    blocks = _take_blocks(source)
+    times._shifted, times._wall, times._expiries_shifted, times._expiries_wall = blocks
 
 
 def _put_leases(frozen: Frozen, leases: Leases) -> None:

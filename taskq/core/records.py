@@ -73,7 +73,7 @@ class Option(enum.IntEnum):
     DUE = 1
     #: i64, wall time: eta
     DUE_WALL = 2
-    #: i64, wall time
+    #: i64, wall time: a date that was given as such
     EXPIRES = 3
     #: bytes, scoped to the queue
     KEY = 4
@@ -99,6 +99,8 @@ class Option(enum.IntEnum):
     HISTORY = 14
     #: u64, on ENQUEUED: the job took its key over from this one
     REPLACES = 15
+    #: i64, relative: a job expires then unless it ran; of a carried job, as of now
+    EXPIRES_RELATIVE = 16
 
 
 class Cause(enum.IntEnum):

@@ -17,22 +17,25 @@ if TYPE_CHECKING:
 _LATEST: Final = 2**64 - 1
 #: Entries that may be stale before it is worth looking for them.
 STALE_MAX: Final = 4_096
+#: When a job expires: a moment, in shifted time unless it is wall time, and whether it is that.
+Expiry = tuple[int, bool]
 
 
 class Timetable:
     """Due times and expiries by moment; a job whose time comes is handed out once for each entry.
 
-    Relative due times are kept in shifted time: wall time less ``shift_ns``, the sum of all
-    recorded clock steps. So a step of the clock moves them all at once. Expiries are wall time.
+    Relative moments are kept in shifted time: wall time less ``shift_ns``, the sum of all recorded
+    clock steps. So a step of the clock moves them all at once.
     """
 
-    __slots__ = ("_expiries", "_shifted", "_wall", "shift_ns")
+    __slots__ = ("_expiries_shifted", "_expiries_wall", "_shifted", "_wall", "shift_ns")
 
     def __init__(self) -> None:
         self.shift_ns = 0
         self._shifted = SortedBlocks()
         self._wall = SortedBlocks()
-        self._expiries = SortedBlocks()
+        self._expiries_shifted = SortedBlocks()
+        self._expiries_wall = SortedBlocks()
 
     def wait(self, job: int, due_ns: int, is_wall: bool) -> None:
         """The job is due at ``due_ns`` of wall time, as the clock stands now."""
@@ -75,23 +78,45 @@ class Timetable:
 
     def next_due_ns(self) -> int | None:
         """Wall time of the next entry, None if there is none."""
-        shifted, wall = self._shifted.first_key(), self._wall.first_key()
-        if shifted is None:
-            return wall
-        shifted += self.shift_ns
-        return shifted if wall is None or shifted < wall else wall
+        return _sooner(self._shifted.first_key(), self.shift_ns, self._wall.first_key())
 
-    def expire_at(self, job: int, expires_ns: int) -> None:
-        """The job expires then; 0 if its time has passed."""
-        self._expiries.add(_bounded(expires_ns), job)
+    def expire_at(self, job: int, expires_ns: int, is_wall: bool) -> None:
+        """The job expires at ``expires_ns`` of wall time, as the clock stands now."""
+        if is_wall:
+            self._expiries_wall.add(_bounded(expires_ns), job)
+        else:
+            self._expiries_shifted.add(_bounded(expires_ns - self.shift_ns), job)
 
-    def expired(self, now_ns: int, count: int) -> list[int]:
-        """Take out at most ``count`` jobs that are expired."""
-        return self._expiries.pop_until(now_ns, count)
+    def expire_again(self, job: int, expiry: Expiry) -> None:
+        """The job expires at a moment that ``expired`` took out."""
+        moment_ns, is_wall = expiry
+        (self._expiries_wall if is_wall else self._expiries_shifted).add(moment_ns, job)
+
+    def expires(self, job: int, moment_ns: int) -> bool:
+        """Whether the job is to expire then, in shifted time."""
+        return self._expiries_shifted.has(moment_ns, job)
+
+    def expiry_blocks(self) -> Iterator[tuple[array[int], array[int]]]:
+        """(moments, jobs) of the expiries that shift, some hundreds at a time.
+
+        Moments are in shifted time; some entries may be stale.
+        """
+        return self._expiries_shifted.blocks()
+
+    def expired(self, now_ns: int, count: int) -> list[tuple[int, Expiry]]:
+        """Take out at most ``count`` jobs that are expired, with the moments when they did."""
+        found = [
+            (job, (moment, False))
+            for moment, job in self._expiries_shifted.pop_pairs_until(now_ns - self.shift_ns, count)
+        ]
+        pairs = self._expiries_wall.pop_pairs_until(now_ns, count - len(found))
+        return found + [(job, (moment, True)) for moment, job in pairs]
 
     def next_expiry_ns(self) -> int | None:
         """Wall time of the next entry, None if there is none."""
-        return self._expiries.first_key()
+        return _sooner(
+            self._expiries_shifted.first_key(), self.shift_ns, self._expiries_wall.first_key()
+        )
 
     def sweep_dues(self, waiting: int, keep: Callable[[int], bool]) -> None:
         """Sweep a block if more entries are stale than the ``waiting`` jobs' own."""
@@ -101,8 +126,16 @@ class Timetable:
 
     def sweep_expiries(self, expiring: int, keep: Callable[[int], bool]) -> None:
         """Sweep a block if more entries are stale than the ``expiring`` jobs' own."""
-        if self._expiries.size > 2 * expiring + STALE_MAX:
-            self._expiries.sweep(keep)
+        if self._expiries_shifted.size + self._expiries_wall.size > 2 * expiring + STALE_MAX:
+            self._expiries_shifted.sweep(keep)
+            self._expiries_wall.sweep(keep)
+
+
+def _sooner(shifted_ns: int | None, shift_ns: int, wall_ns: int | None) -> int | None:
+    if shifted_ns is None:
+        return wall_ns
+    shifted_ns += shift_ns
+    return shifted_ns if wall_ns is None or shifted_ns < wall_ns else wall_ns
 
 
 def _bounded(moment_ns: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.dedup import UNTIL_SETTLED
-from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
+from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import Kind
 from taskq.log.carrying import (
@@ -20,6 +20,7 @@ from taskq.log.carrying import (
     encode_tally,
 )
 from taskq.log.foldother import fold_carried, key_of
+from taskq.log.options import enqueue_extras
 from taskq.log.spill import collect
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Item(NamedTuple):
     #: of a scheduled job: when it is due, in shifted time unless ``due_is_wall``
     due_ns: int = 0
     due_is_wall: bool = False
+    #: when it expires, if that shifts: in shifted time, but wall time for one that is settled
+    expires_ns: int = 0
     ended_ns: int = 0
     history: bytes = b""
     body: bytes | None = None
@@ -137,7 +140,7 @@ class Carries:
         return Carried(
             job=item.job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
             attempt=item.attempt, ended_ns=item.ended_ns, history=item.history, body=item.body,
-            flags=item.flags, key_until_ns=_key_until(dedup, item),
+            flags=item.flags, key_until_ns=_key_until(dedup, item), expires_ns=item.expires_ns,
         )  # fmt: skip
 
     def _carried_live(self, agenda: Agenda, dedup: Dedup, item: Item) -> Carried | None:
@@ -154,13 +157,28 @@ class Carries:
             if not agenda.times.waits(job, item.due_ns, item.due_is_wall):
                 return None
             due_ns = item.due_ns + (0 if item.due_is_wall else agenda.times.shift_ns)
+        expires_ns = _expiry(agenda, item) if meta & META_EXPIRES else 0
+        if expires_ns is None:
+            return None
         token, epoch, owner = agenda.running.get(job, (0, 0, 0))
         return Carried(
             job=job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
             attempt=attempt, token=token, due_ns=due_ns, due_is_wall=item.due_is_wall,
             claim=(epoch, owner), lease_ns=agenda.leases.deadline_ns(job),
-            key_until_ns=_key_until(dedup, item), history=item.history,
+            key_until_ns=_key_until(dedup, item), expires_ns=expires_ns, history=item.history,
         )  # fmt: skip
+
+
+def _expiry(agenda: Agenda, item: Item) -> int | None:
+    """When the job expires as the clock stands, 0 if that does not shift; None if it changed."""
+    if enqueue_extras(item.born).expires_is_wall:
+        return 0
+    overdue = agenda.overdue(item.job)
+    if overdue is not None:
+        return overdue[0] + agenda.times.shift_ns
+    if not agenda.times.expires(item.job, item.expires_ns):
+        return None
+    return item.expires_ns + agenda.times.shift_ns
 
 
 def _key_until(dedup: Dedup, item: Item) -> int:

@@ -31,8 +31,8 @@ _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
 class Carried(NamedTuple):
     """What a CARRIED or REQUEUED record says. Moments are nanoseconds, 0 for none.
 
-    ``due_ns``, ``lease_ns`` and ``key_until_ns`` shift with the clock; the due time of a job with
-    an eta does not: ``due_is_wall`` tells.
+    ``due_ns``, ``lease_ns``, ``key_until_ns`` and ``expires_ns`` shift with the clock, and are as
+    of the record's own frame; the due time of a job with an eta does not: ``due_is_wall`` tells.
     """
 
     job: int
@@ -49,6 +49,8 @@ class Carried(NamedTuple):
     lease_ns: int = 0
     #: a key with a window: held until then
     key_until_ns: int = 0
+    #: when it expires, if that shifts; 0: its ENQUEUED record tells, if it does at all
+    expires_ns: int = 0
     ended_ns: int = 0
     history: bytes = b""
     #: result or reason; None when there is none
@@ -167,6 +169,7 @@ _MOMENTS: Final = {
     int(Option.KEY_UNTIL): "key_until_ns",
     int(Option.ENDED): "ended_ns",
     int(Option.DUE_WALL): "due_wall_ns",
+    int(Option.EXPIRES_RELATIVE): "expires_ns",
 }
 
 
@@ -177,6 +180,7 @@ def _encode_options(carried: Carried) -> bytes:
         (Option.KEY_UNTIL, carried.key_until_ns),
         (Option.ENDED, carried.ended_ns),
         (Option.DUE_WALL, carried.due_ns if carried.due_is_wall else 0),
+        (Option.EXPIRES_RELATIVE, carried.expires_ns),
     )
     parts += [_OPTION.pack(tag, _I64.size) + _I64.pack(moment) for tag, moment in moments if moment]
     if carried.token:

@@ -78,6 +78,8 @@ OWNER      24    byte: 0; 0 u32, owner u64; body: JSON
 
 A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the
 count after the record. An option is ``tag u8, length u16, value``; an unknown tag is passed over.
+A moment that is relative moves with every CLOCK record behind it; that of a job that was carried is
+the one in its CARRIED record (due in the fixed fields, or an option DUE_WALL; EXPIRES_RELATIVE).
 The dead of TALLIED are those that are neither requeued nor purged. A log holds kinds, and options,
 9 and above, flags 16 and above, and keys with a window and flag 8 besides, only if its
 ``taskq.json`` names the incompatible feature ``records-2``.

@@ -34,7 +34,10 @@ Item = tuple[EnqueueSpec, bytes, "Extras | None"]
 class Prepared:
     """An enqueue that has been checked: what its record says besides the body."""
 
-    __slots__ = ("_options", "_spec", "due_ns", "expires_ns", "flags", "is_wall", "wanted")
+    __slots__ = (
+        "_options", "_spec", "due_ns", "expires_is_wall", "expires_ns", "flags", "is_wall",
+        "wanted",
+    )  # fmt: skip
 
     def __init__(self, spec: EnqueueSpec, extras: Extras, now_ns: int) -> None:
         self._spec = spec
@@ -45,12 +48,15 @@ class Prepared:
             self.flags |= _KEYED
         self.is_wall = extras.due_is_wall
         self.due_ns = extras.due_ns + (0 if self.is_wall or not extras.due_ns else now_ns)
+        self.expires_is_wall = extras.expires_is_wall
         expires = extras.expires_ns
-        self.expires_ns = expires + (now_ns if expires and not extras.expires_is_wall else 0)
+        self.expires_ns = expires + (now_ns if expires and not self.expires_is_wall else 0)
 
     @property
     def is_newer(self) -> bool:
         """Whether the record is none that the first taskq could read."""
+        if self.expires_ns and not self.expires_is_wall:
+            return True
         wanted = self.wanted
         return wanted is not None and wanted.until_settled and bool(wanted.window_ns)
 
@@ -212,6 +218,6 @@ class Enqueues:
             else:
                 agenda.apply_enqueued(lsn, location, lane, meta)
             if ready.expires_ns:
-                agenda.apply_expiry(lsn, ready.expires_ns)
+                agenda.apply_expiry(lsn, ready.expires_ns, ready.expires_is_wall)
         batch.interest |= INTEREST_READY
         return lsn

@@ -149,10 +149,10 @@ class _Walk:
             else:
                 story.add(record)
         assert story is not None, f"job {job} has no records"
-        if story.state is State.SCHEDULED:
-            for lsn, step_ns in self._steps:
-                if lsn > places[-_PLACE]:
-                    story.clock_stepped(step_ns)
+        moved = story.moved_between()
+        if moved is not None:
+            for step in self._steps[bisect_left(self._steps, (moved[0], 0)) :]:
+                story.clock_stepped(*step)
         view = story.view(self._now_ns)
         if states is None or view.state in states:
             yield view

@@ -206,7 +206,7 @@ def _fold_enqueued(
     if not options_size:
         agenda.apply_enqueued(lsn, where + at, lane, meta)
         return
-    due_ns, is_wall, expires_ns = decode_times(data, end, options_size)
+    due_ns, is_wall, expires_ns, expires_is_wall = decode_times(data, end, options_size)
     if expires_ns:
         meta |= META_EXPIRES
     if due_ns > time_ns:
@@ -214,7 +214,7 @@ def _fold_enqueued(
     else:
         agenda.apply_enqueued(lsn, where + at, lane, meta)
     if expires_ns:
-        agenda.apply_expiry(lsn, expires_ns)
+        agenda.apply_expiry(lsn, expires_ns, expires_is_wall)
 
 
 def _fold_key(

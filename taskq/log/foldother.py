@@ -185,8 +185,9 @@ def fold_carried(
         else:
             meta |= min(carried.attempt << ATTEMPT_SHIFT, ATTEMPT_MASK)
             apply_carried(
-                agenda, carried.job, location, lane, meta, carried.state, extras.expires_ns,
-                carried.due_ns, carried.due_is_wall, (carried.token, *carried.claim),
+                agenda, carried.job, location, lane, meta, carried.state,
+                (carried.expires_ns or extras.expires_ns, extras.expires_is_wall),
+                (carried.due_ns, carried.due_is_wall), (carried.token, *carried.claim),
                 carried.lease_ns, carried.ended_ns,
             )  # fmt: skip
     if dedup is not None and extras.key is not None:

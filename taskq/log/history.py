@@ -12,6 +12,7 @@ from taskq.core.model import SETTLED_STATES, AttemptView, JobView, State
 from taskq.core.records import CARRYING_KINDS, PACKED, Cause, Kind
 from taskq.core.transitions import BY_TIME, after
 from taskq.log.attempts import decode_history
+from taskq.log.codec import LSN_MAX
 from taskq.log.fold import FINAL_KINDS
 from taskq.log.logrecord import LogRecord, decode_record, places
 from taskq.log.requests import Outcome
@@ -113,8 +114,11 @@ class Story:
         "_attempts",
         "_born",
         "_due_is_wall",
+        "_due_lsn",
         "_due_ns",
+        "_ended_lsn",
         "_enqueued_ns",
+        "_expires_is_wall",
         "_expires_ns",
         "_reason",
         "_result",
@@ -138,6 +142,9 @@ class Story:
         self._due_ns = extras.due_ns if extras else 0
         self._due_is_wall = extras.due_is_wall if extras else False
         self._expires_ns = extras.expires_ns if extras else 0
+        self._expires_is_wall = extras.expires_is_wall if extras else False
+        # The clock moves moments by the steps behind the records that tell them.
+        self._due_lsn, self._ended_lsn = born.lsn, LSN_MAX
         self._enqueued_ns = born.time_ns
         self.state = after(State.ABSENT, Kind.ENQUEUED, waits=self._due_ns > born.time_ns)
         if born.carried is not None:
@@ -148,6 +155,7 @@ class Story:
         self._enqueued_ns = carried.enqueued_ns
         self._attempts = decode_history(carried.history)
         self.attempt = carried.attempt
+        self._expires_ns = carried.expires_ns or self._expires_ns
         if kind == Kind.REQUEUED:
             self._due_ns = 0
             self._is_dead_no_more(Kind.REQUEUED)
@@ -155,6 +163,8 @@ class Story:
         self.state = carried.state
         self._due_ns, self._due_is_wall = carried.due_ns, carried.due_is_wall
         self._settled_ns = carried.ended_ns
+        if self.state in SETTLED_STATES:
+            self._ended_lsn = self._born.lsn
         if self.state is State.SUCCEEDED:
             self._result, self._result_flags = carried.body, carried.flags & PACKED
         else:
@@ -172,7 +182,7 @@ class Story:
         waits = record.due_ns > record.time_ns
         self.state = after(self.state, kind, waits=waits)
         self.attempt = record.attempt
-        self._due_ns, self._due_is_wall = record.due_ns, False
+        self._due_ns, self._due_is_wall, self._due_lsn = record.due_ns, False, record.lsn
         body = record.body
         if kind is Kind.CLAIMED:
             view = AttemptView(number=record.attempt, owner=record.token, started_ns=record.time_ns)
@@ -185,7 +195,7 @@ class Story:
         elif body:
             self._reason = body.decode("utf-8", "replace")
         if record.kind in FINAL_KINDS:
-            self._settled_ns = record.time_ns
+            self._settled_ns, self._ended_lsn = record.time_ns, record.lsn
         if self._attempts and not self._attempts[-1].ended_ns:
             last = self._attempts[-1]
             self._attempts[-1] = AttemptView(
@@ -205,10 +215,23 @@ class Story:
         self.attempt = self._settled_ns = self._expires_ns = 0
         self._reason = ""
 
-    def clock_stepped(self, step_ns: int) -> None:
-        """Wall time made a step: a delay moves with it, a date does not."""
-        if self._due_ns and not self._due_is_wall:
+    def moved_between(self) -> tuple[int, int] | None:
+        """The lsns between which steps of the clock matter to the job; None if none does."""
+        if self._expires_ns and not self._expires_is_wall:
+            return self._born.lsn, self._ended_lsn
+        is_delayed = self.state is State.SCHEDULED and not self._due_is_wall
+        return (self._due_lsn, self._ended_lsn) if is_delayed else None
+
+    def clock_stepped(self, lsn: int, step_ns: int) -> None:
+        """Wall time made a step: what is relative moves with it, a date does not.
+
+        Steps may be told in their place among the job's records, or all of them behind.
+        """
+        if self._due_ns and not self._due_is_wall and lsn > self._due_lsn:
             self._due_ns += step_ns
+        is_moved = self._born.lsn < lsn < self._ended_lsn
+        if self._expires_ns and not self._expires_is_wall and is_moved:
+            self._expires_ns += step_ns
 
     def view(self, now_ns: int) -> JobView:
         """The job as of ``now_ns``."""
@@ -245,22 +268,19 @@ class Story:
 def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
     """Everything the log says of one job, None if there is no such job."""
     story: Story | None = None
-    latest = 0
     for found in _about(journal, lsn):
         record = decode_record(found.record, found.lsn, found.epoch, found.time_ns)
         if story is not None:
             story.add(record)
         elif _begins(found.record):
             story = Story(journal.tag, record)
-        else:
-            continue  # the job was written again further on, since it began in what is gone
-        if record.kind not in _PASSED_OVER:
-            latest = found.lsn
+        # Else the job was written again further on, since it began in what is gone.
     if story is None or story.state is State.ABSENT:
         return None
-    if story.state is State.SCHEDULED:
-        for _, step_ns in _patiently(journal, lambda: list(journal.indexes.steps_after(latest))):
-            story.clock_stepped(step_ns)
+    moved = story.moved_between()
+    if moved is not None:
+        for step in _patiently(journal, lambda: list(journal.indexes.steps_after(*moved))):
+            story.clock_stepped(*step)
     return story.view(now_ns)
 
 

@@ -73,12 +73,14 @@ class SegmentIndexes(IndexSet):
                 latest = found.lsn
                 yield found
 
-    def steps_after(self, lsn: int) -> Iterator[tuple[int, int]]:
-        """(lsn, step) of each step of the clock behind a record."""
+    def steps_after(self, lsn: int, end_lsn: int = codec.LSN_MAX) -> Iterator[tuple[int, int]]:
+        """(lsn, step) of each step of the clock behind a record, and before another."""
         segments = self._segments()
         for segment in segments[max(bisect_right(segments, lsn) - 1, 0) :]:
+            if segment > end_lsn:
+                return
             for step in self._summary(segment).clocks:
-                if step[0] > lsn:
+                if lsn < step[0] < end_lsn:
                     yield step
 
     def lsn_at(self, time_ns: int) -> int:

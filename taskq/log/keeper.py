@@ -16,6 +16,7 @@ from taskq.log.fold import FINAL_KINDS
 from taskq.log.foldother import key_of
 from taskq.log.history import job_records, tell
 from taskq.log.logrecord import decode_record, places
+from taskq.log.options import enqueue_extras
 from taskq.log.segment import Gap
 
 if TYPE_CHECKING:
@@ -141,8 +142,7 @@ class Keeper:
 
     def _keep(self, job: int, offset: int, end: LogRecord, found: Found) -> None:
         self._kept[job] = end
-        found.offsets.append(offset)
-        found.jobs.append(job)
+        found.add(job, offset, 0)
 
     # -- what is known of a job -------------------------------------------------------------------
 
@@ -170,9 +170,18 @@ class Keeper:
     def _item(self, job: int, location: int, born: bytes, enqueued_ns: int, end: LogRecord) -> Item:
         state, body, flags, ended_ns = end_of(end)
         return Item(
-            job, location, state, born, enqueued_ns, end.attempt, ended_ns=ended_ns,
+            job, location, state, born, enqueued_ns, end.attempt,
+            expires_ns=self._expiry(job, born), ended_ns=ended_ns,
             history=self.history(job, end.attempt), body=body, flags=flags & _BODY_FLAGS,
         )  # fmt: skip
+
+    def _expiry(self, job: int, born: bytes) -> int:
+        """When a job that is settled would have expired, if that shifted; for display alone."""
+        extras = enqueue_extras(born)
+        if not extras.expires_ns or extras.expires_is_wall:
+            return 0
+        view = tell(self._journal, job, self._now_ns)
+        return view.expires_ns if view is not None else 0
 
     @staticmethod
     def key_of(born: bytes) -> int:

@@ -90,7 +90,7 @@ def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
     for record in records_of(journal, jobs):
         if record.kind == Kind.CLOCK:
             for story in stories.values():
-                story.clock_stepped(record.step_ns)
+                story.clock_stepped(record.lsn, record.step_ns)
         elif record.job not in stories:
             if record.kind in _BIRTHS:
                 stories[record.job] = Story(journal.tag, record)

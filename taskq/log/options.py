@@ -20,7 +20,8 @@ _I64: Final = struct.Struct("<q")
 _U64: Final = struct.Struct("<Q")
 _DUE_WALL: Final = int(Option.DUE_WALL)
 _EXPIRES: Final = int(Option.EXPIRES)
-#: Tags up to this one are moments.
+_EXPIRES_RELATIVE: Final = int(Option.EXPIRES_RELATIVE)
+#: Tags up to this one are moments, and so is EXPIRES_RELATIVE.
 _LAST_MOMENT: Final = _EXPIRES
 _U64_MASK: Final = 2**64 - 1
 
@@ -36,7 +37,7 @@ def encode_replaces(job: int) -> bytes:
 
 
 def encode_extras(extras: Extras, now_ns: int) -> bytes:
-    """The options of an ENQUEUED record, with delays counted from ``now_ns``.
+    """The options of an ENQUEUED record, with spans of time counted from ``now_ns``.
 
     Raises:
         UsageError: a key or header is empty, too long or not text.
@@ -48,8 +49,11 @@ def encode_extras(extras: Extras, now_ns: int) -> bytes:
         else:
             parts.append(_option(Option.DUE, _I64.pack(now_ns + extras.due_ns)))
     if extras.expires_ns:
-        moment = extras.expires_ns + (0 if extras.expires_is_wall else now_ns)
-        parts.append(_option(Option.EXPIRES, _I64.pack(moment)))
+        if extras.expires_is_wall:
+            parts.append(_option(Option.EXPIRES, _I64.pack(extras.expires_ns)))
+        else:
+            moment = _I64.pack(now_ns + extras.expires_ns)
+            parts.append(_option(Option.EXPIRES_RELATIVE, moment))
     if extras.key is not None:
         if not 0 < len(extras.key) <= KEY_BYTES_MAX:
             raise UsageError(
@@ -118,8 +122,8 @@ def _number(tag: int, value: bytes) -> int:
     return number
 
 
-def decode_times(data: Buffer, at: int, size: int) -> tuple[int, bool, int]:
-    """(due, whether that is wall time, expires) among a record's options, 0 for none.
+def decode_times(data: Buffer, at: int, size: int) -> tuple[int, bool, int, bool]:
+    """(due, is that wall time, expires, is that wall time) among a record's options, 0 for none.
 
     What folding a scheduled job needs, without an object for it.
 
@@ -127,25 +131,25 @@ def decode_times(data: Buffer, at: int, size: int) -> tuple[int, bool, int]:
         FormatError: one of them is no moment.
     """
     due = expires = 0
-    is_wall = False
+    is_wall = expires_is_wall = False
     end = at + size
     while at + _OPTION.size <= end:
         tag, length = _OPTION.unpack_from(data, at)
         at += _OPTION.size
-        if tag <= _LAST_MOMENT:
+        if tag <= _LAST_MOMENT or tag == _EXPIRES_RELATIVE:
             if length != _I64.size or at + length > end:
                 raise FormatError(f"option {tag} has {length} bytes, a moment has {_I64.size}")
             moment = _I64.unpack_from(data, at)[0]
-            if tag == _EXPIRES:
-                expires = moment
+            if tag >= _EXPIRES:
+                expires, expires_is_wall = moment, tag == _EXPIRES
             else:
                 due, is_wall = moment, tag == _DUE_WALL
         at += length
-    return due, is_wall, expires
+    return due, is_wall, expires, expires_is_wall
 
 
 def decode_extras(data: Buffer, at: int, size: int) -> Extras:
-    """The options of an ENQUEUED record; its moments are all wall time.
+    """The options of an ENQUEUED record; its moments are wall time when it was written.
 
     Raises:
         FormatError: a number of another size.
@@ -158,6 +162,8 @@ def decode_extras(data: Buffer, at: int, size: int) -> Extras:
             extras.due_ns, extras.due_is_wall = _number(tag, value), True
         elif tag == Option.EXPIRES:
             extras.expires_ns, extras.expires_is_wall = _number(tag, value), True
+        elif tag == Option.EXPIRES_RELATIVE:
+            extras.expires_ns = _number(tag, value)
         elif tag == Option.KEY:
             extras.key = value
         elif tag == Option.WINDOW:

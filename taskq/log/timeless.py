@@ -10,7 +10,9 @@ from taskq.log import codec
 from taskq.log.options import each_option
 
 _OPTION: Final = struct.Struct("<BH")
-_MOMENTS: Final = frozenset({int(Option.DUE), int(Option.DUE_WALL), int(Option.EXPIRES)})
+_MOMENTS: Final = frozenset(
+    map(int, (Option.DUE, Option.DUE_WALL, Option.EXPIRES, Option.EXPIRES_RELATIVE))
+)
 
 
 def timeless(born: bytes, job: int) -> bytes:

@@ -21,8 +21,9 @@ class Job:
     attempt: int = 0
     due: int = 0
     is_wall: bool = False
-    #: None: never
+    #: None: never; in shifted time unless ``expires_is_wall``
     expires: int | None = None
+    expires_is_wall: bool = True
     token: int = 0
 
 
@@ -79,15 +80,21 @@ class Model:
         }
         self.jobs[number].state = ends[kind]
 
+    def expiry(self, job: Job) -> int | None:
+        """Wall time."""
+        if job.expires is None or job.expires_is_wall:
+            return job.expires
+        return job.expires + self.shift
+
     def expired(self) -> set[int]:
-        """Waiting jobs whose time has passed; running ones are noted, for when they come back."""
+        """Waiting jobs whose time has passed."""
         passed = [
             job
             for job in self.jobs.values()
-            if job.state in LIVE_STATES and job.expires is not None and job.expires <= self.now
+            if job.state in LIVE_STATES
+            and (moment := self.expiry(job)) is not None
+            and moment <= self.now
         ]
-        for job in passed:
-            job.expires = 0
         return {job.number for job in passed if job.state is not State.RUNNING}
 
     def live_state(self, number: int) -> State:
@@ -104,9 +111,10 @@ class Model:
 
     def next_expiry(self) -> int | None:
         moments = [
-            job.expires
+            moment
             for job in self.jobs.values()
-            if job.expires is not None and job.state in {State.READY, State.SCHEDULED}
+            if job.state in {State.READY, State.SCHEDULED}
+            and (moment := self.expiry(job)) is not None
         ]
         return min(moments, default=None)
 

@@ -63,7 +63,10 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
         "_keys": "kept", "_values": "kept", "_firsts": "derived", "_swept": "kept",
         "size": "derived",
     },
-    Timetable: {"shift_ns": "kept", "_shifted": "kept", "_wall": "kept", "_expiries": "kept"},
+    Timetable: {
+        "shift_ns": "kept", "_shifted": "kept", "_wall": "kept", "_expiries_shifted": "kept",
+        "_expiries_wall": "kept",
+    },
     Leases: {"shift_ns": "kept", "_deadlines": "kept", "_order": "kept"},
     Dedup: {
         "shift_ns": "kept", "size": "kept", "_firsts": "kept", "_pages": "kept",
@@ -186,7 +189,7 @@ class Driven:
         lane = self._lane(number)
         self.agenda.apply_scheduled(self.lsn, self.lsn * 64, lane, meta, due, is_wall)
         if meta:
-            self.agenda.apply_expiry(self.lsn, due + number)
+            self.agenda.apply_expiry(self.lsn, due + number, is_wall)
         self.lsn += 1
 
     def schedule_many(self, number: int, count: int, is_wall: bool) -> None:
@@ -278,8 +281,8 @@ class Driven:
         job = first + 1 if number % 8 < 4 else self._pick(number, State.READY)
         due, until = self.time_ns + count, self.time_ns + number
         apply_carried(
-            self.agenda, job, (6 << 32) + number, lane, 3 << 8, state, until, due,
-            count % 2 == 0, (self.lsn, 9, 9), until, self.time_ns,
+            self.agenda, job, (6 << 32) + number, lane, 3 << 8, state, (until, count % 3 == 0),
+            (due, count % 2 == 0), (self.lsn, 9, 9), until, self.time_ns,
         )  # fmt: skip
         apply_tallied(lane, count, lane.dead, number, 0)
         self.agenda.floor_lsn = max(self.agenda.floor_lsn, number)

@@ -139,7 +139,7 @@ class History:
         else:
             self.agenda.apply_enqueued(job, location, lane, meta)
         if expires:
-            self.agenda.apply_expiry(job, expires)
+            self.agenda.apply_expiry(job, expires, extras.expires_is_wall)
         if hashed:
             self.dedup.apply_taken(
                 hashed, job, location, extras.window_ns, self.time_ns,

@@ -40,7 +40,8 @@ def claim(agenda: Agenda, count: int = 1_000) -> list[int]:
 def entries(agenda: Agenda) -> int:
     """Entries of the timetable, stale ones among them."""
     times = agenda.times
-    return times._shifted.size + times._wall.size + times._expiries.size
+    expiries = times._expiries_shifted.size + times._expiries_wall.size
+    return times._shifted.size + times._wall.size + expiries
 
 
 # -- order ----------------------------------------------------------------------------------------
@@ -204,26 +205,55 @@ def test_a_running_job_expires_only_when_it_is_given_back() -> None:
     lane = lane_of(agenda)
     for job in (1, 2):
         enqueue(agenda, lane, job, meta=META_EXPIRES)
-        agenda.apply_expiry(job, NOW)
+        agenda.apply_expiry(job, NOW, is_wall=job == 1)
     assert claim(agenda) == [1, 2]
     assert agenda.expired(NOW, 10) == []
     assert agenda.next_expiry_ns() is None
     agenda.apply_ended(Kind.SUCCEEDED, 1)
     agenda.apply_back(Kind.RETRIED, 2, 1, NOW + SECOND, NOW)
     assert agenda.expired(NOW, 10) == [2]
-    assert agenda._overdue == set()
+    assert agenda._overdue == {}
 
 
-def test_expired_jobs_come_in_bounded_numbers_soonest_first() -> None:
+@pytest.mark.parametrize("is_wall", [False, True])
+def test_expired_jobs_come_in_bounded_numbers_soonest_first(is_wall: bool) -> None:
     agenda = Agenda()
     lane = lane_of(agenda)
     for job, moment in ((1, 30), (2, 10), (3, 20), (4, 31)):
         enqueue(agenda, lane, job, meta=META_EXPIRES)
-        agenda.apply_expiry(job, NOW + moment)
+        agenda.apply_expiry(job, NOW + moment, is_wall=is_wall)
     assert agenda.next_expiry_ns() == NOW + 10
     assert agenda.expired(NOW + 30, 2) == [2, 3]
     assert agenda.expired(NOW + 30, 2) == [1]
     assert agenda.next_expiry_ns() == NOW + 31
+
+
+def test_expired_jobs_of_both_kinds_come_in_bounded_numbers() -> None:
+    agenda = Agenda()
+    lane = lane_of(agenda)
+    for job in range(1, 7):
+        enqueue(agenda, lane, job, meta=META_EXPIRES)
+        agenda.apply_expiry(job, NOW + job, is_wall=job % 2 == 0)
+    assert agenda.next_expiry_ns() == NOW + 1
+    found = [agenda.expired(NOW + 5, 2) for _ in range(4)]
+    assert [len(jobs) for jobs in found] == [2, 2, 1, 0]
+    assert {job for jobs in found for job in jobs} == {1, 2, 3, 4, 5}
+    assert agenda.next_expiry_ns() == NOW + 6
+
+
+def test_a_step_of_the_clock_moves_an_expiry_that_is_relative_and_no_date() -> None:
+    agenda = Agenda()
+    lane = lane_of(agenda)
+    for job, is_wall in ((1, False), (2, True)):
+        enqueue(agenda, lane, job, meta=META_EXPIRES)
+        agenda.apply_expiry(job, NOW + 60 * SECOND, is_wall)
+    agenda.apply_clock(600 * SECOND)
+    assert agenda.expired(NOW + 600 * SECOND, 9) == [2]
+    assert agenda.next_expiry_ns() == NOW + 660 * SECOND
+    agenda.apply_clock(-3_600 * SECOND)
+    assert agenda.next_expiry_ns() == NOW - 2_940 * SECOND
+    assert agenda.expired(NOW - 2_941 * SECOND, 9) == []
+    assert agenda.expired(NOW - 2_940 * SECOND, 9) == [1]
 
 
 def test_moments_beyond_all_bounds_are_kept_at_the_bound() -> None:
@@ -303,13 +333,14 @@ def test_the_location_of_an_unknown_job_is_an_error() -> None:
 # -- nothing grows without bound ------------------------------------------------------------------
 
 
-def test_jobs_that_finish_before_they_expire_leave_nothing() -> None:
+@pytest.mark.parametrize("is_wall", [False, True])
+def test_jobs_that_finish_before_they_expire_leave_nothing(is_wall: bool) -> None:
     """Tasks with expires="1d" that run at once: 50 000 of them leave a bounded timetable."""
     agenda = Agenda()
     lane = lane_of(agenda)
     for job in range(1, 50_001):
         enqueue(agenda, lane, job, meta=META_EXPIRES)
-        agenda.apply_expiry(job, NOW + 86_400 * SECOND + job)
+        agenda.apply_expiry(job, NOW + 86_400 * SECOND + job, is_wall)
         assert claim(agenda, 1) == [job]
         agenda.apply_ended(Kind.SUCCEEDED, job)
     assert entries(agenda) < 12_000

@@ -73,9 +73,17 @@ class AgendaMachine(RuleBasedStateMachine):
             priority=priority,
             state=state,
             expires=None if expires is None else self.model.now + expires,
+            expires_is_wall=self.lsn % 2 == 0,
         )
+        if job.expires is not None and not job.expires_is_wall:
+            job.expires -= self.model.shift
         self.model.jobs[job.number] = job
         return job
+
+    def note_expiry(self, job: Job) -> None:
+        if job.expires is not None:
+            shift = 0 if job.expires_is_wall else self.model.shift
+            self.agenda.apply_expiry(job.number, job.expires + shift, job.expires_is_wall)
 
     @rule(where=LANES, count=st.integers(1, 12), expires=EXPIRIES)
     def enqueue(self, where: tuple[int, str, str], count: int, expires: int | None) -> None:
@@ -83,8 +91,7 @@ class AgendaMachine(RuleBasedStateMachine):
             job = self.born(where, State.READY, expires)
             meta = 0 if expires is None else META_EXPIRES
             self.agenda.apply_enqueued(job.number, job.number * 3, self.lane(where), meta)
-            if job.expires is not None:
-                self.agenda.apply_expiry(job.number, job.expires)
+            self.note_expiry(job)
 
     @rule(where=LANES, count=st.integers(0, 40))
     def enqueue_run(self, where: tuple[int, str, str], count: int) -> None:
@@ -103,8 +110,7 @@ class AgendaMachine(RuleBasedStateMachine):
         self.agenda.apply_scheduled(
             job.number, job.number * 3, self.lane(where), meta, moment, is_wall
         )
-        if job.expires is not None:
-            self.agenda.apply_expiry(job.number, job.expires)
+        self.note_expiry(job)
 
     # -- time goes ---------------------------------------------------------------------------------
 

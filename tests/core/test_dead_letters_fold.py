@@ -37,7 +37,7 @@ def test_a_requeued_job_does_not_expire_by_the_moment_of_its_first_life() -> Non
     """A requeue drops the expiry; the entry of the timetable may still be there."""
     agenda = Agenda()
     agenda.apply_enqueued(1, 8, agenda.lane(5, KEY), META_EXPIRES)
-    agenda.apply_expiry(1, NOW + SECOND)
+    agenda.apply_expiry(1, NOW + SECOND, is_wall=False)
     assert agenda.take(1, None, None)
     agenda.apply_ended(Kind.DIED, 1, NOW)
     apply_requeued(agenda, 1, 800, agenda.lane(5, KEY), 0)

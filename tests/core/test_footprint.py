@@ -55,7 +55,7 @@ def scheduled_backwards(agenda: Agenda, _: Dedup, lane: Lane) -> None:
 def scheduled_and_expiring(agenda: Agenda, _: Dedup, lane: Lane) -> None:
     for job in range(1, JOBS + 1):
         agenda.apply_scheduled(job, job << 8, lane, META_EXPIRES, NOW + job, is_wall=False)
-        agenda.apply_expiry(job, NOW + DAY + job)
+        agenda.apply_expiry(job, NOW + DAY + job, is_wall=False)
 
 
 def retried(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
@@ -166,7 +166,7 @@ def test_settled_jobs_cost_nothing() -> None:
         for first in range(1, JOBS // 2, 1_000):
             for job, hashed in enumerate(known, first):
                 agenda.apply_enqueued(job, job << 8, lane, META_EXPIRES)
-                agenda.apply_expiry(job, NOW + DAY)
+                agenda.apply_expiry(job, NOW + DAY, is_wall=False)
                 dedup.apply_taken(hashed, job, job << 8, 0, NOW)
             for job, *_ in agenda.take(1_000, None, None):
                 agenda.apply_ended(Kind.SUCCEEDED, job)

@@ -22,7 +22,7 @@ def stories(data: bytes) -> dict[int, Story]:
                 found[lsn] = Story("tag", record)
             elif record.kind == Kind.CLOCK:
                 for story in found.values():
-                    story.clock_stepped(record.step_ns)
+                    story.clock_stepped(record.lsn, record.step_ns)
             elif record.job in found:
                 found[record.job].add(record)
     return found

@@ -14,7 +14,6 @@ from tests.log.tending import fill_segment, keeping, meaning, tend
 from tests.log.world import SMALL, Process, World
 
 if TYPE_CHECKING:
-    from taskq.log.facets import Facets
     from taskq.log.requests import Delivery
     from tests.log.tending import Meaning
 
@@ -24,13 +23,6 @@ _SPECS: Final = [
     EnqueueSpec(queue, "task", priority, 2) for queue in ("mail", "sync") for priority in (1, 5, 9)
 ]
 _KEYS: Final = (b"a", b"b", b"c")
-
-
-def said(facets: Facets, now_ns: int) -> Meaning:
-    """All that a fold says, but for a bound that depends on what it has swept out so far."""
-    told = meaning(facets, now_ns)
-    del told["expiry"]
-    return told
 
 
 class History:
@@ -83,7 +75,7 @@ class History:
     def _note(self) -> None:
         process = self.processes[0]
         now_ns = self.world.clock.wall_ns()
-        picture = said(process.catch_up(), now_ns)
+        picture = meaning(process.catch_up(), now_ns)
         steps_ns = sum(one.step_ns for one in self.world.records())
         self.by_lsn[process.journal.next_lsn - 1] = picture
         self.by_time[now_ns - steps_ns] = picture
@@ -95,6 +87,7 @@ class History:
             Extras(key=self.chance.choice(_KEYS), window_ns=90 * SECOND_NS),
             Extras(due_ns=70 * SECOND_NS), Extras(expires_ns=80 * SECOND_NS),
             Extras(due_ns=self.world.clock.wall_ns() + 50 * SECOND_NS, due_is_wall=True),
+            Extras(expires_ns=self.world.clock.wall_ns() + 90 * SECOND_NS, expires_is_wall=True),
         ))  # fmt: skip
         body = bytes(self.chance.choice((0, 10, 500)))
         process.offer(body, extras, self.chance.choice(_SPECS))

@@ -46,7 +46,9 @@ class Job:
     #: when it is due, less the steps of the clock so far if ``shifts``
     due_ns: int = 0
     shifts: bool = False
+    #: less the steps of the clock so far, unless ``expires_is_wall``
     expires_ns: int = 0
+    expires_is_wall: bool = False
     result: bytes | None = None
     #: whether its key is held for as long as it lives
     key_lives: bool = False
@@ -137,7 +139,8 @@ class Reference:
             attempts_max=record.attempts_max,
             due_ns=extras.due_ns - (self.shift_ns if shifts else 0),
             shifts=shifts,
-            expires_ns=extras.expires_ns,
+            expires_ns=extras.expires_ns - (0 if extras.expires_is_wall else self.shift_ns),
+            expires_is_wall=not extras.expires_ns or extras.expires_is_wall,
         )
         if extras.key is not None:
             active = self.active(record.queue, extras.key, record.time_ns)
@@ -211,7 +214,11 @@ class Reference:
         else:
             assert job.state in (State.READY, State.SCHEDULED), f"{job} was withdrawn"
         if record.kind == Kind.EXPIRED:
-            assert 0 < job.expires_ns <= record.time_ns or self.may_fall
+            # A date may have been over before the clock fell; a span of time is over for good.
+            if job.expires_is_wall:
+                assert 0 < job.expires_ns <= record.time_ns or self.may_fall
+            else:
+                assert job.expires_ns <= record.time_ns - self.shift_ns, f"{job} expired early"
         job.state = _FINAL[Kind(record.kind)]
         if job.key is not None:
             # A key that was held for its job is free from now on, or when its window is over.

@@ -241,6 +241,7 @@ class Simulation(Care):
             Extras(key=key, on_conflict=self.chance.choice((Conflict.REPLACE, Conflict.RAISE))),
             Extras(due_ns=seconds), Extras(due_ns=now + seconds, due_is_wall=True),
             Extras(expires_ns=seconds), Extras(headers={"a": "b"}),
+            Extras(expires_ns=now + seconds, expires_is_wall=True),
         ))  # fmt: skip
 
     def _enqueue(self, _: Process) -> tuple[Op, Any, Callable[[Any], None]]:

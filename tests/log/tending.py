@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.dedup import UNTIL_SETTLED
+from taskq.core.jobtable import META_EXPIRES
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.upkeep import Upkeep
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.core.agenda import Agenda
     from taskq.log.facets import Facets
     from tests.log.world import Process
 
@@ -82,8 +86,22 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
             key: until if until == UNTIL_SETTLED else until + dedup.shift_ns
             for key, until in keys.items()
         },
-        "expiry": agenda.next_expiry_ns() if agenda._expiring else None,
+        "expiries": sorted(
+            (job, moment)
+            for job, moment in _expiries(agenda)
+            if job in table and table[job][1] & META_EXPIRES
+        ),
     }
+
+
+def _expiries(agenda: Agenda) -> Iterator[tuple[int, int]]:
+    """(job, wall time) of all that will expire, or is to when it is given back; some are stale."""
+    times = agenda.times
+    for job, (moment, is_wall) in agenda._overdue.items():
+        yield job, moment + (0 if is_wall else times.shift_ns)
+    for blocks, shift_ns in ((times._expiries_shifted, times.shift_ns), (times._expiries_wall, 0)):
+        for moments, jobs in blocks.blocks():
+            yield from ((job, at + shift_ns) for at, job in zip(moments, jobs, strict=True))
 
 
 def _counts(stats: Any) -> list[int]:

@@ -45,6 +45,7 @@ _RICH_READ: Final = Extras(
     due_ns=1_005, expires_ns=9, expires_is_wall=True, key=b"k", window_ns=7, headers={"a": "é"}
 )
 _ETA: Final = Extras(due_ns=5, due_is_wall=True)
+_SHORT_LIVED: Final = Extras(expires_ns=5)
 
 
 def _enqueued(extras: Extras | None, more: bytes = b"") -> bytes:
@@ -81,6 +82,7 @@ def _of_job(
 _LANE: Final = Lane(0, b"\x04\x09mailmail.send", 7)
 _LANE.succeeded, _LANE.dead, _LANE.cancelled, _LANE.expired = 1, 2, 3, 4
 _WAITING: Final = Carried(22, State.READY, _enqueued(None), 7)
+_OLD: Final = Carried(22, State.READY, _enqueued(_SHORT_LIVED), 7, expires_ns=77)
 _HELD: Final = Carried(
     22, State.RUNNING, _enqueued(None), 7, attempt=2, token=30, due_ns=5, due_is_wall=True,
     claim=(8, 0xABCD), lease_ns=77, key_until_ns=78, ended_ns=79, history=b"hi", body=b"no",
@@ -119,6 +121,14 @@ _RECORDS: Final = {
             "02 0800 0500000000000000 7b22746f223a317d 250e8684"
         ),
         _job(_ETA),
+    ),
+    "enqueued, and expiring after a while": (
+        _enqueued(_SHORT_LIVED),
+        (
+            "34000000 01 07 0b00 03000000 0300 04 09 6d61696c 6d61696c2e73656e64"
+            "10 0800 ed03000000000000 7b22746f223a317d 9ba6a2e4"
+        ),
+        _job(Extras(expires_ns=1_005)),
     ),
     "enqueued in place of another": (
         _enqueued(Extras(key=b"k"), encode_replaces(22)),
@@ -190,7 +200,7 @@ _RECORDS: Final = {
             "2b000000 02 00 0b00 00000000 02000000 1600000000000000 cdab000000000000"
             "09 0800 4d00000000000000"
         ),
-        _of_job(Kind.CLAIMED, 2, 0xABCD, None),
+        _of_job(Kind.CLAIMED, 2, 0xABCD, None)._replace(lease_ns=77),
     ),
     "carried": (
         encode_carried(Kind.CARRIED, _WAITING, 31),
@@ -200,6 +210,16 @@ _RECORDS: Final = {
             "6d61696c2e73656e64 7b22746f223a317d d9aa1b31 4f91d2d2"
         ),
         _carrying(Kind.CARRIED, _WAITING, 3),
+    ),
+    "carried, with an expiry that the clock moved": (
+        encode_carried(Kind.CARRIED, _OLD, 31),
+        (
+            "73000000 09 02 0b00 03000000 00000000 1600000000000000 0000000000000000"
+            "0000000000000000 0700000000000000 10 0800 4d00000000000000"
+            "34000000 01 07 0b00 03000000 0300 04 09 6d61696c 6d61696c2e73656e64"
+            "10 0800 ed03000000000000 7b22746f223a317d 9ba6a2e4 3a494cfd"
+        ),
+        _carrying(Kind.CARRIED, _OLD, 3)._replace(extras=Extras(expires_ns=1_005)),
     ),
     "requeued, with all that a carried job can have": (
         encode_carried(Kind.REQUEUED, _HELD, 31),
@@ -224,7 +244,7 @@ _RECORDS: Final = {
             "2b000000 0c 00 0b00 00000000 02000000 1600000000000000 1e00000000000000"
             "09 0800 4d00000000000000"
         ),
-        _of_job(Kind.EXTENDED, 2, 30, None),
+        _of_job(Kind.EXTENDED, 2, 30, None)._replace(lease_ns=77),
     ),
     "paused": (
         encode_queue(Kind.PAUSED, "mail", 31),

@@ -164,12 +164,18 @@ def _expiring(process: Process, seconds: float) -> int:
     return process.enqueue(extras=Extras(expires_ns=int(seconds * SECOND_NS)))
 
 
+def _dated(process: Process, seconds: float) -> int:
+    """A job that expires at a date, so many seconds from now as the clock stands."""
+    moment = process.world.clock.wall_ns() + int(seconds * SECOND_NS)
+    return process.enqueue(extras=Extras(expires_ns=moment, expires_is_wall=True))
+
+
 def test_nothing_expires_in_the_first_frame_after_a_step() -> None:
     """The new time may be corrected again: what would expire can still be claimed, or wait."""
     world = World()
     first = world.process()
-    job = _expiring(first, 100)
-    claimed = _expiring(first, 100)
+    job = _dated(first, 100)
+    claimed = _dated(first, 100)
     world.clock.step(_HOUR)
     delivery = first.claim(1)[0]
     assert delivery.job == job
@@ -183,7 +189,7 @@ def test_nothing_expires_in_the_first_frame_after_a_step() -> None:
 def test_a_step_that_is_taken_back_at_once_expires_nothing() -> None:
     world = World()
     first = world.process()
-    job = _expiring(first, 100)
+    job = _dated(first, 100)
     world.clock.step(_HOUR)
     first.enqueue(spec=EnqueueSpec("other"))
     world.clock.step(-_HOUR)
@@ -343,10 +349,10 @@ def test_whatever_the_clock_does_a_window_ends_neither_early_nor_late(seed: int)
 
 @pytest.mark.parametrize("step", [-_HOUR, _HOUR, _YEAR])
 def test_a_job_never_expires_before_wall_time_says_so_in_two_frames(step: float) -> None:
-    """``expires`` is wall time: a step takes part in it, once the frame after it agrees."""
+    """A date is wall time: a step takes part in it, once the frame after it agrees."""
     world = World()
     first = world.process()
-    job = _expiring(first, 2 * _HOUR)
+    job = _dated(first, 2 * _HOUR)
     world.clock.step(step)
     first.enqueue(spec=EnqueueSpec("other"))
     assert Kind.EXPIRED not in world.kinds()

@@ -13,7 +13,8 @@ from taskq.log.facets import Facets
 from taskq.log.listing import Wanted, newest_jobs, tell_jobs
 from taskq.log.requests import Op
 from taskq.log.timetravel import Moment, stand_at
-from tests.log.acts import History, said
+from tests.log.acts import History
+from tests.log.tending import meaning
 from tests.log.world import PATH, PLAIN, World
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def _past(world: World, moment: Moment) -> Meaning:
     journal = world.reader()
     now_ns = stand_at(journal, moment)
-    return said(Facets(journal), now_ns)
+    return meaning(Facets(journal), now_ns)
 
 
 @pytest.mark.parametrize("steps_of_clock", [False, True])
