@@ -142,12 +142,15 @@ class LogReader:
 
         A paused queue gives none.
         """
-        with self._standing(at) as (journal, now_ns):
+
+        def read(journal: Journal, now_ns: int) -> list[JobView]:
             agenda = Facets(journal).need_agenda()
             agenda.promote(now_ns, 2**62)
             jobs = agenda.next_ready(count, None if queue is None else frozenset({queue}))
             views = [tell(journal, job, now_ns) for job in jobs]
-        return self._bodies.list_views([view for view in views if view is not None])
+            return [view for view in views if view is not None]
+
+        return self._bodies.list_views(self._told(at, read))
 
     def stats(self, at: Moment | None = None) -> LogStats:
         """Counts per queue.
