@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from taskq.core.why import Reason
     from taskq.handle import JobHandle, PendingJob
     from taskq.log.config import QueuePolicy
+    from taskq.log.timeline import JobEvent
     from taskq.log.deaths import DeadLetter
     from taskq.namedreaders import ReaderView
     from taskq.puts import Put
@@ -86,6 +87,7 @@ __all__ = [
     "JobCancelled",
     "JobContext",
     "JobError",
+    "JobEvent",
     "JobExpired",
     "JobFailed",
     "JobHandle",
@@ -145,6 +147,7 @@ _HOMES = {
     "Durability": "taskq.core.model",
     "EngineStats": "taskq.core.model",
     "JobContext": "taskq.context",
+    "JobEvent": "taskq.log.timeline",
     "JobHandle": "taskq.handle",
     "JobView": "taskq.core.model",
     "LogStats": "taskq.core.model",

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.history import tell
 from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.selection import letters
 from tests.log.tending import fill_segment, keeping, meaning, tend
 from tests.log.world import SMALL, Process, World
 
 if TYPE_CHECKING:
+    from taskq.core.model import JobView
     from taskq.log.requests import Delivery
     from tests.log.tending import Meaning
 
@@ -42,6 +44,8 @@ class History:
         self.steps_ns = 0
         self._steps_of_clock = steps_of_clock
         self.by_lsn: dict[int, Meaning] = {}
+        #: lsn -> what was told then of some numbers, be they jobs or not
+        self.told: dict[int, dict[int, JobView | None]] = {}
         #: wall time then less the steps before -> what was live last at that time
         self.by_time: dict[int, Meaning] = {}
 
@@ -79,6 +83,9 @@ class History:
         steps_ns = sum(one.step_ns for one in self.world.records())
         self.by_lsn[process.journal.next_lsn - 1] = picture
         self.by_time[now_ns - steps_ns] = picture
+        newest = process.journal.next_lsn - 1
+        some = {self.chance.randint(1, newest) for _ in range(6)}
+        self.told[newest] = {job: tell(process.journal, job, now_ns) for job in some}
         self.steps_ns = steps_ns
 
     def _enqueue(self, process: Process) -> None:

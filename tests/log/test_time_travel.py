@@ -10,6 +10,7 @@ from taskq.core.errors import MomentGone, UsageError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.log.carrying import encode_compacted
 from taskq.log.facets import Facets
+from taskq.log.history import tell
 from taskq.log.listing import Wanted, newest_jobs, tell_jobs
 from taskq.log.requests import Op
 from taskq.log.timetravel import Moment, stand_at
@@ -65,6 +66,21 @@ def test_what_compaction_left_tells_every_moment_from_its_end_on(seed: int) -> N
     [oldest] = set(gone.values())
     assert max(gone) < oldest <= min(told)
     _past(history.world, Moment(lsn=oldest))
+    _check_told(history, told)
+
+
+@pytest.mark.parametrize("seed", range(10, 13))
+def test_a_job_is_told_as_it_was_told_then(seed: int) -> None:
+    history = History(seed)
+    history.run(40)
+    _check_told(history, list(history.told))
+
+
+def _check_told(history: History, lsns: list[int]) -> None:
+    for lsn in lsns:
+        journal, now_ns = _standing(history.world, Moment(lsn=lsn))
+        for job, view in history.told[lsn].items():
+            assert tell(journal, job, now_ns) == view, (lsn, job)
 
 
 def test_an_lsn_inside_a_frame_means_the_state_after_the_frame() -> None:
