@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from taskq.core.why import Reason
     from taskq.handle import JobHandle, PendingJob
     from taskq.log.config import QueuePolicy
-    from taskq.log.timeline import JobEvent
     from taskq.log.deaths import DeadLetter
+    from taskq.log.timeline import JobEvent
     from taskq.namedreaders import ReaderView
     from taskq.puts import Put
     from taskq.record import Record
