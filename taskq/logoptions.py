@@ -51,6 +51,10 @@ class LogOptions(TypedDict, total=False):
     keep_bytes: int | None
     #: likewise, a number of sealed segments
     keep_segments: int | None
+    #: how long dead letters are kept after their death; "never" (the default): they never go
+    keep_dead: Duration
+    #: most dead letters; the oldest deaths go first
+    dead_max: int | None
     #: a named reader keeps what it has not read only while the log is smaller
     reader_lag_bytes: int | None
     #: whether this process keeps the log in order while it works
@@ -65,6 +69,7 @@ class LogOptions(TypedDict, total=False):
 _UNITS: Final = {
     "interval": "interval_seconds",
     "keep": "keep_seconds",
+    "keep_dead": "keep_dead_seconds",
     "lock_wait": "lock_wait_seconds",
     "min_free": "min_free_bytes",
     "reserve": "reserve_bytes",
@@ -86,8 +91,9 @@ def log_config(options: LogOptions) -> LogConfig:
     for name in ("interval_seconds", "lock_wait_seconds"):
         if name in values:
             values[name] = seconds(values[name], name.removesuffix("_seconds"))
-    if "keep_seconds" in values:
-        values["keep_seconds"] = seconds_or_never(values["keep_seconds"], "keep")
+    for name in ("keep_seconds", "keep_dead_seconds"):
+        if name in values:
+            values[name] = seconds_or_never(values[name], name.removesuffix("_seconds"))
     if "durability" in values:
         values["durability"] = _durability(values["durability"])
     return LogConfig(**values)

@@ -73,13 +73,23 @@ class QueueSettings(BaseModel):
     spill: bool | None = None
     #: seconds, or text such as "7d": how long finished jobs are kept after their end
     keep: Annotated[float, BeforeValidator(_seconds)] | None = None
+    #: likewise, dead letters after their death
+    keep_dead: Annotated[float, BeforeValidator(_seconds)] | None = None
+    #: most dead letters of the queue, which is then counted by itself
+    dead_max: int | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _as_values(cls, given: Any) -> Any:
         if not isinstance(given, QueuePolicy):
             return given
-        return {"compress": given.compress, "spill": given.spill, "keep": given.keep_seconds}
+        return {
+            "compress": given.compress,
+            "spill": given.spill,
+            "keep": given.keep_seconds,
+            "keep_dead": given.keep_dead_seconds,
+            "dead_max": given.dead_max,
+        }
 
     def policy(self) -> QueuePolicy:
         """The same in the log's words.
@@ -87,7 +97,13 @@ class QueueSettings(BaseModel):
         Raises:
             UsageError: a way to compress is not installed.
         """
-        return QueuePolicy(compress=self.compress, spill=self.spill, keep_seconds=self.keep)
+        return QueuePolicy(
+            compress=self.compress,
+            spill=self.spill,
+            keep_seconds=self.keep,
+            keep_dead_seconds=self.keep_dead,
+            dead_max=self.dead_max,
+        )
 
 
 class Settings(BaseSettings):
@@ -138,6 +154,10 @@ class Settings(BaseSettings):
     keep_bytes: ByteSize | None = None
     #: likewise, a number of sealed segments
     keep_segments: int | None = None
+    #: seconds, or text such as "30d": how long dead letters are kept, or "never"
+    keep_dead: Annotated[float | None, BeforeValidator(_seconds_or_never)] = None
+    #: most dead letters; the oldest deaths go first
+    dead_max: int | None = None
     #: a named reader keeps what it has not read only while the log is smaller
     reader_lag_bytes: ByteSize | None = None
     #: whether a process that works also keeps the log in order
@@ -187,6 +207,8 @@ class Settings(BaseSettings):
             keep_seconds=self.keep,
             keep_bytes=self.keep_bytes,
             keep_segments=self.keep_segments,
+            keep_dead_seconds=self.keep_dead,
+            dead_max=self.dead_max,
             reader_lag_bytes=self.reader_lag_bytes,
             upkeep=self.upkeep,
             keys_max=self.keys_max,

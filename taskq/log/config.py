@@ -46,6 +46,16 @@ class Packing(NamedTuple):
     spill: bool
 
 
+def check_dead_max(dead_max: int | None) -> None:
+    """Refuse what is no number of dead letters.
+
+    Raises:
+        UsageError: it is below 0.
+    """
+    if dead_max is not None and dead_max < 0:
+        raise UsageError(f"dead_max is {dead_max}, it must be 0 (keep none) or more")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
     """What is other in one queue than in the rest of its log; None: nothing.
@@ -54,14 +64,19 @@ class QueuePolicy:
         compress: how payloads and results are compressed.
         spill: whether large ones may go to files of their own.
         keep_seconds: how long finished jobs are kept after their end.
+        keep_dead_seconds: how long dead letters are kept after their death.
+        dead_max: most dead letters of the queue, which is then counted by itself.
     """
 
     compress: Compression | None = None
     spill: bool | None = None
     keep_seconds: float | None = None
+    keep_dead_seconds: float | None = None
+    dead_max: int | None = None
 
     def __post_init__(self) -> None:
         check_storage(self.compress, self.spill)
+        check_dead_max(self.dead_max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +105,9 @@ class LogConfig:
         keep_bytes: the log's size beyond which the oldest finished jobs go, whatever their age;
             None for no limit. Unsettled jobs, dead letters and held keys always stay.
         keep_segments: likewise, a number of sealed segments.
+        keep_dead_seconds: how long a dead letter is kept after its death; None for ever.
+        dead_max: most dead letters, of all queues together that have no number of their own; the
+            oldest deaths go first. None for no limit.
         reader_lag_bytes: a named reader keeps what it has not read, up to a log of this size; None:
             however large the log becomes.
         upkeep: whether this process keeps the log in order while it works.
@@ -112,6 +130,8 @@ class LogConfig:
     keep_seconds: float | None = KEEP_SECONDS
     keep_bytes: int | None = None
     keep_segments: int | None = None
+    keep_dead_seconds: float | None = None
+    dead_max: int | None = None
     reader_lag_bytes: int | None = None
     upkeep: bool = True
     keys_max: int = KEYS_MAX
@@ -126,6 +146,7 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         check_storage(self.compress, self.spill)
+        check_dead_max(self.dead_max)
         object.__setattr__(self, "queues", MappingProxyType(dict(self.queues)))
         for name in ("keep_bytes", "keep_segments", "reader_lag_bytes"):
             limit = getattr(self, name)

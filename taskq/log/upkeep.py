@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from taskq.core.errors import LogClosed, LogDamaged, LogError, TaskqError
 from taskq.core.model import SECOND_NS, CompactedSegment, CompactReport
 from taskq.log.compaction import Compaction
+from taskq.log.deadkeep import purge_steps
 from taskq.log.errand import Errand, Errands
 from taskq.log.files import SegmentGone
 from taskq.log.keeper import Keeper
@@ -224,6 +225,7 @@ class Upkeep:
             return
         yield from self._tend(self._journal.indexes.upkeep_steps())
         yield from self._tend(self._snapshots.steps())
+        yield from purge_steps(self._committer, self._errands)
         yield from self._compact(self._journal.config.keep_seconds)
         yield from self._collect()
 

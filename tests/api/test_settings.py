@@ -81,9 +81,24 @@ def test_a_queue_may_store_bodies_otherwise_than_the_rest(
     assert hash(given) == hash(again)
 
 
+def test_dead_letters_have_limits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = TaskQ()._connection.config
+    assert (plain.keep_dead_seconds, plain.dead_max) == (None, None)
+    monkeypatch.setenv("TASKQ_KEEP_DEAD", "2h")
+    monkeypatch.setenv("TASKQ_DEAD_MAX", "1000")
+    monkeypatch.setenv("TASKQ_QUEUES", '{"mail": {"keep_dead": "30d", "dead_max": 5}}')
+    config = TaskQ()._connection.config
+    assert (config.keep_dead_seconds, config.dead_max) == (7_200, 1_000)
+    assert config.queues["mail"] == QueuePolicy(keep_dead_seconds=30 * 86_400, dead_max=5)
+    given = TaskQ(keep_dead="never", queues={"mail": QueuePolicy(dead_max=7)})._connection.config
+    assert (given.keep_dead_seconds, given.queues["mail"].dead_max) == (None, 7)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("DEAD_MAX", "-1", "dead_max is -1, it must be 0"),
+        ("KEEP_DEAD", "soon", r"keep_dead \(TASKQ_KEEP_DEAD\) is 'soon'"),
         ("DURABILITY", "maybe", r"durability \(TASKQ_DURABILITY\) is 'maybe': .*'fsync'"),
         ("INTERVAL", "soon", r"interval \(TASKQ_INTERVAL\) is 'soon': .*give seconds"),
         ("EXCLUSIVE", "perhaps", r"exclusive \(TASKQ_EXCLUSIVE\) is 'perhaps'"),

@@ -1,0 +1,162 @@
+"""How long dead letters stay, and how many: the oldest deaths go first.
+
+A queue with a limit of its own is counted by itself, all the others together. What is found goes
+through ordinary batches, so a letter that somebody requeues meanwhile is left alone.
+"""
+
+from __future__ import annotations
+
+from heapq import nsmallest
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.model import SECOND_NS
+from taskq.log.deadletters import LETTERS_MAX
+from taskq.log.requests import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from taskq.core.agenda import Agenda
+    from taskq.log.committer import Committer
+    from taskq.log.config import LogConfig
+    from taskq.log.errand import Errand, Errands
+    from taskq.log.facets import Facets
+
+#: Letters that are looked at in one step: about a millisecond's worth.
+_SCANNED: Final = 2_000
+#: Of those beyond a limit of their number so many go in one pass.
+_EXCESS_MAX: Final = 2_000
+
+
+class DeadPolicy:
+    """The limits of a log and of its queues."""
+
+    def __init__(self, config: LogConfig) -> None:
+        self._keep_seconds = config.keep_dead_seconds
+        self._max = config.dead_max
+        self._queues = {
+            name: policy
+            for name, policy in config.queues.items()
+            if policy.keep_dead_seconds is not None or policy.dead_max is not None
+        }
+
+    def __bool__(self) -> bool:
+        """Whether any letter may ever be too old or one too many."""
+        return bool(self._queues) or not (self._keep_seconds is None and self._max is None)
+
+    def keep_seconds(self, queue: str) -> float | None:
+        """How long letters of the queue stay; None for ever."""
+        policy = self._queues.get(queue)
+        own = None if policy is None else policy.keep_dead_seconds
+        return self._keep_seconds if own is None else own
+
+    def group(self, queue: str) -> str:
+        """The queue itself if it is counted alone, else ""."""
+        policy = self._queues.get(queue)
+        return "" if policy is None or policy.dead_max is None else queue
+
+    def count_max(self, group: str) -> int | None:
+        """Most letters of a group; None for no limit."""
+        return self._queues[group].dead_max if group else self._max
+
+
+def overdue_dead(
+    facets: Facets, now_ns: int, policy: DeadPolicy
+) -> Generator[list[int], None, bool]:
+    """Dead letters that are too old or too many, a part of them a step; most steps find none.
+
+    Returns True when there are too many still: another pass finds more.
+    """
+    agenda = facets.agenda
+    if agenda is None or not policy:
+        return False
+    rest = _Excess(agenda, policy)
+    start = 0
+    while start >= 0:
+        agenda = facets.agenda
+        if agenda is None:  # thrown away meanwhile: the next look sees to it
+            return False
+        old, start = _scan(agenda, start, now_ns, policy, rest)
+        yield old
+    yield from rest.jobs()
+    return rest.has_more
+
+
+def purge_steps(committer: Committer, errands: Errands) -> Generator[Errand | None, None, None]:
+    """Forget the dead letters that are too old or too many, slice by slice."""
+    policy = DeadPolicy(committer.config)
+    again = bool(policy)
+    while again:
+        now_ns = committer.journal.clock.wall_ns()
+        overdue = overdue_dead(committer.facets, now_ns, policy)
+        while True:
+            try:
+                jobs = next(overdue)
+            except StopIteration as end:
+                again = end.value
+                break
+            yield None
+            for start in range(0, len(jobs), LETTERS_MAX):
+                yield from errands.make(Op.PURGE, jobs[start : start + LETTERS_MAX]).wait()
+
+
+class _Excess:
+    """The oldest deaths of each group that has more letters than it may."""
+
+    def __init__(self, agenda: Agenda, policy: DeadPolicy) -> None:
+        counts: dict[str, int] = {}
+        for lane in agenda.lanes:
+            group = policy.group(lane.queue)
+            counts[group] = counts.get(group, 0) + lane.dead
+        self._over: dict[str, int] = {}
+        for group, count in counts.items():
+            limit = policy.count_max(group)
+            if limit is not None and count > limit:
+                self._over[group] = count - limit
+        self._found: dict[str, list[tuple[int, int]]] = {group: [] for group in self._over}
+        self.has_more = any(over > _EXCESS_MAX for over in self._over.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._over)
+
+    def gone(self, group: str) -> None:
+        """One of the group goes because of its age."""
+        if group in self._over:
+            self._over[group] -= 1
+
+    def add(self, group: str, second: int, job: int) -> None:
+        """A letter that is not too old."""
+        found = self._found.get(group)
+        if found is not None:
+            found.append((second, job))
+            if len(found) >= 2 * _EXCESS_MAX:
+                found[:] = nsmallest(_EXCESS_MAX, found)
+
+    def jobs(self) -> Iterator[list[int]]:
+        """Those that are too many, of one group after the other."""
+        for group, over in self._over.items():
+            oldest = nsmallest(max(min(over, _EXCESS_MAX), 0), self._found[group])
+            yield sorted(job for _, job in oldest)
+
+
+def _scan(
+    agenda: Agenda, start: int, now_ns: int, policy: DeadPolicy, rest: _Excess
+) -> tuple[list[int], int]:
+    """The letters from ``start`` on that are too old, and where to go on; -1 at the end."""
+    now = now_ns // SECOND_NS
+    lanes: dict[int, tuple[float | None, str]] = {}
+    old: list[int] = []
+    for number, (chunk, index) in enumerate(agenda.dead.since(start)):
+        job, second, lane = chunk.ids[index], chunk.metas[index], chunk.lanes[index]
+        if number == _SCANNED:
+            return old, job
+        if lane not in lanes:
+            queue = agenda.lanes[lane].queue
+            lanes[lane] = policy.keep_seconds(queue), policy.group(queue)
+        keep, group = lanes[lane]
+        if keep is not None and second + keep < now:
+            old.append(job)
+            rest.gone(group)
+        elif rest:
+            rest.add(group, second, job)
+    return old, -1
