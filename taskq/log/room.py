@@ -42,6 +42,8 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: The soonest and the latest next look, and how fast the disk is taken to fill up in between.
 _LOOK_NS_MIN: Final = SECOND_NS // 20
 _LOOK_NS_MAX: Final = SECOND_NS
+#: So long after somebody was refused the log tries to make room.
+_SOUGHT_NS: Final = 5 * SECOND_NS
 _FILL_BYTES_PER_SECOND: Final = 4 * 1024**3
 #: Besides what was asked for, a batch may hold claims, expiries and what dead owners left.
 _MARGIN_BYTES: Final = 16 * 1024
@@ -69,12 +71,17 @@ class Room:
         self.refused: OSError | None = None
         self._is_short = False
         self._left = 0
-        self._look_at_ns = 0
+        self._look_at_ns = self._sought_until_ns = 0
 
     @property
     def pressed(self) -> bool:
         """Whether the disk is short: enqueues are refused, the log should free what it can."""
         return self._is_short or self.refused is not None
+
+    @property
+    def is_sought(self) -> bool:
+        """Whether somebody was refused for want of room just now: the log should make some."""
+        return self.pressed or self._clock.steady_ns() < self._sought_until_ns
 
     @property
     def headroom(self) -> int:
@@ -105,6 +112,8 @@ class Room:
                 kept.append(request)
             else:
                 refused.append(request)
+        if refused:
+            self._sought_until_ns = now_ns + _SOUGHT_NS
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return kept, Survey.of(kept), refusals(refused, self._error(self.refused or full))
 

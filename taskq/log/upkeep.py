@@ -41,6 +41,8 @@ _log: Final = logging.getLogger("taskq")
 LOOK_NS: Final = 10 * SECOND_NS
 #: After trouble (disk full, log locked) upkeep waits so long.
 TROUBLE_NS: Final = 30 * SECOND_NS
+#: While the disk is nearly full it looks this often.
+_PRESSED_NS: Final = SECOND_NS
 #: How often somebody who asked looks whether the other process is done.
 _TURN_NS: Final = SECOND_NS // 20
 #: What is done between two batches: so long, or so many of the smallest steps.
@@ -72,7 +74,7 @@ class Upkeep:
         self._snapshots = Snapshots(committer)
         self._steps: Steps | None = None
         self._lock = -1
-        self._look_at_ns = 0
+        self._look_at_ns = self._looked_ns = 0
         self._looked_segment = 0
         #: a size of the log before which it does not pay to try again to make it smaller
         self._patience_bytes = 0
@@ -87,7 +89,7 @@ class Upkeep:
 
     def seconds_until_look(self) -> float:
         """Until there may be something to do; infinite in a process that leaves it to others."""
-        at_ns = self._pause_until_ns if self._steps is not None else self._look_at_ns
+        at_ns = self._pause_until_ns if self._steps is not None else self._next_look_ns()
         if self._steps is None and not self._is_ours():
             return float("inf")
         return max(at_ns - self._journal.clock.steady_ns(), 0) / SECOND_NS
@@ -155,17 +157,23 @@ class Upkeep:
         """Whoever only enqueues leaves it to the workers."""
         return self._journal.config.upkeep and self._committer.facets.agenda is not None
 
+    def _next_look_ns(self) -> int:
+        """Steady time of the next look; on a disk that is nearly full it does not wait long."""
+        if not self._committer.room.is_sought:
+            return self._look_at_ns
+        return min(self._look_at_ns, self._looked_ns + _PRESSED_NS)
+
     def _wants_to_look(self) -> bool:
         if not self._is_ours():
             return False
         now = self._journal.clock.steady_ns()
         if (
-            now < self._look_at_ns
+            now < self._next_look_ns()
             and self._looked_segment == self._journal.segment
             and not self._snapshots.due()
         ):
             return False
-        self._look_at_ns = now + LOOK_NS
+        self._looked_ns, self._look_at_ns = now, now + LOOK_NS
         self._looked_segment = self._journal.segment
         return True
 
@@ -223,16 +231,20 @@ class Upkeep:
     def _work(self) -> Steps:
         if not self._take_turn():
             return
-        yield from self._tend(self._journal.indexes.upkeep_steps())
-        yield from self._tend(self._snapshots.steps())
+        if not self._committer.room.is_sought:  # else what frees room comes first
+            yield from self._tend(self._journal.indexes.upkeep_steps())
+            yield from self._tend(self._snapshots.steps())
         yield from purge_steps(self._committer, self._errands)
         yield from self._compact(self._journal.config.keep_seconds)
         yield from self._collect()
 
     def _tend(self, steps: Iterator[None]) -> Steps:
-        """Steps that send nothing."""
-        for _ in steps:
-            yield None
+        """Steps that send nothing; that the disk refuses them stops nothing else."""
+        try:
+            for _ in steps:
+                yield None
+        except OSError as error:
+            self._complain(error.errno, "%s: upkeep goes without: %s", self._journal.path, error)
 
     def _collect(self) -> Steps:
         """Remove the files of payloads and results that no record names any more."""
@@ -266,7 +278,7 @@ class Upkeep:
             found = due(
                 journal,
                 journal.clock.wall_ns(),
-                is_pressed=self._committer.room.pressed,
+                is_pressed=self._committer.room.is_sought,
                 keep_seconds=keep_seconds,
                 gone=report.gone if report.dry_run else 0,
             )

@@ -6,12 +6,13 @@ import contextlib
 import errno
 import shutil
 import subprocess
+import time
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from taskq.core.errors import AppendFailed, DiskFull
-from taskq.core.model import Durability, State
+from taskq.core.model import SECOND_NS, Durability, Extras, State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.reader import LogReader
@@ -167,3 +168,36 @@ def test_a_full_disk_refuses_enqueues_and_goes_on_once_there_is_room(
     assert again.recovered == []
     assert again.thread_port.enqueue(_SPEC, b"again").result(_SECONDS) not in views
     again.close()
+
+
+@pytest.mark.parametrize("keep_seconds", [None, 0.0])
+def test_the_log_frees_itself_on_a_full_disk_and_goes_on(
+    small_disk: Path, keep_seconds: float | None
+) -> None:
+    """Three disks full of work pass through; of its finished jobs the oldest go, no others."""
+    config = LogConfig(segment_bytes=SEGMENT_BYTES_MIN, keep_seconds=keep_seconds)
+    store = open_store(str(small_disk / "data"), config)
+    port = store.thread_port
+    delayed = Extras(due_ns=3_600 * SECOND_NS)
+    first = port.enqueue(EnqueueSpec("later", "task"), b"later", delayed).result(_SECONDS)
+    passed = 0
+    give_up_at = time.monotonic() + 2 * _SECONDS
+    while passed < 3 * _SIZE_BYTES:
+        assert time.monotonic() < give_up_at, f"stuck after {passed} bytes"
+        try:
+            port.enqueue(_SPEC, bytes(20_000)).result(_SECONDS)
+        except DiskFull:
+            # Claims go on; each batch gives upkeep its turn.
+            port.claim(ClaimRequest(1, wait_until_ns=0)).result(_SECONDS)
+            continue
+        (delivery,) = port.claim(ClaimRequest(1, frozenset({"default"}))).result(_SECONDS)
+        assert port.settle([Settlement(Kind.SUCCEEDED, delivery)]).result(_SECONDS) == [None]
+        passed += 20_000
+    assert isinstance(first, int)
+    view = port.view(first).result(_SECONDS)
+    assert view.state is State.SCHEDULED
+    assert view.payload == b"later"
+    store.close()
+    with LogReader.open(str(small_disk / "data")) as reader:
+        assert not reader.verify().damage
+        assert reader.stats().size < _SIZE_BYTES
