@@ -1,0 +1,151 @@
+"""What holds however long the log is: no segment is opened twice, no job passed over or kept back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq.core.model import SECOND_NS, Extras, State
+from taskq.core.records import Kind
+from taskq.log.operations import EXPIRED_MAX
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
+from tests.log.tending import FILLER, fill_segment, keeping, tend
+from tests.log.told import write
+from tests.log.world import World
+
+if TYPE_CHECKING:
+    from taskq.log.requests import Delivery
+    from tests.log.world import Process
+
+DAY = 86_400
+LOW = EnqueueSpec("default", "mail.send", 0, 3)
+HIGH = EnqueueSpec("default", "mail.send", 9, 3)
+
+
+def backlog(process: Process, segments: int) -> list[int]:
+    """Waiting jobs over so many segments."""
+    jobs = [process.enqueue(FILLER)]
+    while len(process.world.segments()) < segments:
+        jobs.append(process.enqueue(FILLER))
+    return jobs
+
+
+def test_claiming_opens_each_segment_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: what a claim costs does not grow with the log."""
+    world = World()
+    writer = world.process()
+    jobs = backlog(writer, 10)
+    writer.close()
+    worker = world.process()
+    opened: Counter[str] = Counter()
+    open_file = worker.disk.open
+
+    def counted(path: str, **options: Any) -> int:
+        opened[path] += path.endswith(".log")
+        return open_file(path, **options)
+
+    monkeypatch.setattr(worker.disk, "open", counted)
+    claimed = [delivery.job for _ in jobs for delivery in worker.claim()]
+    assert claimed == jobs
+    assert max(opened.values()) == 1
+    assert opened.total() <= len(world.segments())
+
+
+@pytest.mark.parametrize("is_snapped", [False, True])
+def test_old_jobs_of_low_priority_are_claimed_after_a_restart(is_snapped: bool) -> None:
+    """They lie segments before those of high priority that were claimed first."""
+    world = World()
+    process = world.process()
+    low = [process.enqueue(b"low", None, LOW) for _ in range(3)]
+    backlog(process, 4)
+    high = [process.enqueue(b"high", None, HIGH) for _ in range(3)]
+    assert [delivery.job for delivery in process.claim(3)] == high
+    if is_snapped:
+        write(process)
+    process.kill()
+    world.lose_power()
+    again = world.process()
+    claimed = again.claim(10_000)
+    assert [delivery.job for delivery in claimed[:3]] == high  # their claims went with the power
+    assert [delivery.job for delivery in claimed[-3:]] == low
+    assert len(claimed) == len({delivery.job for delivery in claimed})
+
+
+def test_thousands_of_expired_jobs_do_not_delay_a_valid_one() -> None:
+    """They end in a few batches, and the claim that waits meanwhile gets the first valid job."""
+    process = World().process()
+    count = 2 * EXPIRED_MAX + 1
+    for _ in range(count):
+        process.offer(b"late", Extras(expires_ns=SECOND_NS), HIGH)
+    valid = process.enqueue(b"valid")
+    process.world.clock.advance(2)
+    future: Future[list[Delivery]] = Future()
+    process.commit([(Op.CLAIM, None, future, ClaimRequest(1, wait_until_ns=0))])
+    batches = 1
+    while not future.done():
+        process.commit([])
+        batches += 1
+    assert [delivery.job for delivery in future.result(0)] == [valid]
+    assert batches == 3
+    (queue,) = process.catch_up().need_agenda().stats()
+    assert (queue.expired, queue.running) == (count, 1)
+    assert process.world.kinds().count(Kind.EXPIRED) == count
+
+
+def test_a_payload_that_was_claimed_is_read_though_its_segment_went() -> None:
+    world = World(config=keeping(keep_segments=1))
+    other, worker = world.process(), world.process()
+    job = other.enqueue(b"payload", Extras(headers={"a": "b"}))
+    (delivery,) = worker.claim()
+    segment = world.segments()[0]
+    for _ in range(4):
+        fill_segment(other)
+    tend(other)
+    assert segment not in world.segments()
+    assert (delivery.job, delivery.payload, delivery.headers) == (job, b"payload", {"a": "b"})
+    worker.settle(delivery, body=b"done")
+    view = world.view(job)
+    assert view is not None
+    assert (view.state, view.payload, view.result) == (State.SUCCEEDED, b"payload", b"done")
+
+
+@pytest.mark.parametrize("waits", ["scheduled", "ready", "running", "tried"])
+def test_a_job_that_is_not_over_outlives_the_time_that_finished_ones_are_kept(waits: str) -> None:
+    """However long that takes: time counts from the end of a job, and it has none yet."""
+    world = World(config=keeping(keep_seconds=DAY))
+    process = world.process()
+    delay_ns = 9 * DAY * SECOND_NS if waits == "scheduled" else 0
+    job = process.enqueue(b"x", Extras(due_ns=delay_ns))
+    if waits in {"running", "tried"}:
+        (delivery,) = process.claim()
+        if waits == "tried":
+            process.settle(delivery, Kind.RETRIED, body=b"why", delay_ns=9 * DAY * SECOND_NS)
+    for _ in range(4):
+        process.world.clock.advance(2 * DAY)
+        process.send(Op.ENQUEUE, (EnqueueSpec("other"), FILLER, None))
+        _fill(process)
+        tend(process)
+    assert len(world.segments()) <= 3
+    view = world.view(job)
+    assert view is not None
+    assert view.payload == b"x"
+    process.world.clock.advance(2 * DAY)
+    if waits != "running":
+        (delivery,) = [one for one in process.claim(99) if one.job == job]
+    process.settle(delivery, body=b"done")
+    view = world.view(job)
+    assert view is not None
+    assert (view.state, view.result) == (State.SUCCEEDED, b"done")
+
+
+def _fill(process: Process) -> None:
+    """Finish jobs of another queue until a new segment begins."""
+    segment = process.journal.segment
+    request = ClaimRequest(9, queues=frozenset({"other"}), wait_until_ns=0)
+    while process.journal.segment == segment:
+        process.enqueue(FILLER, None, EnqueueSpec("other"))
+        for delivery in process.ask(Op.CLAIM, request):
+            process.settle(delivery)
