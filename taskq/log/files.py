@@ -75,6 +75,10 @@ class SegmentFiles:
         names = self._disk.names(f"{self._path}/log")
         self.lsns = sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
         self.number(self.lsns)
+        if self._writable:  # who only reads may want to come to the end of one that was removed
+            # As long as anybody has it open, the disk gets nothing back.
+            for lsn in self._descriptors.keys() - {*self.lsns, self.pinned}:
+                self._disk.close(self._descriptors.pop(lsn))
 
     def __contains__(self, lsn: int) -> bool:
         return lsn in self._ordinals
@@ -294,11 +298,12 @@ class SegmentFiles:
 
     def scanner(self, lsn: int, size: int, next_lsn: int, *, sealed: bool) -> Scanner:
         """A reader of a segment's frames."""
-        descriptor = self.descriptor(lsn)
         # A tail that cannot be read is no torn one: nobody may cut it for that.
         read = self._read if sealed else self._disk.read
+        self.descriptor(lsn)
         return Scanner(
-            lambda count, offset: read(descriptor, count, offset),
+            # Asked for each time: between two reads many others may have been opened.
+            lambda count, offset: read(self.descriptor(lsn), count, offset),
             self.seed(lsn),
             size,
             next_lsn,

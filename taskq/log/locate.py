@@ -39,12 +39,12 @@ def hop(
     files: SegmentFiles, segment: int, offset: int, size: int
 ) -> Iterator[tuple[int, codec.FrameHeader]]:
     """(offset, header) of each frame, up to the first bytes that are no whole header."""
-    seed, descriptor = files.seed(segment), files.descriptor(segment)
+    seed = files.seed(segment)
     data, base = b"", offset
     while offset + codec.FRAME_HEADER_SIZE <= size:
         at = offset - base
         if at + codec.FRAME_HEADER_SIZE > len(data):
-            data, base, at = files._read(descriptor, _HOP_BYTES, offset), offset, 0
+            data, base, at = files._read(files.descriptor(segment), _HOP_BYTES, offset), offset, 0
         header = codec.decode_frame_header(data, at, seed, offset)
         if header is None:
             return

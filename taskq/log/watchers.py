@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import JobNotFound
 from taskq.log.facets import NO_JOB
 from taskq.log.files import SegmentGone
-from taskq.log.history import read_outcome
+from taskq.log.history import find_end, read_outcome
 from taskq.log.operations import failure
 
 if TYPE_CHECKING:
@@ -72,12 +72,24 @@ class Watchers:
             try:
                 found = location != NO_JOB
                 outcome = read_outcome(self._journal, location) if found else self._not_found(job)
-            except SegmentGone:  # it ended lately, and is not kept
-                outcome = self._not_found(job)
+            except SegmentGone:
+                outcome = self._look_again(job)
             except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
                 outcome = failure(error)
             for port, future in self._waiting.pop(job, ()):
                 yield port, future, outcome
+
+    def _look_again(self, job: int) -> Outcome | TaskqError:
+        """What became of a job whose end was written again since, or is not kept."""
+        try:
+            location = find_end(self._journal, job)
+            if location is not None:
+                return read_outcome(self._journal, location)
+            return self._not_found(job)
+        except JobNotFound:
+            return self._not_found(job)
+        except Exception as error:  # noqa: BLE001 - as in ``settled``
+            return failure(error)
 
     def _not_found(self, job: int) -> JobNotFound:
         return JobNotFound(
