@@ -59,6 +59,8 @@ class LogOptions(TypedDict, total=False):
     reader_lag_bytes: int | None
     #: whether this process keeps the log in order while it works
     upkeep: bool
+    #: a job that waits longer rises one priority for each such window, up to 9; or "never"
+    starvation: Duration | None
     #: most dedup keys that are held at a time; an enqueue with another is refused
     keys_max: int
     #: what is other in some queues, by their names
@@ -73,6 +75,7 @@ _UNITS: Final = {
     "lock_wait": "lock_wait_seconds",
     "min_free": "min_free_bytes",
     "reserve": "reserve_bytes",
+    "starvation": "starvation_seconds",
 }
 
 
@@ -94,6 +97,9 @@ def log_config(options: LogOptions) -> LogConfig:
     for name in ("keep_seconds", "keep_dead_seconds"):
         if name in values:
             values[name] = seconds_or_never(values[name], name.removesuffix("_seconds"))
+    if values.get("starvation_seconds") is not None:
+        window = values["starvation_seconds"]
+        values["starvation_seconds"] = seconds_or_never(window, "starvation")
     if "durability" in values:
         values["durability"] = _durability(values["durability"])
     return LogConfig(**values)

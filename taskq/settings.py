@@ -29,7 +29,14 @@ from taskq.core.durations import NEVER, Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
 from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression
-from taskq.log.config import KEEP_SECONDS, KEYS_MAX, SPILL_BYTES_MAX, LogConfig, QueuePolicy
+from taskq.log.config import (
+    KEEP_SECONDS,
+    KEYS_MAX,
+    SPILL_BYTES_MAX,
+    STARVATION_SECONDS,
+    LogConfig,
+    QueuePolicy,
+)
 
 
 def _seconds(value: Duration) -> float:
@@ -162,6 +169,9 @@ class Settings(BaseSettings):
     reader_lag_bytes: ByteSize | None = None
     #: whether a process that works also keeps the log in order
     upkeep: bool = True
+    #: seconds, or text such as "10m": a job that waits longer rises one priority for each such
+    #: window, up to 9; or "never"
+    starvation: Annotated[float | None, BeforeValidator(_seconds_or_never)] = STARVATION_SECONDS
     #: most dedup keys that are held at a time; an enqueue with another is refused
     keys_max: int = KEYS_MAX
     #: what is other in some queues, by their names; JSON in the environment
@@ -212,6 +222,7 @@ class Settings(BaseSettings):
             reader_lag_bytes=self.reader_lag_bytes,
             upkeep=self.upkeep,
             keys_max=self.keys_max,
+            starvation_seconds=self.starvation,
             queues={name: queue.policy() for name, queue in self.queues.items()},
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.jobtable import META_EXPIRES
+from taskq.core.jobtable import META_BACK, META_EXPIRES
 from taskq.core.model import LIVE_STATES, SECOND_NS, State
 from taskq.core.records import Kind
 from taskq.core.transitions import after
@@ -35,11 +35,14 @@ def apply_carried(
     claim: tuple[int, int, int],
     lease_ns: int,
     ended_ns: int,
+    *,
+    since_ns: int = 0,
 ) -> None:
     """The job stands at ``location`` now, in this state.
 
     ``meta`` holds flags and attempts; ``expires`` and ``due`` are moments, 0 for none, and whether
-    they are wall time; ``claim`` is (token, epoch, owner) of a running job.
+    they are wall time; ``claim`` is (token, epoch, owner) of a running job; ``since_ns`` is the
+    wall time since when a ready job waits.
     """
     if state is State.DEAD:
         _apply_carried_dead(agenda, job, location, lane, ended_ns)
@@ -51,6 +54,8 @@ def apply_carried(
         chunk.locations[agenda.table.index] = location
         return
     meta |= state
+    if state is _READY:
+        meta |= META_BACK
     if expires[0]:
         meta |= META_EXPIRES
     agenda.table.insert(job, location, lane.number, meta)
@@ -63,24 +68,31 @@ def apply_carried(
         if lease_ns:
             agenda.leases.apply_until(job, lease_ns)
     else:
-        agenda.enter_ready(lane, job)
+        agenda.enter_ready(lane, job, since_ns - agenda.times.shift_ns)
     if expires[0]:
         agenda.apply_expiry(job, *expires)
 
 
 def apply_carried_run(
-    agenda: Agenda, jobs: list[int], locations: list[int], lane: Lane, meta: int
+    agenda: Agenda,
+    jobs: list[int],
+    locations: list[int],
+    lane: Lane,
+    meta: int,
+    since_ns: list[int],
 ) -> None:
     """Do as ``apply_carried`` for ready jobs of rising numbers that were never claimed."""
     table = agenda.table
     if any(table.find(job) is not None for job in jobs):
-        for job, location in zip(jobs, locations, strict=True):
+        for job, location, since in zip(jobs, locations, since_ns, strict=True):
             apply_carried(
-                agenda, job, location, lane, meta, _READY, _NEVER, _NEVER, (0, 0, 0), 0, 0
-            )
+                agenda, job, location, lane, meta, _READY, _NEVER, _NEVER, (0, 0, 0), 0, 0,
+                since_ns=since,
+            )  # fmt: skip
         return
-    table.insert_run(jobs, locations, lane.number, meta | _READY)
-    agenda.enter_ready_run(lane, jobs)
+    table.insert_run(jobs, locations, lane.number, meta | _READY | META_BACK)
+    shift = agenda.times.shift_ns
+    agenda.enter_ready_run(lane, jobs, [since - shift for since in since_ns])
 
 
 def _apply_carried_dead(agenda: Agenda, job: int, location: int, lane: Lane, ended_ns: int) -> None:
@@ -98,7 +110,7 @@ def apply_requeued(agenda: Agenda, job: int, location: int, lane: Lane, meta: in
     forget_dead(agenda, job)
     if agenda.table.find(job) is not None:
         return
-    agenda.table.insert(job, location, lane.number, meta | _AGAIN)
+    agenda.table.insert(job, location, lane.number, meta | _AGAIN | META_BACK)
     agenda.enter_ready(lane, job)
 
 

@@ -21,6 +21,7 @@ from taskq.core.dedup import Dedup, _Page
 from taskq.core.jobtable import CHUNK, Chunk, JobTable
 from taskq.core.lanes import Lane
 from taskq.core.model import PRIORITY_MAX
+from taskq.core.returned import Returned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -35,7 +36,7 @@ _LANE_NUMBERS: Final = (
     "priority", "blocked", "entries", "left", "ready", "scheduled", "running", "succeeded", "dead",
     "cancelled", "expired", "_head", "_swept",
 )  # fmt: skip
-_AGENDA_NUMBERS: Final = ("floor_lsn", "_scheduled", "_expiring", "_left")
+_AGENDA_NUMBERS: Final = ("floor_lsn", "moment", "_scheduled", "_expiring", "_left")
 _DEDUP_NUMBERS: Final = ("shift_ns", "size", "_swept", "_taken")
 
 
@@ -102,6 +103,8 @@ def freeze_agenda(agenda: Agenda) -> Frozen:
     frozen.put("Q", agenda._overdue)
     frozen.put("Q", [moment for moment, _ in agenda._overdue.values()])
     frozen.put("B", [is_wall for _, is_wall in agenda._overdue.values()])
+    frozen.put("Q", agenda.ages._lsns)
+    frozen.put("Q", agenda.ages._moments)
     return frozen
 
 
@@ -134,6 +137,10 @@ def thaw_agenda(source: Source) -> Agenda:
     jobs, moments, walls = source.take("Q"), source.take("Q"), source.take("B")
     expiries = zip(moments, map(bool, walls), strict=True)
     agenda._overdue = dict(zip(jobs, expiries, strict=True))
+    ages = agenda.ages
+    ages._lsns, ages._moments = source.take("Q"), source.take("Q")
+    if len(ages._lsns) != len(ages._moments):
+        raise ValueError(f"{len(ages._lsns)} frames have {len(ages._moments)} times")
     return agenda
 
 
@@ -162,7 +169,7 @@ def _take_lanes(source: Source) -> list[Lane]:
         if not 0 <= lane.priority <= PRIORITY_MAX:
             raise ValueError(f"a lane has priority {lane.priority}")
         lane._blocks.extend(_some(blocks, count))
-        lane._back = back
+        lane._back = Returned.of(back)
         lanes.append(lane)
     return lanes
 

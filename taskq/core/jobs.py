@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK, JobTable
-from taskq.core.lanes import NO_JOB, Lane, Lanes
+from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, FRESH_MASK, STATE_MASK, JobTable
+from taskq.core.lanes import NO_JOB, Lanes
 from taskq.core.leases import Leases
 from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.core.transitions import after
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 _SCHEDULED: Final = int(after(State.ABSENT, Kind.ENQUEUED, waits=True))
@@ -60,19 +56,6 @@ class Jobs(Lanes):
             return 0
         return (chunk.metas[self.table.index] & ATTEMPT_MASK) >> ATTEMPT_SHIFT
 
-    def next_ready(self, count: int, queues: frozenset[str] | None) -> list[int]:
-        """The next jobs that ``take`` would claim, left where they are."""
-        jobs: list[int] = []
-        for level in reversed(self._ready):
-            found: list[int] = []
-            for lane in level:
-                if queues is None or lane.queue in queues:
-                    found += islice(self._ready_in(lane), count - len(jobs))
-            jobs += sorted(found)[: count - len(jobs)]
-            if len(jobs) >= count:
-                break
-        return jobs
-
     def oldest_ready(self) -> dict[str, tuple[int, ...]]:
         """Of each queue with ready jobs those among which the oldest is: one or two.
 
@@ -82,8 +65,9 @@ class Jobs(Lanes):
         for lane in self.lanes:
             if not lane.ready:
                 continue
-            for is_fresh, entries in ((True, lane.fresh()), (False, lane.given_back())):
-                first = next(filter(self._is_ready, entries), NO_JOB)
+            fresh = filter(self._is_fresh, lane.fresh())
+            for is_fresh, entries in ((True, fresh), (False, lane.given_back())):
+                first = next(entries, NO_JOB)
                 place = lane.queue, is_fresh
                 firsts[place] = min(firsts.get(place, NO_JOB), first)
         found: dict[str, tuple[int, ...]] = {}
@@ -92,9 +76,10 @@ class Jobs(Lanes):
                 found[queue] = (*found.get(queue, ()), job)
         return found
 
-    def _is_ready(self, job: int) -> bool:
+    def _is_fresh(self, job: int) -> bool:
+        """Whether a job is ready, and was so when it came."""
         chunk = self.table.find(job)
-        return chunk is not None and chunk.metas[self.table.index] & STATE_MASK == _READY
+        return chunk is not None and chunk.metas[self.table.index] & FRESH_MASK == _READY
 
     def _is_scheduled(self, job: int) -> bool:
         chunk = self.table.find(job)
@@ -102,10 +87,3 @@ class Jobs(Lanes):
 
     def _is_live(self, job: int) -> bool:
         return self.table.find(job) is not None
-
-    def _ready_in(self, lane: Lane) -> Iterator[int]:
-        before = NO_JOB
-        for job in lane:
-            if job != before and self._is_ready(job):
-                yield job
-            before = job

@@ -21,6 +21,10 @@ STATE_MASK: Final = 0b111
 META_EXPIRES: Final = 1 << 3
 META_KEYED: Final = 1 << 4
 META_DURABLE_CLAIM: Final = 1 << 5
+#: It was not ready when it came, or is not for the first time: its place is beside the lane's fresh
+#: ones.
+META_BACK: Final = 1 << 6
+FRESH_MASK: Final = STATE_MASK | META_BACK
 ATTEMPT_SHIFT: Final = 8
 ATTEMPT_UNIT: Final = 1 << ATTEMPT_SHIFT
 ATTEMPT_MASK: Final = 0xFFFF << ATTEMPT_SHIFT

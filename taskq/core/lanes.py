@@ -1,10 +1,10 @@
 """A lane: the ready jobs of one (queue, priority, task), oldest first, 8 bytes each.
 
 Fresh jobs arrive in the order of their ids and go to plain blocks; given-back ones and those whose
-time has come keep their place by id through a small sorted structure beside the blocks. A job that
-left the ready state stays behind as a stale entry, and is passed over when it is reached. Where
-stale entries prevail they are swept out, a block at a time: a million at once would hold the writer
-lock for a second.
+time has come keep their place by id through a small sorted structure beside the blocks, which knows
+since when each is ready. A fresh job that left the ready state may stay behind as a stale entry,
+and is passed over when it is reached. Where stale entries prevail they are swept out, a block at a
+time: a million at once would hold the writer lock for a second.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from heapq import merge
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.blocks import SortedBlocks
 from taskq.core.model import PRIORITY_MAX, QueueStats
+from taskq.core.returned import Returned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from taskq.core.ages import Ages
+
 _BLOCK: Final = 1_024
 #: Larger than any lsn.
 NO_JOB: Final = 2**64 - 1
+#: No moment is later.
+LATEST: Final = 2**64 - 1
 #: Why a lane is blocked.
 BLOCKED_BY_PAUSE: Final = 1
 
@@ -34,7 +38,7 @@ class Lane:
 
     Attributes:
         number: index in the agenda's list of lanes.
-        entries: ids that ``pop`` would return, stale and double ones among them.
+        entries: ids that ``pop`` would return, stale ones among them.
         ready: jobs that may be claimed now (stale entries not counted).
         left: how often a job was taken from among the ready ones without ``pop``.
         body_at: where the payload starts in the plain enqueue records of this lane.
@@ -79,7 +83,7 @@ class Lane:
         self.succeeded = self.dead = self.cancelled = self.expired = 0
         self._blocks: deque[array[int]] = deque()
         self._head = self._swept = 0
-        self._back = SortedBlocks()
+        self._back = Returned()
 
     def push(self, job: int) -> None:
         """Append a job that is younger than all before."""
@@ -102,16 +106,47 @@ class Lane:
             block.extend(range(first, following))
             first = following
 
-    def give_back(self, job: int) -> None:
-        """Put a job in at the place of its id."""
-        self._back.add(job, job)
-        self.entries += 1
+    def give_back(self, job: int, moment: int) -> None:
+        """Put a job in at the place of its id; it is ready since ``moment``."""
+        self.entries += self._back.put(job, moment)
+
+    def leave(self, job: int, is_ready: Callable[[int], bool]) -> None:
+        """A job is not ready any more: drop its entry, if only stale ones stand before it."""
+        if self._back.size and self._back.discard(job):
+            self.entries -= 1
+            return
+        while (head := self._fresh_head()) <= job:
+            if head != job and is_ready(head):
+                return
+            self._drop_head()
+            if head == job:
+                return
 
     def head(self) -> int:
         """The id at the head, stale or not; NO_JOB when there is none."""
         back = self._back.first_key()
-        fresh = self._blocks[0][self._head] if self._blocks else NO_JOB
+        fresh = self._fresh_head()
         return fresh if back is None or fresh < back else back
+
+    def head_within(self, fresh_below: int, back_until: int) -> int:
+        """Do as ``head`` for those that have waited so long; see ``Bounds``."""
+        fresh = self._fresh_head()
+        back = next(self._back.within(back_until), NO_JOB)
+        return min(fresh if fresh < fresh_below else NO_JOB, back)
+
+    def has_within(self, fresh_below: int, back_until: int) -> bool:
+        """Whether any has waited so long."""
+        if self._fresh_head() < fresh_below:
+            return True
+        low = self._back.low() if self._back.size else None
+        return low is not None and low <= back_until
+
+    def waits_since(self, ages: Ages) -> int:
+        """The moment since when the one that waits for longest is ready, or an earlier one."""
+        fresh = self._fresh_head()
+        moment = NO_JOB if fresh == NO_JOB else ages.since(fresh)
+        low = self._back.low() if self._back.size else None
+        return moment if low is None or moment < low else low
 
     def pop(self, count: int, below: int) -> list[int]:
         """Remove and return up to ``count`` ids under ``below``, in order, stale ones too."""
@@ -123,22 +158,40 @@ class Lane:
             popped += self._pop_fresh(count - len(popped), limit)
             if len(popped) == count or limit == below:
                 break
-            fresh = self._blocks[0][self._head] if self._blocks else NO_JOB
-            popped += back.pop_until(min(fresh, below - 1), count - len(popped))
+            popped += back.pop_ids(min(self._fresh_head(), below - 1), count - len(popped))
+        self.entries -= len(popped)
+        return popped
+
+    def pop_within(self, count: int, below: int, fresh_below: int, back_until: int) -> list[int]:
+        """Do as ``pop`` for those that have waited so long; see ``Bounds``."""
+        popped: list[int] = []
+        back = self._back
+        while len(popped) < count:
+            given = next(back.within(back_until), NO_JOB)
+            popped += self._pop_fresh(count - len(popped), min(below, fresh_below, given))
+            if len(popped) == count or given >= below:
+                break
+            fresh = self._fresh_head()
+            last = min(fresh if fresh < fresh_below else NO_JOB, below - 1)
+            popped += back.pop_within(back_until, last, count - len(popped))
         self.entries -= len(popped)
         return popped
 
     def __iter__(self) -> Iterator[int]:
         """The ids that ``pop`` would return, left where they are."""
-        return merge(self.fresh(), self._back)
+        return merge(self.fresh(), self._back.ids())
+
+    def back_since(self, job: int) -> int | None:
+        """The moment since when a job is ready that was not fresh; None for all others."""
+        return self._back.since(job)
 
     def fresh(self) -> Iterator[int]:
         """Those among them that were ready at once."""
         return islice(chain.from_iterable(self._blocks), self._head, None)
 
-    def given_back(self) -> Iterator[int]:
-        """The others: given back, or not due at first."""
-        return iter(self._back)
+    def given_back(self, until: int = LATEST) -> Iterator[int]:
+        """The others: given back, or not due at first; those that are ready since ``until``."""
+        return self._back.within(until)
 
     def clear(self) -> None:
         """Drop all entries: no job is ready, so all are stale."""
@@ -146,14 +199,14 @@ class Lane:
             self.entries = self._head = 0
             self._blocks.clear()
             if self._back.size:
-                self._back = SortedBlocks()
+                self._back = Returned()
 
     def sweep(self, is_ready: Callable[[int], bool]) -> None:
-        """Drop the stale and double entries of the next block, the first again after the last."""
+        """Drop the stale entries of the next block, the first again after the last."""
         blocks, number = self._blocks, self._swept
         if number >= len(blocks):
-            self._swept = 0
-            self.entries -= self._back.sweep(is_ready)
+            number = self._swept = 0
+        if not blocks:
             return
         block = blocks[number]
         head = 0 if number else self._head
@@ -169,6 +222,16 @@ class Lane:
             self._swept = number + 1
         else:
             del blocks[number]
+
+    def _fresh_head(self) -> int:
+        return self._blocks[0][self._head] if self._blocks else NO_JOB
+
+    def _drop_head(self) -> None:
+        self.entries -= 1
+        self._head += 1
+        if self._head == len(self._blocks[0]):
+            self._blocks.popleft()
+            self._head = 0
 
     def _pop_fresh(self, count: int, below: int) -> list[int]:
         popped: list[int] = []

@@ -66,15 +66,21 @@ class Timetable:
             for keys, values in blocks.blocks():
                 yield keys, values, is_wall
 
-    def due(self, now_ns: int, count: int) -> list[int]:
-        """Take out the jobs whose time has come, at most ``count`` of each kind."""
+    def due(self, now_ns: int, count: int) -> list[tuple[int, int]]:
+        """Take out the jobs whose time has come, at most ``count`` of each kind.
+
+        Returns (moment in shifted time, job) of each.
+        """
         moment = now_ns - self.shift_ns
         first = self._shifted.first_key()
-        jobs = [] if first is None or first > moment else self._shifted.pop_until(moment, count)
+        due = (
+            [] if first is None or first > moment else self._shifted.pop_pairs_until(moment, count)
+        )
         first = self._wall.first_key()
         if first is not None and first <= now_ns:
-            jobs += self._wall.pop_until(now_ns, count)
-        return jobs
+            shift = self.shift_ns
+            due += [(at - shift, job) for at, job in self._wall.pop_pairs_until(now_ns, count)]
+        return due
 
     def next_due_ns(self) -> int | None:
         """Wall time of the next entry, None if there is none."""

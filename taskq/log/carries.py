@@ -157,6 +157,8 @@ class Carries:
             if not agenda.times.waits(job, item.due_ns, item.due_is_wall):
                 return None
             due_ns = item.due_ns + (0 if item.due_is_wall else agenda.times.shift_ns)
+        elif item.state is State.READY:
+            due_ns = agenda.ready_since_ns(job, item.enqueued_ns)
         expires_ns = _expiry(agenda, item) if meta & META_EXPIRES else 0
         if expires_ns is None:
             return None

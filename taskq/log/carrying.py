@@ -58,6 +58,11 @@ class Carried(NamedTuple):
     #: ``Flag`` bits of the result
     flags: int = 0
 
+    @property
+    def ready_ns(self) -> int:
+        """Of a ready job: since when it waits."""
+        return self.due_ns or self.enqueued_ns
+
 
 def encode_carried(kind: Kind, carried: Carried, lsn: int) -> bytes:
     """The record, as it is written at ``lsn``."""

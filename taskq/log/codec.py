@@ -61,8 +61,9 @@ EXPIRED    32    byte: cause; attempt u32, job u64, 0 u64
 RETRIED    40    byte: cause; attempt u32, job u64, token u64, due i64 (relative,
                  wall time when written); body: reason
 RELEASED   40    as RETRIED
-CARRIED    48    byte: state; attempt u32, job u64, token u64, due i64 (as RETRIED),
-                 enqueued i64; body: the job's ENQUEUED record (its CRC is seeded
+CARRIED    48    byte: state; attempt u32, job u64, token u64, due i64 (as RETRIED;
+                 of a ready job: since when it waits, 0: since it was
+                 enqueued), enqueued i64; body: the job's ENQUEUED record (its CRC is seeded
                  with the job's number), then its result or reason
 REQUEUED   48    as CARRIED
 PURGED     32    as CANCELLED

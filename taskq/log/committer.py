@@ -211,6 +211,7 @@ class Committer(Desk):
                 if batch.is_newer:
                     journal.allow_newer()
                 start = journal.end()
+                self._note_frame(batch)
                 journal.append(b"".join(batch.parts), batch.count, time_ns)
                 self.facets.appended(start)
                 journal.meters.batch(batch.count, batch.payload_size)
@@ -260,6 +261,12 @@ class Committer(Desk):
             self.taken_back += self.operations.leasing.take_back_lost(batch, dead)
             self.owners.forget(dead)
 
+    def _note_frame(self, batch: Batch) -> None:
+        """Let the agenda date the jobs of this batch; legal twice."""
+        agenda = self.facets.agenda
+        if agenda is not None and batch.count:
+            agenda.ages.note(batch.first_lsn, agenda.moment)
+
     def take_interest(self) -> int:
         """Interest bits of the sleepers to wake; asked once for each batch."""
         interest, self._interest = self._interest, 0
@@ -290,6 +297,7 @@ class Committer(Desk):
             # Not before the others: a holder that is late, but in this batch, still has its claim.
             self.taken_back += self.operations.leasing.take_back_over(batch)
             if not self._expiring:
+                self._note_frame(batch)
                 self._serve_claims(batch)
 
     def _enqueue_run(self, batch: Batch, requests: list[Request], number: int) -> int:

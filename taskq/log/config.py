@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskq.core.ages import STARVATION_NS
 from taskq.core.errors import UsageError
-from taskq.core.model import Durability
+from taskq.core.model import SECOND_NS, Durability
 from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_storage
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ TINY_DISK_PARTS: Final = 50
 KEEP_SECONDS: Final = 7 * 86_400.0
 #: A log with a limit of bytes has at least so many segments, so that it can shrink in small steps.
 KEEP_PARTS: Final = 8
+#: A job that waits longer rises one priority, unless another window is given.
+STARVATION_SECONDS: Final = STARVATION_NS / SECOND_NS
 #: Dedup keys that are held at a time, unless another limit is given.
 KEYS_MAX: Final = 50_000_000
 #: Largest payload or result that may go to a file of its own.
@@ -111,6 +114,8 @@ class LogConfig:
         reader_lag_bytes: a named reader keeps what it has not read, up to a log of this size; None:
             however large the log becomes.
         upkeep: whether this process keeps the log in order while it works.
+        starvation_seconds: a job that waits longer rises one priority for each such window, up to
+            9; None or 0: it does not.
         keys_max: most dedup keys that are held at a time; an enqueue with another is refused.
         queues: what is other in some queues, by their names.
     """
@@ -135,6 +140,7 @@ class LogConfig:
     reader_lag_bytes: int | None = None
     upkeep: bool = True
     keys_max: int = KEYS_MAX
+    starvation_seconds: float | None = STARVATION_SECONDS
     queues: Mapping[str, QueuePolicy] = field(default_factory=dict, hash=False)
 
     @property
@@ -160,6 +166,8 @@ class LogConfig:
                 f"segment_bytes is {self.segment_bytes}, it must be {SEGMENT_BYTES_MIN} to "
                 f"{SEGMENT_BYTES_MAX}"
             )
+        if self.starvation_seconds is not None and self.starvation_seconds < 0:
+            raise UsageError(f"starvation is {self.starvation_seconds} s, it must be 0 or above")
         if self.interval_seconds <= 0 or self.lock_wait_seconds <= 0:
             raise UsageError("interval_seconds and lock_wait_seconds must be above 0")
         for name, size in (("min_free", self.min_free_bytes), ("reserve", self.reserve_bytes)):

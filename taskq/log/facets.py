@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.agenda import Agenda
 from taskq.core.dedup import Dedup
 from taskq.core.errors import JobNotFound
-from taskq.core.model import Damage
+from taskq.core.model import SECOND_NS, Damage
 from taskq.log.files import SegmentGone
 from taskq.log.fold import fold_damaged, fold_frame
 from taskq.log.foldother import Watch
@@ -87,6 +87,8 @@ class Facets:
         if self.agenda is None:
             loaded = load_newest(self._journal, AGENDA) if self.trusts_snapshots else None
             self.agenda, self._cursors["agenda"] = loaded or (Agenda(), self._journal.start())
+            window_seconds = self._journal.config.starvation_seconds
+            self.agenda.ages.window_ns = round((window_seconds or 0) * SECOND_NS)
         self._follow("agenda")
 
     def need_dedup(self) -> Dedup:

@@ -45,7 +45,6 @@ _CLOCK_BYTE: Final = bytes((_CLOCK,))
 _SKIPPABLE: Final = 128
 #: The least length of a record, by its type.
 _SIZES: Final = [codec.FIXED_SIZES.get(kind, codec.PREFIX.size) for kind in range(256)]
-_ALL: Final = 2**62
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_ONLY: Final = struct.Struct("<Q")
@@ -65,7 +64,7 @@ def fold_frame(
     if agenda is not None and data[at + 4 : at + 5] != _CLOCK_BYTE:
         # What was due when the frame was written was ready then; see ``Agenda.promote``. A frame
         # that opens with a step of the clock is of the new time: the step must be known first.
-        agenda.promote(header.time_ns, _ALL)
+        agenda.begin_frame(header.first_lsn, header.time_ns)
     where = base + offset + codec.FRAME_HEADER_SIZE - at
     try:
         fold_records(data, at, at + header.body_size, header, where, agenda, dedup, watch)
@@ -128,19 +127,21 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
         elif kind in OTHER_KINDS:
             fold_other(kind, data[at : at + length], where + at, time_ns, agenda, dedup, watch)
         elif kind == _CLOCK:
-            _fold_clock(codec.CLOCK.unpack_from(data, at)[6], time_ns, agenda, dedup)
+            _fold_clock(codec.CLOCK.unpack_from(data, at)[6], header, agenda, dedup)
         elif kind < _SKIPPABLE:
             raise FormatError(f"record type {kind} at lsn {lsn} is unknown: use a newer taskq")
         at += length
         lsn += 1
 
 
-def _fold_clock(step_ns: int, time_ns: int, agenda: Agenda | None, dedup: Dedup | None) -> None:
+def _fold_clock(
+    step_ns: int, header: codec.FrameHeader, agenda: Agenda | None, dedup: Dedup | None
+) -> None:
     for facet in (agenda, dedup):
         if facet is not None:
             facet.apply_clock(step_ns)
     if agenda is not None:
-        agenda.promote(time_ns, _ALL)
+        agenda.begin_frame(header.first_lsn, header.time_ns)
 
 
 def _fold_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.carrying import (
@@ -43,6 +44,8 @@ _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 _CARRIED_SIZE: Final = codec.CARRIED.size
 _JOB_AT: Final = 16
+_ENQUEUED_NS: Final = struct.Struct("<q")
+_ENQUEUED_NS_AT: Final = 40
 
 
 class Watch:
@@ -189,6 +192,7 @@ def fold_carried(
                 (carried.expires_ns or extras.expires_ns, extras.expires_is_wall),
                 (carried.due_ns, carried.due_is_wall), (carried.token, *carried.claim),
                 carried.lease_ns, carried.ended_ns,
+                since_ns=carried.ready_ns,
             )  # fmt: skip
     if dedup is not None and extras.key is not None:
         hashed = key_hash(_queue(born), extras.key)
@@ -235,6 +239,7 @@ def fold_carried_run(
     start = at
     jobs: list[int] = []
     locations: list[int] = []
+    since: list[int] = []
     job = 0
     while at < end and _carried_head(data, at, end) == (head, names):
         length, number = codec.LENGTH.unpack_from(data, at)[0], _number(data, at)
@@ -243,6 +248,7 @@ def fold_carried_run(
         job = number
         jobs.append(job)
         locations.append(where + at)
+        since.append(_ENQUEUED_NS.unpack_from(data, at + _ENQUEUED_NS_AT)[0])
         at += length
     if len(jobs) < 2 or not _is_plain(head):  # noqa: PLR2004 - one alone is no run
         at = start
@@ -252,7 +258,7 @@ def fold_carried_run(
         return at + length, lsn + 1
     lane: Lane = agenda.lane(min(head[-9], PRIORITY_MAX), names)
     flags = int.from_bytes(head[-6:-2], "little")
-    apply_carried_run(agenda, jobs, locations, lane, enqueued_meta(flags))
+    apply_carried_run(agenda, jobs, locations, lane, enqueued_meta(flags), since)
     return at, lsn + len(jobs)
 
 

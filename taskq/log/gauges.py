@@ -103,7 +103,7 @@ class Gauges:
         if record.kind == Kind.REQUEUED:
             return frame_ns
         if record.carried is not None:
-            return max(record.carried.enqueued_ns, record.carried.due_ns)
+            return record.carried.ready_ns
         return max(frame_ns, record.extras.due_ns if record.extras is not None else 0)
 
     def _frame_time(self, location: int, job: int) -> int:

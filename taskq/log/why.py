@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import replace
-from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -75,7 +74,7 @@ def decide(facts: Facts, path: str) -> Reason:
 
 
 def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tuple[int, int]:
-    """(jobs of higher priority, older ones of the same) that its workers would claim before it."""
+    """(jobs of a higher level, older ones of the same) that its workers would claim before it."""
     if job.state is not State.READY:
         return 0, 0
     able = [
@@ -84,18 +83,12 @@ def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tupl
         for serving in worker.serves
         if serves(serving, job.queue, job.task)
     ]
-    higher = older = 0
-    for lane in agenda.lanes:
-        if lane.blocked or lane.priority < job.priority:
-            continue
-        if not any(serves(serving, lane.queue, lane.task) for serving in able):
-            continue
-        if lane.priority > job.priority:
-            higher += lane.ready
-        else:
-            before = takewhile(lambda one: one < job.lsn, agenda._ready_in(lane))
-            older += sum(1 for _ in islice(before, AHEAD_MAX - older))
-    return higher, older
+    lanes = (
+        lane
+        for lane in agenda.lanes
+        if not lane.blocked and any(serves(serving, lane.queue, lane.task) for serving in able)
+    )
+    return agenda.ahead(job.lsn, lanes, AHEAD_MAX)
 
 
 def _keeper(path: Path) -> tuple[int, str]:

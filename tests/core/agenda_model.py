@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from taskq.core.model import LIVE_STATES, QueueStats, State
+from taskq.core.model import LIVE_STATES, PRIORITY_MAX, QueueStats, State
 from taskq.core.records import Kind
 
 
@@ -25,6 +25,8 @@ class Job:
     expires: int | None = None
     expires_is_wall: bool = True
     token: int = 0
+    #: shifted time since when it is ready
+    since: int = 0
 
 
 @dataclass(slots=True)
@@ -35,6 +37,8 @@ class Model:
     blocked: set[int] = field(default_factory=set)
     now: int = 1_000_000
     shift: int = 0
+    #: waiting longer, a job rises one level for each
+    window: int = 64
 
     def in_state(self, *states: State) -> list[int]:
         return [job.number for job in self.jobs.values() if job.state in states]
@@ -46,6 +50,11 @@ class Model:
         for job in self.jobs.values():
             if job.state is State.SCHEDULED and self.is_due(job):
                 job.state = State.READY
+                job.since = max(job.due - (self.shift if job.is_wall else 0), 0)
+
+    def level(self, job: Job) -> int:
+        waited = max(self.now - self.shift - job.since, 0)
+        return min(job.priority + waited // self.window, PRIORITY_MAX)
 
     def claimable(self, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> list[int]:
         """Every job that a claim may return, in the order in which claims return them."""
@@ -57,7 +66,8 @@ class Model:
             and (queues is None or job.queue in queues)
             and (tasks is None or job.task in tasks)
         ]
-        return [job.number for job in sorted(ready, key=lambda job: (-job.priority, job.number))]
+        ready.sort(key=lambda job: (-self.level(job), job.number))
+        return [job.number for job in ready]
 
     def claim(self, number: int, token: int) -> None:
         job = self.jobs[number]
@@ -67,7 +77,7 @@ class Model:
     def back(self, number: int, attempt: int, due: int) -> None:
         job = self.jobs[number]
         job.attempt = attempt
-        job.state = State.READY
+        job.state, job.since = State.READY, self.now - self.shift
         if due > self.now:
             job.state, job.due, job.is_wall = State.SCHEDULED, due - self.shift, False
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.agenda import Agenda
+from taskq.core.ages import Ages
 from taskq.core.blocks import SortedBlocks
 from taskq.core.carrying import (
     apply_carried,
@@ -23,6 +24,7 @@ from taskq.core.lanes import Lane
 from taskq.core.leases import Leases
 from taskq.core.model import State
 from taskq.core.records import Kind
+from taskq.core.returned import Returned
 from taskq.core.timetable import Timetable
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 ALL: Final = 2**62
 START_NS: Final = 10**18
+#: So short that jobs rise within a few steps.
+WINDOW_NS: Final = 256
 _KEYS: Final = tuple(
     bytes((len(queue), len(task))) + queue + task
     for queue in (b"default", b"mail", "é".encode())
@@ -42,8 +46,9 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
         "lanes": "kept", "paused": "kept", "_by_key": "derived", "_ready": "derived",
         "table": "kept", "running": "kept", "leases": "kept", "dead": "kept", "floor_lsn": "kept",
         "times": "kept", "_overdue": "kept", "_scheduled": "kept", "_expiring": "kept",
-        "_left": "kept",
+        "_left": "kept", "ages": "kept", "moment": "kept", "_aged_at": "reset",
     },
+    Ages: {"window_ns": "reset", "_lsns": "kept", "_moments": "kept"},
     Lane: {
         "number": "derived", "key": "kept", "queue": "derived", "task": "derived",
         "body_at": "derived", "priority": "kept", "blocked": "kept", "entries": "kept",
@@ -63,6 +68,10 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
         "_keys": "kept", "_values": "kept", "_firsts": "derived", "_swept": "kept",
         "size": "derived",
     },
+    Returned: {
+        "_keys": "kept", "_values": "kept", "_firsts": "derived", "_swept": "reset",
+        "size": "derived", "_lows": "reset",
+    },
     Timetable: {
         "shift_ns": "kept", "_shifted": "kept", "_wall": "kept", "_expiries_shifted": "kept",
         "_expiries_wall": "kept",
@@ -78,7 +87,9 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
 
 def attributes(one: object) -> list[str]:
     """All that an object holds."""
-    return sorted(vars(one)) if hasattr(one, "__dict__") else sorted(type(one).__slots__)  # type: ignore[attr-defined]
+    if hasattr(one, "__dict__"):
+        return sorted(vars(one))
+    return sorted(name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ()))
 
 
 def picture(one: Any) -> Any:
@@ -154,6 +165,9 @@ class Driven:
     dedup: Dedup = field(default_factory=Dedup)
     lsn: int = 1
     time_ns: int = START_NS
+
+    def __post_init__(self) -> None:
+        self.agenda.ages.window_ns = WINDOW_NS
 
     def twin(self) -> Driven:
         """The same, through columns."""
@@ -243,6 +257,7 @@ class Driven:
             self.agenda.apply_clock(step - 150)
             self.dedup.apply_clock(step - 150)
         self.agenda.promote(self.time_ns, 500)
+        self.agenda.ages.note(self.lsn, self.agenda.moment)
         moments = self.agenda.next_due_ns(), self.agenda.next_expiry_ns()
         return moments, self.agenda.leases.next_ns()
 
@@ -276,13 +291,15 @@ class Driven:
         jobs = list(range(first, first + 2 * count + 1, 2))
         places = [(5 << 32) + job for job in jobs]
         if is_run:
-            apply_carried_run(self.agenda, jobs, places, lane, 0)
+            since = [self.time_ns - job for job in jobs]
+            apply_carried_run(self.agenda, jobs, places, lane, 0, since)
         state = (State.READY, State.SCHEDULED, State.RUNNING, State.DEAD)[number % 4]
         job = first + 1 if number % 8 < 4 else self._pick(number, State.READY)
         due, until = self.time_ns + count, self.time_ns + number
         apply_carried(
             self.agenda, job, (6 << 32) + number, lane, 3 << 8, state, (until, count % 3 == 0),
             (due, count % 2 == 0), (self.lsn, 9, 9), until, self.time_ns,
+            since_ns=self.time_ns - count,
         )  # fmt: skip
         apply_tallied(lane, count, lane.dead, number, 0)
         self.agenda.floor_lsn = max(self.agenda.floor_lsn, number)

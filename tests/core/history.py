@@ -71,9 +71,9 @@ class History:
             self.time_ns += step - 150
         self.batches.append(Batch(self.time_ns, self.lsn))
         if has_step:
-            self.add(codec.encode_clock(step - 150, self.lsn))
             self.agenda.apply_clock(step - 150)
             self.dedup.apply_clock(step - 150)
+            self.add(codec.encode_clock(step - 150, self.lsn))
         self.agenda.promote(self.time_ns, ALL)
 
     def close(self) -> None:
@@ -88,6 +88,7 @@ class History:
         batch = self.batches[-1]
         at = sum(map(len, batch.records))
         batch.records.append(record)
+        self.agenda.ages.note(batch.first_lsn, max(batch.time_ns - self.agenda.times.shift_ns, 0))
         self.lsn += 1
         return BASE + self.offset + codec.FRAME_HEADER_SIZE + at
 

@@ -53,7 +53,9 @@ class AgendaMachine(RuleBasedStateMachine):
         super().__init__()
         self.agenda = Agenda()
         self.model = Model()
+        self.agenda.ages.window_ns = self.model.window
         self.lsn = 0
+        self.promote()
 
     # -- jobs come ---------------------------------------------------------------------------------
 
@@ -74,7 +76,9 @@ class AgendaMachine(RuleBasedStateMachine):
             state=state,
             expires=None if expires is None else self.model.now + expires,
             expires_is_wall=self.lsn % 2 == 0,
+            since=self.model.now - self.model.shift,
         )
+        self.agenda.ages.note(job.number, job.since)
         if job.expires is not None and not job.expires_is_wall:
             job.expires -= self.model.shift
         self.model.jobs[job.number] = job

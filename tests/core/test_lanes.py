@@ -58,15 +58,18 @@ def test_any_history_equals_a_sorted_list(steps: list[tuple[str, int, int]]) -> 
             last += 1 + number
         elif name == "give back":
             job = gone[number % len(gone)]
-            held.give_back(job)
-            insort(model, job)
+            held.give_back(job, 0)
+            if job not in model:
+                insort(model, job)
         elif name == "sweep":
             swept = {job for job in model if job % (number + 1) == 0}
             sweep_all(held, swept)
             gone += swept
             left = list(held)
-            assert set(left) == set(model) - swept
+            # What was given back is taken out when it goes, and so needs no sweep.
+            assert set(model) - swept <= set(left) <= set(model)
             assert left == sorted(left)
+            gone = [job for job in gone if job not in left]
             model = left
         else:
             expected = [job for job in model if job < below][:number]
@@ -84,8 +87,8 @@ def test_a_given_back_job_keeps_its_place() -> None:
     for job in range(1, 11):
         held.push(job)
     assert held.pop(5, NO_JOB) == [1, 2, 3, 4, 5]
-    held.give_back(4)
-    held.give_back(2)
+    held.give_back(4, 0)
+    held.give_back(2, 0)
     assert held.head() == 2
     assert held.pop(4, NO_JOB) == [2, 4, 6, 7]
 
@@ -100,22 +103,40 @@ def test_a_cleared_lane_starts_anew() -> None:
     for job in range(1, 11):
         held.push(job)
     assert held.pop(3, NO_JOB) == [1, 2, 3]
-    held.give_back(2)
+    held.give_back(2, 0)
     held.clear()
     assert (held.entries, held.head(), list(held)) == (0, NO_JOB, [])
     held.push(11)
     assert held.pop(5, NO_JOB) == [11]
 
 
-def test_a_sweep_drops_an_entry_that_a_job_has_twice() -> None:
-    """A job that other processes claim and release again and again gains one entry each time."""
+def test_a_job_that_is_given_back_again_and_again_has_one_entry_for_it() -> None:
+    """And waits since the last time."""
     held = lane()
     for job in (1, 2, 3):
         held.push(job)
-    for _ in range(100):
-        held.give_back(2)
-    sweep_all(held, set())
-    assert held.entries <= 3 + 25
+    for moment in range(100):
+        held.give_back(2, moment)
+    assert held.entries == 4
+    assert held.back_since(2) == 99
+    assert held.back_since(1) is None
+
+
+def test_a_job_that_leaves_takes_its_entry_along_unless_an_older_one_waits() -> None:
+    """Stale entries before it go, too; behind a job that waits it stays, and is swept out later."""
+    held = lane()
+    for job in range(1, 8):
+        held.push(job)
+    held.give_back(9, 5)
+    held.leave(9, lambda _: True)
+    assert held.back_since(9) is None
+    held.leave(2, lambda job: job == 1)
+    assert list(held) == [1, 2, 3, 4, 5, 6, 7]
+    held.leave(4, lambda job: job > 4)
+    assert list(held) == [5, 6, 7]
+    assert held.entries == 3
+    held.leave(20, lambda _: False)
+    assert (held.entries, held.head()) == (0, NO_JOB)
 
 
 def test_a_sweep_looks_at_one_block() -> None:

@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.ages import STARVATION_NS
 from taskq.core.dedup import key_hash
-from taskq.core.model import State
+from taskq.core.model import PRIORITY_MAX, State
 from taskq.core.records import Cause, Kind
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from taskq.log.facets import Facets
     from taskq.log.logrecord import LogRecord
 
+#: Jobs are dated to within so much.
+_STEP_NS: Final = STARVATION_NS // 64
 _FINAL: Final = {
     Kind.SUCCEEDED: State.SUCCEEDED,
     Kind.DIED: State.DEAD,
@@ -50,6 +53,8 @@ class Job:
     expires_ns: int = 0
     expires_is_wall: bool = False
     result: bytes | None = None
+    #: since when it is ready, less the steps of the clock so far
+    since_ns: int = 0
     #: whether its key is held for as long as it lives
     key_lives: bool = False
 
@@ -70,6 +75,8 @@ class Reference:
     shift_ns: int = 0
     time_ns: int = 0
     last_lsn: int = 0
+    #: what jobs are dated by that are enqueued now
+    dated_ns: int = -_STEP_NS
     #: (queue, key) -> (job, until less the steps so far or None, whether until the job is settled)
     holders: dict[tuple[bytes, bytes], list[tuple[int, int | None, bool]]] = field(
         default_factory=dict
@@ -98,6 +105,8 @@ class Reference:
         kind = record.kind
         if kind == Kind.CLOCK:
             self.shift_ns += record.step_ns
+        if self.moment >= self.dated_ns + _STEP_NS:
+            self.dated_ns = self.moment
         self._promote()
         if kind == Kind.ENQUEUED:
             self._enqueued(record)
@@ -119,6 +128,12 @@ class Reference:
         for job in self.jobs.values():
             if job.state is State.SCHEDULED and self._is_due(job, self.time_ns):
                 job.state = State.READY
+                job.since_ns = job.due_ns - (0 if job.shifts else self.shift_ns)
+
+    @property
+    def moment(self) -> int:
+        """The time, less the steps of the clock so far."""
+        return self.time_ns - self.shift_ns
 
     def _is_due(self, job: Job, now_ns: int) -> bool:
         return job.due_ns + (self.shift_ns if job.shifts else 0) <= now_ns
@@ -141,6 +156,7 @@ class Reference:
             shifts=shifts,
             expires_ns=extras.expires_ns - (0 if extras.expires_is_wall else self.shift_ns),
             expires_is_wall=not extras.expires_ns or extras.expires_is_wall,
+            since_ns=self.dated_ns,
         )
         if extras.key is not None:
             active = self.active(record.queue, extras.key, record.time_ns)
@@ -204,6 +220,7 @@ class Reference:
         job.attempt = record.attempt
         job.state = State.SCHEDULED if record.due_ns > record.time_ns else State.READY
         job.due_ns, job.shifts = record.due_ns - self.shift_ns, True
+        job.since_ns = self.moment
 
     def _ended(self, record: LogRecord) -> None:
         job = self.jobs[record.job]
@@ -251,6 +268,7 @@ class Reference:
             if job.key_lives or window is not None:
                 holders.append((job.lsn, window, job.key_lives))
         job.state, job.attempt, job.expires_ns, job.result = State.READY, 0, 0, None
+        job.since_ns = self.moment
 
     def ready(self) -> list[int]:
         """In the order in which they are to be claimed."""
@@ -259,7 +277,11 @@ class Reference:
             for job in self.jobs.values()
             if job.state is State.READY and job.queue not in self.paused
         ]
-        return [job.lsn for job in sorted(jobs, key=lambda job: (-job.priority, job.lsn))]
+        return [job.lsn for job in sorted(jobs, key=lambda job: (-self._level(job), job.lsn))]
+
+    def _level(self, job: Job) -> int:
+        waited = max(self.moment - job.since_ns, 0)
+        return min(job.priority + waited // STARVATION_NS, PRIORITY_MAX)
 
     def move_to(self, now_ns: int) -> None:
         """Time passed since the last record."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.dedup import UNTIL_SETTLED
-from taskq.core.jobtable import META_EXPIRES
+from taskq.core.jobtable import META_BACK, META_EXPIRES
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.upkeep import Upkeep
 
@@ -58,14 +57,15 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
     agenda, dedup = facets.need_agenda(), facets.need_dedup()
     agenda.promote(now_ns, 10**9)
     table = {
-        chunk.ids[at]: (agenda.lanes[chunk.lanes[at]].key, chunk.metas[at])
+        # Where a job has its place in its lane is all the same.
+        chunk.ids[at]: (agenda.lanes[chunk.lanes[at]].key, chunk.metas[at] & ~META_BACK)
         for chunk, at in agenda.table
     }
     keys = {
-        (number, job): until
+        (number, job): (dedup.until_ns(number, job), until < 0)
         for page in dedup._pages
         for number, job, until in zip(page.hashes, page.jobs, page.untils, strict=True)
-        if until > now_ns - dedup.shift_ns
+        if until < 0 or until > now_ns - dedup.shift_ns
     }
     dues = sorted(
         (job, moment + (0 if is_wall else agenda.times.shift_ns), is_wall)
@@ -82,10 +82,7 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
         "paused": set(agenda.paused),
         "next": agenda.next_ready(10**6, None),
         "counts": [one for one in agenda.stats() if any(_counts(one))],
-        "keys": {
-            key: until if until == UNTIL_SETTLED else until + dedup.shift_ns
-            for key, until in keys.items()
-        },
+        "keys": keys,
         "expiries": sorted(
             (job, moment)
             for job, moment in _expiries(agenda)

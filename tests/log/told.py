@@ -59,7 +59,7 @@ def told(facets: Facets, now_ns: int) -> dict[str, Any]:
             (hashed, job, _place(facets, location), until)
             for page in dedup._pages
             for hashed, job, location, until in zip(*page.columns(), strict=True)
-            if until + dedup.shift_ns > now_ns
+            if until < 0 or until + dedup.shift_ns > now_ns
         ],
         "expired": sorted(agenda.expired(2**62, 2**62)),
     }

@@ -1,0 +1,247 @@
+"""Which ready jobs are claimed next: higher levels first, older jobs first within one.
+
+A job's level is its priority, and one more for each starvation window that it has waited, up to 9.
+A lane's fresh jobs are in the order of their age, and of its other jobs the earliest moment is
+known, so only heads are compared, and lanes are drained level by level. As long as nobody has
+waited for a window, and that is known from one comparison, levels are priorities.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush, merge
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.ages import Ages, Bounds
+from taskq.core.jobs import Jobs
+from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, ATTEMPT_UNIT, FRESH_MASK, STATE_MASK
+from taskq.core.lanes import NO_JOB, Lane
+from taskq.core.model import PRIORITY_MAX, State
+from taskq.core.records import Kind
+from taskq.core.transitions import after
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    #: job, location, attempt, lane, meta
+    Taken = tuple[int, int, int, Lane, int]
+
+_READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
+_CLAIMED: Final = int(after(State.READY, Kind.CLAIMED))
+
+
+class Taking(Jobs):
+    """The lanes of the ready jobs, as claimers see them.
+
+    Attributes:
+        ages: since when fresh jobs wait.
+        moment: now, in shifted time; see ``timetable``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ages = Ages()
+        self.moment = 0
+        #: nobody has waited for a window before this moment
+        self._aged_at = 0
+
+    def take(
+        self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None
+    ) -> list[Taken]:
+        """Claim up to ``count`` ready jobs: highest level first, oldest first within one.
+
+        The jobs are running afterwards; the caller records the claims and fills ``running``.
+        """
+        if self.moment >= self._aged_at and self._is_any_aged():
+            return self._take_aged(count, queues, tasks)
+        taken: list[Taken] = []
+        for level in reversed(self._ready):
+            if not level:
+                continue
+            heads = [(lane.head(), lane.number) for lane in _served(level, queues, tasks)]
+            heapify(heads)
+            while heads and len(taken) < count:
+                lane = self.lanes[heappop(heads)[1]]
+                below = heads[0][0] if heads else NO_JOB
+                self._claim(lane, lane.pop(count - len(taken), below), taken)
+                if lane.ready and lane.entries:
+                    heappush(heads, (lane.head(), lane.number))
+            if len(taken) >= count:
+                break
+        return taken
+
+    def next_ready(self, count: int, queues: frozenset[str] | None) -> list[int]:
+        """The next jobs that ``take`` would claim, left where they are."""
+        jobs: list[int] = []
+        seen: set[int] = set()
+        bounds = self.ages.bounds(self.moment)
+        for level in range(PRIORITY_MAX, -1, -1):
+            found: list[int] = []
+            for lane in self._served_up_to(level, queues):
+                windows = level - lane.priority
+                wanted = self._ready_within(lane, bounds, windows)
+                fresh = (job for job in wanted if job not in seen)
+                found += islice(fresh, count - len(jobs))
+            chosen = sorted(found)[: count - len(jobs)]
+            jobs += chosen
+            seen.update(chosen)
+            if len(jobs) >= count:
+                break
+        return jobs
+
+    def back_since(self, job: int) -> int | None:
+        """The moment, in shifted time, since when a job waits that was not ready when it came.
+
+        None for one that was, and that waits since it was enqueued.
+        """
+        chunk = self.table.find(job)
+        if chunk is None:
+            return None
+        return self.lanes[chunk.lanes[self.table.index]].back_since(job)
+
+    def level(self, job: int) -> int:
+        """The priority that a ready job has now, with what it gained by waiting."""
+        chunk = self.table.find(job)
+        if chunk is None:
+            return 0
+        priority = self.lanes[chunk.lanes[self.table.index]].priority
+        since = self.back_since(job)
+        waited = max(self.moment - (self.ages.since(job) if since is None else since), 0)
+        window = self.ages.window_ns
+        return min(priority + (waited // window if window else 0), PRIORITY_MAX)
+
+    def ahead(self, job: int, lanes: Iterable[Lane], most: int) -> tuple[int, int]:
+        """(jobs of a higher level, older ones of the same) that ``take`` would claim before it.
+
+        Of those of these lanes; of a lane at most ``most`` are counted one by one.
+        """
+        level = self.level(job)
+        bounds = self.ages.bounds(self.moment)
+        higher = older = 0
+        for lane in lanes:
+            windows = level - lane.priority
+            if windows < 0:
+                higher += lane.ready
+                continue
+            risen: set[int] = set()
+            if level < PRIORITY_MAX:
+                risen.update(islice(self._ready_within(lane, bounds, windows + 1), most))
+                higher += len(risen)
+            before = takewhile(lambda one: one < job, self._ready_within(lane, bounds, windows))
+            older += sum(1 for one in islice(before, most) if one not in risen)
+        return higher, min(older, most)
+
+    # -- waiting for long -------------------------------------------------------------------------
+
+    def _is_any_aged(self) -> bool:
+        """Whether a ready job has waited for a window; if not, not to be asked again for long."""
+        window = self.ages.window_ns
+        if not window:
+            self._aged_at = NO_JOB
+            return False
+        oldest = min(
+            (lane.waits_since(self.ages) for level in self._ready[:PRIORITY_MAX] for lane in level),
+            default=NO_JOB,
+        )
+        if oldest + window <= self.moment:
+            return True
+        # Who comes from now on waits from now on, and may be taken for a step older.
+        self._aged_at = min(oldest, max(self.moment - self.ages.step_ns, 0)) + window
+        return False
+
+    def note_ready(self, moment: int) -> None:
+        """A job is ready since then, perhaps for longer than those that were looked at."""
+        self._aged_at = min(self._aged_at, moment + self.ages.window_ns)
+
+    def _take_aged(
+        self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None
+    ) -> list[Taken]:
+        taken: list[Taken] = []
+        bounds = self.ages.bounds(self.moment)
+        levels: list[list[Lane]] = [[] for _ in range(PRIORITY_MAX + 1)]
+        for ready in self._ready:
+            for lane in _served(ready, queues, tasks):
+                levels[_top(lane, bounds)].append(lane)
+        for level in range(PRIORITY_MAX, -1, -1):
+            heads = [
+                (lane.head_within(*_bound(lane, bounds, level)), lane.number)
+                for lane in levels[level]
+            ]
+            heapify(heads)
+            while heads and len(taken) < count:
+                lane = self.lanes[heappop(heads)[1]]
+                below = heads[0][0] if heads else NO_JOB
+                bound = _bound(lane, bounds, level)
+                self._claim(lane, lane.pop_within(count - len(taken), below, *bound), taken)
+                if not (lane.ready and lane.entries):
+                    continue
+                head = lane.head_within(*bound)
+                if head != NO_JOB:
+                    heappush(heads, (head, lane.number))
+                else:
+                    levels[_top(lane, bounds)].append(lane)
+            if len(taken) >= count:
+                break
+        return taken
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _claim(self, lane: Lane, jobs: list[int], taken: list[Taken]) -> None:
+        """Claim those of the jobs, popped from their lane, that are ready still."""
+        find, table = self.table.find, self.table
+        number = len(taken)
+        for job in jobs:
+            chunk = find(job)
+            if chunk is None:
+                continue
+            index = table.index
+            meta = chunk.metas[index]
+            if meta & FRESH_MASK != _READY and (
+                meta & STATE_MASK != _READY or lane.back_since(job) is not None
+            ):
+                continue  # it left, perhaps to come back in another place
+            if meta & ATTEMPT_MASK != ATTEMPT_MASK:
+                meta += ATTEMPT_UNIT
+            meta = (meta & ~STATE_MASK) | _CLAIMED
+            chunk.metas[index] = meta
+            attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
+            taken.append((job, chunk.locations[index], attempt, lane, meta))
+        number = len(taken) - number
+        lane.running += number
+        lane.ready -= number
+        if not lane.ready:
+            self._close(lane)
+
+    def _served_up_to(self, level: int, queues: frozenset[str] | None) -> Iterator[Lane]:
+        for ready in self._ready[: level + 1]:
+            yield from _served(ready, queues, None)
+
+    def _ready_within(self, lane: Lane, bounds: Bounds, windows: int) -> Iterator[int]:
+        fresh_below = bounds.fresh[windows]
+        fresh = takewhile(lambda job: job < fresh_below, lane.fresh())
+        return merge(filter(self._is_fresh, fresh), lane.given_back(bounds.back[windows]))
+
+
+def _served(
+    lanes: Iterable[Lane], queues: frozenset[str] | None, tasks: frozenset[str] | None
+) -> Iterator[Lane]:
+    """Those among the lanes that a claimer asks for."""
+    return (
+        lane
+        for lane in lanes
+        if (queues is None or lane.queue in queues) and (tasks is None or lane.task in tasks)
+    )
+
+
+def _bound(lane: Lane, bounds: Bounds, level: int) -> tuple[int, int]:
+    """What a job of the lane must have waited to be of this level, or a higher one."""
+    windows = level - lane.priority
+    return bounds.fresh[windows], bounds.back[windows]
+
+
+def _top(lane: Lane, bounds: Bounds) -> int:
+    """The highest level of any job of the lane."""
+    level = lane.priority
+    while level < PRIORITY_MAX and lane.has_within(*_bound(lane, bounds, level + 1)):
+        level += 1
+    return level

@@ -1,0 +1,277 @@
+"""Waiting jobs rise: a level for each window, so that none of them waits for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from taskq.core.agenda import Agenda
+from taskq.core.ages import STARVATION_NS, Ages
+from taskq.core.lanes import Lane
+from taskq.core.model import SECOND_NS
+from taskq.core.records import Kind
+
+ALL = 2**62
+WINDOW = 100
+START = 10**6
+
+
+class Clocked:
+    """An agenda with a clock; one frame for each thing that happens."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self.agenda = Agenda()
+        self.agenda.ages.window_ns = window
+        self.now = START
+        self.lsn = 0
+
+    def lane(self, priority: int, task: str = "t") -> Lane:
+        return self.agenda.lane(priority, bytes((1, len(task))) + b"q" + task.encode())
+
+    def enqueue(self, priority: int, count: int = 1, task: str = "t") -> int:
+        """The first job's number."""
+        first = self.lsn + 1
+        self.lsn += count
+        self.agenda.begin_frame(first, self.now)
+        locations = [job * 8 for job in range(first, first + count)]
+        self.agenda.apply_enqueued_run(first, locations, self.lane(priority, task), 0)
+        return first
+
+    def schedule(self, priority: int, due: int) -> int:
+        self.lsn += 1
+        self.agenda.begin_frame(self.lsn, self.now)
+        lane = self.lane(priority)
+        self.agenda.apply_scheduled(self.lsn, self.lsn * 8, lane, 0, due, is_wall=False)
+        return self.lsn
+
+    def wait(self, span: int) -> None:
+        self.now += span
+        self.agenda.promote(self.now, ALL)
+
+    def take(self, count: int = 1) -> list[int]:
+        expected = self.agenda.next_ready(count, None)
+        jobs = [one[0] for one in self.agenda.take(count, None, None)]
+        assert jobs == expected
+        self.agenda.running.update(dict.fromkeys(jobs, (1, 1, 1)))
+        return jobs
+
+    def give_back(self, job: int, delay: int = 0) -> None:
+        due = self.now + delay if delay else 0
+        self.agenda.apply_back(Kind.RETRIED, job, 1, due, self.now)
+
+
+@pytest.fixture
+def clocked() -> Clocked:
+    return Clocked()
+
+
+@pytest.mark.parametrize("level", range(1, 10))
+def test_a_job_rises_one_level_for_each_window(clocked: Clocked, level: int) -> None:
+    """It passes a job of any higher priority the moment that so many windows are over."""
+    low = clocked.enqueue(0)
+    clocked.wait(level * WINDOW - 1)
+    rival = clocked.enqueue(level)
+    assert clocked.agenda.level(low) == level - 1
+    assert clocked.agenda.next_ready(2, None) == [rival, low]
+    clocked.wait(1)
+    assert clocked.agenda.level(low) == level
+    assert clocked.take(2) == [low, rival]
+
+
+def test_nobody_rises_above_nine(clocked: Clocked) -> None:
+    """There the oldest is first again, whatever its priority was."""
+    first, second = clocked.enqueue(9), clocked.enqueue(0)
+    clocked.wait(20 * WINDOW)
+    third = clocked.enqueue(9)
+    assert clocked.take(9) == [first, second, third]
+
+
+@pytest.mark.parametrize("priority", range(9))
+def test_a_low_job_waits_at_most_ten_windows_under_constant_high_load(priority: int) -> None:
+    """One job of the highest priority comes for each that is done, and never is there none."""
+    clocked = Clocked()
+    for _ in range(5):
+        clocked.enqueue(9)
+    low, came = clocked.enqueue(priority), clocked.now
+    while low not in clocked.take():
+        clocked.wait(7)
+        clocked.enqueue(9)
+        assert clocked.now - came <= 10 * WINDOW
+    assert clocked.now - came >= (9 - priority) * WINDOW
+
+
+def test_no_retried_job_starves_behind_others_that_come_back_before_it() -> None:
+    """Older jobs of its lane come back again and again, each of them young: that keeps it not."""
+    clocked = Clocked()
+    others = [clocked.enqueue(0) for _ in range(5)]
+    low = clocked.enqueue(0)
+    assert clocked.take(6) == [*others, low]
+    clocked.give_back(low)
+    came = clocked.now
+    taken: list[int] = []
+    while low not in taken:
+        clocked.wait(17)
+        for job in others:
+            if clocked.agenda.attempt(job) and job in clocked.agenda.running:
+                clocked.give_back(job)
+        clocked.enqueue(9)
+        taken = clocked.take()
+        clocked.agenda.apply_claimed(others[0], 1, 1, 1, 1)
+        clocked.give_back(others[0])
+        assert clocked.now - came <= 10 * WINDOW
+
+
+def test_waiting_counts_from_when_a_job_became_ready() -> None:
+    """A delay, a backoff and the time that it ran are no waiting."""
+    clocked = Clocked()
+    clocked.enqueue(1)
+    scheduled = clocked.schedule(0, START + 5 * WINDOW)
+    retried = clocked.enqueue(0)
+    (first,) = clocked.take()
+    clocked.agenda.apply_ended(Kind.SUCCEEDED, first)
+    assert clocked.take() == [retried]
+    clocked.wait(4 * WINDOW)
+    clocked.give_back(retried)
+    clocked.wait(WINDOW)
+    assert clocked.agenda.level(retried) == 1
+    assert clocked.agenda.level(scheduled) == 0
+    clocked.wait(WINDOW // 2)
+    late = clocked.enqueue(1)
+    assert clocked.agenda.next_ready(9, None) == [retried, late, scheduled]
+    clocked.wait(WINDOW // 2)
+    assert clocked.agenda.next_ready(9, None) == [retried, scheduled, late]
+    assert clocked.take(9) == [retried, scheduled, late]
+
+
+def test_a_job_that_is_given_back_keeps_its_place_among_those_of_its_level(
+    clocked: Clocked,
+) -> None:
+    first, second = clocked.enqueue(5), clocked.enqueue(5)
+    assert clocked.take() == [first]
+    clocked.wait(WINDOW // 2)
+    clocked.give_back(first)
+    assert clocked.agenda.next_ready(9, None) == [first, second]
+    clocked.wait(WINDOW // 2)
+    # Now the second has waited for a window, and the first for half of one.
+    assert clocked.agenda.next_ready(9, None) == [second, first]
+    clocked.wait(WINDOW // 2)
+    assert clocked.take(9) == [first, second]
+
+
+def test_a_step_of_the_clock_ages_nobody(clocked: Clocked) -> None:
+    """A box boots in 1970, and NTP corrects it: nobody has waited for 54 years."""
+    low = clocked.enqueue(0)
+    clocked.wait(WINDOW // 2)
+    step = 54 * 365 * 86_400 * SECOND_NS
+    clocked.agenda.apply_clock(step)
+    clocked.now += step
+    clocked.wait(0)
+    assert clocked.agenda.level(low) == 0
+    high = clocked.enqueue(1)
+    assert clocked.agenda.next_ready(2, None) == [high, low]
+    clocked.wait(WINDOW // 2)
+    assert clocked.agenda.next_ready(2, None) == [low, high]
+
+
+def test_a_paused_queue_ages_and_comes_back_with_its_age(clocked: Clocked) -> None:
+    low = clocked.enqueue(0)
+    clocked.agenda.apply_paused("q")
+    clocked.wait(3 * WINDOW)
+    assert clocked.take() == []
+    clocked.agenda.apply_resumed("q")
+    high = clocked.enqueue(3)
+    assert clocked.take(2) == [low, high]
+
+
+def test_a_window_of_zero_turns_ageing_off() -> None:
+    clocked = Clocked(0)
+    low = clocked.enqueue(0)
+    clocked.wait(10**9)
+    high = clocked.enqueue(1)
+    assert clocked.agenda.level(low) == 0
+    assert clocked.take(2) == [high, low]
+    assert len(clocked.agenda.ages) == 0
+
+
+def test_the_window_is_ten_minutes_unless_told_otherwise() -> None:
+    assert Agenda().ages.window_ns == STARVATION_NS == 600 * SECOND_NS
+
+
+def test_who_asks_for_some_queues_or_tasks_gets_the_aged_ones_of_those(clocked: Clocked) -> None:
+    mine, other = clocked.enqueue(0, task="mine"), clocked.enqueue(0, task="other")
+    clocked.wait(2 * WINDOW)
+    fresh = clocked.enqueue(1, task="mine")
+    taken = [one[0] for one in clocked.agenda.take(9, None, frozenset({"mine"}))]
+    assert taken == [mine, fresh]
+    assert clocked.agenda.next_ready(9, frozenset({"none"})) == []
+    assert [one[0] for one in clocked.agenda.take(9, frozenset({"q"}), None)] == [other]
+
+
+def test_a_job_is_told_who_is_ahead_of_it(clocked: Clocked) -> None:
+    """Those of a higher level now, risen or born, and the older ones of its own."""
+    risen = clocked.enqueue(3)
+    clocked.wait(3 * WINDOW)
+    older, asked = clocked.enqueue(5), clocked.enqueue(5)
+    clocked.enqueue(9, count=4)
+    clocked.enqueue(5)
+    assert clocked.agenda.level(risen) == 6
+    assert clocked.agenda.ahead(asked, clocked.agenda.lanes, 100) == (5, 1)
+    assert clocked.agenda.ahead(older, clocked.agenda.lanes, 100) == (5, 0)
+    assert clocked.agenda.ahead(risen, clocked.agenda.lanes, 100) == (4, 0)
+
+
+# -- what it costs ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often ages, heads and lanes are looked at on behalf of ageing."""
+    counts: Counter[str] = Counter()
+
+    def counted(kind: type, name: str) -> None:
+        original = getattr(kind, name)
+
+        def look(*args: Any) -> Any:
+            counts[name] += 1
+            return original(*args)
+
+        monkeypatch.setattr(kind, name, look)
+
+    for name in ("since", "before", "bounds"):
+        counted(Ages, name)
+    for name in ("waits_since", "has_within", "head_within", "pop_within"):
+        counted(Lane, name)
+    return counts
+
+
+def test_while_nobody_is_old_a_claim_pays_one_comparison(looks: Counter[str]) -> None:
+    """A thousand lanes, ten thousand claims: the lanes are looked over about once a window."""
+    clocked = Clocked(window=64_000)
+    for number in range(1_000):
+        clocked.enqueue(number % 10, count=10, task=f"task{number}")
+    claimed = 0
+    while batch := clocked.agenda.take(7, None, None):
+        claimed += len(batch)
+        clocked.wait(30)
+        for job, *_ in batch:
+            clocked.agenda.apply_ended(Kind.SUCCEEDED, job)
+    assert claimed == 10_000
+    assert looks["waits_since"] <= 2 * 1_000
+    assert looks["bounds"] == looks["pop_within"] == 0
+
+
+def test_a_claim_looks_at_heads_however_many_wait(looks: Counter[str]) -> None:
+    """All of them are old: what one claim looks at depends on the lanes, not on the jobs."""
+
+    def cost(count: int) -> int:
+        clocked = Clocked()
+        clocked.enqueue(0, count=count)
+        clocked.enqueue(5, count=count)
+        clocked.wait(WINDOW * 3)
+        looks.clear()
+        assert len(clocked.agenda.take(10, None, None)) == 10
+        return looks.total()
+
+    assert cost(100) == cost(10_000) < 60

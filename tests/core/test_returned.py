@@ -1,0 +1,74 @@
+"""``Returned``: jobs by id, and by how long they wait, beside a plain dict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskq.core import blocks
+from taskq.core.returned import Returned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+JOBS = st.integers(1, 40)
+MOMENTS = st.integers(0, 30)
+COUNTS = st.integers(0, 9)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("put", "put", "put", "discard", "pop", "pop within")),
+        JOBS, MOMENTS, COUNTS,
+    ),
+    max_size=120,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_blocks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "_BLOCK", 4)
+        yield
+
+
+@given(steps=STEPS)
+def test_any_history_equals_a_dict(steps: list[tuple[str, int, int, int]]) -> None:
+    held, model = Returned(), dict[int, int]()
+    for name, job, moment, count in steps:
+        if name == "put":
+            assert held.put(job, moment) == (job not in model)
+            model[job] = moment
+        elif name == "discard":
+            assert held.discard(job) == (model.pop(job, None) is not None)
+        elif name == "pop":
+            wanted = [one for one in sorted(model) if one <= job][:count]
+            assert held.pop_ids(job, count) == wanted
+            for one in wanted:
+                del model[one]
+        else:
+            wanted = [one for one in sorted(model) if one <= job and model[one] <= moment][:count]
+            assert held.pop_within(moment, job, count) == wanted
+            for one in wanted:
+                del model[one]
+        assert list(held.ids()) == sorted(model)
+        assert held.size == len(model)
+        assert held.low() == min(model.values(), default=None)
+        assert list(held.within(moment)) == [one for one in sorted(model) if model[one] <= moment]
+        assert held.since(job) == model.get(job)
+        assert held.first_key() == (min(model) if model else None)
+    again = Returned.of(held)
+    assert (list(again.ids()), again.low()) == (sorted(model), min(model.values(), default=None))
+
+
+def test_blocks_without_a_job_that_waits_so_long_are_passed_over() -> None:
+    """Of a hundred blocks one holds any: its jobs alone are looked at."""
+    held = Returned()
+    for job in range(400):
+        held.put(job, 5 if 200 <= job < 204 else 50)
+    assert held.low() == 5
+    for values in held._values:
+        if 5 not in values:
+            values[:] = type(values)("Q")
+    assert list(held.within(10)) == [200, 201, 202, 203]
