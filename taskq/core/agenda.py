@@ -10,19 +10,21 @@ that a step of the clock moves them all at once.
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Final
 
+from taskq.core.jobs import Jobs
 from taskq.core.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
-    META_BACK,
+    ATTEMPT_UNIT,
     META_EXPIRES,
     STATE_MASK,
 )
-from taskq.core.lanes import Lane
+from taskq.core.lanes import NO_JOB, Lane
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Kind
-from taskq.core.taking import Taking
 from taskq.core.timetable import STALE_MAX, Expiry, Timetable
 from taskq.core.transitions import BY_TIME, after
 
@@ -42,7 +44,6 @@ _ENDS: Final = {
     Kind.CANCELLED: "cancelled",
     Kind.EXPIRED: "expired",
 }
-_ALL: Final = 2**62
 #: Jobs that turn ready in one batch, so that a million of one moment do not hold the writer lock.
 PROMOTE_MAX: Final = 4_096
 #: A stale entry in so many is followed by a look whether to sweep: that spreads the work.
@@ -52,10 +53,10 @@ _SWEEP_EVERY: Final = 64
 Taken = tuple[int, int, int, Lane, int]
 
 
-class Agenda(Taking):
+class Agenda(Jobs):
     """Every unsettled job, and the lanes of the ready ones.
 
-    Attributes are those of ``Jobs`` and ``Taking``.
+    Attributes are those of ``Jobs``.
     """
 
     def __init__(self) -> None:
@@ -114,6 +115,64 @@ class Agenda(Taking):
         self.running[job] = (token, epoch, owner)
         return True
 
+    def apply_claimed_run(
+        self, jobs: list[int], attempts: list[int], owners: list[int], token: int, epoch: int
+    ) -> None:
+        """Do as ``apply_claimed`` for jobs whose claims follow one another from ``token`` on."""
+        number = 0
+        while number < len(jobs):
+            count = self._claim_from(jobs, attempts, owners, number, token, epoch)
+            if not count:
+                claim = token + number, epoch, owners[number], attempts[number]
+                self.apply_claimed(jobs[number], *claim)
+            number += count or 1
+
+    def _claim_from(
+        self,
+        jobs: list[int],
+        attempts: list[int],
+        owners: list[int],
+        number: int,
+        token: int,
+        epoch: int,
+    ) -> int:
+        """Claim the jobs from ``number`` on that are ready in one lane; returns how many."""
+        find, table, running = self.table.find, self.table, self.running
+        lane: Lane | None = None
+        start = number
+        for job in islice(jobs, start, None):
+            chunk = find(job)
+            if chunk is None:
+                break
+            index = table.index
+            meta = chunk.metas[index]
+            if meta & STATE_MASK != _READY or (
+                lane is not None and chunk.lanes[index] != lane.number
+            ):
+                break
+            lane = lane or self.lanes[chunk.lanes[index]]
+            meta &= ~(STATE_MASK | ATTEMPT_MASK)
+            chunk.metas[index] = meta | _attempt(attempts[number]) | _CLAIMED
+            running[job] = (token + number, epoch, owners[number])
+            number += 1
+        if lane is None:
+            return 0
+        count = number - start
+        lane.ready -= count
+        lane.running += count
+        if not lane.ready:
+            self._close(lane)
+            return count
+        claimed = jobs[start:number]
+        popped = lane.pop(count, max(claimed) + 1)
+        if popped != claimed:
+            # Not those at its head: whoever was popped and still waits goes back to its place.
+            for job in popped:
+                if self._is_ready(job):
+                    lane.give_back(job)
+            lane.left += count
+        return count
+
     def apply_back(self, kind: Kind, job: int, attempt: int, due_ns: int, now_ns: int) -> bool:
         """A running job waits again: RETRIED or RELEASED. False: unknown here."""
         self.running.pop(job, None)
@@ -133,12 +192,12 @@ class Agenda(Taking):
             self.times.expire_again(job, self._overdue.pop(job))
         waits = due_ns > now_ns
         meta = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | _attempt(attempt)
-        chunk.metas[index] = meta | _BACK[kind, waits] | META_BACK
+        chunk.metas[index] = meta | _BACK[kind, waits]
         if waits:
             lane.scheduled += 1
             self.note_scheduled(job, due_ns, is_wall=False)
         else:
-            self.enter_ready(lane, job, now_ns - self.times.shift_ns)
+            self.enter_ready(lane, job)
         return True
 
     def apply_ended(self, kind: Kind, job: int, now_ns: int = 0) -> bool:
@@ -197,12 +256,8 @@ class Agenda(Taking):
     # -- decide -----------------------------------------------------------------------------------
 
     def promote(self, now_ns: int, count: int = PROMOTE_MAX) -> None:
-        """It is ``now_ns`` of wall time: turn scheduled jobs ready whose time has come.
-
-        At most ``count`` of each kind.
-        """
-        self.moment = max(now_ns - self.times.shift_ns, 0)
-        for moment, job in self.times.due(now_ns, count):
+        """Turn scheduled jobs ready whose time has come, at most ``count`` of each kind."""
+        for job in self.times.due(now_ns, count):
             chunk = self.table.find(job)
             if chunk is None:
                 continue
@@ -213,28 +268,8 @@ class Agenda(Taking):
             lane = self.lanes[chunk.lanes[index]]
             lane.scheduled -= 1
             self._scheduled -= 1
-            chunk.metas[index] = (meta & ~STATE_MASK) | _NOW_DUE | META_BACK
-            self.enter_ready(lane, job, moment)
-
-    def begin_frame(self, lsn: int, now_ns: int) -> None:
-        """A frame that begins with ``lsn`` is of that wall time: what was due then was ready."""
-        self.promote(now_ns, _ALL)
-        self.ages.note(lsn, self.moment)
-
-    def ready_since_ns(self, job: int, enqueued_ns: int) -> int:
-        """Wall time since when a ready job waits, as the clock stands now.
-
-        0 if that is ``enqueued_ns``, when it was enqueued as the clock stood then.
-        """
-        shift, ages = self.times.shift_ns, self.ages
-        back = self.back_since(job)
-        if back is not None:
-            return back + shift
-        if not ages.dates(job):
-            return 0
-        since = ages.since(job) + shift
-        # It may be taken for a step older; all else is steps of the clock.
-        return 0 if 0 <= enqueued_ns - since <= ages.step_ns else since
+            chunk.metas[index] = (meta & ~STATE_MASK) | _NOW_DUE
+            self.enter_ready(lane, job)
 
     def next_due_ns(self) -> int | None:
         """Wall time before which no scheduled job turns ready; None if none is scheduled."""
@@ -262,10 +297,56 @@ class Agenda(Taking):
                 jobs.append(job)
         return jobs
 
-    def unblock(self, lane: Lane, why: int) -> None:
-        """Let the lane's jobs be claimed again, as far as that goes."""
-        super().unblock(lane, why)
-        self._aged_at = 0
+    def take(
+        self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None
+    ) -> list[Taken]:
+        """Claim up to ``count`` ready jobs: highest priority first, oldest first within one.
+
+        The jobs are running afterwards; the caller records the claims and fills ``running``.
+        """
+        taken: list[Taken] = []
+        for level in reversed(self._ready):
+            if not level:
+                continue
+            heads = [
+                (lane.head(), lane.number)
+                for lane in level
+                if (queues is None or lane.queue in queues)
+                and (tasks is None or lane.task in tasks)
+            ]
+            heapify(heads)
+            while heads and len(taken) < count:
+                lane = self.lanes[heappop(heads)[1]]
+                self._take_from(lane, count - len(taken), heads[0][0] if heads else NO_JOB, taken)
+                if lane.ready and lane.entries:
+                    heappush(heads, (lane.head(), lane.number))
+            if len(taken) >= count:
+                break
+        return taken
+
+    def _take_from(self, lane: Lane, count: int, below: int, taken: list[Taken]) -> None:
+        table = self.table
+        find = table.find
+        number = len(taken)
+        for job in lane.pop(count, below):
+            chunk = find(job)
+            if chunk is None:
+                continue
+            index = table.index
+            meta = chunk.metas[index]
+            if meta & STATE_MASK != _READY:
+                continue
+            if meta & ATTEMPT_MASK != ATTEMPT_MASK:
+                meta += ATTEMPT_UNIT
+            meta = (meta & ~STATE_MASK) | _CLAIMED
+            chunk.metas[index] = meta
+            attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
+            taken.append((job, chunk.locations[index], attempt, lane, meta))
+        number = len(taken) - number
+        lane.running += number
+        lane.ready -= number
+        if not lane.ready:
+            self._close(lane)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -274,23 +355,17 @@ class Agenda(Taking):
         self._scheduled += 1
         self.times.wait(job, due_ns, is_wall)
 
-    def enter_ready(self, lane: Lane, job: int, moment: int | None = None) -> None:
-        """A job of the table may be claimed, in its old place; it waits since ``moment``.
-
-        That is in shifted time; None: from now on. Its meta has META_BACK.
-        """
-        moment = self.moment if moment is None else max(moment, 0)
-        self.note_ready(moment)
-        lane.give_back(job, moment)
+    def enter_ready(self, lane: Lane, job: int) -> None:
+        """A job of the table may be claimed, in its old place."""
+        lane.give_back(job)
         lane.ready += 1
         if lane.ready == 1 and not lane.blocked:
             self._ready[lane.priority][lane] = None
 
-    def enter_ready_run(self, lane: Lane, jobs: list[int], moments: list[int]) -> None:
+    def enter_ready_run(self, lane: Lane, jobs: list[int]) -> None:
         """Do as ``enter_ready`` for many."""
-        for job, moment in zip(jobs, moments, strict=True):
-            self.note_ready(max(moment, 0))
-            lane.give_back(job, max(moment, 0))
+        for job in jobs:
+            lane.give_back(job)
         lane.ready += len(jobs)
         if lane.ready and not lane.blocked:
             self._ready[lane.priority][lane] = None
@@ -304,10 +379,10 @@ class Agenda(Taking):
             lane.left += 1
             if not lane.ready:
                 self._close(lane)
-            else:
-                lane.leave(job, self._is_fresh)
-                if not lane.left % _SWEEP_EVERY and lane.entries > 2 * lane.ready + STALE_MAX:
-                    lane.sweep(self._is_fresh)
+            elif lane.head() == job:
+                lane.pop(1, NO_JOB)
+            elif not lane.left % _SWEEP_EVERY and lane.entries > 2 * lane.ready + STALE_MAX:
+                lane.sweep(self._is_ready)
         else:
             lane.scheduled -= 1
             self._scheduled -= 1

@@ -24,6 +24,7 @@ from taskq.log.foldother import (
     fold_lease,
     fold_other,
 )
+from taskq.log.foldruns import fold_plain_run
 from taskq.log.options import decode_times, each_option
 from taskq.log.segment import salvage
 
@@ -41,10 +42,12 @@ _ENDED: Final = frozenset({int(Kind.DIED), int(Kind.CANCELLED), int(Kind.EXPIRED
 FINAL_KINDS: Final = _ENDED | {_SUCCEEDED}
 _CLOCK: Final = int(Kind.CLOCK)
 _CARRIED: Final = int(Kind.CARRIED)
+_RUNS: Final = frozenset({_CLAIMED, _SUCCEEDED})
 _CLOCK_BYTE: Final = bytes((_CLOCK,))
 _SKIPPABLE: Final = 128
 #: The least length of a record, by its type.
 _SIZES: Final = [codec.FIXED_SIZES.get(kind, codec.PREFIX.size) for kind in range(256)]
+_ALL: Final = 2**62
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_ONLY: Final = struct.Struct("<Q")
@@ -64,7 +67,7 @@ def fold_frame(
     if agenda is not None and data[at + 4 : at + 5] != _CLOCK_BYTE:
         # What was due when the frame was written was ready then; see ``Agenda.promote``. A frame
         # that opens with a step of the clock is of the new time: the step must be known first.
-        agenda.begin_frame(header.first_lsn, header.time_ns)
+        agenda.promote(header.time_ns, _ALL)
     where = base + offset + codec.FRAME_HEADER_SIZE - at
     try:
         fold_records(data, at, at + header.body_size, header, where, agenda, dedup, watch)
@@ -90,6 +93,7 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
     unpack = codec.PREFIX.unpack_from
     job_fields = _JOB_FIELDS.unpack_from
     jobs = watch.jobs if watch is not None else ()
+    alone = agenda if dedup is None and watch is None else None
     while at < end:
         length, kind, byte, options_size, flags = unpack(data, at)
         if length < _SIZES[kind] or at + length > end:
@@ -103,6 +107,12 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
                     continue
             if dedup is not None and options_size:
                 _fold_key(data, at, options_size, flags, lsn, where, time_ns, dedup)
+        elif (
+            kind in _RUNS and alone and (count := fold_plain_run(data, at, end, lsn, epoch, alone))
+        ):
+            at += codec.JOB.size * count
+            lsn += count
+            continue
         elif kind == _CLAIMED:
             if agenda is not None:
                 attempt, job, owner = job_fields(data, at + _FIELDS_AT)
@@ -117,31 +127,41 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
                 fold_free_key(data, at + codec.JOB.size, options_size, job, time_ns, dedup)
             if watch is not None and job in jobs:
                 watch.see(job, where + at, kind)
-        elif kind in _BACK:
-            if agenda is not None:
-                _, _, _, _, _, attempt, job, _, due_ns = codec.BACK.unpack_from(data, at)
-                agenda.apply_back(Kind(kind), job, attempt, due_ns, time_ns)
-        elif kind == _CARRIED and agenda is not None and not options_size and dedup is None:
-            at, lsn = fold_carried_run(data, at, end, lsn, where, agenda, watch)
+        elif kind == _CARRIED and alone is not None and not options_size:
+            at, lsn = fold_carried_run(data, at, end, lsn, where, alone, watch)
             continue
-        elif kind in OTHER_KINDS:
-            fold_other(kind, data[at : at + length], where + at, time_ns, agenda, dedup, watch)
-        elif kind == _CLOCK:
-            _fold_clock(codec.CLOCK.unpack_from(data, at)[6], header, agenda, dedup)
-        elif kind < _SKIPPABLE:
-            raise FormatError(f"record type {kind} at lsn {lsn} is unknown: use a newer taskq")
+        else:
+            record = data[at : at + length]
+            _fold_rare(kind, record, lsn, where + at, time_ns, agenda, dedup, watch)
         at += length
         lsn += 1
 
 
-def _fold_clock(
-    step_ns: int, header: codec.FrameHeader, agenda: Agenda | None, dedup: Dedup | None
+def _fold_rare(
+    kind: int,
+    record: bytes,
+    lsn: int,
+    location: int,
+    time_ns: int,
+    agenda: Agenda | None,
+    dedup: Dedup | None,
+    watch: Watch | None,
 ) -> None:
-    for facet in (agenda, dedup):
-        if facet is not None:
-            facet.apply_clock(step_ns)
-    if agenda is not None:
-        agenda.begin_frame(header.first_lsn, header.time_ns)
+    if kind in _BACK:
+        if agenda is not None:
+            _, _, _, _, _, attempt, job, _, due_ns = codec.BACK.unpack_from(record)
+            agenda.apply_back(Kind(kind), job, attempt, due_ns, time_ns)
+    elif kind in OTHER_KINDS:
+        fold_other(kind, record, location, time_ns, agenda, dedup, watch)
+    elif kind == _CLOCK:
+        step_ns = codec.CLOCK.unpack_from(record)[6]
+        for facet in (agenda, dedup):
+            if facet is not None:
+                facet.apply_clock(step_ns)
+        if agenda is not None:
+            agenda.promote(time_ns, _ALL)
+    elif kind < _SKIPPABLE:
+        raise FormatError(f"record type {kind} at lsn {lsn} is unknown: use a newer taskq")
 
 
 def _fold_run(
