@@ -10,21 +10,20 @@ that a step of the clock moves them all at once.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final
 
-from taskq.core.jobs import Jobs
 from taskq.core.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
-    ATTEMPT_UNIT,
+    META_BACK,
     META_EXPIRES,
     STATE_MASK,
 )
-from taskq.core.lanes import NO_JOB, Lane
+from taskq.core.lanes import Lane
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Kind
+from taskq.core.taking import Taking
 from taskq.core.timetable import STALE_MAX, Expiry, Timetable
 from taskq.core.transitions import BY_TIME, after
 
@@ -44,6 +43,7 @@ _ENDS: Final = {
     Kind.CANCELLED: "cancelled",
     Kind.EXPIRED: "expired",
 }
+_ALL: Final = 2**62
 #: Jobs that turn ready in one batch, so that a million of one moment do not hold the writer lock.
 PROMOTE_MAX: Final = 4_096
 #: A stale entry in so many is followed by a look whether to sweep: that spreads the work.
@@ -53,10 +53,10 @@ _SWEEP_EVERY: Final = 64
 Taken = tuple[int, int, int, Lane, int]
 
 
-class Agenda(Jobs):
+class Agenda(Taking):
     """Every unsettled job, and the lanes of the ready ones.
 
-    Attributes are those of ``Jobs``.
+    Attributes are those of ``Jobs`` and ``Taking``.
     """
 
     def __init__(self) -> None:
@@ -164,12 +164,9 @@ class Agenda(Jobs):
             self._close(lane)
             return count
         claimed = jobs[start:number]
-        popped = lane.pop(count, max(claimed) + 1)
-        if popped != claimed:
-            # Not those at its head: whoever was popped and still waits goes back to its place.
-            for job in popped:
-                if self._is_ready(job):
-                    lane.give_back(job)
+        if not lane.leave_run(claimed):
+            for job in claimed:
+                lane.leave(job, self._is_fresh)
             lane.left += count
         return count
 
@@ -192,12 +189,12 @@ class Agenda(Jobs):
             self.times.expire_again(job, self._overdue.pop(job))
         waits = due_ns > now_ns
         meta = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | _attempt(attempt)
-        chunk.metas[index] = meta | _BACK[kind, waits]
+        chunk.metas[index] = meta | _BACK[kind, waits] | META_BACK
         if waits:
             lane.scheduled += 1
             self.note_scheduled(job, due_ns, is_wall=False)
         else:
-            self.enter_ready(lane, job)
+            self.enter_ready(lane, job, now_ns - self.times.shift_ns)
         return True
 
     def apply_ended(self, kind: Kind, job: int, now_ns: int = 0) -> bool:
@@ -256,8 +253,12 @@ class Agenda(Jobs):
     # -- decide -----------------------------------------------------------------------------------
 
     def promote(self, now_ns: int, count: int = PROMOTE_MAX) -> None:
-        """Turn scheduled jobs ready whose time has come, at most ``count`` of each kind."""
-        for job in self.times.due(now_ns, count):
+        """It is ``now_ns`` of wall time: turn scheduled jobs ready whose time has come.
+
+        At most ``count`` of each kind.
+        """
+        self.moment = max(now_ns - self.times.shift_ns, 0)
+        for moment, job in self.times.due(now_ns, count):
             chunk = self.table.find(job)
             if chunk is None:
                 continue
@@ -268,8 +269,28 @@ class Agenda(Jobs):
             lane = self.lanes[chunk.lanes[index]]
             lane.scheduled -= 1
             self._scheduled -= 1
-            chunk.metas[index] = (meta & ~STATE_MASK) | _NOW_DUE
-            self.enter_ready(lane, job)
+            chunk.metas[index] = (meta & ~STATE_MASK) | _NOW_DUE | META_BACK
+            self.enter_ready(lane, job, moment)
+
+    def begin_frame(self, lsn: int, now_ns: int) -> None:
+        """A frame that begins with ``lsn`` is of that wall time: what was due then was ready."""
+        self.promote(now_ns, _ALL)
+        self.ages.note(lsn, self.moment)
+
+    def ready_since_ns(self, job: int, enqueued_ns: int) -> int:
+        """Wall time since when a ready job waits, as the clock stands now.
+
+        0 if that is ``enqueued_ns``, when it was enqueued as the clock stood then.
+        """
+        shift, ages = self.times.shift_ns, self.ages
+        back = self.back_since(job)
+        if back is not None:
+            return back + shift
+        if not ages.dates(job):
+            return 0
+        since = ages.since(job) + shift
+        # It may be taken for a step older; all else is steps of the clock.
+        return 0 if 0 <= enqueued_ns - since <= ages.step_ns else since
 
     def next_due_ns(self) -> int | None:
         """Wall time before which no scheduled job turns ready; None if none is scheduled."""
@@ -297,56 +318,10 @@ class Agenda(Jobs):
                 jobs.append(job)
         return jobs
 
-    def take(
-        self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None
-    ) -> list[Taken]:
-        """Claim up to ``count`` ready jobs: highest priority first, oldest first within one.
-
-        The jobs are running afterwards; the caller records the claims and fills ``running``.
-        """
-        taken: list[Taken] = []
-        for level in reversed(self._ready):
-            if not level:
-                continue
-            heads = [
-                (lane.head(), lane.number)
-                for lane in level
-                if (queues is None or lane.queue in queues)
-                and (tasks is None or lane.task in tasks)
-            ]
-            heapify(heads)
-            while heads and len(taken) < count:
-                lane = self.lanes[heappop(heads)[1]]
-                self._take_from(lane, count - len(taken), heads[0][0] if heads else NO_JOB, taken)
-                if lane.ready and lane.entries:
-                    heappush(heads, (lane.head(), lane.number))
-            if len(taken) >= count:
-                break
-        return taken
-
-    def _take_from(self, lane: Lane, count: int, below: int, taken: list[Taken]) -> None:
-        table = self.table
-        find = table.find
-        number = len(taken)
-        for job in lane.pop(count, below):
-            chunk = find(job)
-            if chunk is None:
-                continue
-            index = table.index
-            meta = chunk.metas[index]
-            if meta & STATE_MASK != _READY:
-                continue
-            if meta & ATTEMPT_MASK != ATTEMPT_MASK:
-                meta += ATTEMPT_UNIT
-            meta = (meta & ~STATE_MASK) | _CLAIMED
-            chunk.metas[index] = meta
-            attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
-            taken.append((job, chunk.locations[index], attempt, lane, meta))
-        number = len(taken) - number
-        lane.running += number
-        lane.ready -= number
-        if not lane.ready:
-            self._close(lane)
+    def unblock(self, lane: Lane, why: int) -> None:
+        """Let the lane's jobs be claimed again, as far as that goes."""
+        super().unblock(lane, why)
+        self._aged_at = 0
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -355,17 +330,23 @@ class Agenda(Jobs):
         self._scheduled += 1
         self.times.wait(job, due_ns, is_wall)
 
-    def enter_ready(self, lane: Lane, job: int) -> None:
-        """A job of the table may be claimed, in its old place."""
-        lane.give_back(job)
+    def enter_ready(self, lane: Lane, job: int, moment: int | None = None) -> None:
+        """A job of the table may be claimed, in its old place; it waits since ``moment``.
+
+        That is in shifted time; None: from now on. Its meta has META_BACK.
+        """
+        moment = self.moment if moment is None else max(moment, 0)
+        self.note_ready(moment)
+        lane.give_back(job, moment)
         lane.ready += 1
         if lane.ready == 1 and not lane.blocked:
             self._ready[lane.priority][lane] = None
 
-    def enter_ready_run(self, lane: Lane, jobs: list[int]) -> None:
+    def enter_ready_run(self, lane: Lane, jobs: list[int], moments: list[int]) -> None:
         """Do as ``enter_ready`` for many."""
-        for job in jobs:
-            lane.give_back(job)
+        for job, moment in zip(jobs, moments, strict=True):
+            self.note_ready(max(moment, 0))
+            lane.give_back(job, max(moment, 0))
         lane.ready += len(jobs)
         if lane.ready and not lane.blocked:
             self._ready[lane.priority][lane] = None
@@ -379,10 +360,10 @@ class Agenda(Jobs):
             lane.left += 1
             if not lane.ready:
                 self._close(lane)
-            elif lane.head() == job:
-                lane.pop(1, NO_JOB)
-            elif not lane.left % _SWEEP_EVERY and lane.entries > 2 * lane.ready + STALE_MAX:
-                lane.sweep(self._is_ready)
+            else:
+                lane.leave(job, self._is_fresh)
+                if not lane.left % _SWEEP_EVERY and lane.entries > 2 * lane.ready + STALE_MAX:
+                    lane.sweep(self._is_fresh)
         else:
             lane.scheduled -= 1
             self._scheduled -= 1

@@ -122,6 +122,22 @@ class Lane:
             if head == job:
                 return
 
+    def leave_run(self, jobs: list[int]) -> bool:
+        """Drop the entries of these jobs, if they are the first; False if others are among them."""
+        if self._back.size:
+            return False
+        done, head = 0, self._head
+        for block in self._blocks:
+            part = block[head : head + len(jobs) - done].tolist()
+            if part != jobs[done : done + len(part)]:
+                return False
+            done += len(part)
+            head = 0
+            if done == len(jobs):
+                self.entries -= len(self._pop_fresh(done, NO_JOB))
+                return True
+        return False
+
     def head(self) -> int:
         """The id at the head, stale or not; NO_JOB when there is none."""
         back = self._back.first_key()

@@ -47,7 +47,6 @@ _CLOCK_BYTE: Final = bytes((_CLOCK,))
 _SKIPPABLE: Final = 128
 #: The least length of a record, by its type.
 _SIZES: Final = [codec.FIXED_SIZES.get(kind, codec.PREFIX.size) for kind in range(256)]
-_ALL: Final = 2**62
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_ONLY: Final = struct.Struct("<Q")
@@ -67,7 +66,7 @@ def fold_frame(
     if agenda is not None and data[at + 4 : at + 5] != _CLOCK_BYTE:
         # What was due when the frame was written was ready then; see ``Agenda.promote``. A frame
         # that opens with a step of the clock is of the new time: the step must be known first.
-        agenda.promote(header.time_ns, _ALL)
+        agenda.begin_frame(header.first_lsn, header.time_ns)
     where = base + offset + codec.FRAME_HEADER_SIZE - at
     try:
         fold_records(data, at, at + header.body_size, header, where, agenda, dedup, watch)
@@ -132,7 +131,7 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
             continue
         else:
             record = data[at : at + length]
-            _fold_rare(kind, record, lsn, where + at, time_ns, agenda, dedup, watch)
+            _fold_rare(kind, record, lsn, where + at, header, agenda, dedup, watch)
         at += length
         lsn += 1
 
@@ -142,7 +141,7 @@ def _fold_rare(
     record: bytes,
     lsn: int,
     location: int,
-    time_ns: int,
+    header: codec.FrameHeader,
     agenda: Agenda | None,
     dedup: Dedup | None,
     watch: Watch | None,
@@ -150,16 +149,16 @@ def _fold_rare(
     if kind in _BACK:
         if agenda is not None:
             _, _, _, _, _, attempt, job, _, due_ns = codec.BACK.unpack_from(record)
-            agenda.apply_back(Kind(kind), job, attempt, due_ns, time_ns)
+            agenda.apply_back(Kind(kind), job, attempt, due_ns, header.time_ns)
     elif kind in OTHER_KINDS:
-        fold_other(kind, record, location, time_ns, agenda, dedup, watch)
+        fold_other(kind, record, location, header.time_ns, agenda, dedup, watch)
     elif kind == _CLOCK:
         step_ns = codec.CLOCK.unpack_from(record)[6]
         for facet in (agenda, dedup):
             if facet is not None:
                 facet.apply_clock(step_ns)
         if agenda is not None:
-            agenda.promote(time_ns, _ALL)
+            agenda.begin_frame(header.first_lsn, header.time_ns)
     elif kind < _SKIPPABLE:
         raise FormatError(f"record type {kind} at lsn {lsn} is unknown: use a newer taskq")
 

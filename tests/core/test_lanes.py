@@ -151,3 +151,16 @@ def test_a_sweep_looks_at_one_block() -> None:
 
     held.sweep(is_ready)
     assert len(asked) <= 4
+
+
+def test_jobs_that_stand_first_leave_together_and_others_not() -> None:
+    held = lane()
+    held.push_run(1, 10)
+    assert not held.leave_run([2, 3])
+    assert not held.leave_run([1, 2, 4])
+    assert not held.leave_run(list(range(1, 12)))
+    assert list(held) == list(range(1, 11))
+    assert held.leave_run([1, 2, 3, 4, 5, 6])
+    assert (list(held), held.entries) == ([7, 8, 9, 10], 4)
+    held.give_back(3, 0)
+    assert not held.leave_run([3, 7])
