@@ -13,7 +13,7 @@ from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from tests.log.tending import FILLER, fill_segment, keeping, tend
 from tests.log.told import write
-from tests.log.world import World
+from tests.log.world import PLAIN, World
 
 if TYPE_CHECKING:
     from taskq.log.requests import Delivery
@@ -24,19 +24,20 @@ LOW = EnqueueSpec("default", "mail.send", 0, 3)
 HIGH = EnqueueSpec("default", "mail.send", 9, 3)
 
 
-def backlog(process: Process, segments: int) -> list[int]:
-    """Waiting jobs over so many segments."""
-    jobs = [process.enqueue(FILLER)]
+def backlog(process: Process, segments: int, spec: EnqueueSpec = PLAIN) -> list[int]:
+    """Waiting jobs, until the log has so many segments."""
+    jobs = [process.enqueue(FILLER, None, spec)]
     while len(process.world.segments()) < segments:
-        jobs.append(process.enqueue(FILLER))
+        jobs.append(process.enqueue(FILLER, None, spec))
     return jobs
 
 
 def test_claiming_opens_each_segment_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are: what a claim costs does not grow with the log."""
+    """However many there are, and whichever a claim goes to: what it costs does not grow."""
     world = World()
     writer = world.process()
-    jobs = backlog(writer, 10)
+    left, right = EnqueueSpec("left"), EnqueueSpec("right")
+    jobs = {one.queue: backlog(writer, count, one) for one, count in ((left, 5), (right, 10))}
     writer.close()
     worker = world.process()
     opened: Counter[str] = Counter()
@@ -47,8 +48,12 @@ def test_claiming_opens_each_segment_once(monkeypatch: pytest.MonkeyPatch) -> No
         return open_file(path, **options)
 
     monkeypatch.setattr(worker.disk, "open", counted)
-    claimed = [delivery.job for _ in jobs for delivery in worker.claim()]
-    assert claimed == jobs
+    requests = {
+        queue: ClaimRequest(1, queues=frozenset({queue}), wait_until_ns=0) for queue in jobs
+    }
+    for pair in zip(*jobs.values(), strict=False):
+        for queue, job in zip(jobs, pair, strict=True):  # from one end of the log to the other
+            assert [one.job for one in worker.ask(Op.CLAIM, requests[queue])] == [job]
     assert max(opened.values()) == 1
     assert opened.total() <= len(world.segments())
 
