@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskq.core.model import Durability
+from taskq.core.model import Durability, State
 from taskq.core.records import Kind
 from taskq.log import codec
 from taskq.log.history import Story, find_end, records, tell
@@ -184,10 +184,12 @@ def told_by_walking(journal: Journal, job: int, now_ns: int) -> JobView | None:
         if record.lsn == job and record.kind == Kind.ENQUEUED:
             story = Story(journal.tag, record)
         elif story is not None and record.kind == Kind.CLOCK:
-            story.clock_stepped(record.step_ns)
+            story.clock_stepped(record.lsn, record.step_ns)
         elif story is not None and record.job == job:
             story.add(record)
-    return story.view(now_ns) if story is not None else None
+    if story is None or story.state is State.ABSENT:
+        return None  # never there, or a dead letter that was purged
+    return story.view(now_ns)
 
 
 @pytest.mark.parametrize("seed", range(8))
