@@ -187,12 +187,17 @@ class Dedup:
         until = page.untils[at] if at >= 0 else UNTIL_SETTLED
         return until == UNTIL_SETTLED or (until < 0 and -until - 1 <= now_ns - self.shift_ns)
 
-    def rows(self, hashed: int) -> tuple[list[tuple[int, int]], int]:
-        """(job, location) of the keys on the page of a hash, and a hash of the next page or -1."""
+    def rows(self, hashed: int, now_ns: int) -> tuple[list[tuple[int, int]], int]:
+        """(job, location) of who holds a key of a hash's page, and a hash of the next page or -1.
+
+        Those whose window is over by ``now_ns`` of wall time are left out.
+        """
         number = bisect_right(self._firsts, hashed) - 1
-        page = self._pages[number]
+        page, moment = self._pages[number], now_ns - self.shift_ns
         following = self._firsts[number + 1] if number + 1 < len(self._firsts) else -1
-        return list(zip(page.jobs, page.locations, strict=True)), following
+        columns = zip(page.jobs, page.locations, page.untils, strict=True)
+        held = [(job, at) for job, at, until in columns if until > moment or until < 0]
+        return held, following
 
     def check_room(self, now_ns: int, more: int, keys_max: int) -> None:
         """Refuse ``more`` keys if there would be over ``keys_max`` of them.

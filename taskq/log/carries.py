@@ -71,6 +71,8 @@ class Carries:
         agenda, dedup = self._both()
         missed = 0
         for item in items:
+            if item.state is State.ABSENT and _key_until(dedup, item) <= batch.time_ns:
+                continue
             carried = self._carried(agenda, dedup, item)
             if carried is None:
                 missed += 1

@@ -10,7 +10,7 @@ record on disk says that nothing in it is needed.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.dedup import UNTIL_SETTLED
@@ -20,7 +20,7 @@ from taskq.core.model import State
 from taskq.core.records import CARRYING_KINDS, PACKED
 from taskq.log import codec
 from taskq.log.carries import TALLIES_MAX, Item
-from taskq.log.carrying import born_in, decode_carried
+from taskq.log.carrying import decode_carried
 from taskq.log.files import OFFSET_BITS
 from taskq.log.requests import Op
 from taskq.log.segment import Gap, segment_name
@@ -46,39 +46,58 @@ _ROWS: Final = 2_048
 #: Jobs that change while they are written again are few; after so many passes others come first.
 _PASSES_MAX: Final = 8
 _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
+#: Of a number that holds an offset and, below it, a job and a bit more.
+_JOB_BITS: Final = 64
+_JOB_MASK: Final = (1 << 63) - 1
+#: About what a job takes of which only the key is needed.
+_KEY_BYTES: Final = 256
 _KIND_AT: Final = 4
 _FLAGS_AT: Final = 8
 
 
 class Found:
-    """Jobs whose record stands in the segment, by its offset.
+    """Jobs whose record stands in the segment, in the order of their offsets once sorted.
 
     Attributes:
-        offsets, jobs: in the order of the offsets, once ``sort`` was called.
         dues: of scheduled jobs: (moment, whether that is wall time).
         expiries: of jobs that expire at a moment that shifts: that moment in shifted time.
         waits, expires: whether there may be any such jobs.
     """
 
     def __init__(self) -> None:
-        self.offsets: list[int] = []
-        self.jobs: list[int] = []
+        #: offset, job and whether it is settled, in one number: a million of them take 44 MB
+        self._keys: list[int] = []
         self.dues: dict[int, tuple[int, bool]] = {}
         self.expiries: dict[int, int] = {}
         self.waits = self.expires = False
 
+    def __len__(self) -> int:
+        return len(self._keys)
+
     def add(self, job: int, offset: int, meta: int) -> None:
         """One more; ``meta`` is that of the agenda's table, 0 of a job that is not in it."""
-        self.offsets.append(offset)
-        self.jobs.append(job)
+        self._keys.append(offset << _JOB_BITS | job << 1 | (not meta))
         self.waits = self.waits or meta & STATE_MASK == State.SCHEDULED
         self.expires = self.expires or bool(meta & META_EXPIRES)
 
     def sort(self) -> None:
-        """Order by offset, each job once."""
-        pairs = sorted(set(zip(self.offsets, self.jobs, strict=True)))
-        self.offsets = [offset for offset, _ in pairs]
-        self.jobs = [job for _, job in pairs]
+        """Order by offset."""
+        self._keys.sort()
+
+    def jobs(self) -> set[int]:
+        """All of them."""
+        return {key >> 1 & _JOB_MASK for key in self._keys}
+
+    def between(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """(job, offset, whether it was alive) of those at these offsets, each once."""
+        keys, before = self._keys, -1
+        last = bisect_left(keys, end << _JOB_BITS)
+        for number in range(bisect_left(keys, first << _JOB_BITS), last):
+            key = keys[number]
+            offset = key >> _JOB_BITS
+            if offset != before:
+                yield key >> 1 & _JOB_MASK, offset, not key & 1
+            before = offset
 
 
 class Compaction:
@@ -151,10 +170,12 @@ class Compaction:
         yield from self._measure(found)
 
     def _finish(self) -> Steps:
-        lanes = len(self._agenda.lanes)
-        for start in range(0, max(lanes, 1), TALLIES_MAX):
-            errand = self._errands.make(Op.TALLY, range(start, start + TALLIES_MAX))
-            yield from errand.wait()
+        tallied: Agenda | None = None
+        while tallied is not self._agenda:  # lanes have other numbers once it was folded anew
+            tallied = self._agenda
+            for start in range(0, max(len(tallied.lanes), 1), TALLIES_MAX):
+                errand = self._errands.make(Op.TALLY, range(start, start + TALLIES_MAX))
+                yield from errand.wait()
         yield from self._errands.make(Op.COMPACTED, self._next).wait()
 
     def _catch_up(self) -> None:
@@ -193,7 +214,7 @@ class Compaction:
                 job += 1
         hashed = 0
         while hashed >= 0:
-            held, hashed = self._dedup.rows(hashed)
+            held, hashed = self._dedup.rows(hashed, self._journal.time_ns)
             for job, location in held:
                 if low <= location < high:
                     found.add(job, location - low, 0)
@@ -204,7 +225,7 @@ class Compaction:
     def _find_dues(self, found: Found) -> Iterator[None]:
         if not found.waits:
             return
-        wanted = set(found.jobs)
+        wanted = found.jobs()
         for moments, jobs, is_wall in self._agenda.times.blocks():
             if not wanted.isdisjoint(jobs):
                 for moment, job in zip(moments, jobs, strict=True):
@@ -215,7 +236,7 @@ class Compaction:
     def _find_expiries(self, found: Found) -> Iterator[None]:
         if not found.expires:
             return
-        wanted = set(found.jobs)
+        wanted = found.jobs()
         for moments, jobs in self._agenda.times.expiry_blocks():
             if not wanted.isdisjoint(jobs):
                 for moment, job in zip(moments, jobs, strict=True):
@@ -225,27 +246,33 @@ class Compaction:
 
     def _measure(self, found: Found) -> Iterator[None]:
         self.needed_bytes = 0
-        self._needed = len(found.offsets)
-        for frame, numbers in self._frames(found):
-            for number in numbers:
-                at = _place(frame, found.offsets[number])
-                self.needed_bytes += codec.LENGTH.unpack_from(frame.data, at)[0]
+        self._needed = len(found)
+        for frame in self._frames():
+            for job, offset, is_alive in found.between(frame.offset, frame.end):
+                at = _place(frame, offset)
+                size = codec.LENGTH.unpack_from(frame.data, at)[0]
+                is_key_alone = not (is_alive or self._keeper.keeps(job) or self._is_dead(job))
+                self.needed_bytes += min(size, _KEY_BYTES) if is_key_alone else size
             yield
 
-    def _frames(self, found: Found) -> Iterator[tuple[Frame, range]]:
-        """Each frame that holds any of them, and their numbers."""
+    def _is_dead(self, job: int) -> bool:
+        return self._agenda.dead.find(job) is not None
+
+    def _frames(self) -> Iterator[Frame]:
+        """Each frame of the segment.
+
+        Raises:
+            LogDamaged: one does not read back.
+        """
         files, segment = self._files, self._segment
-        size = files.size(segment)
-        offsets = found.offsets
-        scanner = files.scanner(segment, size, segment, sealed=True)
+        scanner = files.scanner(segment, files.size(segment), segment, sealed=True)
         for item in scanner.frames(codec.SEGMENT_HEADER.size):
             if isinstance(item, Gap):
                 raise LogDamaged(
                     f"{files.file_path(segment)}: damaged at offset {item.offset}, so the segment "
                     f"is kept: see taskq verify and taskq repair"
                 )
-            first, last = bisect_left(offsets, item.offset), bisect_right(offsets, item.end)
-            yield item, range(first, last)
+            yield item
 
     # -- writing it again -------------------------------------------------------------------------
 
@@ -253,9 +280,9 @@ class Compaction:
         """Write all of them again; returns how many had changed meanwhile."""
         missed = size = 0
         items: list[Item] = []
-        for frame, numbers in self._frames(found):
-            for number in numbers:
-                item = self._item(frame, found, number)
+        for frame in self._frames():
+            for job, offset, is_alive in found.between(frame.offset, frame.end):
+                item = self._item(frame, found, job, offset, is_alive=is_alive)
                 if item is not None:
                     items.append(item)
                     size += len(item.born) + len(item.body or b"") + len(item.history)
@@ -274,39 +301,59 @@ class Compaction:
         self.carried += len(items) - missed
         return missed
 
-    def _item(self, frame: Frame, found: Found, number: int) -> Item | None:
+    def _item(
+        self, frame: Frame, found: Found, job: int, offset: int, *, is_alive: bool
+    ) -> Item | None:
         """What stands there, if it is needed still; as it is now."""
-        job, offset = found.jobs[number], found.offsets[number]
         at = _place(frame, offset)
         length = codec.LENGTH.unpack_from(frame.data, at)[0]
         record = frame.data[at : at + length]
-        born, enqueued_ns = record, frame.header.time_ns
+        born, enqueued_ns, before = record, frame.header.time_ns, b""
         if record[_KIND_AT] in _CARRYING:
-            born, enqueued_ns = born_in(record), decode_carried(record).enqueued_ns
+            carried = decode_carried(record)
+            born, enqueued_ns, before = carried.born, carried.enqueued_ns, carried.history
         location = self._low + offset
-        agenda = self._agenda
-        chunk = agenda.table.find(job)
+        item = self._live_item(found, job, location, born, enqueued_ns)
+        if item is None and self._agenda.table.find(job) is None:
+            item = self._settled_item(job, location, born, enqueued_ns, was_alive=is_alive)
+        if item is not None and item.state is not State.ABSENT and not item.history:
+            return item._replace(history=before)
+        return item
+
+    def _live_item(
+        self, found: Found, job: int, location: int, born: bytes, enqueued_ns: int
+    ) -> Item | None:
+        table = self._agenda.table
+        chunk = table.find(job)
+        if chunk is None or chunk.locations[table.index] != location:
+            return None
+        meta = chunk.metas[table.index]
+        attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
+        due_ns, is_wall = found.dues.get(job, (0, False))
+        return Item(
+            job, location, State(meta & STATE_MASK), born, enqueued_ns, attempt,
+            due_ns, is_wall, found.expiries.get(job, 0),
+            history=self._keeper.history(job, attempt),
+        )  # fmt: skip
+
+    def _settled_item(
+        self, job: int, location: int, born: bytes, enqueued_ns: int, *, was_alive: bool
+    ) -> Item | None:
+        dead = self._agenda.dead
+        chunk = dead.find(job)
         if chunk is not None:
-            if chunk.locations[agenda.table.index] != location:
+            if chunk.locations[dead.index] != location:
                 return None
-            meta = chunk.metas[agenda.table.index]
-            attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
-            due_ns, is_wall = found.dues.get(job, (0, False))
-            return Item(
-                job, location, State(meta & STATE_MASK), born, enqueued_ns, attempt,
-                due_ns, is_wall, found.expiries.get(job, 0),
-                history=self._keeper.history(job, attempt),
-            )  # fmt: skip
-        chunk = agenda.dead.find(job)
-        if chunk is not None and chunk.locations[agenda.dead.index] == location:
-            died_seconds = chunk.metas[agenda.dead.index]
+            died_seconds = chunk.metas[dead.index]
             return self._keeper.dead_item(job, location, born, enqueued_ns, died_seconds)
+        if was_alive:
+            self._keeper.look_again(job, born, self._next)
         kept = self._keeper.kept_item(job, location, born, enqueued_ns)
         if kept is not None:
             return kept
         # Nothing but its key is needed: the payload is not.
         until = self._dedup.until_ns(self._keeper.key_of(born), job)
-        if not until or until == UNTIL_SETTLED:
+        if until <= self._journal.time_ns or until == UNTIL_SETTLED:
             return None
         return Item(job, location, State.ABSENT, without_body(born, job), enqueued_ns)
 

@@ -168,7 +168,9 @@ class Story:
         if self.state is State.SUCCEEDED:
             self._result, self._result_flags = carried.body, carried.flags & PACKED
         else:
-            reasons = (one.reason for one in reversed(self._attempts) if one.reason)
+            # Attempts that do not count any more are those before a requeue.
+            counted = self._attempts if carried.attempt else []
+            reasons = (one.reason for one in reversed(counted) if one.reason)
             self._reason = (carried.body or b"").decode("utf-8", "replace") or next(reasons, "")
 
     def add(self, record: LogRecord) -> None:

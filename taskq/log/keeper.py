@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _ENQUEUED: Final = int(Kind.ENQUEUED)
 _DEAD: Final = after(State.RUNNING, Kind.DIED)
 _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
+_ENDED_NO_MORE: Final = frozenset({int(Kind.REQUEUED), int(Kind.PURGED)})
 _BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
 #: Records of a frame that are looked at in one step.
 _RECORDS: Final = 1_024
@@ -73,7 +74,8 @@ class Keeper:
         if self._drops_finished:
             return
         files = self._journal.files
-        survey = _Births(segment, min(lsn for lsn in files.lsns if lsn > segment))
+        following = min(lsn for lsn in files.lsns if lsn > segment)
+        survey = _Births(segment, following)
         scanner = files.scanner(segment, files.size(segment), segment, sealed=True)
         for frame in scanner.frames(codec.SEGMENT_HEADER.size):
             if not isinstance(frame, Gap):
@@ -83,7 +85,7 @@ class Keeper:
             if not number % 64:
                 yield
             if agenda.table.find(job) is None and agenda.dead.find(job) is None:
-                end = _end(self._journal, job)
+                end = _end(self._journal, job, following)
                 if end is not None and self._is_kept(end, survey.keeps.get(job, self._keep_ns)):
                     self._keep(job, offset, end, found)
         for job, (offset, end) in survey.kept.items():
@@ -105,7 +107,8 @@ class Keeper:
             elif kind in FINAL_KINDS:
                 job = codec.JOB.unpack_from(frame.data, at)[6]
                 offset = survey.ended(job)
-                if offset and job in survey.keeps:
+                # A dead letter is known to the agenda, until it is one no more.
+                if offset and kind != Kind.DIED and job in survey.keeps:
                     end = _final(frame.data[at : at + length], lsn, header.epoch, header.time_ns)
                     if self._is_kept(end, survey.keeps[job]):
                         survey.kept[job] = (offset, end)
@@ -128,14 +131,19 @@ class Keeper:
 
     def _note_keep(self, survey: _Births, job: int, born: bytes) -> None:
         """Remember a job that is kept for another time than the rest."""
+        keep_ns = self._own_keep_ns(born)
+        if keep_ns:
+            survey.keeps[job] = keep_ns
+
+    def _own_keep_ns(self, born: bytes) -> int:
+        """How long a job is kept that says so itself, or its queue does; else 0."""
         _, _, _, size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
         start = codec.ENQUEUED.size
         keep_ns = find_moment(born, start + queue_size + task_size, size, Option.KEEP)
         if not keep_ns and self._queues:
             queue = born[start : start + queue_size].decode("utf-8", "replace")
             keep_ns = self._queues.get(queue, 0)
-        if keep_ns:
-            survey.keeps[job] = keep_ns
+        return keep_ns
 
     def _is_kept(self, end: LogRecord, keep_ns: int) -> bool:
         return not keep_ns or end.time_ns + keep_ns > self._now_ns
@@ -145,6 +153,17 @@ class Keeper:
         found.add(job, offset, 0)
 
     # -- what is known of a job -------------------------------------------------------------------
+
+    def keeps(self, job: int) -> bool:
+        """Whether it is a finished job that stays."""
+        return job in self._kept
+
+    def look_again(self, job: int, born: bytes, following: int) -> None:
+        """A job of the segment before ``following`` has ended since ``find``: it may stay, too."""
+        if not self._drops_finished:
+            end = _end(self._journal, job, following)
+            if end is not None and self._is_kept(end, self._own_keep_ns(born) or self._keep_ns):
+                self._kept[job] = end
 
     def kept_item(self, job: int, location: int, born: bytes, enqueued_ns: int) -> Item | None:
         """A finished job that stays; None if it does not."""
@@ -233,13 +252,24 @@ def end_of(end: LogRecord) -> tuple[State, bytes | None, int, int]:
     return after(State.RUNNING, Kind(end.kind)), end.body, end.flags, end.time_ns
 
 
-def _end(journal: Journal, job: int) -> LogRecord | None:
-    """The last record that ends a job, None if there is none."""
+def _end(journal: Journal, job: int, following: int = codec.LSN_MAX) -> LogRecord | None:
+    """The record that ended a job; None if it lives, or is a dead letter that was purged.
+
+    None also if all that is known of the job was written again at ``following`` or behind.
+    """
     end: LogRecord | None = None
     for record in job_records(journal, job):
+        if record.lsn >= following and _tells_all(record):
+            return None
         if is_end(record):
             end = record
+        elif record.kind in _ENDED_NO_MORE:
+            end = None
     return end
+
+
+def _tells_all(record: LogRecord) -> bool:
+    return record.carried is not None and record.carried.state is not State.ABSENT
 
 
 def is_end(record: LogRecord) -> bool:

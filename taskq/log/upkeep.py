@@ -111,21 +111,20 @@ class Upkeep:
             return []
         try:
             errand = self._advance(self._steps)
-        except StopIteration:
+        except (StopIteration, SegmentGone):  # done, or a lookup met one that went just now
             self._stop()
-            return []
-        except SegmentGone:  # a lookup met one that went just now
-            self._stop()
-            return []
         except LogDamaged as error:
             self._complain(error.args, "%s", error)
             self._stop(TROUBLE_NS)
-            return []
         except (TaskqError, OSError) as error:
             _log.warning("%s: upkeep waits a while: %s", self._journal.path, error)
             self._stop(TROUBLE_NS)
-            return []
-        return [] if errand is None else [errand.request]
+        except Exception:  # noqa: BLE001 - a bug here must not close the log
+            _log.exception("%s: upkeep waits a while", self._journal.path)
+            self._stop(TROUBLE_NS)
+        else:
+            return [] if errand is None else [errand.request]
+        return []
 
     def _advance(self, steps: Steps) -> Errand | None:
         """Many steps are much shorter than a millisecond: as many as fit into one."""
@@ -204,7 +203,7 @@ class Upkeep:
         except GeneratorExit:
             answer = LogClosed(f"{self._journal.path}: the log was closed")
             raise
-        except (TaskqError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whoever asked gets it
             answer = failure(error)
         finally:
             self._committer.now.append((order.port, order.future, answer))
