@@ -300,7 +300,9 @@ def waiting_page(
 ) -> Page[int]:
     """Waiting jobs among those from ``start`` on, before ``end``, that fit."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
-    agenda.promote(journal.clock.wall_ns())
+    time_ns, step_ns = journal.log_time()
+    # A step of the clock that is not recorded yet makes nothing due.
+    agenda.promote(time_ns - step_ns)
     if wanted.before_ns is not None:
         end = min(end, journal.indexes.lsn_at(wanted.before_ns))
     lanes = _lanes(agenda, wanted.queue, wanted.task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
+from taskq.log.selection import WaitingFilter, waiting_page
 from tests.log.world import World
 
 if TYPE_CHECKING:
@@ -363,3 +365,18 @@ def test_a_job_never_expires_before_wall_time_says_so_in_two_frames(step: float)
     first.ask(Op.CANCEL, first.enqueue(spec=EnqueueSpec("other")))
     assert Kind.EXPIRED not in world.kinds()
     assert job in _claimed(first)
+
+
+def test_whoever_looks_after_a_step_of_the_clock_makes_nothing_run_early() -> None:
+    """The look comes before the step is recorded: by the log's own time the job is not due."""
+    world = World()
+    process = world.process()
+    job = _delayed(process, _HOUR)
+    process.catch_up()
+    world.clock.step(2 * _HOUR)
+    look = partial(waiting_page, wanted=WaitingFilter(), start=0, end=job + 1, limit=9)
+    assert process.ask(Op.LOOK, (look, True)).items == [job]
+    assert _claimed(process) == []
+    world.clock.advance(_HOUR + 1)
+    assert process.ask(Op.LOOK, (look, True)).items == [job]
+    assert _claimed(process) == [job]
