@@ -247,10 +247,13 @@ class JobTable:
                 column.extend(whole[start:end])
             part.used = end - start
             part.live = part.used - part.metas.count(0)
-        self._chunks[number : number + 1] = [lower, upper]
-        self._firsts[number : number + 1] = [lower.ids[0], upper.ids[0]]
+        # One without any job would never be dropped, and has nothing to be tidied into.
+        is_last = chunk is self._last
+        halves = [half for half in (lower, upper) if half.live or (is_last and half is upper)]
+        self._chunks[number : number + 1] = halves
+        self._firsts[number : number + 1] = [half.ids[0] for half in halves]
         self._hint = Chunk(0)
-        if chunk is self._last:
+        if is_last:
             self._last = upper
 
     def _drop(self, number: int) -> None:

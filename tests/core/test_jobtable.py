@@ -192,3 +192,21 @@ def test_ids_may_jump_by_a_million() -> None:
     assert all(checked.found(job) == row for job, row in checked.jobs.items())
     assert checked.found(2**20 + 1) is None
     assert checked.found(2**64) is None
+
+
+def test_a_part_of_the_table_in_which_all_is_settled_goes_when_it_is_split_off() -> None:
+    """Dead letters die in any order: ids far below the last fill its chunk."""
+    checked = Checked()
+    for _ in range(CHUNK - 1):
+        checked.add(1)
+    checked.add(10 * CHUNK)
+    for job in range(1, CHUNK):
+        checked.remove(job)
+    for job in (CHUNK, CHUNK + 1):  # the first ids that were never there
+        checked.insert(job - 1)
+        checked.remove(job)
+    for job in range(4 * CHUNK, 5 * CHUNK + 10):
+        checked.insert(job - 1)
+    for _ in range(8 * CHUNK):
+        checked.add(1)
+    checked.check()
