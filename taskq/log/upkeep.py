@@ -273,6 +273,8 @@ class Upkeep:
         if not report.dry_run:
             yield from self._drop()
         journal = self._journal
+        # What is written again meanwhile is not looked at in the same pass, or it would never end.
+        end = journal.segment
         while True:
             found = due(
                 journal,
@@ -289,7 +291,7 @@ class Upkeep:
                     segment_name(found.segment), why,
                 )  # fmt: skip
                 return
-            if found is None or not self._may_pay(found):
+            if found is None or found.segment >= end or not self._may_pay(found):
                 return
             if not (yield from self._compact_one(found, keep_seconds, report)):
                 return

@@ -145,6 +145,20 @@ def test_a_job_that_is_not_over_outlives_the_time_that_finished_ones_are_kept(wa
     assert (view.state, view.result) == (State.SUCCEEDED, b"done")
 
 
+def test_a_compaction_ends_though_all_that_it_writes_again_is_due_at_once() -> None:
+    """Nothing is kept, but the backlog is larger than a segment: each is written again once."""
+    world = World(config=keeping(keep_seconds=0))
+    process = world.process()
+    jobs = backlog(process, 5)
+    before = world.segments()
+    world.clock.advance(1)
+    tend(process)
+    assert not set(before[:-1]) & set(world.segments())
+    carried = [record.job for record in world.records() if record.kind == Kind.CARRIED]
+    assert sorted(carried) == sorted(set(carried))
+    assert [delivery.job for delivery in world.process().claim(len(jobs))] == jobs
+
+
 def _fill(process: Process) -> None:
     """Finish jobs of another queue until a new segment begins."""
     segment = process.journal.segment
