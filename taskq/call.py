@@ -86,6 +86,8 @@ class OptionChanges(TypedDict, total=False):
     on_conflict: OnConflict
     #: small strings that travel with the job, added to the task's own
     headers: Mapping[str, str]
+    #: how long the job and its result are kept after its end; None: as its queue or log says
+    keep_result: Duration | None
     #: how the payload is compressed, "none" for not at all; None: as its queue or log says
     compress: Compression | None
     #: whether a payload over 1 MiB may go to a file beside the log; None: as its queue or log says
@@ -108,6 +110,7 @@ class Options:
     until_settled: bool = False
     on_conflict: Conflict = Conflict.FIRST
     headers: Mapping[str, str] = field(default_factory=dict)
+    keep_ns: int = 0
     compress: Compression | None = None
     spill: bool | None = None
 
@@ -126,21 +129,15 @@ class Options:
             for name in ("queue", "priority", "attempts", "key")
             if name in changes
         }
-        if "delay" in changes and changes.get("eta") is not None:
-            raise UsageError("delay and eta are both given: a job has one due time")
-        if "delay" in changes:
-            values |= {"due_ns": nanoseconds(changes["delay"], "delay"), "due_is_wall": False}
-        if "eta" in changes:
-            eta = changes["eta"]
-            values |= {
-                "due_ns": 0 if eta is None else moment_ns(eta, "eta"),
-                "due_is_wall": eta is not None,
-            }
+        values |= _due(changes)
         if "expires" in changes:
             values |= _expiry(changes["expires"])
         values |= _dedup(changes)
         if "headers" in changes:
             values["headers"] = checked_headers({**self.headers, **changes["headers"]})
+        if "keep_result" in changes:
+            keep = changes["keep_result"]
+            values["keep_ns"] = 0 if keep is None else positive_nanoseconds(keep, "keep_result")
         values |= _storage(changes)
         options = replace(self, **values)
         if options.key is None:
@@ -167,7 +164,7 @@ class Options:
 
     def extras(self, key: bytes | None) -> Extras | None:
         """The rarer part with this key; None when there is nothing of it."""
-        if key is None and not (self.due_ns or self.expires_ns or self.headers):
+        if key is None and not (self.due_ns or self.expires_ns or self.headers or self.keep_ns):
             return None
         return Extras(
             due_ns=self.due_ns,
@@ -179,6 +176,7 @@ class Options:
             until_settled=self.until_settled,
             on_conflict=self.on_conflict,
             headers=dict(self.headers),
+            keep_ns=self.keep_ns,
         )
 
 
@@ -301,6 +299,17 @@ def _headers_bytes(headers: Mapping[str, str]) -> int:
         len(name.encode()) + len(value.encode()) + _HEADER_LENGTHS_BYTES
         for name, value in headers.items()
     )
+
+
+def _due(changes: OptionChanges) -> dict[str, Any]:
+    eta = changes.get("eta")
+    if "delay" in changes and eta is not None:
+        raise UsageError("delay and eta are both given: a job has one due time")
+    if eta is not None:
+        return {"due_ns": moment_ns(eta, "eta"), "due_is_wall": True}
+    if "delay" in changes:
+        return {"due_ns": nanoseconds(changes["delay"], "delay"), "due_is_wall": False}
+    return {"due_ns": 0, "due_is_wall": False} if "eta" in changes else {}
 
 
 def _expiry(expires: Duration | datetime | None) -> dict[str, Any]:

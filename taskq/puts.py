@@ -45,6 +45,8 @@ class PutOptions(TypedDict, total=False):
     on_conflict: OnConflict
     #: how often the job may be claimed; 0 for no limit
     attempts: int
+    #: how long the job and its result are kept after its end; None: as its queue or log says
+    keep_result: Duration | None
     #: how the payload is compressed; None: as its queue or log says
     compress: Compression | None
     #: whether a larger one may go to a file; None: as its queue or log says
@@ -66,6 +68,7 @@ class Put:
     until: Until | None = None
     on_conflict: OnConflict = "first"
     attempts: int = ATTEMPTS_DEFAULT
+    keep_result: Duration | None = None
     compress: Compression | None = None
     spill: bool | None = None
 
@@ -92,7 +95,7 @@ def loose_put(job: Put, packer: Packer) -> Loose:
 def _item(job: Put) -> Item:
     spec = spec_of(job.queue, "", job.priority, job.attempts, Flag(0))
     is_keyed = not (job.key is job.window is job.until is None) or job.on_conflict != "first"
-    if not (job.delay or job.headers or is_keyed) and job.expires is None:
+    if not (job.delay or job.headers or is_keyed) and job.expires is job.keep_result is None:
         return spec, job.payload, None
     changes: OptionChanges = {
         "delay": job.delay,
@@ -102,6 +105,7 @@ def _item(job: Put) -> Item:
         "until": job.until,
         "on_conflict": job.on_conflict,
         "headers": job.headers,
+        "keep_result": job.keep_result,
     }
     return spec, job.payload, _PLAIN.changed(changes).fixed_extras("put")
 

@@ -182,9 +182,10 @@ class _Chosen:
         what = f"the payload of job {told.job_id}"
         body = packer.bodies.unpack(record.body or b"", record.body_flags, what)
         flags = record.flags if record.carried is None else _flags_of(record.carried.born)
-        headers = record.extras.headers if record.extras is not None else {}
+        old = record.extras or Extras()
         # Neither its due time nor its end nor its key: those were the old job's.
-        extras = Extras(headers={**headers, REPLAY_HEADER: told.job_id})
+        headers = {**old.headers, REPLAY_HEADER: told.job_id}
+        extras = Extras(headers=headers, keep_ns=old.keep_ns)
         encode_extras(extras, 0)  # headers that leave no room for one more are this job's alone
         spec = spec_of(
             told.queue, told.task, record.priority, record.attempts_max, Flag(flags & _KEPT_FLAGS)

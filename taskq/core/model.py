@@ -82,6 +82,7 @@ class Extras:
     ``due_ns`` is a delay from the frame's time unless ``due_is_wall``, then a moment of wall time.
     ``expires_ns`` likewise with ``expires_is_wall``. ``window_ns`` of 0: the key holds until the
     job is settled; with ``until_settled`` it holds until both, window and job, are over.
+    ``keep_ns`` counts from the job's end; 0: it is kept as its queue or log says.
     """
 
     due_ns: int = 0
@@ -93,6 +94,7 @@ class Extras:
     until_settled: bool = False
     on_conflict: Conflict = Conflict.FIRST
     headers: dict[str, str] = field(default_factory=dict)
+    keep_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ class Prepared:
 
     __slots__ = (
         "_options", "_spec", "due_ns", "expires_is_wall", "expires_ns", "flags", "is_wall",
-        "wanted",
+        "keep_ns", "wanted",
     )  # fmt: skip
 
     def __init__(self, spec: EnqueueSpec, extras: Extras, now_ns: int) -> None:
@@ -46,6 +46,7 @@ class Prepared:
         self.wanted = None if extras.key is None else Wanted(spec, extras.key, extras)
         if self.wanted is not None and self.wanted.until_settled:
             self.flags |= _KEYED
+        self.keep_ns = extras.keep_ns
         self.is_wall = extras.due_is_wall
         self.due_ns = extras.due_ns + (0 if self.is_wall or not extras.due_ns else now_ns)
         self.expires_is_wall = extras.expires_is_wall
@@ -55,7 +56,7 @@ class Prepared:
     @property
     def is_newer(self) -> bool:
         """Whether the record is none that the first taskq could read."""
-        if self.expires_ns and not self.expires_is_wall:
+        if self.keep_ns or (self.expires_ns and not self.expires_is_wall):
             return True
         wanted = self.wanted
         return wanted is not None and wanted.until_settled and bool(wanted.window_ns)

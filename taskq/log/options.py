@@ -62,6 +62,8 @@ def encode_extras(extras: Extras, now_ns: int) -> bytes:
         parts.append(_option(Option.KEY, extras.key))
         if extras.window_ns:
             parts.append(_option(Option.WINDOW, _I64.pack(extras.window_ns)))
+    if extras.keep_ns:
+        parts.append(_option(Option.KEEP, _I64.pack(extras.keep_ns)))
     if extras.headers:
         parts.append(_option(Option.HEADERS, _encode_headers(extras.headers)))
     return b"".join(parts)
@@ -168,6 +170,8 @@ def decode_extras(data: Buffer, at: int, size: int) -> Extras:
             extras.key = value
         elif tag == Option.WINDOW:
             extras.window_ns = _number(tag, value)
+        elif tag == Option.KEEP:
+            extras.keep_ns = _number(tag, value)
         elif tag == Option.HEADERS:
             extras.headers = _decode_headers(value)
     return extras

@@ -51,6 +51,7 @@ EXTRAS = st.builds(
     key=st.none() | st.binary(min_size=1, max_size=KEY_BYTES_MAX),
     window_ns=SPAN,
     headers=st.dictionaries(st.text(max_size=20), st.text(max_size=200), max_size=5),
+    keep_ns=SPAN,
 )
 SPECS = st.builds(
     EnqueueSpec,
@@ -89,6 +90,7 @@ def as_read(extras: Extras) -> Extras:
         key=extras.key,
         window_ns=extras.window_ns if extras.key is not None else 0,
         headers=extras.headers,
+        keep_ns=extras.keep_ns,
     )
 
 
@@ -284,7 +286,8 @@ def test_a_number_of_the_wrong_size_is_an_error_that_names_its_option(
 ) -> None:
     data = struct.pack("<BH", tag, len(value)) + value
     numbers = {
-        Option.DUE, Option.DUE_WALL, Option.EXPIRES, Option.EXPIRES_RELATIVE, Option.WINDOW,
+        Option.DUE, Option.DUE_WALL, Option.EXPIRES, Option.EXPIRES_RELATIVE, Option.KEEP,
+        Option.WINDOW,
     }  # fmt: skip
     if tag in numbers and len(value) != 8:
         with pytest.raises(FormatError, match=f"option {int(tag)} has {len(value)} bytes, "):
