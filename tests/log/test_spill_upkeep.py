@@ -15,7 +15,7 @@ from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import PATH, Process, World
 
 HOUR: Final = 3_600
-SMALL: Final = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)
+SMALL: Final = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None, starvation_seconds=None)
 SPILLED: Final = int(Flag.SPILLED)
 #: After all the jobs that fill segments.
 SPEC: Final = EnqueueSpec(task="mail.send", priority=0).packed(SPILLED)
