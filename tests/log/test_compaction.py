@@ -362,8 +362,8 @@ KEYS = st.sampled_from([None, b"a", b"b"])
 ACTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["put", "put", "delay", "expire", "run", "run", "fail", "die", "hold", "cancel", "fill", "tend",
-             "pass", "step"]
+            ["put", "put", "delay", "expire", "run", "run", "fail", "die", "hold", "cancel",
+             "fill", "tend", "pass", "step"]
         ),
         st.integers(0, 10**6),
         KEYS,
