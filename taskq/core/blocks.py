@@ -21,13 +21,15 @@ _BLOCK: Final = 1_024
 class SortedBlocks:
     """Pairs of unsigned 64-bit numbers in the order of their keys; equal keys keep their order."""
 
-    __slots__ = ("_firsts", "_keys", "_swept", "_values", "size")
+    __slots__ = ("_firsts", "_found", "_keys", "_swept", "_values", "size")
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._keys: list[array[int]] = []
         self._values: list[array[int]] = []
         self._swept = 0
+        #: the block in which the last pair was that was asked for
+        self._found = 0
         self.size = 0
 
     def add(self, key: int, value: int) -> None:
@@ -55,15 +57,31 @@ class SortedBlocks:
             self._split(number)
 
     def has(self, key: int, value: int) -> bool:
-        """Whether the pair is there."""
-        number = max(bisect_left(self._firsts, key) - 1, 0)
-        for keys, values in zip(self._keys[number:], self._values[number:], strict=True):
-            if keys[0] > key:
+        """Whether the pair is there.
+
+        Quick for whoever asks in the order in which the pairs came, however many have the same key.
+        """
+        found = self._found
+        for number in range(found, min(found + 2, len(self._keys))):
+            if self._is_in(number, key, value):
+                self._found = number
+                return True
+        firsts = self._firsts
+        for number in range(max(bisect_left(firsts, key) - 1, 0), len(firsts)):
+            if firsts[number] > key:
                 break
-            start, end = bisect_left(keys, key), bisect_right(keys, key)
-            if value in values[start:end]:
+            if self._is_in(number, key, value):
+                self._found = number
                 return True
         return False
+
+    def _is_in(self, number: int, key: int, value: int) -> bool:
+        """Whether the pair is in this block."""
+        keys, values = self._keys[number], self._values[number]
+        start, end = bisect_left(keys, key), bisect_right(keys, key)
+        # Values of one key are mostly in order, but need not be.
+        at = bisect_left(values, value, start, end)
+        return (at < end and values[at] == value) or value in values[start:end]
 
     def blocks(self) -> Iterator[tuple[array[int], array[int]]]:
         """(keys, values) of each block; what is added meanwhile may or may not be seen."""

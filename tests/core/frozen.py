@@ -66,11 +66,11 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
     },
     SortedBlocks: {
         "_keys": "kept", "_values": "kept", "_firsts": "derived", "_swept": "kept",
-        "size": "derived",
+        "size": "derived", "_found": "reset",
     },
     Returned: {
         "_keys": "kept", "_values": "kept", "_firsts": "derived", "_swept": "reset",
-        "size": "derived", "_lows": "reset",
+        "size": "derived", "_found": "reset", "_lows": "reset",
     },
     Timetable: {
         "shift_ns": "kept", "_shifted": "kept", "_wall": "kept", "_expiries_shifted": "kept",

@@ -132,3 +132,38 @@ def test_a_key_below_zero_or_above_64_bits_is_looked_up_without_an_error() -> No
     held.add(5, 1)
     assert held.pop_until(-(2**70), 10) == []
     assert held.pop_until(2**70, 10) == [1]
+
+
+@given(pairs=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60))
+def test_it_tells_which_pairs_it_has_in_whatever_order_it_is_asked(
+    pairs: list[tuple[int, int]],
+) -> None:
+    held = SortedBlocks()
+    for key, value in pairs:
+        held.add(key, value)
+    for key in range(4):
+        for value in range(10):
+            assert held.has(key, value) == ((key, value) in pairs)
+            assert held.has(key, 9 - value) == ((key, 9 - value) in pairs)
+    held.pop_until(1, 30)
+    left = pairs_of(held)
+    for key, value in pairs:
+        assert held.has(key, value) == ((key, value) in left)
+
+
+def test_many_pairs_of_one_key_are_asked_for_without_looking_through_them() -> None:
+    """A million jobs of one date: whoever holds the writer lock must not look at each for each."""
+    held = SortedBlocks()
+    for value in range(4_000):
+        held.add(7, value)
+    looked: list[int] = []
+    look = SortedBlocks._is_in
+
+    def noted(blocks_: SortedBlocks, number: int, key: int, value: int) -> bool:
+        looked.append(number)
+        return look(blocks_, number, key, value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SortedBlocks, "_is_in", noted)
+        assert all(held.has(7, value) for value in range(1_000, 3_000))
+    assert len(looked) < 2 * 2_000 + len(held._keys)
