@@ -54,7 +54,8 @@ def test_a_worker_that_is_killed_while_it_writes_snapshots_leaves_none_that_lies
         behind, total = behind_and_total(path)
         saved += total - behind
     assert saved
-    assert len(list((path / "snapshot").glob("*.snap"))) in (2, 3, 4)
+    # Two of each facet are kept, and a kill may come before the oldest of three is removed.
+    assert 2 <= len(list((path / "snapshot").glob("*.snap"))) <= 6
     store = open_here(path)
     assert store.thread_port.claim(ClaimRequest(1)).result(10)
     store.close()
