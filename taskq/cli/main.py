@@ -29,6 +29,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "stats": ("taskq.cli.read", "Count the jobs of each queue by state."),
     "workers": ("taskq.cli.read", "List the processes that have the task log open."),
     "tail": ("taskq.cli.stream", "Show the log's latest records, and those that are written."),
+    "reader": ("taskq.cli.reader", "Look at named readers, move or forget them."),
     "replay": ("taskq.cli.stream", "Enqueue past jobs once more."),
     "cancel": ("taskq.cli.queues", "Cancel waiting jobs, by id or by the many."),
     "dead": ("taskq.cli.dead", "Look at dead letters, requeue or purge them."),
