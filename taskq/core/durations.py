@@ -96,11 +96,15 @@ def moment_ns(value: datetime, what: str = "moment") -> int:
 
 
 def spoken(span_ns: int) -> str:
-    """A length of time in its largest unit that fits: ``3m``, ``2d``, ``0s``; its sign is lost."""
-    for unit in ("d", "h", "m"):
-        if abs(span_ns) >= _UNITS_NS[unit]:
-            return f"{abs(span_ns) // _UNITS_NS[unit]}{unit}"
-    return f"{abs(span_ns) // SECOND_NS}s"
+    """A length of time in its largest unit that fits, rounded: ``3m``, ``2d``, ``0s``.
+
+    Its sign is lost. What is a moment short of two hours is ``2h``.
+    """
+    span_ns = abs(span_ns)
+    for unit, smaller in (("d", "h"), ("h", "m"), ("m", "s")):
+        if span_ns + _UNITS_NS[smaller] // 2 >= _UNITS_NS[unit]:
+            return f"{(span_ns + _UNITS_NS[unit] // 2) // _UNITS_NS[unit]}{unit}"
+    return f"{(span_ns + SECOND_NS // 2) // SECOND_NS}s"
 
 
 def _text_ns(text: str, what: str) -> int:

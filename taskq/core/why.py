@@ -130,7 +130,10 @@ def _settled(facts: Facts) -> Reason | None:
         return Reason(code=Why.EXPIRED, text=f"it expired {when}, before a worker could run it")
     if job.state is State.DEAD:
         spent = 0 < job.attempts_max <= job.attempt
-        how = f"all {job.attempts_max} attempts are spent" if spent else "it was rejected"
+        all_of = (
+            f"all {job.attempts_max} attempts are" if job.attempts_max > 1 else "its attempt is"
+        )
+        how = f"{all_of} spent" if spent else "it was rejected"
         return Reason(code=Why.DEAD, text=f"it died {when}: {how}{_because(job)}")
     return None
 
@@ -140,9 +143,10 @@ def _running(facts: Facts) -> Reason | None:
     if job.state is not State.RUNNING:
         return None
     if owner is None or owner.alive:
-        since = f" for {_ago(facts, job.attempts[-1].started_ns)}" if job.attempts else ""
+        since = _ago(facts, job.attempts[-1].started_ns) if job.attempts else ""
+        runs = f"it has been running for {since}" if since else "it is running"
         where = f" on {_process(owner)}" if owner is not None and owner.pid else ""
-        return Reason(code=Why.RUNNING, text=f"it runs{since}{where}, {_attempts(job)}")
+        return Reason(code=Why.RUNNING, text=f"{runs}{where}, {_attempts(job)}")
     left = "the next worker that looks takes it back"
     if not facts.workers:
         left = "no worker is there to take it back: start one with taskq worker"

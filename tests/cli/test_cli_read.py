@@ -33,7 +33,7 @@ def test_ls_lists_the_newest_first(sample: Sample) -> None:
     ]
     assert [row.split()[0] for row in rows] == newest_first
     assert rows[0].split()[1:6] == ["scheduled", "mail", "mail.send", "5", "0/5"]
-    assert rows[0].endswith("due in 1h")
+    assert rows[0].endswith("due in 2h")
     assert rows[4].endswith("ValueError: [red]bad\\x1b[31m")
 
 

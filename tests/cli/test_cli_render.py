@@ -13,7 +13,7 @@ NOW = 1_700_000_000 * SECOND_NS
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0s ago"), (-59, "59s ago"), (-180, "3m ago"), (-7_300, "2h ago"), (-200_000, "2d ago"),
-     (90, "in 1m"), (86_400, "in 1d")],
+     (80, "in 1m"), (86_400, "in 1d"), (7_197, "in 2h"), (3_570, "in 1h")],
 )  # fmt: skip
 def test_moments_read_as_people_say_them(seconds: int, text: str) -> None:
     assert render.when(NOW + seconds * SECOND_NS, NOW) == text

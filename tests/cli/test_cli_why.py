@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     ("name", "code", "text"),
     [
         ("succeeded", "succeeded", "it succeeded "),
-        ("dead", "dead", "all 1 attempts are spent (ValueError: [red]bad\\x1b[31m)"),
+        ("dead", "dead", "its attempt is spent (ValueError: [red]bad\\x1b[31m)"),
         ("retried", "not_due", "attempt 1 of 3 failed (TimeoutError: slow); the next is due in "),
         ("cancelled", "cancelled", "it was cancelled "),
         ("bytes", "no_worker", "it was put as bytes, and no process claims any"),
-        ("task", "not_due", "it is due in 1h, at 20"),
+        ("task", "not_due", "it is due in 2h, at 20"),
     ],
 )
 def test_why_tells_one_reason_for_people_and_for_programs(

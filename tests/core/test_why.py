@@ -77,7 +77,7 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
             job=_job(State.RUNNING, attempt=2, attempts=_STARTED), now_ns=_NOW, owner=_worker()
         ),
         Why.RUNNING,
-        "it runs for 3m on 12 (worker on box), attempt 2 of 5",
+        "it has been running for 3m on 12 (worker on box), attempt 2 of 5",
     ),
     (
         "its worker is lost",
@@ -119,7 +119,7 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
             now_ns=_NOW,
         ),
         Why.NOT_DUE,
-        ("attempt 2 of 5 failed (TimeoutError: slow); the next is due in 1m, "
+        ("attempt 2 of 5 failed (TimeoutError: slow); the next is due in 2m, "
         "at 2024-01-01T00:01:30+00:00"),
     ),
     (
