@@ -344,9 +344,10 @@ class Agenda(Taking):
 
     def enter_ready_run(self, lane: Lane, jobs: list[int], moments: list[int]) -> None:
         """Do as ``enter_ready`` for many."""
-        for job, moment in zip(jobs, moments, strict=True):
-            self.note_ready(max(moment, 0))
-            lane.give_back(job, max(moment, 0))
+        if min(moments) < 0:
+            moments = [max(moment, 0) for moment in moments]
+        self.note_ready(min(moments))
+        lane.give_back_run(jobs, moments)
         lane.ready += len(jobs)
         if lane.ready and not lane.blocked:
             self._ready[lane.priority][lane] = None

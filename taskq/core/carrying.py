@@ -83,7 +83,7 @@ def apply_carried_run(
 ) -> None:
     """Do as ``apply_carried`` for ready jobs of rising numbers that were never claimed."""
     table = agenda.table
-    if any(table.find(job) is not None for job in jobs):
+    if not table.is_free(jobs[0], jobs[-1]):
         for job, location, since in zip(jobs, locations, since_ns, strict=True):
             apply_carried(
                 agenda, job, location, lane, meta, _READY, _NEVER, _NEVER, (0, 0, 0), 0, 0,

@@ -152,6 +152,15 @@ class JobTable:
         self._chunks[number:number] = chunks
         self._firsts[number:number] = [chunk.ids[0] for chunk in chunks]
 
+    def is_free(self, first: int, last: int) -> bool:
+        """Whether no job of an id from ``first`` to ``last`` is or lately was here."""
+        number = bisect_right(self._firsts, last) - 1
+        if number < 0:
+            return True
+        chunk = self._chunks[number]
+        at = bisect_right(chunk.ids, last, 0, chunk.used) - 1
+        return at < 0 or chunk.ids[at] < first
+
     def find(self, job: int) -> Chunk | None:
         """The chunk that holds an unsettled job, or None; sets ``index``."""
         chunk = self._hint

@@ -110,6 +110,10 @@ class Lane:
         """Put a job in at the place of its id; it is ready since ``moment``."""
         self.entries += self._back.put(job, moment)
 
+    def give_back_run(self, jobs: list[int], moments: list[int]) -> None:
+        """Do as ``give_back`` for jobs of rising ids."""
+        self.entries += self._back.put_run(jobs, moments)
+
     def leave(self, job: int, is_ready: Callable[[int], bool]) -> None:
         """A job is not ready any more: drop its entry, if only stale ones stand before it."""
         if self._back.size and self._back.discard(job):

@@ -7,10 +7,12 @@ that hold none.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from taskq.core import blocks
 from taskq.core.blocks import SortedBlocks
 
 if TYPE_CHECKING:
@@ -30,12 +32,12 @@ class Returned(SortedBlocks):
         self._lows: list[int] = []
 
     @classmethod
-    def of(cls, blocks: SortedBlocks) -> Returned:
-        """The same pairs; the given blocks must not be used any more."""
+    def of(cls, pairs: SortedBlocks) -> Returned:
+        """The same pairs; the given ones must not be used any more."""
         returned = cls()
-        returned._firsts, returned._keys = blocks._firsts, blocks._keys
-        returned._values, returned.size = blocks._values, blocks.size
-        returned._lows = [_UNKNOWN] * len(blocks._keys)
+        returned._firsts, returned._keys = pairs._firsts, pairs._keys
+        returned._values, returned.size = pairs._values, pairs.size
+        returned._lows = [_UNKNOWN] * len(pairs._keys)
         return returned
 
     def put(self, job: int, moment: int) -> bool:
@@ -54,6 +56,25 @@ class Returned(SortedBlocks):
         number = max(bisect_right(self._firsts, job) - 1, 0)
         self._lows[number] = min(self._lows[number], moment)  # unknown stays unknown
         return True
+
+    def put_run(self, jobs: list[int], moments: list[int]) -> int:
+        """Do as ``put`` for jobs of rising ids; returns how many are new here."""
+        if self._keys and jobs[0] <= self._keys[-1][-1]:
+            return sum(map(self.put, jobs, moments))
+        most = blocks._BLOCK
+        for start in range(0, len(jobs), most):
+            ids, values = jobs[start : start + most], moments[start : start + most]
+            if self._keys and len(self._keys[-1]) + len(ids) <= most:
+                self._keys[-1].extend(ids)
+                self._values[-1].extend(values)
+                self._lows[-1] = min(self._lows[-1], *values)  # unknown stays unknown
+            else:
+                self._firsts.append(ids[0])
+                self._keys.append(array("Q", ids))
+                self._values.append(array("Q", values))
+                self._lows.append(min(values))
+        self.size += len(jobs)
+        return len(jobs)
 
     def discard(self, job: int) -> bool:
         """Take a job out; False if it is not here."""
@@ -107,10 +128,10 @@ class Returned(SortedBlocks):
             end = bisect_right(keys, job)
             found = [at for at in range(end) if values[at] <= moment][: count - len(popped)]
             popped += [keys[at] for at in found]
-            blocks = len(self._keys)
+            before = len(self._keys)
             for at in reversed(found):
                 self._cut(number, at, at + 1)
-            number += 1 - (blocks - len(self._keys))
+            number += 1 - (before - len(self._keys))
         return popped
 
     def _find(self, job: int) -> tuple[int, int]:

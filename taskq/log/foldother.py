@@ -43,9 +43,15 @@ _DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 _CARRIED_SIZE: Final = codec.CARRIED.size
+#: Of a CARRIED record: its length, job, token, since when it is ready, when it was enqueued.
+_RUN: Final = struct.Struct("<I12xQQqq")
+#: What stands between length and job of a ready one that was never claimed and holds no result.
+_PLAIN_CARRIED: Final = codec.CARRIED.pack(
+    0, Kind.CARRIED, _READY, 0, Flag.CHECKED | Flag.DROP_RESULT, 0, 0, 0, 0, 0
+)[4:16]
+#: What an ENQUEUED record has between its length and its names.
+_BORN_HEAD: Final = 12
 _JOB_AT: Final = 16
-_ENQUEUED_NS: Final = struct.Struct("<q")
-_ENQUEUED_NS_AT: Final = 40
 
 
 class Watch:
@@ -235,57 +241,35 @@ def fold_carried_run(
     A million that compaction wrote again are read back like this. Returns what follows, and its
     lsn; one that is no such job is applied alone.
     """
-    head, names = _carried_head(data, at, end)
-    start = at
+    start, born_at = at, at + _CARRIED_SIZE + 4
+    names_end = born_at + 12
+    if names_end <= end:
+        names_end += data[names_end - 2] + data[names_end - 1]
+    head, born = data[at + 4 : at + _JOB_AT], data[born_at:names_end]
     jobs: list[int] = []
     locations: list[int] = []
     since: list[int] = []
     job = 0
-    while at < end and _carried_head(data, at, end) == (head, names):
-        length, number = codec.LENGTH.unpack_from(data, at)[0], _number(data, at)
-        if at + length > end or number <= job:
-            break
-        job = number
-        jobs.append(job)
-        locations.append(where + at)
-        since.append(_ENQUEUED_NS.unpack_from(data, at + _ENQUEUED_NS_AT)[0])
-        at += length
-    if len(jobs) < 2 or not _is_plain(head):  # noqa: PLR2004 - one alone is no run
-        at = start
-        length = codec.LENGTH.unpack_from(data, at)[0]
-        record = data[at : at + length]
-        fold_other(Kind.CARRIED, record, where + at, 0, agenda, None, watch)
-        return at + length, lsn + 1
-    lane: Lane = agenda.lane(min(head[-9], PRIORITY_MAX), names)
-    flags = int.from_bytes(head[-6:-2], "little")
+    if len(born) >= _BORN_HEAD and head == _PLAIN_CARRIED and not any(born[2:4]):
+        size, unpack = names_end - born_at, _RUN.unpack_from
+        while at + _CARRIED_SIZE + 4 + size <= end:
+            length, number, token, ready_ns, enqueued_ns = unpack(data, at)
+            begin = at + _CARRIED_SIZE + 4
+            if data[at + 4 : at + _JOB_AT] != head or data[begin : begin + size] != born:
+                break
+            if token or number <= job or at + length > end:
+                break
+            job = number
+            jobs.append(job)
+            locations.append(where + at)
+            since.append(ready_ns or enqueued_ns)
+            at += length
+    if len(jobs) < 2:  # noqa: PLR2004 - one alone is no run
+        length = codec.LENGTH.unpack_from(data, start)[0]
+        record = data[start : start + length]
+        fold_other(Kind.CARRIED, record, where + start, 0, agenda, None, watch)
+        return start + length, lsn + 1
+    lane: Lane = agenda.lane(min(born[1], PRIORITY_MAX), born[10:])
+    flags = int.from_bytes(born[4:8], "little")
     apply_carried_run(agenda, jobs, locations, lane, enqueued_meta(flags), since)
     return at, lsn + len(jobs)
-
-
-def _number(data: bytes, at: int) -> int:
-    number: int = codec.JOB.unpack_from(data, at)[6]
-    return number
-
-
-def _carried_head(data: bytes, at: int, end: int) -> tuple[bytes, bytes]:
-    """What must be the same in a run: state, flags, attempt, claim, due, and the job's own head."""
-    if at + _CARRIED_SIZE + codec.ENQUEUED.size > end:
-        return b"", b""
-    born = at + _CARRIED_SIZE
-    names = data[born + 14 : born + 16 + data[born + 14] + data[born + 15]]
-    return (
-        data[at + 4 : at + _JOB_AT] + data[at + 24 : at + 40] + data[born + 4 : born + 14],
-        names,
-    )
-
-
-def _is_plain(head: bytes) -> bool:
-    """State READY, no options, no attempt, no claim, not due; and its record has no options."""
-    if not head:
-        return False
-    state, options, attempt = head[1], head[2:4], head[8:12]
-    rest = head[12:28]
-    return (
-        state == _READY and not any(options) and not any(attempt) and not any(rest)
-        and not any(head[30:32])
-    )  # fmt: skip
