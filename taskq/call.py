@@ -279,7 +279,7 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     except UnicodeEncodeError as error:
         raise UsageError(f"the headers hold text that UTF-8 cannot write: {error}") from None
     if size > HEADERS_BYTES_MAX:
-        raise PayloadTooLarge("the set of headers", size, HEADERS_BYTES_MAX, "put data in the arguments")
+        raise PayloadTooLarge("the headers", size, HEADERS_BYTES_MAX, "put data in the arguments")
     return dict(headers)
 
 

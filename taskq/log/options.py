@@ -81,7 +81,7 @@ def _encode_headers(headers: dict[str, str]) -> bytes:
             data = _utf8(text)
             size += 2 + len(data)
             if size > HEADERS_BYTES_MAX:
-                raise PayloadTooLarge("the set of headers", size, HEADERS_BYTES_MAX)
+                raise PayloadTooLarge("the headers", size, HEADERS_BYTES_MAX)
             parts.append(len(data).to_bytes(2, "little") + data)
     return b"".join(parts)
 
