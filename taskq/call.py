@@ -18,7 +18,7 @@ from typing import (
     Unpack,
 )
 
-from taskq.core.durations import Duration, moment_ns, nanoseconds, positive_nanoseconds
+from taskq.core.durations import NEVER, Duration, moment_ns, nanoseconds, positive_nanoseconds
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import (
     ATTEMPTS_DEFAULT,
@@ -26,6 +26,7 @@ from taskq.core.model import (
     KEY_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     PRIORITY_DEFAULT,
+    TIME_NS_MAX,
     Conflict,
     Extras,
 )
@@ -86,7 +87,8 @@ class OptionChanges(TypedDict, total=False):
     on_conflict: OnConflict
     #: small strings that travel with the job, added to the task's own
     headers: Mapping[str, str]
-    #: how long the job and its result are kept after its end; None: as its queue or log says
+    #: how long the job and its result are kept after its end; "never": it never goes; None: as its
+    #: queue or log says
     keep_result: Duration | None
     #: how the payload is compressed, "none" for not at all; None: as its queue or log says
     compress: Compression | None
@@ -136,8 +138,7 @@ class Options:
         if "headers" in changes:
             values["headers"] = checked_headers({**self.headers, **changes["headers"]})
         if "keep_result" in changes:
-            keep = changes["keep_result"]
-            values["keep_ns"] = 0 if keep is None else positive_nanoseconds(keep, "keep_result")
+            values["keep_ns"] = _keep_ns(changes["keep_result"])
         values |= _storage(changes)
         options = replace(self, **values)
         if options.key is None:
@@ -318,6 +319,12 @@ def _expiry(expires: Duration | datetime | None) -> dict[str, Any]:
     if isinstance(expires, datetime):
         return {"expires_ns": moment_ns(expires, "expires"), "expires_is_wall": True}
     return {"expires_ns": positive_nanoseconds(expires, "expires"), "expires_is_wall": False}
+
+
+def _keep_ns(keep: Duration | None) -> int:
+    if keep is None:
+        return 0
+    return TIME_NS_MAX if keep == NEVER else positive_nanoseconds(keep, "keep_result")
 
 
 def _dedup(changes: OptionChanges) -> dict[str, Any]:

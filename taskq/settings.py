@@ -27,7 +27,7 @@ from pydantic_settings import (
 
 from taskq.core.durations import NEVER, Duration, seconds
 from taskq.core.errors import UsageError
-from taskq.core.model import Durability
+from taskq.core.model import SECOND_NS, TIME_NS_MAX, Durability
 from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression
 from taskq.log.config import (
     KEEP_SECONDS,
@@ -49,6 +49,11 @@ def _seconds(value: Duration) -> float:
 
 def _seconds_or_never(value: Duration | None) -> float | None:
     return None if value is None or value == NEVER else _seconds(value)
+
+
+def _seconds_or_always(value: Duration) -> float:
+    # None stands for what the log says.
+    return TIME_NS_MAX / SECOND_NS if value == NEVER else _seconds(value)
 
 
 class _Toml(TomlConfigSettingsSource):
@@ -78,10 +83,10 @@ class QueueSettings(BaseModel):
     compress: Compression | None = None
     #: whether those over 1 MiB may go to files beside the log
     spill: bool | None = None
-    #: seconds, or text such as "7d": how long finished jobs are kept after their end
-    keep: Annotated[float, BeforeValidator(_seconds)] | None = None
+    #: seconds, text such as "7d", or "never": how long finished jobs are kept after their end
+    keep: Annotated[float, BeforeValidator(_seconds_or_always)] | None = None
     #: likewise, dead letters after their death
-    keep_dead: Annotated[float, BeforeValidator(_seconds)] | None = None
+    keep_dead: Annotated[float, BeforeValidator(_seconds_or_always)] | None = None
     #: most dead letters of the queue, which is then counted by itself
     dead_max: int | None = None
 

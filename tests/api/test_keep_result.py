@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import JobNotFound, Put, State, TaskLog, TaskQ, UsageError
-from taskq.core.model import SECOND_NS, Extras
+from taskq.core.model import SECOND_NS, TIME_NS_MAX, Extras
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.requests import EnqueueSpec
 from tests.log.tending import fill_segment, keeping, tend
@@ -36,9 +36,10 @@ def test_a_job_is_kept_so_long_after_its_end_whatever_log_and_queue_say() -> Non
     world = World(config=keeping(keep_seconds=DAY, queues=queues))
     process = world.process()
     own = process.enqueue(b"own", Extras(keep_ns=30 * DAY * SECOND_NS), OTHER)
+    ever = process.enqueue(b"ever", Extras(keep_ns=TIME_NS_MAX), OTHER)
     short = process.enqueue(b"short", Extras(keep_ns=SECOND_NS), OTHER)
     plain = process.enqueue(b"plain", None, OTHER)
-    for delivery in process.claim(3):
+    for delivery in process.claim(4):
         process.settle(delivery, body=b"result")
     before = world.view(own)
     for kept in ({own, plain}, {own}, {own}):
@@ -51,6 +52,7 @@ def test_a_job_is_kept_so_long_after_its_end_whatever_log_and_queue_say() -> Non
     world.clock.advance(30 * DAY)
     tend(process)
     assert world.view(own) is None
+    assert world.view(ever) is not None
 
 
 async def test_a_task_a_call_and_a_put_say_how_long(tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ async def test_a_task_a_call_and_a_put_say_how_long(tmp_path: Path) -> None:
     async with app, TaskLog.open(tmp_path, segment_bytes=SEGMENT_BYTES_MIN, upkeep=False) as log:
         async with app.worker():
             long = await report.enqueue(7)
-            own = await ping.options(keep_result="1h").enqueue("own")
+            own = await ping.options(keep_result="never").enqueue("own")
             plain: list[JobHandle[Any]] = [await report.options(keep_result=None).enqueue(8)]
             plain.append(await ping.enqueue(""))
             for job in plain:
@@ -95,7 +97,7 @@ async def test_a_replayed_job_is_kept_as_the_old_one(tmp_path: Path) -> None:
         assert (await log.get(old.job_id)).state is State.SUCCEEDED
 
 
-@pytest.mark.parametrize("wrong", [0, -1, "soon", "never", True, b"1h"])
+@pytest.mark.parametrize("wrong", [0, -1, "soon", True, b"1h"])
 async def test_a_wrong_time_is_refused_by_name(tmp_path: Path, wrong: Any) -> None:
     app = TaskQ(tmp_path)
     with pytest.raises(UsageError, match=r"^keep_result is "):

@@ -90,6 +90,10 @@ def test_dead_letters_have_limits_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     config = TaskQ()._connection.config
     assert (config.keep_dead_seconds, config.dead_max) == (7_200, 1_000)
     assert config.queues["mail"] == QueuePolicy(keep_dead_seconds=30 * 86_400, dead_max=5)
+    monkeypatch.setenv("TASKQ_QUEUES", '{"mail": {"keep_dead": "never", "keep": "never"}}')
+    policy = TaskQ()._connection.config.queues["mail"]
+    assert (policy.keep_seconds or 0) > 100 * 365 * 86_400
+    assert policy.keep_dead_seconds == policy.keep_seconds
     given = TaskQ(keep_dead="never", queues={"mail": QueuePolicy(dead_max=7)})._connection.config
     assert (given.keep_dead_seconds, given.queues["mail"].dead_max) == (None, 7)
 
