@@ -1,0 +1,93 @@
+"""What a named reader has not read stays, and everybody is told: a pin, and the end of a pin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq.log.readers import NamedReader, Position
+from tests.log.tending import fill_segment, keeping, tend
+from tests.log.world import PATH, World
+
+if TYPE_CHECKING:
+    from taskq.log.upkeep import Upkeep
+    from tests.log.world import Process
+
+LIMITS = [{"keep_bytes": 2 * 64 * 1024}, {"keep_segments": 1}, {"keep_seconds": 1}]
+
+
+def read_up_to(process: Process, name: str, segment: int, lsn: int) -> None:
+    """A reader of that name has had all before that lsn."""
+    log_id = process.journal.identity.log_id
+    reader = NamedReader.take(process.disk, PATH, log_id, name)
+    reader.load()
+    reader.save(Position(segment, lsn))
+    reader.sync()
+    reader.release()
+
+
+def grow(process: Process, segments: int) -> list[int]:
+    return [fill_segment(process) for _ in range(segments)]
+
+
+def tended(process: Process, upkeep: Upkeep | None = None) -> Upkeep:
+    """Upkeep looks again at what it may look at every ten seconds."""
+    process.world.clock.advance(60)
+    return tend(process, upkeep)
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: next(iter(limit)))
+def test_what_a_reader_has_not_read_stays_beyond_every_limit(limit: dict[str, Any]) -> None:
+    world = World(config=keeping(**limit))
+    process = world.process()
+    first, second, *_ = grow(process, 6)
+    read_up_to(process, "billing", first, first)
+    before = world.segments()
+    tended(process)
+    assert world.segments() == before
+    read_up_to(process, "billing", second, second)
+    tended(process)
+    assert world.segments()[:1] == before[1:2]
+
+
+def test_the_slowest_reader_counts() -> None:
+    world = World(config=keeping(keep_segments=1))
+    process = world.process()
+    first, second, third, *_ = grow(process, 6)
+    for name, segment in (("fast", third), ("slow", second), ("slowest", first)):
+        read_up_to(process, name, segment, segment)
+    for name, segment in (("slowest", third), ("slow", third)):
+        tended(process)
+        assert len(world.segments()) > 4
+        read_up_to(process, name, segment, segment)
+    tended(process)
+    assert world.segments()[0].endswith(f"{third:020}.log")
+
+
+def test_a_pin_is_told_once_with_the_readers_name(caplog: pytest.LogCaptureFixture) -> None:
+    process = World(config=keeping(keep_segments=1)).process()
+    first = grow(process, 4)[0]
+    read_up_to(process, "billing", first, first)
+    upkeep = tended(process)
+    for _ in range(3):
+        tended(process, upkeep)
+    assert caplog.text.count("stays although it is due: the reader 'billing' has not") == 1
+
+
+def test_a_reader_that_is_too_far_behind_is_let_go_with_a_warning_that_names_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Only what the policy calls too far: a log of that size is kept for it still."""
+    world = World(config=keeping(keep_segments=1, reader_lag_bytes=5 * 64 * 1024))
+    process = world.process()
+    first = grow(process, 3)[0]
+    read_up_to(process, "billing", first, first)
+    upkeep = tended(process)
+    assert len(world.segments()) == 4
+    assert "ReaderFellBehind" not in caplog.text
+    grow(process, 3)
+    tended(process, upkeep)
+    assert len(world.segments()) < 6
+    assert "the reader 'billing' is over 327680 bytes behind" in caplog.text
+    assert "it will get ReaderFellBehind" in caplog.text
