@@ -17,7 +17,7 @@ from taskq.core.dedup import Dedup
 from taskq.core.errors import JobNotFound
 from taskq.core.model import SECOND_NS, Damage
 from taskq.log.files import SegmentGone
-from taskq.log.fold import fold_damaged, fold_frame
+from taskq.log.fold import fold_damaged, fold_frame, fold_keys
 from taskq.log.foldother import Watch
 from taskq.log.history import find_end, is_job
 from taskq.log.segment import Gap, segment_name
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("taskq")
 #: Damage that is kept for people to see; more is only counted.
 DAMAGE_MAX: Final = 1_000
-#: Frames that are folded in one step.
-_STEP_FRAMES: Final = 4
 #: Settled jobs whose outcome is found without a walk.
 ENDED_MAX: Final = 16_384
 #: How often a fold begins anew because compaction took the segment that it was in.
@@ -104,7 +102,7 @@ class Facets:
         self._follow("dedup")
 
     def dedup_steps(self) -> Iterator[None]:
-        """Build the table of keys, some frames at a time; ``need_dedup`` would do it at once.
+        """Build the table of keys, a part of a frame at a time; ``need_dedup`` does it at once.
 
         Raises:
             SegmentGone: compaction was faster.
@@ -114,12 +112,10 @@ class Facets:
         loaded = load_newest(self._journal, DEDUP) if self.trusts_snapshots else None
         dedup, cursor = loaded or (Dedup(), self._journal.start())
         generation = self._journal.generation
-        for number, (base, item) in enumerate(self._journal.frames(cursor)):
+        for base, item in self._journal.frames(cursor):
             if isinstance(item, Gap):
                 return  # damage is rare: need_dedup knows what to do about it
-            fold_frame(base, item, None, dedup, None)
-            if not number % _STEP_FRAMES:
-                yield
+            yield from fold_keys(base, item, dedup)
         if "dedup" not in self._cursors and generation == self._journal.generation:
             self.dedup, self._cursors["dedup"] = dedup, cursor
 

@@ -269,7 +269,6 @@ class Upkeep:
     def _compact(self, keep_seconds: float | None, report: _Report | None = None) -> Steps:
         """Let segments go for as long as the policy says that the oldest may."""
         report = report or _Report(dry_run=False)
-        yield from self._tend(self._committer.facets.dedup_steps())
         if not report.dry_run:
             yield from self._drop()
         journal = self._journal
@@ -293,6 +292,8 @@ class Upkeep:
                 return
             if found is None or found.segment >= end or not self._may_pay(found):
                 return
+            # Not before: where no segment is due, nobody needs the keys.
+            yield from self._tend(self._committer.facets.dedup_steps())
             if not (yield from self._compact_one(found, keep_seconds, report)):
                 return
 

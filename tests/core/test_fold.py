@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,9 +11,13 @@ from taskq.core.agenda import Agenda
 from taskq.core.dedup import Dedup
 from taskq.core.model import Extras, State
 from taskq.log import codec
+from taskq.log import fold as fold_module
 from taskq.log.fold import fold_frame
 from taskq.log.foldother import Watch
 from tests.core.history import ALL, BASE, SPECS, History, Step, frames_of
+
+if TYPE_CHECKING:
+    import pytest
 
 NUMBER = st.integers(0, 300)
 
@@ -43,6 +49,26 @@ def fold(data: bytes) -> tuple[Agenda, Dedup]:
     for frame in frames_of(data):
         fold_frame(BASE, frame, agenda, dedup, None)
     return agenda, dedup
+
+
+def test_keys_fold_in_small_steps_to_what_they_fold_to_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Upkeep builds the table between batches: no frame may hold those up."""
+    monkeypatch.setattr(fold_module, "_KEYS_A_STEP", 3)
+    history = History()
+    names = ("enqueue", "enqueue", "claim", "settle")
+    history.run([(names[n % 4], n, 7 * n, n % 3 == 0) for n in range(120)])
+    data = history.segment()
+    at_once, stepwise = fold(data)[1], Dedup()
+    steps = 0
+    for frame in frames_of(data):
+        steps += sum(1 for _ in fold_module.fold_keys(BASE, frame, stepwise))
+    assert steps > len(list(frames_of(data)))
+    assert at_once.size
+    assert list(stepwise._pages[0].hashes) == list(at_once._pages[0].hashes)
+    assert list(stepwise._pages[0].untils) == list(at_once._pages[0].untils)
+    assert list(stepwise._pages[0].locations) == list(at_once._pages[0].locations)
 
 
 def payload_at(data: bytes, location: int) -> bytes:
