@@ -12,7 +12,7 @@ import click
 from taskq.cli import render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import data_dir_option, json_option, span
-from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX
+from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX, Conflict
 from taskq.log.bodies import Compression
 from taskq.log.config import SPILL_BYTES_MAX
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.call import Call, OptionChanges
 
-_SPANS: Final = ("delay", "expires", "window")
+_SPANS: Final = ("delay", "expires", "window", "keep_result")
 
 
 @click.command()
@@ -33,8 +33,15 @@ _SPANS: Final = ("delay", "expires", "window")
 @click.option("--attempts", type=click.IntRange(0), help="How often it may run; 0: no limit.")
 @click.option("--delay", help='Not before so long from now, for example "30s" or "2h".')
 @click.option("--expires", help="Give up unless it ran by then.")
-@click.option("--key", help="Put nothing while another job of the queue holds this key.")
+@click.option("--key", help="One job of the queue at a time may hold it.")
 @click.option("--window", help="How long the key is held.  [default: until the job is settled]")
+@click.option("--until", type=click.Choice(["settled"]), help="With a window: until both are over.")
+@click.option(
+    "--on-conflict",
+    type=click.Choice([one.value for one in Conflict]),
+    help="If the key is held: return the first job, replace it unless it runs, or fail.",
+)
+@click.option("--keep-result", help='How long it is kept after its end, for example "30d".')
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
 @click.option("--compress", type=click.Choice(get_args(Compression)), help="Store it smaller.")
 @click.option(

@@ -91,6 +91,18 @@ def test_a_taken_key_returns_the_job_that_holds_it(tmp_path: Path) -> None:
     assert taskq_json("put", "-d", tmp_path, "b", "--key", "k") == {"id": first, "duplicate": True}
 
 
+def test_a_taken_key_is_refused_or_taken_over_as_asked(tmp_path: Path) -> None:
+    held = ("--key", "k", "--window", "1h", "--until", "settled")
+    first = put(tmp_path, "a", *held)
+    refused = taskq("put", "-d", tmp_path, "b", "--key", "k", "--on-conflict", "raise")
+    assert refused.exit_code == 1
+    assert first in refused.stderr
+    second = put(tmp_path, "c", *held, "--on-conflict", "replace", "--keep-result", "never")
+    assert second != first
+    assert taskq_json("show", first, "-d", tmp_path)["state"] == "cancelled"
+    assert taskq_json("show", second, "-d", tmp_path)["key"] == "k"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -98,6 +110,11 @@ def test_a_taken_key_returns_the_job_that_holds_it(tmp_path: Path) -> None:
         (["--task", "t", "{"], "are not JSON"),
         (["x", "--delay", "soon"], "delay is 'soon'"),
         (["x", "--window", "1h"], "window is given without a key"),
+        (["x", "--key", ""], "None stands for no key"),
+        (["x", "--until", "dead", "--key", "k"], "'dead' is not 'settled'"),
+        (["x", "--on-conflict", "fail", "--key", "k"], "'fail' is not one of 'first', 'replace'"),
+        (["x", "--on-conflict", "raise"], "on_conflict is given without a key"),
+        (["x", "--keep-result", "0"], "keep_result is"),
         (["x", "--header", "a"], "write it as NAME=VALUE"),
         (["x", "--priority", "10"], "10 is not in the range"),
         (["x", "-Q", ""], "queue name"),
