@@ -31,7 +31,7 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
 
     limit = None if keep is None else span(keep)
     open_reader(data_dir).close()
-    app = TaskQ(resolve(data_dir))
+    app = TaskQ(resolve(data_dir), upkeep=False)
     try:
         report = app.compact_sync(keep=limit, dry_run=dry_run)
     finally:

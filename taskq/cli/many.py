@@ -75,7 +75,7 @@ def with_app(data_dir: Path | None, work: Callable[[TaskQ], Awaitable[Answer]]) 
     from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
     async def run() -> Answer:
-        async with TaskQ(data_dir) as app:
+        async with TaskQ(data_dir, upkeep=False) as app:  # the app may keep more than we know of
             return await work(app)
 
     return asyncio.run(run())

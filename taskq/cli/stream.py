@@ -80,7 +80,7 @@ def tail(
         from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic
 
         open_reader(data_dir).close()
-        asyncio.run(_read(TaskQ(data_dir), reader, lines, given, follow, show))
+        asyncio.run(_read(TaskQ(data_dir, upkeep=False), reader, lines, given, follow, show))
 
 
 async def _look(path: Path, count: int, choice: Choice, follow: bool, show: Any) -> None:
@@ -229,7 +229,7 @@ def replay(
             "--all means every job there ever was"
         )
     open_reader(data_dir).close()
-    jobs = asyncio.run(_replay(TaskQ(data_dir), past, dry_run, as_json))
+    jobs = asyncio.run(_replay(TaskQ(data_dir, upkeep=False), past, dry_run, as_json))
     failed = sum(bool(job.problem) for job in jobs)
     if as_json:
         render.print_json(

@@ -71,7 +71,7 @@ def put(
         changes["headers"] = dict(_header(text) for text in headers)
     from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
-    app = TaskQ(data_dir)
+    app = TaskQ(data_dir, upkeep=False)
     call = _task_call(app, task, body) if task else _bytes_call(body, changes)
     new = not (app.data_dir / "taskq.json").exists()
     try:
