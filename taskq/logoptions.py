@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from taskq.core.durations import Duration, seconds, seconds_or_never
+from taskq.core.durations import NEVER, Duration, seconds, seconds_or_never
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
-from taskq.log.config import LogConfig
+from taskq.log.config import ALWAYS_SECONDS, LogConfig, QueuePolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from taskq.log.bodies import Compression
-    from taskq.log.config import QueuePolicy
+
+
+class QueueOptions(TypedDict, total=False):
+    """What is other in one queue, in the words of ``LogOptions``."""
+
+    compress: Compression | None
+    spill: bool | None
+    keep: Duration | None
+    keep_dead: Duration | None
+    dead_max: int | None
 
 
 class LogOptions(TypedDict, total=False):
@@ -64,7 +72,7 @@ class LogOptions(TypedDict, total=False):
     #: most dedup keys that are held at a time; an enqueue with another is refused
     keys_max: int
     #: what is other in some queues, by their names
-    queues: Mapping[str, QueuePolicy]
+    queues: Mapping[str, QueuePolicy | QueueOptions]
 
 
 #: What is called otherwise in ``LogConfig``.
@@ -77,6 +85,14 @@ _UNITS: Final = {
     "reserve": "reserve_bytes",
     "starvation": "starvation_seconds",
 }
+#: What is a whole number, and may be None; what is True or False.
+_OR_NONE: Final = frozenset(
+    {"min_free", "reserve", "keep_bytes", "keep_segments", "dead_max", "reader_lag_bytes"}
+)
+_NUMBERS: Final = _OR_NONE | {
+    "segment_bytes", "spill_bytes_max", "decompressed_bytes_max", "keys_max",
+}  # fmt: skip
+_SWITCHES: Final = frozenset({"exclusive", "upkeep", "spill"})
 
 
 def log_config(options: LogOptions) -> LogConfig:
@@ -90,7 +106,10 @@ def log_config(options: LogOptions) -> LogConfig:
     for name, value in options.items():
         if name not in known:
             raise unknown_option(name)
+        _check_kind(name, value)
         values[_UNITS.get(name, name)] = value
+    if "queues" in values:
+        values["queues"] = {name: _policy(name, one) for name, one in values["queues"].items()}
     for name in ("interval_seconds", "lock_wait_seconds"):
         if name in values:
             values[name] = seconds(values[name], name.removesuffix("_seconds"))
@@ -103,6 +122,46 @@ def log_config(options: LogOptions) -> LogConfig:
     if "durability" in values:
         values["durability"] = _durability(values["durability"])
     return LogConfig(**values)
+
+
+def _check_kind(name: str, value: object) -> None:
+    """Refuse at the door what would be an error of another kind further in."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if name in _NUMBERS and not is_whole and not (value is None and name in _OR_NONE):
+        raise UsageError(f"{name} is {value!r:.60}, it must be a whole number")
+    if name in _SWITCHES and type(value) is not bool:
+        raise UsageError(f"{name} is {value!r:.60}, it must be True or False")
+    if name == "name" and not isinstance(value, str):
+        raise UsageError(f"name is {value!r:.60}, it must be text")
+    if name == "queues" and not isinstance(value, Mapping):
+        raise UsageError(f"queues is {value!r:.60}: give what is other in each, by their names")
+
+
+def _policy(queue: str, given: object) -> QueuePolicy:
+    if isinstance(given, QueuePolicy):
+        return given
+    what = f"queues[{queue!r:.60}]"
+    if not isinstance(given, Mapping):
+        raise UsageError(f"{what} is {given!r:.60}: give a QueuePolicy, or its options as a dict")
+    unknown = given.keys() - QueueOptions.__annotations__.keys()
+    if unknown:
+        known = ", ".join(QueueOptions.__annotations__)
+        raise UsageError(f"{what} has no option {min(unknown)!r}: the options are {known}")
+    if given.get("dead_max") is not None:
+        _check_kind("dead_max", given["dead_max"])
+    return QueuePolicy(
+        compress=given.get("compress"),
+        spill=given.get("spill"),
+        keep_seconds=_seconds_or_always(given.get("keep"), f"{what} keep"),
+        keep_dead_seconds=_seconds_or_always(given.get("keep_dead"), f"{what} keep_dead"),
+        dead_max=given.get("dead_max"),
+    )
+
+
+def _seconds_or_always(value: Duration | None, what: str) -> float | None:
+    if value is None:
+        return None
+    return ALWAYS_SECONDS if value == NEVER else seconds(value, what)
 
 
 def _durability(value: Durability | str) -> Durability:

@@ -27,9 +27,10 @@ from pydantic_settings import (
 
 from taskq.core.durations import NEVER, Duration, seconds
 from taskq.core.errors import UsageError
-from taskq.core.model import SECOND_NS, TIME_NS_MAX, Durability
+from taskq.core.model import Durability
 from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression
 from taskq.log.config import (
+    ALWAYS_SECONDS,
     KEEP_SECONDS,
     KEYS_MAX,
     SPILL_BYTES_MAX,
@@ -53,7 +54,7 @@ def _seconds_or_never(value: Duration | None) -> float | None:
 
 def _seconds_or_always(value: Duration) -> float:
     # None stands for what the log says.
-    return TIME_NS_MAX / SECOND_NS if value == NEVER else _seconds(value)
+    return ALWAYS_SECONDS if value == NEVER else _seconds(value)
 
 
 class _Toml(TomlConfigSettingsSource):

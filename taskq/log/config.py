@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.ages import STARVATION_NS
 from taskq.core.errors import UsageError
-from taskq.core.model import SECOND_NS, Durability
+from taskq.core.model import SECOND_NS, TIME_NS_MAX, Durability
 from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_storage
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ STARVATION_SECONDS: Final = STARVATION_NS / SECOND_NS
 KEYS_MAX: Final = 50_000_000
 #: Largest payload or result that may go to a file of its own.
 SPILL_BYTES_MAX: Final = 1024 * 1024 * 1024
+
+
+#: In place of None, where that stands for what the log says.
+ALWAYS_SECONDS: Final = TIME_NS_MAX / SECOND_NS
 
 
 class Packing(NamedTuple):
@@ -80,6 +84,12 @@ class QueuePolicy:
     def __post_init__(self) -> None:
         check_storage(self.compress, self.spill)
         check_dead_max(self.dead_max)
+        for name in ("keep_seconds", "keep_dead_seconds"):
+            value = getattr(self, name)
+            if value is not None and not (type(value) in {int, float} and value >= 0):
+                raise UsageError(
+                    f"{name} of a queue is {value!r:.60}, it must be a number, 0 or more"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
