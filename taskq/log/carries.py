@@ -100,7 +100,7 @@ class Carries:
         agenda.floor_lsn = max(agenda.floor_lsn, floor_lsn)
 
     def drop(self, segment: int) -> bool:
-        """Remove a segment's files; False unless a record that is on disk says that it may go.
+        """Take a segment out of the log; False unless a record that is on disk says that it may go.
 
         Raises:
             OSError: the disk refused.

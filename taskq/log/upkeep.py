@@ -18,6 +18,7 @@ from taskq.log.compaction import Compaction
 from taskq.log.deadkeep import purge_steps
 from taskq.log.errand import Errand, Errands
 from taskq.log.files import SegmentGone
+from taskq.log.gone import sweep_gone
 from taskq.log.keeper import Keeper
 from taskq.log.operations import failure
 from taskq.log.requests import Op
@@ -230,6 +231,7 @@ class Upkeep:
     def _work(self) -> Steps:
         if not self._take_turn():
             return
+        sweep_gone(self._journal.disk, f"{self._journal.path}/log")
         if not self._committer.room.is_sought:  # else what frees room comes first
             yield from self._tend(self._journal.indexes.upkeep_steps())
             yield from self._tend(self._snapshots.steps())
@@ -347,6 +349,7 @@ class Upkeep:
             self._journal.disk.sync_directory(f"{self._journal.path}/log")
             errand = self._errands.make(Op.DROP, lsns[0])
             yield from errand.wait()
+            sweep_gone(self._journal.disk, f"{self._journal.path}/log")
             if not errand.value:
                 return went
             went += 1

@@ -452,3 +452,15 @@ def test_what_remains_folds_to_what_the_whole_did(acts: list[tuple[str, int, Any
     assert live[0] == live[1]
     assert meaning(run.world.fold(), now_ns) == live[0]
     assert PATH in run.world.segments()[0]
+
+
+def test_a_segment_goes_by_a_rename_and_what_a_killed_process_left_of_it_is_removed() -> None:
+    """The writer lock is not held for as long as a large file takes to be removed."""
+    world, process = world_of(SMALL)
+    grown(process, 8)
+    tend(process)
+    assert not [path for path in world.machine.paths() if path.endswith(".gone")]
+    world.machine.put(f"{PATH}/log/{1:020d}.log.gone", b"what a killed process left")
+    grown(process, 1)
+    tend(process)
+    assert not [path for path in world.machine.paths() if path.endswith(".gone")]
