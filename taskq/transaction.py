@@ -7,6 +7,7 @@ new job finds the key free that another one frees.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
 
@@ -108,7 +109,7 @@ class _Result:
     packing: Packing | None = None
 
 
-class _Transaction(Generic[P]):
+class _Transaction(ABC, Generic[P]):
     """What both kinds have in common; ``P`` is what stands for a new job until it has an id."""
 
     def __init__(self, connection: Connection) -> None:
@@ -199,8 +200,9 @@ class _Transaction(Generic[P]):
         for (job, _), answer in zip(self._jobs, done.jobs, strict=True):
             self._answer(job, answer)
 
+    @abstractmethod
     def _answer(self, pending: P, answer: int | Duplicate) -> None:
-        raise NotImplementedError
+        """Tell a new job what it became."""
 
 
 class LogTransaction(_Transaction[PendingPut]):

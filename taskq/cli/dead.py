@@ -14,13 +14,12 @@ from taskq.cli.many import (
     dry_run_option,
     exit_if_refused,
     limit_option,
-    moment_of,
     print_swept,
     sweep,
     with_app,
     yes_option,
 )
-from taskq.cli.options import data_dir_option, json_option, open_reader
+from taskq.cli.options import data_dir_option, json_option, moment_of, open_reader
 from taskq.core.model import State
 
 if TYPE_CHECKING:

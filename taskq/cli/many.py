@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -43,30 +42,6 @@ def limit_option(command: F) -> F:
     return click.option(
         "-n", "--limit", type=click.IntRange(min=1), help="At most so many, the oldest first."
     )(command)
-
-
-def moment_of(name: str, text: str | None) -> str | datetime | None:
-    """A span back from now as it is, a time as a datetime; without a zone it is local.
-
-    Raises:
-        WrongUsage: it is neither.
-    """
-    if text is None:
-        return None
-    try:
-        return datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError):
-        pass
-    from taskq.core.durations import nanoseconds  # noqa: PLC0415 - help must not import it
-    from taskq.core.errors import UsageError  # noqa: PLC0415
-
-    try:
-        nanoseconds(text)
-    except UsageError:
-        raise WrongUsage(
-            f'{name} {text!r:.60}: give a span back from now ("2h") or a time ("2024-05-01T12:00")'
-        ) from None
-    return text
 
 
 def with_app(data_dir: Path | None, work: Callable[[TaskQ], Awaitable[Answer]]) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -53,6 +54,31 @@ def moment(text: str | None) -> Moment | None:
     from taskq.log.timetravel import Moment  # noqa: PLC0415 - help must not import the log
 
     return None if text is None else Moment.parse(text, time.time_ns(), "--at")
+
+
+def moment_of(name: str, text: str | None) -> str | datetime | None:
+    """A span back from now as it is, a time as a datetime; without a zone it is local.
+
+    Raises:
+        WrongUsage: it is neither.
+    """
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        pass
+    from taskq.cli.errors import WrongUsage  # noqa: PLC0415 - as below
+    from taskq.core.durations import nanoseconds  # noqa: PLC0415 - help must not import it
+    from taskq.core.errors import UsageError  # noqa: PLC0415
+
+    try:
+        nanoseconds(text)
+    except UsageError:
+        raise WrongUsage(
+            f'{name} {text!r:.60}: give a span back from now ("2h") or a time ("2024-05-01T12:00")'
+        ) from None
+    return text
 
 
 def resolve(data_dir: Path | None) -> Path:

@@ -12,13 +12,12 @@ from taskq.cli.many import (
     dry_run_option,
     exit_if_refused,
     limit_option,
-    moment_of,
     print_swept,
     sweep,
     with_app,
     yes_option,
 )
-from taskq.cli.options import data_dir_option, json_option
+from taskq.cli.options import data_dir_option, json_option, moment_of
 
 if TYPE_CHECKING:
     from pathlib import Path

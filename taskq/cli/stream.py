@@ -7,21 +7,19 @@ import contextlib
 import json
 import select
 import sys
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, WrongUsage
-from taskq.cli.options import data_dir_option, json_option, open_reader, resolve
+from taskq.cli.options import data_dir_option, json_option, moment_of, open_reader, resolve
 from taskq.core.records import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.app import TaskQ
-    from taskq.core.durations import Duration
     from taskq.log.pastjobs import Past
     from taskq.record import Choice, Record
     from taskq.replay import Replayed
@@ -218,8 +216,8 @@ def replay(
     from taskq.replay import is_everything, past_of  # noqa: PLC0415
 
     past = past_of(
-        since=_moment("--since", since),
-        until=_moment("--until", until),
+        since=moment_of("--since", since),
+        until=moment_of("--until", until),
         state=states or None,
         **chosen,
     )
@@ -278,23 +276,3 @@ def _replayed_json(job: Replayed) -> dict[str, str | None]:
         "task": job.task or None,
         "problem": job.problem or None,
     }
-
-
-def _moment(name: str, text: str | None) -> Duration | datetime | None:
-    """A span back from now as it is, a time as a datetime; without a zone it is local."""
-    if text is None:
-        return None
-    try:
-        return datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError):
-        pass
-    from taskq.core.durations import nanoseconds  # noqa: PLC0415
-    from taskq.core.errors import UsageError  # noqa: PLC0415
-
-    try:
-        nanoseconds(text)
-    except UsageError:
-        raise WrongUsage(
-            f'{name} {text!r:.60}: give a span back from now ("2h") or a time ("2024-05-01T12:00")'
-        ) from None
-    return text

@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.core.errors import LogClosed, LogDamaged, LogError, TaskqError
-from taskq.core.model import SECOND_NS, CompactedSegment, CompactReport
+from taskq.core.model import SECOND_NS, CompactReport
 from taskq.log.compaction import Compaction
 from taskq.log.deadkeep import purge_steps
 from taskq.log.errand import Errand, Errands
@@ -21,6 +21,7 @@ from taskq.log.files import SegmentGone
 from taskq.log.gone import sweep_gone
 from taskq.log.keeper import Keeper
 from taskq.log.operations import failure
+from taskq.log.report import Report
 from taskq.log.requests import Op
 from taskq.log.retention import Due, Pinned, due
 from taskq.log.segment import segment_name
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from taskq.log.committer import Committer
-    from taskq.log.journal import Journal
     from taskq.log.spill import OldFile
     from taskq.log.survey import Request
 
@@ -220,10 +220,9 @@ class Upkeep:
             yield None
         journal.refresh()
         self._committer.facets.catch_up()
-        keep = order.keep_seconds
-        keep = journal.config.keep_seconds if keep is None else keep
-        report = _Report(dry_run=order.dry_run)
-        yield from self._compact(keep, report)
+        self._committer.facets.need_agenda()
+        report = Report(dry_run=order.dry_run)
+        yield from self._tidy(order.keep_seconds, report)
         return report.made()
 
     # -- what there is to do ----------------------------------------------------------------------
@@ -235,9 +234,16 @@ class Upkeep:
         if not self._committer.room.is_sought:  # else what frees room comes first
             yield from self._tend(self._journal.indexes.upkeep_steps())
             yield from self._tend(self._snapshots.steps())
-        yield from purge_steps(self._committer, self._errands)
-        yield from self._compact(self._journal.config.keep_seconds)
-        yield from self._collect()
+        yield from self._tidy(None, Report(dry_run=False))
+
+    def _tidy(self, keep_seconds: float | None, report: Report) -> Steps:
+        """Remove what need not be kept, ``keep_seconds`` instead of the log's own."""
+        keep = self._journal.config.keep_seconds if keep_seconds is None else keep_seconds
+        if not report.dry_run:
+            yield from purge_steps(self._committer, self._errands)
+        yield from self._compact(keep, report)
+        if not report.dry_run:
+            yield from self._collect()
 
     def _tend(self, steps: Iterator[None]) -> Steps:
         """Steps that send nothing; that the disk refuses them stops nothing else."""
@@ -268,9 +274,8 @@ class Upkeep:
             part = unnamed[start : start + _COLLECTED_MAX]
             yield from self._errands.make(Op.COLLECT, part).wait()
 
-    def _compact(self, keep_seconds: float | None, report: _Report | None = None) -> Steps:
+    def _compact(self, keep_seconds: float | None, report: Report) -> Steps:
         """Let segments go for as long as the policy says that the oldest may."""
-        report = report or _Report(dry_run=False)
         if not report.dry_run:
             yield from self._drop()
         journal = self._journal
@@ -305,7 +310,7 @@ class Upkeep:
         )
 
     def _compact_one(
-        self, found: Due, keep_seconds: float | None, report: _Report
+        self, found: Due, keep_seconds: float | None, report: Report
     ) -> Generator[Errand | None, None, bool]:
         """Whether the segment went."""
         keeper = Keeper(
@@ -359,41 +364,3 @@ class Upkeep:
         if about not in self._complained:
             self._complained.add(about)
             _log.warning(text, *values)
-
-
-class _Report:
-    """What a compaction has done so far."""
-
-    def __init__(self, *, dry_run: bool) -> None:
-        self.dry_run = dry_run
-        self.carried = 0
-        self._segments: list[CompactedSegment] = []
-
-    @property
-    def gone(self) -> int:
-        return sum(one.removed for one in self._segments)
-
-    def note(
-        self,
-        journal: Journal,
-        segment: int,
-        needed: int,
-        reason: str,
-        *,
-        removed: bool,
-        size: int | None = None,
-    ) -> None:
-        self._segments.append(
-            CompactedSegment(
-                segment=segment_name(segment),
-                size=journal.files.size(segment) if size is None else size,
-                needed=needed,
-                reason=reason,
-                removed=removed,
-            )
-        )
-
-    def made(self) -> CompactReport:
-        return CompactReport(
-            segments=tuple(self._segments), carried=self.carried, dry_run=self.dry_run
-        )

@@ -84,3 +84,20 @@ def test_a_wrong_time_is_named(grown: tuple[Path, str, str]) -> None:
     result = taskq("compact", "-d", grown[0], "--keep", "soon")
     assert result.exit_code == 2
     assert result.stderr.startswith("taskq: keep is 'soon': give seconds")
+
+
+def test_dead_letters_over_their_limit_go_too_and_a_dry_run_leaves_them(tmp_path: Path) -> None:
+    """By hand as by a worker: ``dead_max`` holds for ``compact`` as well."""
+
+    async def compacted() -> tuple[int, int]:
+        options: LogOptions = {**OPTIONS, "dead_max": 1}
+        async with TaskLog.open(tmp_path, **options) as log:
+            for number in range(3):
+                await log.put(b"%d" % number, attempts=1)
+                await log.nack((await log.claim(1))[0], "no")
+            await log.compact(dry_run=True)
+            before = await log.dead.count()
+            await log.compact()
+            return before, await log.dead.count()
+
+    assert asyncio.run(compacted()) == (3, 1)
