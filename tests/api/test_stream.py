@@ -59,6 +59,14 @@ async def some_of_each(log: TaskLog) -> dict[str, str]:
 # -- what comes ------------------------------------------------------------------------------------
 
 
+async def follows(log: TaskLog) -> None:
+    """Wait until a stream waits at the end of the log."""
+    storage = log._connection.store()._open
+    async with asyncio.timeout(10):
+        while not storage.committer.followers:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+
+
 async def test_a_stream_tells_what_happened_in_order(log: TaskLog) -> None:
     ids = await some_of_each(log)
     found = await read(log.stream(follow=False))
@@ -352,7 +360,7 @@ async def test_a_stream_of_a_closed_log_ends_with_an_error(tmp_path: Path) -> No
     stream = log.stream()
     await anext(stream)
     waiting = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0.02)
+    await follows(log)
     await log.close()
     with pytest.raises(LogClosed):
         await asyncio.wait_for(waiting, 10)
@@ -372,7 +380,7 @@ async def test_a_stream_of_a_log_whose_fsync_fails_ends_with_an_error(
     stream = log.stream(reader="billing", kinds=["enqueued"])
     assert (await anext(stream)).payload == b"1"
     waiting = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0.01)
+    await follows(log)
 
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
