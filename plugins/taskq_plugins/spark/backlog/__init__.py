@@ -1,0 +1,1 @@
+"""Running a log's jobs on Spark's executors."""

@@ -1,0 +1,1 @@
+"""Jobs from files and from past jobs, by the million."""

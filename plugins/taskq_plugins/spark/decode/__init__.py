@@ -1,0 +1,1 @@
+"""Log bytes to Arrow batches, with numpy and pyarrow alone."""

@@ -1,0 +1,1 @@
+"""Finding task logs, their segments, and how far each may be read."""

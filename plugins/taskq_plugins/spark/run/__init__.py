@@ -1,0 +1,1 @@
+"""From logs to the tables of a lake, batch by batch."""

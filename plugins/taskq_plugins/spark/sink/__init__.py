@@ -1,0 +1,1 @@
+"""What ``df.write.format("taskq")`` writes."""

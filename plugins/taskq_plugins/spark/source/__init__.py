@@ -1,0 +1,1 @@
+"""What ``spark.read.format("taskq")`` reads."""

@@ -1,0 +1,1 @@
+"""One pure function from data frame to data frame for each table."""
