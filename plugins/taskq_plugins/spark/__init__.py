@@ -1,1 +1,1 @@
-"""The data pipeline: task logs on Spark, for one machine or a fleet. Importing it imports no Spark."""
+"""The data pipeline: task logs on Spark. Importing this package imports no Spark."""
