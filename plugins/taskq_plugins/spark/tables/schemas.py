@@ -1,8 +1,8 @@
 """The columns that the tables' functions hand to each other.
 
-Unsigned 64-bit numbers (owner, epoch) are given bit for bit as signed longs. A moment in ``*_ns`` is
-wall time in nanoseconds, one in ``*_at`` the same as a timestamp, cut to the microsecond. Where the
-Python fold has 0, "" or None for "there is none", these tables have null.
+Unsigned 64-bit numbers (owner, epoch) are given bit for bit as signed longs. A moment in ``*_ns``
+is wall time in nanoseconds, one in ``*_at`` the same as a timestamp, cut to the microsecond. Where
+the Python fold has 0, "" or None for "there is none", these tables have null.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ JOBS: Final = StructType(
     ]
 )
 
-#: One row per delivery of a job. ``wait_ns`` counts from when it could run, ``run_ns`` is null while
-#: it runs; ``is_over`` is that of the job.
+#: One row per delivery of a job. ``wait_ns`` counts from when it could run, ``run_ns`` is null
+#: while it runs; ``is_over`` is that of the job.
 ATTEMPTS: Final = StructType(
     [
         StructField("device", _STRING),
