@@ -14,6 +14,8 @@ from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_storage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from taskq.log.ports import Clock
+
 #: A batch takes requests from the mailbox up to this size, plus one transaction.
 BATCH_BYTES_MAX: Final = 256 * 1024
 #: Requests that may wait in the mailbox; senders beyond wait their turn.
@@ -128,6 +130,7 @@ class LogConfig:
             9; None or 0: it does not.
         keys_max: most dedup keys that are held at a time; an enqueue with another is refused.
         queues: what is other in some queues, by their names.
+        clock: tells the time in place of the machine's: ``taskq.testing.use_clock`` sets it.
     """
 
     durability: Durability = Durability.FSYNC
@@ -152,6 +155,7 @@ class LogConfig:
     keys_max: int = KEYS_MAX
     starvation_seconds: float | None = STARVATION_SECONDS
     queues: Mapping[str, QueuePolicy] = field(default_factory=dict, hash=False)
+    clock: Clock | None = None
 
     @property
     def segment_bytes_now(self) -> int:

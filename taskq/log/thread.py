@@ -70,7 +70,8 @@ class StorageThread:
         self.path = store.path
         disk = LocalDisk()
         self.writer = WriterLock(disk, self.path, os.getpid(), config.lock_wait_seconds)
-        self.journal = Journal(disk, SystemClock(), self.path, config, self.writer)
+        clock = config.clock or SystemClock()
+        self.journal = Journal(disk, clock, self.path, config, self.writer)
         self.peers: LocalPeers | None = None
         self._watch = LockWatch(self.writer, config.lock_wait_seconds, self._answer_late)
         self._unsynced_since = 0.0

@@ -1,8 +1,16 @@
-"""A clock that stands still until a test moves it."""
+"""Clocks that a test moves: one stands still in between, the other goes on as the machine does."""
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import UsageError
+from taskq.log.disk import SystemClock
+
+if TYPE_CHECKING:
+    from taskq.app import TaskQ
+    from taskq.log.ports import Clock
 
 #: 2024-01-01 00:00 UTC, in seconds.
 START_SECONDS: Final = 1_704_067_200
@@ -42,3 +50,48 @@ class FakeClock:
         self._wall_ns += round(off_seconds * _SECOND_NS)
         if wall_seconds is not None:
             self._wall_ns = round(wall_seconds * _SECOND_NS)
+
+
+class TravelClock:
+    """The machine's clock, begun at another moment and sent ahead by hand. Implements ``Clock``.
+
+    It never stands still, so real threads and processes that wait by it come to their end.
+
+    Args:
+        wall_seconds: what its wall clock shows at first, in seconds since 1970; now if None.
+    """
+
+    def __init__(self, wall_seconds: float | None = None) -> None:
+        self._machine = SystemClock()
+        self._ahead_ns = 0
+        self._step_ns = 0
+        if wall_seconds is not None:
+            self._step_ns = round(wall_seconds * _SECOND_NS) - self._machine.wall_ns()
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970."""
+        return self._machine.wall_ns() + self._ahead_ns + self._step_ns
+
+    def steady_ns(self) -> int:
+        """Nanoseconds since boot."""
+        return self._machine.steady_ns() + self._ahead_ns
+
+    def advance(self, seconds: float) -> None:
+        """Let so much more time have passed, on both clocks."""
+        self._ahead_ns += round(seconds * _SECOND_NS)
+
+    def step(self, seconds: float) -> None:
+        """Set the wall clock forth or back, as a person or NTP does."""
+        self._step_ns += round(seconds * _SECOND_NS)
+
+
+def use_clock(app: TaskQ, clock: Clock) -> None:
+    """Let an app's log tell the time by this clock; before the app is opened.
+
+    Raises:
+        UsageError: the app is open.
+    """
+    connection = app._connection
+    if connection.current is not None and connection.current.usable:
+        raise UsageError(f"{connection.path} is open: set the clock before first use")
+    connection.config = replace(connection.config, clock=clock)
