@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskq.cli.errors import Failure, WrongUsage, readable_errors
+from taskq.cli.errors import Failure, readable_errors
+from taskq.cli.lazy import LazyGroup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,11 +42,16 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
 }
 
 #: Help of commands that other packages of this distribution bring, for the same reason.
-BROUGHT_IN: Final = {"worker": "Run the jobs of an app: taskq worker module:app"}
+BROUGHT_IN: Final = {
+    "pipeline": "Tables, replay and bulk enqueue over many logs, on Spark.",
+    "worker": "Run the jobs of an app: taskq worker module:app",
+}
 
 
-class Commands(click.Group):
+class Commands(LazyGroup):
     """Built-in commands, then those of the entry-point group ``taskq.commands``."""
+
+    table = BUILT_IN
 
     @cached_property
     def brought_in(self) -> Mapping[str, EntryPoint]:
@@ -64,9 +68,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command; a broken one fails with the package to blame."""
         if cmd_name in BUILT_IN:
-            module = importlib.import_module(BUILT_IN[cmd_name][0])
-            command: click.Command = getattr(module, cmd_name)
-            return command
+            return super().get_command(ctx, cmd_name)
         point = self.brought_in.get(cmd_name)
         if point is None:
             return None
@@ -77,27 +79,10 @@ class Commands(click.Group):
                 return None
             raise
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with a hint at the nearest name for a mistyped one."""
-        known = self.list_commands(ctx)
-        name = args[0]
-        if not name.startswith("-") and name not in known and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"see {ctx.command_path} --help"
-            raise WrongUsage(f"there is no command {name!r}: {hint}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing them."""
-        rows = [(name, self._line(name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-    def _line(self, name: str) -> str:
+    def line(self, name: str) -> str:
+        """What help says of a command."""
         if name in BUILT_IN:
-            return BUILT_IN[name][1]
+            return super().line(name)
         if name in BROUGHT_IN:
             return BROUGHT_IN[name]
         return f"(from {_package(self.brought_in[name])})"

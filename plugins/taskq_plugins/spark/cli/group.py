@@ -1,0 +1,68 @@
+"""``taskq pipeline``: a group whose commands are imported only when one of them runs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from taskq.cli.errors import Failure
+from taskq.cli.lazy import LazyGroup
+from taskq_plugins.spark.errors import missing_package
+
+#: name -> (module, one line of help)
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "run": ("taskq_plugins.spark.run.command", "Bring a lake's tables up to date, then exit."),
+    "status": ("taskq_plugins.spark.lake.command", "Tell what a lake holds, and of which logs."),
+    "show": ("taskq_plugins.spark.lake.command", "Print rows of a table, without Java."),
+    "triage": ("taskq_plugins.spark.triage", "Rank what fails, and what to do about it."),
+    "replay": ("taskq_plugins.spark.bulk.replay", "Enqueue past jobs again, chosen by SQL."),
+    "enqueue": ("taskq_plugins.spark.bulk.enqueue", "Enqueue one job for each row of a file."),
+    "doctor": ("taskq_plugins.spark.doctor", "Check Java, packages, ports and disk."),
+}
+
+
+class PipelineCommands(LazyGroup):
+    """The commands of the pipeline; one whose packages are missing says how to install them."""
+
+    table = COMMANDS
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command.
+
+        Raises:
+            Failure: something that it needs is not installed.
+        """
+        try:
+            return super().get_command(ctx, cmd_name)
+        except (ImportError, AttributeError) as error:
+            if ctx.resilient_parsing:  # completion leaves a command out that does not load
+                return None
+            raise _failure(cmd_name, error) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what it lacks is told in one line."""
+        try:
+            return super().invoke(ctx)
+        except ImportError as error:
+            missing = missing_package(error, "this command")
+            if missing is None:
+                raise
+            raise Failure(str(missing)) from error
+
+
+def _failure(name: str, error: ImportError | AttributeError) -> Failure:
+    missing = None
+    if isinstance(error, ImportError):
+        missing = missing_package(error, f"taskq pipeline {name}")
+    if missing is not None:
+        return Failure(str(missing))
+    detail = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return Failure(
+        f"the command {name!r} does not load ({detail}). Reinstall the package taskq-local"
+    )
+
+
+@click.group(cls=PipelineCommands, name="pipeline")
+def pipeline() -> None:
+    """Tables, replay and bulk enqueue over the logs of one machine or a fleet, on Spark."""

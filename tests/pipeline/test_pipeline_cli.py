@@ -1,0 +1,125 @@
+"""``taskq pipeline``: lists its commands without importing them, and says what is not installed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from taskq.cli.main import main
+from taskq_plugins.spark.cli.group import COMMANDS, PipelineCommands
+from taskq_plugins.spark.errors import PackageMissing, missing_package
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HEAVY = ("duckdb", "matplotlib", "numpy", "pandas", "pyarrow", "pydantic", "pyspark", "rich")
+
+
+def help_of(*arguments: str) -> tuple[str, set[str]]:
+    """What the command prints, and which heavy packages it imported for that."""
+    program = (
+        "import sys\n"
+        "from taskq.cli.main import main\n"
+        f"try: main({[*arguments]!r})\n"
+        "except SystemExit: pass\n"
+        f"print('heavy:', *(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    text, _, modules = done.stdout.rpartition("heavy:")
+    return text, set(modules.split())
+
+
+def test_the_help_of_taskq_has_a_line_for_pipeline_and_imports_nothing_heavy() -> None:
+    text, heavy = help_of("--help")
+    assert re.search(r"^  pipeline +\w", text, re.MULTILINE)
+    assert not heavy
+
+
+def test_the_groups_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    text, heavy = help_of("pipeline", "--help")
+    assert re.findall(r"^  (\w+)  ", text, re.MULTILINE) == list(COMMANDS)
+    assert not heavy
+
+
+def test_a_mistyped_command_gets_a_hint() -> None:
+    result = CliRunner().invoke(main, ["pipeline", "docter"])
+    assert result.exit_code == 2
+    assert result.stderr == "taskq: there is no command 'docter': did you mean doctor?\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "--lake", "x"], ["enqueue", "a.parquet", "--task", "t", "--to", "x"]]
+)
+def test_without_pyspark_a_command_says_in_one_line_what_to_install(arguments: list[str]) -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['pyspark'] = None\n"
+        "from taskq.cli.main import main\n"
+        f"main(['pipeline', *{arguments!r}])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode in {1, 2}
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def invoke(run: Callable[[], None]) -> tuple[int, str]:
+    group = PipelineCommands(name="pipeline", commands={})
+    group.table = {"one": (__name__, "")}
+    command = click.Command("one", callback=run)
+    globals()["one"] = command
+    top = click.Group(commands={"pipeline": group})
+    result = CliRunner().invoke(top, ["pipeline", "one"])
+    return result.exit_code, result.stderr
+
+
+def test_a_package_that_is_missing_at_run_time_is_told_in_one_line() -> None:
+    def run() -> None:
+        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
+
+    code, message = invoke(run)
+    assert code == 1
+    assert message == (
+        "taskq: this command needs the package pyspark, which is not installed: "
+        'pip install "taskq-local[spark]"\n'
+    )
+
+
+def test_an_import_that_fails_for_another_reason_keeps_its_traceback() -> None:
+    error = ModuleNotFoundError("No module named 'shop'", name="shop")
+    assert missing_package(error, "this") is None
+
+
+def test_charts_are_an_extra_of_their_own() -> None:
+    found = missing_package(ModuleNotFoundError(name="matplotlib.pyplot"), "a chart")
+    assert isinstance(found, PackageMissing)
+    assert str(found).endswith('pip install "taskq-local[charts]"')
+
+
+def test_a_package_that_pyspark_finds_too_old_is_told_likewise() -> None:
+    class PySparkImportError(ImportError):
+        pass
+
+    found = missing_package(PySparkImportError("[UNSUPPORTED] pandas >= 2.2.0"), "run")
+    assert found is not None
+    assert found.package == "pandas"
+
+
+def test_a_command_that_does_not_load_spoils_neither_help_nor_the_others() -> None:
+    group = PipelineCommands(name="pipeline")
+    group.table = {"absent": ("taskq_plugins.spark.nothing_here", "Not there.")}
+    runner = CliRunner()
+    assert "Not there." in runner.invoke(group, ["--help"]).output
+    result = runner.invoke(group, ["absent"])
+    assert result.exit_code == 1
+    assert "the command 'absent' does not load" in result.stderr
