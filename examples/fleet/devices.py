@@ -1,0 +1,181 @@
+"""Makes the task logs of a fleet by running its jobs: what a hub would have collected."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq_workers.pool import Worker
+
+from .jobs import Device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from taskq import JobHandle
+    from taskq_workers.events import JobFinished
+
+HOUR_SECONDS: Final = 3_600
+#: 2026-11-02 00:00 UTC, in seconds: when the fleet's day begins.
+DAY_SECONDS: Final = 1_793_577_600
+#: How far ahead the one wrong clock is.
+WRONG_SECONDS: Final = 26 * HOUR_SECONDS
+#: Hours that the late device is behind all others.
+LATE_HOURS: Final = 5
+#: One hour of each device in so many passes without its worker: jobs pile up.
+ASLEEP_EVERY: Final = 7
+#: Of the jobs that wait, so many hundredths are called off.
+CANCELLED_PERCENT: Final = 3
+PATIENCE_SECONDS: Final = 30
+#: How much of a frame was written when the power went.
+TORN_BYTES: Final = 100
+_SECOND_NS: Final = 1_000_000_000
+
+
+class Special(enum.Enum):
+    """What is other with a device."""
+
+    SICK = "its firmware update fails"
+    SICK_TOO = "its firmware update fails, too"
+    WRONG_CLOCK = f"its clock is {WRONG_SECONDS // HOUR_SECONDS} hours ahead"
+    LATE = f"it was last heard of {LATE_HOURS} hours before the others"
+    REINSTALLED = "it was installed anew in the middle of the day"
+    TORN = "it lost its power while it wrote"
+    STUCK = "it has had no worker for the last two hours"
+
+
+SPECIAL: Final = {
+    3: Special.SICK,
+    5: Special.SICK_TOO,
+    7: Special.WRONG_CLOCK,
+    8: Special.LATE,
+    9: Special.REINSTALLED,
+    10: Special.TORN,
+    11: Special.STUCK,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """How large it is.
+
+    Attributes:
+        devices: how many, at least 12 if all that is special is to be seen.
+        hours: that each of them worked, at least 6.
+        jobs_per_hour: on each device, on average.
+    """
+
+    devices: int = 50
+    hours: int = 12
+    jobs_per_hour: int = 24
+
+
+def device_name(number: int) -> str:
+    """Such as ``device-07``."""
+    return f"device-{number:02}"
+
+
+def make_fleet(root: Path, fleet: Fleet) -> Iterator[str]:
+    """Make every device's log below ``root``, and give its name when it is there."""
+    for number in range(fleet.devices):
+        asyncio.run(_live(root / device_name(number), SPECIAL.get(number), fleet))
+        yield device_name(number)
+
+
+async def _live(path: Path, special: Special | None, fleet: Fleet) -> None:
+    """One device's day."""
+    start, hours = float(DAY_SECONDS), fleet.hours
+    sick = special in {Special.SICK, Special.SICK_TOO}
+    if special is Special.WRONG_CLOCK:
+        start += WRONG_SECONDS
+    if special is Special.LATE:
+        hours -= LATE_HOURS
+    logs = [path]
+    if special is Special.REINSTALLED:
+        # The hub keeps both logs below the device's name.
+        logs = [path / "first", path / "second"]
+    share = hours // len(logs)
+    for number, log in enumerate(logs):
+        device = Device(f"{path.name} {number}", log, start, sick=sick)
+        idle = 2 if special is Special.STUCK else 0
+        await _work(device, range(number * share, (number + 1) * share), idle, fleet)
+        start += share * HOUR_SECONDS
+    if special is Special.TORN:
+        _tear(logs[-1])
+    for log in logs:
+        _arrive(log, DAY_SECONDS + hours * HOUR_SECONDS)
+
+
+async def _work(device: Device, hours: range, idle: int, fleet: Fleet) -> None:
+    """The jobs of these hours, one after the other as they come; in the last ones none runs."""
+    async with device.app:
+        await device.firmware.enqueue("7.2")
+        for hour in hours:
+            until = device.clock.wall_ns() + HOUR_SECONDS * _SECOND_NS
+            jobs = device.draw.randrange(fleet.jobs_per_hour // 2, fleet.jobs_per_hour * 3 // 2)
+            if hour >= hours.stop - idle:
+                await _pile_up(device, hour, jobs)
+            elif device.draw.randrange(ASLEEP_EVERY):
+                await _awake(device, hour, jobs)
+            else:
+                await _pile_up(device, hour, jobs)
+                await Worker(device.app, concurrency=1, burst=True).run()
+            device.clock.advance(max(until - device.clock.wall_ns(), 0) / _SECOND_NS)
+
+
+async def _awake(device: Device, hour: int, jobs: int) -> None:
+    """Each job runs as it comes; those that failed earlier run when they are due."""
+    ended = _Ended()
+    async with Worker(device.app, concurrency=1, on_event=ended):
+        for _ in range(jobs):
+            device.clock.advance(device.draw.expovariate(jobs / HOUR_SECONDS) / 2)
+            job = await device.app.enqueue(device.call(hour))
+            if not job.duplicate:
+                await asyncio.wait_for(ended.wait(job), PATIENCE_SECONDS)
+
+
+async def _pile_up(device: Device, hour: int, jobs: int) -> None:
+    """The hour's jobs wait; some are called off, and some will be too old when a worker comes."""
+    for _ in range(jobs):
+        device.clock.advance(device.draw.uniform(0, HOUR_SECONDS / jobs))
+        job = await device.app.enqueue(device.call(hour))
+        if device.draw.randrange(100) < CANCELLED_PERCENT:
+            await job.cancel()
+
+
+class _Ended:
+    """Which jobs had an attempt that ended."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._event = asyncio.Event()
+
+    def __call__(self, finished: JobFinished) -> None:
+        self._seen.add(finished.job_id)
+        self._event.set()
+
+    async def wait(self, job: JobHandle[Any]) -> None:
+        """Until an attempt of the job has ended."""
+        while job.id not in self._seen:
+            self._event.clear()
+            await self._event.wait()
+
+
+def _tear(log: Path) -> None:
+    """Leave the beginning of one more frame behind the last one, as a power loss does."""
+    newest = max((log / "log").glob("*.log"))
+    with newest.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(size - TORN_BYTES)
+        piece = file.read(TORN_BYTES)
+        file.write(b"TKQ\xf3" + piece)
+
+
+def _arrive(log: Path, seconds: float) -> None:
+    """Let the files be as old as their last upload to the hub."""
+    for file in (log / "log").iterdir():
+        os.utime(file, (seconds, seconds))
