@@ -1,0 +1,46 @@
+"""One writer at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from taskq.log.lock import flock_holders, process_state
+from taskq_plugins.spark.lake.errors import LakeBusy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FILE: Final = "_lock"
+_PID_SIZE_MAX: Final = 20
+
+
+@contextmanager
+def writer_lock(lake: Path) -> Iterator[None]:
+    """Hold the lake's lock; it goes with the process, however that ends.
+
+    Raises:
+        LakeBusy: another process, or another part of this one, has it.
+    """
+    path = lake / FILE
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            pid = flock_holders(path)[0] or _noted(descriptor)
+            raise LakeBusy(lake, pid, process_state(pid)) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _noted(descriptor: int) -> int:
+    """The process that the file names: where the system does not tell who holds a lock."""
+    text = os.pread(descriptor, _PID_SIZE_MAX, 0).strip()
+    return int(text) if text.isdigit() else 0
