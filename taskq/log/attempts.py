@@ -20,7 +20,7 @@ HISTORY_BYTES_MAX: Final = 32 * 1024
 REASON_KEPT_BYTES: Final = 1_024
 _ATTEMPT: Final = struct.Struct("<IQqqBH")
 #: Outcomes by their number, which never changes.
-_OUTCOMES: Final = ("", "succeeded", "retried", "died", "released", "lost", "cancelled", "expired")
+OUTCOMES: Final = ("", "succeeded", "retried", "died", "released", "lost", "cancelled", "expired")
 
 
 def encode_history(attempts: Sequence[AttemptView]) -> bytes:
@@ -49,7 +49,7 @@ def decode_history(data: bytes) -> list[AttemptView]:
                 owner=owner,
                 started_ns=started_ns,
                 ended_ns=ended_ns,
-                outcome=_OUTCOMES[outcome] if outcome < len(_OUTCOMES) else "",
+                outcome=OUTCOMES[outcome] if outcome < len(OUTCOMES) else "",
                 reason=data[at : at + size].decode("utf-8", "replace"),
             )
         )
@@ -60,7 +60,7 @@ def decode_history(data: bytes) -> list[AttemptView]:
 def _encode(attempt: AttemptView) -> bytes:
     reason = attempt.reason.encode("utf-8", "replace")[:REASON_KEPT_BYTES]
     reason = reason.decode("utf-8", "ignore").encode()
-    outcome = _OUTCOMES.index(attempt.outcome) if attempt.outcome in _OUTCOMES else 0
+    outcome = OUTCOMES.index(attempt.outcome) if attempt.outcome in OUTCOMES else 0
     fixed = _ATTEMPT.pack(
         attempt.number, attempt.owner, attempt.started_ns, attempt.ended_ns, outcome, len(reason)
     )
