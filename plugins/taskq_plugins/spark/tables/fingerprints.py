@@ -1,0 +1,116 @@
+"""What failures have in common: a reason without the parts that differ from one job to the next.
+
+The rules are plain data, applied here by Python and in ``failures`` by Spark, with the same answer.
+So their patterns keep to what both engines read alike: ASCII classes written out instead of dots,
+shorthand classes, word borders and anchors, whose meanings differ, and no case folding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final, NamedTuple
+
+#: Characters of a reason that are looked at: its first line up to here. It bounds the patterns.
+READ_CHARACTERS_MAX: Final = 1_000
+#: Longest normalised reason; what is longer is cut.
+PATTERN_CHARACTERS_MAX: Final = 200
+#: Hex digits of a fingerprint: with 16, a million kinds of failure collide once in 10^7 lakes.
+FINGERPRINT_DIGITS: Final = 16
+#: A reason that is missing: of a worker that was lost, and of a job that was failed without one.
+LOST_REASON: Final = "WorkerLost: the worker process died"
+NO_REASON: Final = "(no reason given)"
+
+
+class Rule(NamedTuple):
+    """One step: everything that the pattern finds becomes the replacement."""
+
+    pattern: str
+    replacement: str
+
+
+_START: Final = r"(?<![0-9A-Za-z_])"
+_END: Final = r"(?![0-9A-Za-z_])"
+_HEX: Final = "[0-9A-Fa-f]"
+#: What follows a slash in a path or a URL; its last character is no punctuation.
+_REST: Final = r"[^ \t\"'`<>(){}\[\],;|]*[^ \t\"'`<>(){}\[\],;|.:!?]"
+_NAME: Final = r"[0-9A-Za-z_.~+-]+"
+_HOST: Final = r"[0-9A-Za-z](?:[0-9A-Za-z-]*[0-9A-Za-z])?"
+
+#: In this order: what holds others comes first (a quoted path is a string), plain numbers last.
+RULES: Final[tuple[Rule, ...]] = (
+    Rule(r"\x1b\[[0-9;]{0,20}m", ""),
+    Rule(
+        rf"{_START}[bfru]{{0,2}}(?:'(?:[^'\\]|\\[^\n])*'{_END}|\"(?:[^\"\\]|\\[^\n])*\"|`[^`]*`)",
+        "<str>",
+    ),
+    Rule(rf"{_START}[A-Za-z][0-9A-Za-z+.-]{{1,20}}://{_REST}", "<url>"),
+    Rule(rf"[0-9A-Za-z_.%+-]+@{_HOST}(?:\.{_HOST})+", "<email>"),
+    Rule(rf"{_START}{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}{_END}", "<uuid>"),
+    Rule(
+        rf"{_START}[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[T ][0-9]{{2}}:[0-9]{{2}}"
+        rf"(?::[0-9]{{2}}(?:[.,][0-9]{{1,9}})?)?(?:Z|[+-][0-9]{{2}}:?[0-9]{{2}})?)?{_END}",
+        "<time>",
+    ),
+    Rule(rf"{_START}[0-9]{{1,2}}:[0-9]{{2}}(?::[0-9]{{2}}(?:[.,][0-9]{{1,9}})?)?{_END}", "<time>"),
+    Rule(rf"{_START}[A-Za-z]:\\{_REST}", "<path>"),
+    Rule(rf"(?<![0-9A-Za-z_.~<>/-])(?:~|\.{{1,2}})?/{_REST}", "<path>"),
+    Rule(
+        rf"{_START}{_NAME}(?:/{_NAME}){{1,60}}\.[A-Za-z][0-9A-Za-z]{{0,7}}(?::[0-9]{{1,7}})?{_END}",
+        "<path>",
+    ),
+    Rule(
+        rf"(?<![0-9A-Za-z_:.])\[?(?:{_HEX}{{0,4}}(?:::?{_HEX}{{1,4}}){{3,7}}"
+        rf"|(?:{_HEX}{{3,4}}:){{1,6}}:{_HEX}{{1,4}}|::1|{_HEX}{{4}}::)(?:\]:[0-9]{{1,5}}|\])?{_END}",
+        "<addr>",
+    ),
+    Rule(rf"{_START}[0-9]{{1,3}}(?:\.[0-9]{{1,3}}){{3}}(?::[0-9]{{1,5}})?{_END}", "<addr>"),
+    Rule(rf"{_START}{_HOST}(?:\.{_HOST}){{1,10}}:[0-9]{{1,5}}{_END}", "<addr>"),
+    Rule(rf"{_START}(?:localhost:[0-9]{{1,5}}|{_HOST}:[0-9]{{4,5}}){_END}", "<addr>"),
+    Rule(rf"{_START}0[xX]{_HEX}+", "<hex>"),
+    Rule(rf"{_START}(?={_HEX}*[0-9])(?=[0-9]*[A-Fa-f]){_HEX}{{8,}}{_END}", "<hex>"),
+    Rule(
+        rf"{_START}(?:(?=[A-Za-z]*[0-9]+[A-Za-z]+[0-9])[0-9A-Za-z]{{6,}}"
+        rf"|(?=[A-Za-z]*[0-9])(?=[0-9]*[A-Za-z])[0-9A-Za-z]{{20,}}){_END}",
+        "<id>",
+    ),
+    Rule(
+        r"(?:(?<![0-9A-Za-z_)>\]])[+-])?[0-9]+(?:[.,_][0-9]+)*(?:[eE][+-]?[0-9]+)?",
+        "<n>",
+    ),
+    Rule(r"(?<=<n>)(?: ?, ?<n>)+", ", ..."),
+    Rule(r"(?<=<str>)(?: ?, ?<str>)+", ", ..."),
+    Rule(r"[ \t\r\f\x0b]+", " "),
+)
+#: The class of an exception and its module, whose digits are no numbers.
+CLASS: Final = r"(?:[A-Za-z_][0-9A-Za-z_]*\.){0,20}[A-Z][0-9A-Za-z_]*(?:: |(?![^\n]))"
+_CLASS: Final = re.compile(CLASS)
+_COMPILED: Final = tuple((re.compile(rule.pattern), rule.replacement) for rule in RULES)
+#: What is passed over before the first line.
+BLANK: Final = " \t\r\n\f\x0b"
+
+
+def pattern_of(reason: str) -> str:
+    """A reason's first line with placeholders for all that differs between jobs.
+
+    Strings in quotes, URLs, e-mail addresses, UUIDs, times, paths, network addresses, hex numbers,
+    long ids and numbers go; the class of the exception and the words of its message stay.
+    """
+    line = reason.strip(BLANK).partition("\n")[0][:READ_CHARACTERS_MAX]
+    found = _CLASS.match(line)
+    head = found.group() if found else ""
+    rest = line[len(head) :]
+    for pattern, replacement in _COMPILED:
+        rest = pattern.sub(replacement, rest)
+    return f"{head}{rest}"[:PATTERN_CHARACTERS_MAX].strip(" ") or NO_REASON
+
+
+def fingerprint(task: str | None, pattern: str) -> str:
+    """A short name of one kind of failure: of a task and a normalised reason."""
+    text = f"{task or ''}\n{pattern}"
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def literal_start(pattern: str) -> str:
+    """What all reasons of a pattern begin with: the text before its first placeholder."""
+    return re.split(r"<(?:str|url|email|uuid|time|path|addr|hex|id|n)>", pattern, maxsplit=1)[0]
