@@ -1,48 +1,182 @@
-"""Spark sessions that listen on loopback only and keep their files to themselves."""
+"""Spark sessions that listen on loopback only and keep their files to themselves.
+
+::
+
+    with spark_session("nightly", master="local[2]") as spark:
+        spark.read.format("taskq").load("/journals")
+
+A session that the process has already, such as a notebook's, is used as it is: none of its settings
+is changed, and it is not stopped.
+
+With a master on this machine (``local[…]``, ``local-cluster[…]``) nothing listens but on 127.0.0.1.
+With one elsewhere (``spark://…``, ``k8s://…``, ``yarn``) its executors have to reach the driver, so
+Spark chooses the address: guard it by ``spark.driver.bindAddress`` and a firewall.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+import shutil
 import sys
-import tempfile
-from typing import TYPE_CHECKING, Final
+import sysconfig
+import threading
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from taskq_plugins.spark.gateway import Output, end, environment, write_log_settings
+from taskq_plugins.spark.java import find_java, write_shim
+from taskq_plugins.spark.masters import check_master, is_local
+from taskq_plugins.spark.startfailures import start_error
+from taskq_plugins.spark.workdir import work_dir
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 LOOPBACK: Final = "127.0.0.1"
+MASTER_DEFAULT: Final = "local[*]"
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+
+_guard: Final = threading.RLock()
+_numbers: Final = count(1)
+#: contexts that were made here -> their folder of temporary files
+_ours: Final[dict[SparkContext, Path]] = {}
 
 
 def open_session(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The process's session, made anew if there is none.
+    """The process's session, made anew if there is none; one that is there is left as it is.
 
     Args:
         name: what Spark calls the application.
         master: such as ``local[2]`` or ``spark://host:7077``; all cores of this machine if None.
         conf: further settings, which win over ours.
+
+    Raises:
+        UsageError: the master's name is none that Spark knows.
+        JavaMissing: there is no Java, or only one that is too old.
+        SparkError: Spark did not start; the message says why and what to do.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-    work_dir = tempfile.mkdtemp(prefix="taskq-spark-")
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": LOOPBACK,
-        "spark.driver.bindAddress": LOOPBACK,
-        "spark.local.dir": work_dir,
-        "spark.sql.warehouse.dir": f"{work_dir}/warehouse",
+    with _guard:
+        if SparkContext._active_spark_context is not None:
+            return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        return _start(name, master or MASTER_DEFAULT, conf or {})
+
+
+def close_session(session: SparkSession) -> None:
+    """Stop a session that ``open_session`` made, and remove its files; leave any other be."""
+    with _guard:
+        folder = _ours.pop(session.sparkContext, None)
+        if folder is not None:
+            session.stop()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def spark_session(
+    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """``open_session``, and ``close_session`` at the end."""
+    session = open_session(name, master=master, conf=conf)
+    try:
+        yield session
+    finally:
+        close_session(session)
+
+
+def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> dict[str, str]:
+    """Every setting of a session that keeps its files in ``folder``; those of ``conf`` win."""
+    local = is_local(master)
+    log = write_log_settings(folder.parent)
+    java = [f"-Dlog4j2.configurationFile={log.as_uri()}", "-XX:-UsePerfData"]
+    java += [f'"-Djava.io.tmpdir={folder.parent / "tmp"}"', "-Duser.timezone=UTC"]
+    ours = {
+        "spark.app.name": name,
+        "spark.master": master,
+        "spark.local.dir": str(folder / "local"),
+        "spark.python.worker.reuse": "true",
+        "spark.speculation": "false",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        **(conf or {}),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
     }
-    builder = SparkSession.builder.appName(name).master(master or "local[*]")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    if local:
+        ours |= {
+            "spark.driver.bindAddress": LOOPBACK,
+            "spark.driver.host": LOOPBACK,
+            "spark.executorEnv.PYTHONPATH": import_path(),
+        }
+    ours |= conf
+    ours[_JAVA_OPTIONS] = " ".join([*java, *conf.get(_JAVA_OPTIONS, "").split()])
+    return ours
+
+
+def import_path() -> str:
+    """What of ``sys.path`` another process of the same interpreter would not have by itself."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    own = {sysconfig.get_path(name) for name in names}
+    own.add(str(Path(sysconfig.get_path("platstdlib")) / "lib-dynload"))
+    given = [str(Path(path).absolute()) for path in sys.path if path not in own]
+    return os.pathsep.join(dict.fromkeys(path for path in given if Path(path).exists()))
+
+
+def _start(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
+    check_master(master)
+    folder = work_dir() / f"session-{next(_numbers)}"
+    folder.mkdir()
+    output = None
+    try:
+        spark_conf = SparkConf(loadDefaults=SparkContext._jvm is not None)
+        spark_conf.setAll(list(settings(name, master, folder, conf).items()))
+        with environment(_variables(master, folder)):
+            gateway = SparkContext._gateway
+            if gateway is None:
+                output = Output()
+                gateway = output.launch(spark_conf)
+                atexit.register(end, gateway)
+            context = SparkContext(conf=spark_conf, gateway=gateway)
+        session: SparkSession = SparkSession.builder.getOrCreate()
+    except Exception as error:
+        lines = [] if output is None else list(output.last)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise start_error(error, master, lines) from error
+    _ours[context] = folder
     return session
+
+
+def _variables(master: str, folder: Path) -> dict[str, str]:
+    """What Java and pyspark read from the environment when they start."""
+    changes: dict[str, str] = {}
+    java = find_java()
+    if java.needs_shim:
+        changes["JAVA_HOME"] = str(write_shim(java, folder.parent / "java"))
+    elif java.source == "PATH" and "JAVA_HOME" in os.environ:
+        changes["JAVA_HOME"] = java.home  # the one that was named will not do
+    changes["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if is_local(master):
+        changes["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        changes["SPARK_LOCAL_IP"] = LOOPBACK
+        changes["SPARK_WORKER_DIR"] = str(folder / "workers")
+        changes["PYTHONPATH"] = import_path()
+    return changes
+
+
+def is_ours(session: SparkSession) -> bool:
+    """Whether ``open_session`` made it, and ``close_session`` would stop it."""
+    return session.sparkContext in _ours
+
+
+def jvm_pid(session: SparkSession) -> int:
+    """Process id of the session's Java; 0 if it was not started by this process."""
+    gateway: Any = session.sparkContext._gateway
+    return 0 if gateway is None or gateway.proc is None else int(gateway.proc.pid)

@@ -1,0 +1,241 @@
+"""Spark sessions: what listens, what is left behind, and whose session it is."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.errors import UsageError
+from taskq_plugins.spark.errors import JavaMissing, SparkError
+from taskq_plugins.spark.masters import check_master, cores_of, is_local
+from taskq_plugins.spark.startfailures import start_error
+from taskq_plugins.spark.workdir import remove_abandoned
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LISTENS = "0A"
+_LOOPBACKS = {
+    "0100007F",
+    "00000000000000000000000001000000",
+    "0000000000000000FFFF00000100007F",
+}
+
+KILLED = """
+import os, signal
+from taskq_plugins.spark.session import open_session, jvm_pid
+from taskq_plugins.spark.workdir import work_dir
+spark = open_session("killed", master="local[1]")
+print(spark.range(3).count(), jvm_pid(spark), work_dir(), flush=True)
+input()
+"""
+
+
+def processes_below(pid: int) -> set[int]:
+    """The process and all that it started."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(status.parent.name)] = int(after_name[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def addresses_listened_on(pids: set[int]) -> set[str]:
+    """In the kernel's own hexadecimal, without the port."""
+    inodes = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                name = str(descriptor.readlink())
+            except OSError:
+                continue
+            inodes.add(name.removeprefix("socket:[").removesuffix("]"))
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    found = [row[1] for row in rows if row[3] == _LISTENS and row[9] in inodes]
+    return {address.partition(":")[0] for address in found}
+
+
+def test_nothing_listens_beyond_loopback(spark: SparkSession) -> None:
+    spark.sparkContext.parallelize(range(2), 2).map(lambda one: one + 1).collect()
+    listening = addresses_listened_on(processes_below(os.getpid()))
+    assert listening
+    assert listening <= _LOOPBACKS
+
+
+def test_a_session_has_a_clock_without_zones_and_folders_of_its_own(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert conf.get("spark.speculation") == "false"
+    folder = Path(conf.get("spark.local.dir") or "")
+    assert folder.parent.parent.name.startswith(f"taskq-spark-{os.getpid()}-")
+    warehouse = str(spark.conf.get("spark.sql.warehouse.dir"))
+    assert Path(warehouse.removeprefix("file:")).parent == folder.parent
+
+
+def test_executors_import_what_the_driver_can(
+    spark: SparkSession,
+) -> None:
+    def names(_: object) -> list[str]:
+        import taskq_plugins.spark.session  # noqa: PLC0415 - there, and not here
+        import taskq_workers  # noqa: PLC0415
+
+        return [sys.executable, taskq_plugins.spark.session.__name__, taskq_workers.__name__]
+
+    (found,) = spark.sparkContext.parallelize([1], 1).map(names).collect()
+    assert found == [sys.executable, "taskq_plugins.spark.session", "taskq_workers"]
+
+
+def test_a_second_open_gives_the_session_that_is_there(spark: SparkSession) -> None:
+    from taskq_plugins.spark.session import is_ours, open_session  # noqa: PLC0415 - 1 s to import
+
+    assert open_session("again", conf={"spark.sql.shuffle.partitions": "9"}) is spark
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+    assert is_ours(spark)
+
+
+def test_a_session_of_the_users_is_neither_changed_nor_stopped(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from taskq_plugins.spark import session  # noqa: PLC0415 - 1 s to import
+
+    monkeypatch.setattr(session, "_ours", {})  # as if somebody else had made it
+    before = sorted(spark.sparkContext.getConf().getAll()), dict(spark.conf.getAll)
+    conf = {"spark.sql.shuffle.partitions": "7"}
+    with session.spark_session("ours", master="local[1]", conf=conf) as found:
+        assert found is spark
+        assert not session.is_ours(found)
+    assert before == (sorted(spark.sparkContext.getConf().getAll()), dict(spark.conf.getAll))
+    assert spark.range(3).count() == 3
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_killed_process_leaves_no_java_and_its_files_go_with_the_next_start(
+    tmp_path: Path,
+) -> None:
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", KILLED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        rows, jvm, folder = process.stdout.readline().split()
+        assert rows == "3"
+        java = os.pidfd_open(int(jvm))
+        process.send_signal(signal.SIGKILL)
+        signal_of_its_end(java)
+        # Nothing of what every start of Java and Spark prints came through.
+        assert not process.stderr.read()
+    before, tempfile.tempdir = tempfile.tempdir, str(tmp_path)
+    try:
+        assert Path(folder).is_dir()
+        assert remove_abandoned() == [Path(folder)]
+        assert not Path(folder).exists()
+    finally:
+        tempfile.tempdir = before
+
+
+def signal_of_its_end(pidfd: int) -> None:
+    """Return once the process is gone."""
+    import select  # noqa: PLC0415
+
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    assert poll.poll(20_000), "Java went on without its driver"
+    os.close(pidfd)
+
+
+def test_the_folder_of_a_process_that_lives_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    alive, dead = tmp_path / "taskq-spark-1-a", tmp_path / "taskq-spark-2-b"
+    for folder in (alive, dead, tmp_path / "other-3", tmp_path / "taskq-spark-4-being-made"):
+        folder.mkdir()
+    for folder in (alive, dead):
+        (folder / "alive").touch()
+    with (alive / "alive").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert remove_abandoned() == [dead]
+    assert remove_abandoned() == [alive]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "other-3",
+        "taskq-spark-4-being-made",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("master", "local", "cores"),
+    [
+        ("local", True, 1),
+        ("local[2]", True, 2),
+        ("local[*]", True, None),
+        ("local[4,2]", True, 4),
+        ("local-cluster[2,3,1024]", True, 6),
+        ("spark://host:7077", False, None),
+        ("k8s://https://host:443", False, None),
+        ("yarn", False, None),
+    ],
+)
+def test_masters_on_this_machine_are_told_from_others(
+    master: str, local: bool, cores: int | None
+) -> None:
+    assert (is_local(master), cores_of(master)) == (local, cores)
+
+
+@pytest.mark.parametrize("master", ["locl[2]", "local[x]", "spark:host", "spark://host", ""])
+def test_a_master_that_spark_does_not_know_is_wrong_usage(master: str) -> None:
+    with pytest.raises(UsageError, match="master"):
+        check_master(master)
+
+
+def test_a_master_that_does_not_answer_is_told_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        check_master(f"spark://127.0.0.1:{port}")
+    with pytest.raises(SparkError, match=r"does not answer .*--master local"):
+        check_master(f"spark://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("java.net.BindException: Cannot assign", "could not listen on its port"),
+        ("java.io.IOException: No space left on device", "set TMPDIR"),
+        ("Error occurred: Could not reserve enough space", "too little memory"),
+        ("something else", "taskq pipeline doctor --start"),
+    ],
+)
+def test_a_start_that_fails_is_told_with_its_remedy(said: str, told: str) -> None:
+    found = start_error(RuntimeError("it did not start"), "local[2]", [said])
+    assert isinstance(found, SparkError)
+    assert told in str(found)
+    assert "\n" not in str(found)
+
+
+def test_an_error_of_ours_stays_what_it_is() -> None:
+    error = JavaMissing("no Java")
+    assert start_error(error, "local[2]", []) is error
