@@ -1,0 +1,156 @@
+"""What there is of each log: its segments with their first and last records, and what is missing.
+
+Lsns have gaps by design, so numbers alone tell nothing. A segment begins at the very lsn where the
+one before it ended, or, after an unclean start, in a new epoch and 2^20 further on; and its header
+holds the time of the last frame before it. So between two segments nothing is missing when
+
+- the second begins at or below the lsn after the last frame of the first (below: a recovery wrote
+  frames again, elsewhere), or
+- its header holds the time of that frame, or
+- the first one's end is damaged, so that its last frame is unknown, and an epoch begins.
+
+Anything else is a gap. What compaction took from the front of a log is none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import LogError
+from taskq.log.config import LSN_SKIP
+from taskq_plugins.spark.fleet.listing import segments
+from taskq_plugins.spark.fleet.marks import durable_end
+from taskq_plugins.spark.fleet.memory import Memory
+from taskq_plugins.spark.fleet.problems import tell
+from taskq_plugins.spark.fleet.segmentfile import START, SegmentFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from taskq_plugins.spark.fleet.places import LogPlace, SegmentPlace
+
+
+class Edges(NamedTuple):
+    """What a segment begins and ends with.
+
+    ``created_ns`` is the time of the last frame before it, ``time_ns`` that of its own last frame
+    (the same when it has none), ``next_lsn`` the lsn after that. ``is_end_damaged``: behind that
+    frame stands something else.
+    """
+
+    created_ns: int
+    time_ns: int
+    next_lsn: int
+    epoch: int
+    is_end_damaged: bool
+
+
+class SegmentRow(NamedTuple):
+    """One segment of one log; ``end_offset`` is how far it may be read (all of a sealed one).
+
+    ``is_gap_before``: at least one segment is missing between this one and the one before it.
+    """
+
+    device: str
+    log_id: str
+    first_lsn: int
+    next_lsn: int
+    epoch: int
+    size_bytes: int
+    end_offset: int
+    modified_ns: int
+    last_time_ns: int
+    is_sealed: bool
+    is_gap_before: bool
+
+
+_edges: Final[Memory[tuple[str, int, int], Edges]] = Memory()
+
+
+def edges(log: LogPlace, place: SegmentPlace) -> Edges:
+    """What a sealed segment begins and ends with, from two reads.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        SegmentUnreadable, FormatError: it cannot be read.
+    """
+    key = (place.path, place.size_bytes, place.modified_ns)
+    known = _edges.get(key)
+    if known is None:
+        with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
+            known = _edges[key] = _look(file, place)
+    return known
+
+
+def _look(file: SegmentFile, place: SegmentPlace) -> Edges:
+    header = file.header()
+    created_ns = header.created_ns if header is not None else 0
+    found = file.last_before(place.size_bytes)
+    if found is None:
+        is_damaged = header is None or place.size_bytes > START
+        return Edges(created_ns, created_ns, place.first_lsn, place.epoch, is_damaged)
+    offset, frame = found
+    is_damaged = offset + frame.size != place.size_bytes
+    return Edges(created_ns, frame.time_ns, frame.next_lsn, frame.epoch, is_damaged)
+
+
+def follows(before: Edges, place: SegmentPlace, created_ns: int) -> bool:
+    """Whether nothing is missing before a segment whose header holds that time; see above."""
+    if place.first_lsn <= before.next_lsn or created_ns == before.time_ns:
+        return True
+    is_epoch = place.epoch != before.epoch and place.first_lsn - before.next_lsn >= LSN_SKIP
+    return before.is_end_damaged and is_epoch
+
+
+def inventory(
+    logs: Iterable[LogPlace], *, on_problem: Callable[[LogError], None] | None = None
+) -> Iterator[SegmentRow]:
+    """A row for each segment of these logs.
+
+    Raises:
+        SegmentUnreadable, FormatError: without ``on_problem``, what cannot be read.
+    """
+    for log in logs:
+        yield from _rows(log, on_problem)
+
+
+def _rows(log: LogPlace, on_problem: Callable[[LogError], None] | None) -> Iterator[SegmentRow]:
+    before: Edges | None = None
+    try:
+        places = segments(log, on_problem=on_problem)
+        end = durable_end(log, places)
+    except LogError as error:
+        tell(error, on_problem)
+        return
+    for place in places:
+        is_sealed = place.first_lsn < end.mark.segment
+        try:
+            now = edges(log, place)
+        except FileNotFoundError:
+            continue
+        except LogError as error:
+            tell(error, on_problem)
+            before = None
+            continue
+        if not is_sealed:
+            stands_here = place.first_lsn == end.mark.segment
+            next_lsn = end.mark.next_lsn if stands_here else place.first_lsn
+            time_ns = end.time_ns if stands_here else now.created_ns
+            now = now._replace(next_lsn=next_lsn, time_ns=time_ns)
+        offset = place.size_bytes if is_sealed else START
+        if place.first_lsn == end.mark.segment:
+            offset = end.mark.offset
+        yield SegmentRow(
+            log.device,
+            log.log_id,
+            place.first_lsn,
+            now.next_lsn,
+            place.epoch,
+            place.size_bytes,
+            offset,
+            place.modified_ns,
+            now.time_ns,
+            is_sealed,
+            before is not None and not follows(before, place, now.created_ns),
+        )
+        before = now

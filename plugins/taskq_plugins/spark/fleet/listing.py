@@ -1,0 +1,86 @@
+"""The segments of a log that was found."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogError
+from taskq.log.segment import segment_lsn, segment_name
+from taskq_plugins.spark.fleet.memory import Memory
+from taskq_plugins.spark.fleet.places import LogPlace, SegmentPlace
+from taskq_plugins.spark.fleet.problems import FleetError, shown, tell
+from taskq_plugins.spark.fleet.segmentfile import START, SegmentFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Segments that one log may have: 128 TiB of the usual size.
+SEGMENTS_MAX: Final = 2_000_000
+#: Epochs of segments, by path and inode: a header is written once.
+_epochs: Final[Memory[tuple[str, int], int]] = Memory()
+
+
+def segments(
+    log: LogPlace, *, on_problem: Callable[[LogError], None] | None = None
+) -> list[SegmentPlace]:
+    """The log's segments, oldest first; none when the log has none yet or is gone.
+
+    A file that holds no more than a part of a header is none. Sizes are final but for the last's.
+
+    Args:
+        log: whose.
+        on_problem: told of a segment that cannot be used; without it the problem is raised.
+
+    Raises:
+        SegmentUnreadable: a file cannot be opened.
+        FormatError: a newer taskq wrote one.
+        FleetError: the directory cannot be read.
+    """
+    found: list[SegmentPlace] = []
+    for lsn in _lsns(log):
+        path = segment_path(log, lsn)
+        try:
+            place = _look(log, lsn, path)
+        except FileNotFoundError:
+            continue  # compaction took it meanwhile
+        except LogError as error:
+            tell(error, on_problem)
+            continue
+        if place is not None:
+            found.append(place)
+    return found
+
+
+def segment_path(log: LogPlace, first_lsn: int) -> str:
+    """Where a segment's file is, or was."""
+    return f"{log.path}/log/{segment_name(first_lsn)}"
+
+
+def _lsns(log: LogPlace) -> list[int]:
+    # All names before any size: a segment that has a successor in the list has its final size.
+    try:
+        names = os.listdir(f"{log.path}/log")  # noqa: PTH208 - names are all that is wanted
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise FleetError(f"{shown(log.path)}/log cannot be read ({error.strerror})") from error
+    lsns = sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
+    if len(lsns) > SEGMENTS_MAX:
+        raise FleetError(f"{shown(log.path)}/log holds more than {SEGMENTS_MAX} segments")
+    return lsns
+
+
+def _look(log: LogPlace, lsn: int, path: str) -> SegmentPlace | None:
+    facts = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
+    key = (path, facts.st_ino)
+    epoch = _epochs.get(key)
+    if epoch is None:
+        with SegmentFile(path, log.log_id, lsn) as file:
+            header = file.header()
+            if header is None and file.size_bytes <= START:
+                return None
+            epoch = header.epoch if header is not None else 0
+        if header is not None:
+            _epochs[key] = epoch
+    return SegmentPlace(lsn, path, facts.st_size, facts.st_mtime_ns, epoch)

@@ -1,0 +1,164 @@
+"""Finding task logs: a directory may be one, or hold those of many devices."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import LogError
+from taskq.log.disk import LocalDisk
+from taskq.log.identity import FILE, read_identity
+from taskq_plugins.spark.fleet.problems import FleetError, LogTwice, shown, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: Logs that one directory may hold.
+LOGS_MAX: Final = 100_000
+#: Names that are looked at below one directory.
+NAMES_MAX: Final = 1_000_000
+_HIDDEN: Final = (".", "_")
+
+
+class LogPlace(NamedTuple):
+    """A task log: ``path`` is its directory, as the system spells it, also where that is no UTF-8.
+
+    ``device`` is the directory's name as text (of the device's directory, where a hub keeps several
+    logs of a device below it), ``identity_created_ns`` when the log came into being.
+    """
+
+    device: str
+    path: str
+    log_id: str
+    tag: str
+    identity_created_ns: int
+
+
+class SegmentPlace(NamedTuple):
+    """A segment's file.
+
+    ``epoch`` is that of its first frame, 0 where neither that nor the header reads.
+    """
+
+    first_lsn: int
+    path: str
+    size_bytes: int
+    modified_ns: int
+    epoch: int
+
+
+class Mark(NamedTuple):
+    """A place in a log behind a whole frame: ``offset`` of a segment.
+
+    The next record has an lsn of ``next_lsn`` or above. A log without a segment has
+    ``Mark(0, 0, 0, 0)``.
+    """
+
+    segment: int
+    offset: int
+    next_lsn: int
+    epoch: int
+
+
+def find_logs(
+    root: Path,
+    devices: frozenset[str] | None = None,
+    *,
+    on_problem: Callable[[LogError], None] | None = None,
+) -> list[LogPlace]:
+    """The logs in a directory, by device and age.
+
+    ``root`` is one log; or the directories in it are logs; or they are devices, and the directories
+    in those are logs, as a hub keeps them. Other files and directories are passed over, so are
+    links (what they name is read where it stands) and names that start with a dot or underscore. A
+    directory that vanishes meanwhile is none.
+
+    Args:
+        root: where to look.
+        devices: names of devices, or log ids; None for all.
+        on_problem: told of a log that cannot be used; without it the problem is raised.
+
+    Raises:
+        FleetError: there is no such directory, or it cannot be read or holds too many logs.
+        LogTwice: two of the directories hold the same log.
+        FormatError: a log's ``taskq.json`` does not read, or a newer taskq wrote it.
+    """
+    top = os.path.abspath(root)  # noqa: PTH100 - Path has no way to drop ".." from a name
+    if not _is_directory(top, follow=True):
+        raise FleetError(f"{shown(top)} is no directory: give one that holds task logs")
+    disk, found = LocalDisk(), dict[str, LogPlace]()
+    for device, path in _candidates(disk, top, on_problem):
+        try:
+            place = _look(disk, device, path)
+        except LogError as error:
+            if devices is None or device in devices:
+                tell(error, on_problem)
+            continue
+        if place is None or not (devices is None or {device, place.log_id} & devices):
+            continue
+        other = found.setdefault(place.log_id, place)
+        if other is not place:
+            tell(LogTwice(place.log_id, other.path, path), on_problem)
+        if len(found) > LOGS_MAX:
+            raise FleetError(
+                f"{shown(top)} holds more than {LOGS_MAX} logs: read it a part at a time"
+            )
+    return sorted(found.values(), key=lambda one: (one.device, one.identity_created_ns, one.log_id))
+
+
+def _candidates(
+    disk: LocalDisk, top: str, on_problem: Callable[[LogError], None] | None
+) -> Iterator[tuple[str, str]]:
+    """(device, directory) of everything that may be a log."""
+    if _has_identity(disk, top):
+        yield shown(Path(top).name) or top, top
+        return
+    for name in _directories(top, None):
+        path = f"{top.rstrip('/')}/{name}"
+        device = shown(name)
+        if _has_identity(disk, path):
+            yield device, path
+            continue
+        for below in _directories(path, on_problem):
+            if _has_identity(disk, f"{path}/{below}"):
+                yield device, f"{path}/{below}"
+
+
+def _look(disk: LocalDisk, device: str, path: str) -> LogPlace | None:
+    identity = read_identity(disk, path)
+    if identity is None:
+        return None
+    return LogPlace(device, path, str(identity.log_id), identity.tag, identity.created_ns)
+
+
+def _has_identity(disk: LocalDisk, path: str) -> bool:
+    return disk.modified_ns(f"{path}/{FILE}") is not None
+
+
+def _directories(path: str, on_problem: Callable[[LogError], None] | None) -> list[str]:
+    """Names of the directories in one, sorted; none when it is gone."""
+    names: list[str] = []
+    try:
+        with os.scandir(path) as entries:
+            for number, entry in enumerate(entries):
+                if number >= NAMES_MAX:
+                    raise FleetError(f"{shown(path)} holds more than {NAMES_MAX} names")
+                if entry.name.startswith(_HIDDEN):
+                    continue
+                if _is_directory(entry.path, follow=False):
+                    names.append(entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        tell(FleetError(f"{shown(path)} cannot be read ({error.strerror})"), on_problem)
+    return sorted(names)
+
+
+def _is_directory(path: str, *, follow: bool) -> bool:
+    try:
+        mode = os.stat(path, follow_symlinks=follow).st_mode  # noqa: PTH116 - text, maybe no UTF-8
+    except OSError:
+        return False
+    return stat.S_ISDIR(mode)

@@ -1,0 +1,74 @@
+"""What is wrong with a log or a segment that was found, named so that somebody can act on it.
+
+::
+
+    LogError
+    └── FleetError            a place where logs are looked for cannot be used as asked
+        ├── SegmentUnreadable a segment's file cannot be opened or read
+        └── LogTwice          two directories hold the same log
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_log: Final = logging.getLogger("taskq")
+
+
+class FleetError(LogError):
+    """A directory of logs, or one of them, cannot be used as asked; the message says which."""
+
+
+class SegmentUnreadable(FleetError):
+    """A segment's file is there, but it cannot be read.
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(
+            f"{shown(path)}: the segment cannot be read ({problem}): check the file's rights and "
+            f"the disk"
+        )
+        self.path = path
+
+
+class LogTwice(FleetError):
+    """Two directories hold a log of the same id: nobody could tell their records apart.
+
+    Attributes:
+        log_id: of both.
+        paths: where they are.
+    """
+
+    def __init__(self, log_id: str, first: str, second: str) -> None:
+        super().__init__(
+            f"log {log_id} is there twice, in {shown(first)} and in {shown(second)}: one is a copy "
+            f"of the other. Move one of them away, or name the devices to be read"
+        )
+        self.log_id = log_id
+        self.paths = (first, second)
+
+
+def shown(name: str) -> str:
+    r"""A file's name as text: bytes of it that are no UTF-8 as ``\xff``."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def tell(error: LogError, on_problem: Callable[[LogError], None] | None) -> None:
+    """Hand a problem to whoever asked for it, or raise it."""
+    if on_problem is None:
+        raise error
+    on_problem(error)
+
+
+def log_problem(error: LogError) -> None:
+    """An ``on_problem`` that goes on and says in the process's log what was left out."""
+    _log.warning("left out: %s", error)

@@ -1,0 +1,118 @@
+"""Task logs written frame by frame, so that a test decides where each segment begins and ends."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.records import Kind
+from taskq.log import codec
+from taskq.log.segment import segment_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SKIP: Final = 2**20
+SECOND: Final = 1_000_000_000
+BEGAN_NS: Final = 1_700_000_000 * SECOND
+
+
+def enqueued(lsn: int, payload: bytes = b"payload", queue: str = "mail") -> bytes:
+    """An ENQUEUED record of task ``send``."""
+    route = queue.encode() + b"send"
+    tail = codec.enqueue_tail(5, 1, 3, len(queue), 4, route, b"")
+    return codec.encode_checked(tail, payload, lsn)
+
+
+def claimed(job: int, owner: int = 7) -> bytes:
+    return codec.encode_job(Kind.CLAIMED, 0, 1, job, owner)
+
+
+def succeeded(job: int, token: int, lsn: int) -> bytes:
+    return codec.encode_job(Kind.SUCCEEDED, 0, 1, job, token, b"done", lsn)
+
+
+class Place(NamedTuple):
+    """Where a frame was written."""
+
+    path: Path
+    segment: int
+    offset: int
+    end: int
+    first_lsn: int
+    next_lsn: int
+
+
+class MadeLog:
+    """A log of our own making: ``frame`` appends, ``rotate`` seals, ``new_epoch`` skips lsns."""
+
+    def __init__(self, path: Path, log_id: uuid.UUID | None = None, created_ns: int = 1) -> None:
+        self.path = path
+        self.log_id = log_id or uuid.uuid4()
+        (path / "log").mkdir(parents=True)
+        identity = {"format": 1, "log_id": str(self.log_id), "created_ns": created_ns}
+        (path / "taskq.json").write_text(json.dumps(identity))
+        self.next_lsn = 1
+        self.epoch = 11
+        self.time_ns = BEGAN_NS
+        self.synced_through = 0
+        self.frames: list[Place] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self.segment = self.next_lsn
+        self.file = self.path / "log" / segment_name(self.segment)
+        self.seed = codec.segment_seed(self.log_id, self.segment)
+        self.synced_through = self.next_lsn
+        header = codec.SegmentHeader(self.segment, self.epoch, self.log_id.bytes, self.time_ns)
+        self.file.write_bytes(codec.encode_segment_header(header))
+
+    def rotate(self) -> None:
+        self._begin()
+
+    def new_epoch(self) -> None:
+        self.epoch += 1
+        self.next_lsn += SKIP
+        self._begin()
+
+    def frame(self, *records: bytes, synced: bool = True) -> Place:
+        """Append a frame; ``synced``: it declares every frame before it synced."""
+        if synced:
+            self.synced_through = self.next_lsn
+        self.time_ns += SECOND
+        offset = self.file.stat().st_size
+        data = codec.encode_frame(
+            b"".join(records), len(records), self.next_lsn, self.epoch, self.time_ns,
+            self.synced_through, self.seed, offset,
+        )  # fmt: skip
+        with self.file.open("ab") as file:
+            file.write(data)
+        place = Place(
+            self.file, self.segment, offset, offset + len(data), self.next_lsn,
+            self.next_lsn + len(records),
+        )  # fmt: skip
+        self.frames.append(place)
+        self.next_lsn += len(records)
+        return place
+
+    def enqueue(self, count: int = 1, size: int = 20, queue: str = "mail") -> Place:
+        """A frame of so many new jobs."""
+        first = self.next_lsn
+        return self.frame(
+            *(enqueued(first + number, bytes(size), queue) for number in range(count))
+        )
+
+    def tear(self, count: int = 30) -> None:
+        """Leave the first bytes of a frame behind the last one."""
+        with self.file.open("ab") as file:
+            file.write(codec.FRAME_MAGIC_BYTES + b"x" * count)
+
+
+def damage(place: Place, at: int = codec.FRAME_HEADER_SIZE + 20) -> None:
+    """Spoil a byte of a frame: of its body, unless another place is given."""
+    with place.path.open("r+b") as file:
+        file.seek(place.offset + at)
+        old = file.read(1)
+        file.seek(place.offset + at)
+        file.write(bytes([old[0] ^ 0x40]))

@@ -1,0 +1,307 @@
+"""Which logs there are, their segments, and how far each may be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.errors import FormatError, LogError
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.reader import open_journal
+from taskq.log.requests import EnqueueSpec
+from taskq.log.store import open_store
+from taskq_plugins.spark import fleet
+from taskq_plugins.spark.fleet import FleetError, LogTwice, Mark, SegmentUnreadable
+from taskq_plugins.spark.fleet.segmentfile import SegmentFile
+from tests.pipeline.made_logs import SKIP, MadeLog, damage, enqueued
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq_plugins.spark.fleet import LogPlace
+
+
+def only(path: Path) -> LogPlace:
+    (log,) = fleet.find_logs(path)
+    return log
+
+
+def next_job(made: MadeLog) -> bytes:
+    return enqueued(made.next_lsn)
+
+
+def mark_after(log: MadeLog, number: int = -1) -> Mark:
+    place = log.frames[number]
+    return Mark(place.segment, place.end, place.next_lsn, log.epoch)
+
+
+# -- finding --------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_is_a_log_is_one_device(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "edge-7")
+    log = only(tmp_path / "edge-7")
+    assert log == ("edge-7", str(made.path), str(made.log_id), made.log_id.hex[:8], 1)
+
+
+def test_logs_are_found_beside_other_things_and_below_devices(tmp_path: Path) -> None:
+    """Flat and as on a hub, in one directory; hidden ones and files are passed over."""
+    MadeLog(tmp_path / "b")
+    old, new = uuid.uuid4(), uuid.uuid4()
+    MadeLog(tmp_path / "a" / str(new), new, created_ns=2)
+    MadeLog(tmp_path / "a" / str(old), old, created_ns=1)
+    MadeLog(tmp_path / ".trash" / "x")
+    MadeLog(tmp_path / "_old")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("no log")
+    found = fleet.find_logs(tmp_path)
+    assert [(log.device, log.log_id) for log in found[:2]] == [("a", str(old)), ("a", str(new))]
+    assert [log.device for log in found] == ["a", "a", "b"]
+
+
+def test_devices_are_chosen_by_name_or_log_id(tmp_path: Path) -> None:
+    made = [MadeLog(tmp_path / name) for name in ("a", "b", "c")]
+    chosen = frozenset({"b", str(made[2].log_id)})
+    assert [log.device for log in fleet.find_logs(tmp_path, chosen)] == ["b", "c"]
+
+
+def test_links_are_not_followed_so_that_nothing_outside_is_read(tmp_path: Path) -> None:
+    outside = MadeLog(tmp_path / "outside" / "secret")
+    inside = tmp_path / "hub"
+    MadeLog(inside / "a")
+    (inside / "b").symlink_to(outside.path)
+    assert [log.device for log in fleet.find_logs(inside)] == ["a"]
+
+
+def test_a_name_that_is_no_text_is_shown_by_its_bytes_and_still_read(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "made")
+    made.enqueue()
+    os.rename(os.fsencode(made.path), os.fsencode(tmp_path) + b"/caf\xe9")  # noqa: PTH104 - bytes
+    log = only(tmp_path)
+    assert log.device == r"caf\xe9"
+    assert fleet.durable_mark(log) == mark_after(made)
+
+
+def test_a_copied_log_is_an_error_that_names_both_directories(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "a")
+    shutil.copytree(made.path, tmp_path / "b")
+    with pytest.raises(LogTwice, match=r"/a and in .*/b") as caught:
+        fleet.find_logs(tmp_path)
+    assert caught.value.log_id == str(made.log_id)
+    assert [log.device for log in fleet.find_logs(tmp_path, frozenset({"b"}))] == ["b"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 9, "log_id": "x", "created_ns": 1}'])
+def test_an_identity_that_does_not_read_is_named_and_can_be_left_out(
+    tmp_path: Path, content: str
+) -> None:
+    MadeLog(tmp_path / "good")
+    bad = MadeLog(tmp_path / "bad")
+    (bad.path / "taskq.json").write_text(content)
+    with pytest.raises(FormatError, match=r"bad/taskq.json"):
+        fleet.find_logs(tmp_path)
+    problems: list[LogError] = []
+    assert [log.device for log in fleet.find_logs(tmp_path, on_problem=problems.append)] == ["good"]
+    assert len(problems) == 1
+
+
+def test_an_empty_directory_has_no_logs_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
+    assert not fleet.find_logs(tmp_path)
+    with pytest.raises(FleetError, match="nowhere is no directory"):
+        fleet.find_logs(tmp_path / "nowhere")
+
+
+# -- segments -------------------------------------------------------------------------------------
+
+
+def test_segments_are_listed_with_size_and_epoch_and_leftovers_are_not(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "a")
+    made.enqueue()
+    made.new_epoch()
+    made.enqueue()
+    (made.path / "log" / f"{99 * SKIP:020d}.log").write_bytes(b"taskq")
+    (made.path / "log" / f"{1:020d}.idx").write_bytes(b"")
+    log = only(made.path)
+    found = fleet.segments(log)
+    assert [(one.first_lsn, one.epoch) for one in found] == [(1, 11), (2 + SKIP, 12)]
+    assert [one.size_bytes for one in found] == [place.end for place in made.frames]
+
+
+def test_a_segment_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Rights do not bind root, so a directory stands where the file should."""
+    made = MadeLog(tmp_path / "a")
+    made.enqueue()
+    made.rotate()
+    made.enqueue()
+    made.frames[0].path.unlink()
+    made.frames[0].path.mkdir()
+    log = only(made.path)
+    with pytest.raises(SegmentUnreadable, match=r"00001.log: the segment cannot be read"):
+        fleet.segments(log)
+    problems: list[LogError] = []
+    assert [one.first_lsn for one in fleet.segments(log, on_problem=problems.append)] == [2]
+    assert len(problems) == 1
+
+
+def test_a_segment_of_an_unknown_version_is_named(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "a")
+    data = bytearray(made.file.read_bytes())
+    data[8] = 9
+    made.file.write_bytes(data)
+    with pytest.raises(FormatError, match=r"00001.log: segment format 9"):
+        fleet.segments(only(made.path))
+
+
+# -- marks ----------------------------------------------------------------------------------------
+
+
+def test_the_mark_of_a_whole_log_is_its_end(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "a")
+    assert fleet.durable_mark(only(made.path)) == Mark(1, 64, 1, 11)
+    for _ in range(5):
+        made.enqueue(3)
+        assert fleet.durable_mark(only(made.path)) == mark_after(made)
+    made.rotate()
+    assert fleet.durable_mark(only(made.path)) == Mark(16, 64, 16, 11)
+
+
+def test_a_log_without_a_segment_has_a_mark_of_nothing(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "a")
+    shutil.rmtree(made.path / "log")
+    assert fleet.durable_mark(only(made.path)) == Mark(0, 0, 0, 0)
+
+
+def test_a_torn_tail_is_not_read_whatever_is_left_of_the_frame(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "a")
+    made.enqueue(2)
+    made.enqueue(2)
+    last = made.enqueue(2)
+    whole = made.file.read_bytes()
+    for size in range(last.offset + 1, last.end):
+        made.file.write_bytes(whole[:size])
+        assert fleet.durable_mark(only(made.path)) == mark_after(made, 1)
+    # After a power loss the file may be as long as it was, and hold zeros.
+    made.file.write_bytes(whole[: last.offset + 60].ljust(last.end, b"\0"))
+    assert fleet.durable_mark(only(made.path)) == mark_after(made, 1)
+
+
+def test_damage_before_the_end_does_not_end_the_log(tmp_path: Path) -> None:
+    for at in (0, 20, 60):
+        made = MadeLog(tmp_path / str(at))
+        frames = [made.enqueue(2) for _ in range(4)]
+        damage(frames[1], at)
+        assert fleet.durable_mark(only(made.path)) == mark_after(made)
+
+
+def test_what_nobody_synced_counts_once_this_process_has_synced_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeLog(tmp_path / "a")
+    made.enqueue()
+    made.enqueue()
+    for _ in range(3):
+        made.frame(next_job(made), synced=False)
+    refused = [True]
+
+    def fsync(_: int) -> None:
+        if refused[0]:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert fleet.durable_mark(only(made.path)) == mark_after(made, 0)
+    refused[0] = False
+    assert fleet.durable_mark(only(made.path)) == mark_after(made)
+
+
+def test_after_a_failed_fsync_only_what_is_declared_counts(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "a")
+    frames = [made.enqueue() for _ in range(5)]
+    log = only(made.path)
+    (made.path / "failed").write_text(json.dumps({"segment": 1, "durable_lsn": 3}))
+    # The last frame declares four synced.
+    assert fleet.durable_mark(log).offset == frames[3].end
+    (made.path / "failed").unlink()
+    assert fleet.durable_mark(log).offset == frames[4].end
+
+
+def test_after_a_failed_fsync_frames_that_were_written_again_are_read_once(tmp_path: Path) -> None:
+    """The new segment is named, the old one not cut yet: both hold the last frames."""
+    made = MadeLog(tmp_path / "a")
+    frames = [made.enqueue() for _ in range(3)]
+    for _ in range(2):
+        made.frame(next_job(made), synced=False)
+    (made.path / "failed").write_text(json.dumps({"segment": 1, "durable_lsn": 4}))
+    made.next_lsn = 4
+    made.rotate()
+    for _ in range(2):
+        made.frame(next_job(made), synced=False)
+    assert fleet.durable_mark(only(made.path)) == Mark(1, frames[2].end, 4, 11)
+
+
+def test_a_scan_reads_again_only_what_has_grown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeLog(tmp_path / "a")
+    for _ in range(200):
+        made.enqueue(5, size=500)
+    log = only(made.path)
+    assert fleet.durable_mark(log) == mark_after(made)
+    reads: list[int] = []
+    really_read = SegmentFile.read
+
+    def read(self: SegmentFile, count: int, offset: int) -> bytes:
+        reads.append(count)
+        return really_read(self, count, offset)
+
+    monkeypatch.setattr(SegmentFile, "read", read)
+    assert fleet.durable_mark(log) == mark_after(made)
+    assert not reads
+    made.enqueue()
+    assert fleet.durable_mark(log) == mark_after(made)
+    assert len(reads) < 8
+
+
+def test_the_mark_of_a_real_log_is_where_its_readers_see_the_end(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path), LogConfig(segment_bytes=SEGMENT_BYTES_MIN))
+    port = store.thread_port
+    for size in (10, SEGMENT_BYTES_MIN, 10, SEGMENT_BYTES_MIN, 30):
+        port.enqueue(EnqueueSpec("q", "t", 5), bytes(size)).result(10)
+        journal = open_journal(str(tmp_path))
+        end = (journal.segment, journal.offset, journal.next_lsn, journal.epoch)
+        journal.close()
+        assert fleet.durable_mark(only(tmp_path)) == end
+    store.close()
+    assert len(fleet.segments(only(tmp_path))) > 2
+
+
+# -- inventory ------------------------------------------------------------------------------------
+
+
+def test_the_inventory_tells_a_missing_segment_from_gaps_by_design(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "a")
+    made.enqueue(3)
+    made.rotate()
+    made.enqueue(3)
+    made.new_epoch()
+    made.enqueue(3)
+    made.rotate()
+    made.enqueue(3)
+    log = only(made.path)
+    rows = list(fleet.inventory([log]))
+    assert [row.first_lsn for row in rows] == [1, 4, 7 + SKIP, 10 + SKIP]
+    assert [row.next_lsn for row in rows] == [4, 7, 10 + SKIP, 13 + SKIP]
+    assert not any(row.is_gap_before for row in rows)
+    assert [row.is_sealed for row in rows] == [True, True, True, False]
+    for number, expected in ((1, [False, True, False]), (2, [False, False, True])):
+        path = made.frames[number].path
+        kept = path.read_bytes()
+        path.unlink()
+        assert [row.is_gap_before for row in fleet.inventory([log])] == expected
+        path.write_bytes(kept)
+    made.frames[0].path.unlink()
+    assert not any(row.is_gap_before for row in fleet.inventory([log]))
