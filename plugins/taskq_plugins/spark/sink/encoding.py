@@ -1,0 +1,222 @@
+"""A data frame's rows as entries of an inbox: what stands before each payload, and the payload."""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from taskq.core.errors import TaskqError, UsageError
+from taskq.serialization import encode_loose
+from taskq_plugins.spark.sink.columns import (
+    binary_of,
+    check_object,
+    given_payloads,
+    no_value,
+    pieces,
+    reserved_values,
+    shown,
+)
+from taskq_plugins.spark.sink.payloads import payloads_of, values_of
+from taskq_plugins.spark.sink.recipes import Recipes, check_payload
+from taskq_plugins.spark.sink.schema import shape_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from taskq.app import TaskQ
+    from taskq.log.inbox import PartWriter
+    from taskq_plugins.spark.sink.options import SinkOptions
+    from taskq_plugins.spark.sink.recipes import Recipe
+    from taskq_plugins.spark.sink.schema import Shape
+
+
+class BadRow(UsageError):
+    """A row that cannot become a job; nothing of its data frame was enqueued.
+
+    Attributes:
+        row: its number among those given to the encoder, from 0.
+        values: what stood in it, cut short.
+    """
+
+    def __init__(self, row: int, values: str, problem: str, place: str = "") -> None:
+        where = f"{place}: " if place else ""
+        super().__init__(f"{where}the row with {values}: {problem}; nothing was enqueued")
+        self.row = row
+        self.values = values
+
+
+class Entries(NamedTuple):
+    """Some rows as entries: ``tail`` stands before every payload, or ``tails`` one by one."""
+
+    payloads: list[bytes]
+    tail: bytes | None
+    tails: list[bytes] | None
+
+    def write_to(self, writer: PartWriter) -> None:
+        """Add all of them to a part."""
+        if self.tails is None:
+            assert self.tail is not None
+            writer.add_many(self.tail, self.payloads)
+            return
+        add = writer.add
+        for tail, payload in zip(self.tails, self.payloads, strict=True):
+            add(tail, payload)
+
+
+class Encoder:
+    """Turns the batches of one data frame into entries.
+
+    Args:
+        options: what stands for all rows.
+        schema: of the batches.
+        app: whose tasks give defaults and check arguments, if any.
+        place: what errors call the data frame, "" for nothing; row numbers are told with it.
+
+    Raises:
+        UsageError: the columns cannot be meant so.
+    """
+
+    def __init__(
+        self, options: SinkOptions, schema: pa.Schema, app: TaskQ | None = None, place: str = ""
+    ) -> None:
+        self.shape: Shape = shape_of(schema, task=options.task)
+        self._names = tuple(name for name in self.shape.reserved if name != "key")
+        self._must_name_task = "task" in self._names and not options.task
+        self._is_keyed = "key" in self.shape.reserved
+        self._recipes = Recipes(options, app, self._names)
+        self._place = place
+        self._row = 0
+        self._has_app = app is not None
+
+    def entries(self, batch: pa.RecordBatch) -> Iterator[Entries]:
+        """The rows' entries, some at a time.
+
+        Raises:
+            BadRow: a row cannot become a job.
+        """
+        for piece in pieces(batch):
+            yield self._encoded(piece)
+            self._row += piece.num_rows
+
+    def _encoded(self, batch: pa.RecordBatch) -> Entries:
+        try:
+            if not self._has_app:
+                fast = self._of_columns(batch)
+                if fast is not None:
+                    return fast
+            return self._of_rows(batch)
+        except BadRow:
+            raise
+        except TaskqError as error:
+            raise self._blame(batch, error) from error
+
+    # -- column by column -------------------------------------------------------------------------
+
+    def _of_columns(self, batch: pa.RecordBatch) -> Entries | None:
+        """All rows at once, or None if each must be looked at by itself."""
+        rows, keys = self._rows(batch)
+        if rows is None and keys is None:
+            one = self._recipes.of((), has_key=False)
+            if not one.is_plain:
+                return None
+            return Entries(self._payloads(batch, named=bool(one.task)), one.tail, None)
+        found = self._recipes.each(rows or repeat((), batch.num_rows), keys)
+        kinds = set(found)
+        if not all(recipe.is_plain for recipe in kinds):
+            return None
+        named = {bool(recipe.task) for recipe in kinds}
+        if len(named) > 1:
+            return None
+        payloads = self._payloads(batch, named=True in named)
+        if keys is None:
+            return Entries(payloads, None, [recipe.tail for recipe in found])
+        tails = [
+            recipe.tail if key is None else recipe.keyed_tail(key)
+            for recipe, key in zip(found, keys, strict=True)
+        ]
+        return Entries(payloads, None, tails)
+
+    def _payloads(self, batch: pa.RecordBatch, *, named: bool) -> list[bytes]:
+        if self.shape.has_value:
+            return given_payloads(batch.column("value"), named=named)
+        if not named:
+            raise _no_task()
+        payloads = payloads_of(batch, self.shape.arguments)
+        check_payload("the arguments", max(map(len, payloads), default=0))
+        return payloads
+
+    # -- row by row -------------------------------------------------------------------------------
+
+    def _of_rows(self, batch: pa.RecordBatch) -> Entries:
+        rows, keys = self._rows(batch)
+        found = self._recipes.each(rows or repeat((), batch.num_rows), keys)
+        bodies = self._bodies(batch)
+        pairs = [
+            _entry(recipe, key, body)
+            for recipe, key, body in zip(found, keys or repeat(None), bodies, strict=False)
+        ]
+        return Entries([payload for _, payload in pairs], None, [tail for tail, _ in pairs])
+
+    def _bodies(self, batch: pa.RecordBatch) -> Sequence[bytes | dict[str, Any] | None]:
+        if self.shape.has_value:
+            return cast("list[bytes | None]", binary_of(batch.column("value")).to_pylist())
+        return values_of(batch, self.shape.arguments)
+
+    def _rows(self, batch: pa.RecordBatch) -> tuple[list[tuple[Any, ...]] | None, list[Any] | None]:
+        """What rows say of their jobs, and their keys; None where no column does."""
+        keys = reserved_values("key", batch.column("key")) if self._is_keyed else None
+        if not self._names:
+            return None, keys
+        columns = [reserved_values(name, batch.column(name)) for name in self._names]
+        if self._must_name_task and None in columns[self._names.index("task")]:
+            raise UsageError(
+                "column 'task' is null: fill it in, or give option 'task' for such rows "
+                '("" stands for a job without a task)'
+            )
+        return list(zip(*columns, strict=True)), keys
+
+    # -- what is wrong ----------------------------------------------------------------------------
+
+    def _blame(self, batch: pa.RecordBatch, error: TaskqError) -> BadRow:
+        """Finds the first row that fails by itself, halving the rows until there is one."""
+        start, count = 0, batch.num_rows
+        while count > 1:
+            half = count // 2
+            failed = self._failure(batch.slice(start, half))
+            if failed is None:
+                start, count = start + half, count - half
+            else:
+                count, error = half, failed
+        error = self._failure(batch.slice(start, 1)) or error
+        row = self._row + start
+        place = f"{self._place}, row {row + 1}" if self._place else ""
+        return BadRow(row, shown(batch.slice(start, 1)), str(error), place)
+
+    def _failure(self, batch: pa.RecordBatch) -> TaskqError | None:
+        try:
+            if self._has_app or self._of_columns(batch) is None:
+                self._of_rows(batch)
+        except TaskqError as error:
+            return error
+        return None
+
+
+def _entry(recipe: Recipe, key: object, body: bytes | dict[str, Any] | None) -> tuple[bytes, bytes]:
+    if body is None:
+        raise no_value()
+    if recipe.known is not None:
+        call = recipe.call(body)
+        return recipe.entry(call.body, key, call.extras)
+    if isinstance(body, dict):
+        if not recipe.task:
+            raise _no_task()
+        return recipe.entry(encode_loose(recipe.task, (), body), key)
+    if recipe.task:
+        check_object(body)
+    return recipe.entry(body, key)
+
+
+def _no_task() -> UsageError:
+    return UsageError("the row has arguments, but no task: name one in column 'task'")

@@ -1,0 +1,178 @@
+"""The options of ``df.write.format("taskq")``, checked once; every row starts from them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from taskq.call import OptionChanges, Options, Until
+from taskq.core.errors import UsageError
+from taskq.core.records import Flag
+from taskq.log.bodies import Compression
+from taskq.log.inboxmanifest import check_upload_name
+from taskq.log.requests import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+#: Lower case, since Spark does not tell cases apart: option -> what it is in ``OptionChanges``.
+_SPANS: Final = {
+    "delay": "delay",
+    "expires": "expires",
+    "window": "window",
+    "keepresult": "keep_result",
+}
+_NUMBERS: Final = ("priority", "attempts")
+#: Options that may stand before a key is known: they are looked at once more with each key.
+KEY_OPTIONS: Final = frozenset({"window", "until"})
+#: As they are spelled in messages.
+_KNOWN: Final = (
+    "path", "task", "queue", "priority", "attempts", "delay", "expires", "window", "until",
+    "headers", "keepResult", "compress", "app", "adopt", "upload", "idempotencyKey",
+)  # fmt: skip
+#: What Spark itself passes on to a sink.
+_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
+_PER_ROW: Final = frozenset({"key", "eta", "value"})
+_TRUE: Final = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """Where jobs go, and what stands for all rows that do not say otherwise.
+
+    Attributes:
+        data_dir: the task log's directory, absolute.
+        task: name of the task, "" for none.
+        changes: options of an enqueue.
+        app: ``module:app`` whose tasks give defaults and check arguments; "" for none.
+        adopt: whether the writer opens the log and adopts what it published.
+        upload: the name by which a second writing of the same is known; "" for none given.
+    """
+
+    data_dir: Path
+    task: str = ""
+    changes: OptionChanges = field(default_factory=OptionChanges)
+    app: str = ""
+    adopt: bool = True
+    upload: str = ""
+
+
+def parse_options(given: Mapping[str, str]) -> SinkOptions:
+    """The options as Spark hands them over: all text, in any case.
+
+    Raises:
+        UsageError: one is unknown, wrong or missing.
+    """
+    options = {name.lower(): text for name, text in given.items()}
+    _check_names(options)
+    path = options.get("path", "")
+    if not path:
+        raise UsageError(
+            'the sink "taskq" does not know where to put jobs: add .option("path", DIRECTORY)'
+        )
+    task = options.get("task", "")
+    if task:
+        check_name("task name", task)
+    return SinkOptions(
+        data_dir=_directory(path),
+        task=task,
+        changes=_changes(options),
+        app=options.get("app", ""),
+        adopt=_flag("adopt", options.get("adopt", "true")),
+        upload=_upload(options),
+    )
+
+
+def span(text: str) -> float | str:
+    """A bare number as seconds, since options and files are text; other text as it is."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _check_names(options: Mapping[str, str]) -> None:
+    known = {name.lower(): name for name in _KNOWN}
+    for name in options:
+        if name in _PER_ROW:
+            raise UsageError(f"option {name!r}: it differs from row to row, so make it a column")
+        if name not in known and name not in _OF_SPARK:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {known[near[0]]!r}?" if near else f"there are {', '.join(_KNOWN)}"
+            raise UsageError(f'the sink "taskq" has no option {name!r}: {hint}')
+
+
+def _directory(path: str) -> Path:
+    """A path of this machine's file system; Spark may have made a URL of it."""
+    plain = path.removeprefix("file://") if path.startswith("file:///") else path
+    plain = plain.removeprefix("file:")
+    if "://" in plain:
+        raise UsageError(
+            f"path is {path!r}: a task log is a directory that driver and executors reach under "
+            f"the same name, such as a mounted one"
+        )
+    return Path(plain).absolute()
+
+
+def _changes(options: Mapping[str, str]) -> OptionChanges:
+    values: dict[str, Any] = {}
+    if "queue" in options:
+        check_name("queue name", options["queue"])
+        values["queue"] = options["queue"]
+    values |= {name: _number(name, options[name]) for name in _NUMBERS if name in options}
+    values |= {name: span(options[word]) for word, name in _SPANS.items() if word in options}
+    if "until" in options:
+        values["until"] = _choice("until", options["until"], get_args(Until))
+    if "compress" in options:
+        values["compress"] = _choice("compress", options["compress"], get_args(Compression))
+    if "headers" in options:
+        values["headers"] = _headers(options["headers"])
+    changes: OptionChanges = values  # type: ignore[assignment]
+    probe: OptionChanges = {**changes, "key": "k"} if KEY_OPTIONS & values.keys() else changes
+    # Checked here, so that a wrong option fails before a single row is read.
+    Options().changed(probe).spec("", Flag(0))
+    return changes
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"option {name!r} is {text[:60]!r}, it must be a whole number") from None
+
+
+def _choice(name: str, text: str, known: tuple[str, ...]) -> str:
+    if text not in known:
+        raise UsageError(f"option {name!r} is {text[:60]!r}, it must be {' or '.join(known)}")
+    return text
+
+
+def _flag(name: str, text: str) -> bool:
+    value = _TRUE.get(text.lower())
+    if value is None:
+        raise UsageError(f"option {name!r} is {text[:60]!r}, it must be true or false")
+    return value
+
+
+def _headers(text: str) -> dict[str, str]:
+    try:
+        headers = json.loads(text)
+    except ValueError:
+        headers = None
+    if not isinstance(headers, dict):
+        raise UsageError(
+            f"option 'headers' is {text[:60]!r}: write one JSON object of text by name, such as "
+            f'{{"source": "import"}}'
+        )
+    return headers
+
+
+def _upload(options: Mapping[str, str]) -> str:
+    names = [options[name] for name in ("upload", "idempotencykey") if options.get(name)]
+    if len(set(names)) > 1:
+        raise UsageError("options 'upload' and 'idempotencyKey' mean the same: give one of them")
+    return check_upload_name(names[0]) if names else ""

@@ -1,0 +1,108 @@
+"""Entries into the files of an inbox, and the one step that makes jobs of them; no Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.log.inbox import Part, PartWriter, discard, publish
+from taskq.tasklog import TaskLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from taskq_plugins.spark.sink.encoding import Encoder
+
+#: A part is closed when it has so many jobs, and the next begun.
+PART_JOBS_MAX: Final = 4_000_000
+_ID_BYTES: Final = 8
+
+
+class Published(NamedTuple):
+    """What became of an upload.
+
+    Attributes:
+        jobs: in its parts.
+        is_new: False if one of that name was published before; then nothing was done.
+        adopted: jobs that this process adopted, of this upload and of others that waited.
+    """
+
+    jobs: int
+    is_new: bool
+    adopted: int = 0
+
+
+def new_upload(prefix: str) -> str:
+    """A name that nobody has used."""
+    return f"{prefix}-{time.time_ns() // 1_000_000:x}-{secrets.token_hex(_ID_BYTES)}"
+
+
+def write_parts(
+    data_dir: Path,
+    upload: str,
+    encoder: Encoder,
+    batches: Iterable[pa.RecordBatch],
+    on_rows: Callable[[int], None] | None = None,
+) -> list[Part]:
+    """Write the batches' jobs into parts, all on disk when this returns.
+
+    Args:
+        data_dir: of the task log.
+        upload: what the parts belong to.
+        encoder: makes entries of rows.
+        batches: the rows.
+        on_rows: told how many rows were written since it was last told.
+
+    Raises:
+        BadRow: a row cannot become a job; what was written is removed.
+    """
+    parts: list[Part] = []
+    writer: PartWriter | None = None
+    count = 0
+    try:
+        for batch in batches:
+            for entries in encoder.entries(batch):
+                if writer is None:
+                    writer, count = PartWriter(data_dir, upload), 0
+                entries.write_to(writer)
+                count += len(entries.payloads)
+                if on_rows is not None:
+                    on_rows(len(entries.payloads))
+                if count >= PART_JOBS_MAX:
+                    parts.append(writer.close())
+                    writer = None
+        if writer is not None:
+            parts.append(writer.close())
+            writer = None
+    finally:
+        if writer is not None:
+            writer.abort()
+    return parts
+
+
+def finish(
+    data_dir: Path, name: str, upload: str, parts: Sequence[Part], *, adopt: bool
+) -> Published:
+    """Publish the parts under a name, which is when their jobs exist, and adopt them.
+
+    Calling it again with the same name does nothing, but adopts what still waits.
+
+    Raises:
+        LogError: the log could not be written.
+    """
+    jobs = sum(part.jobs for part in parts)
+    is_new = bool(parts) and publish(data_dir, name, parts)
+    if not is_new:
+        discard(data_dir, upload)
+    adopted = asyncio.run(_adopt(data_dir)) if adopt and parts else 0
+    return Published(jobs, is_new, adopted)
+
+
+async def _adopt(data_dir: Path) -> int:
+    async with TaskLog.open(data_dir, upkeep=False) as log:
+        return await log.adopt()

@@ -1,0 +1,216 @@
+"""The writers that Spark calls: on the executors for rows, on the driver to publish them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from taskq.core.errors import UsageError
+from taskq.log.inbox import Part, discard
+from taskq_plugins.spark.sink.encoding import Encoder
+from taskq_plugins.spark.sink.options import SinkOptions, parse_options
+from taskq_plugins.spark.sink.schema import shape_of
+from taskq_plugins.spark.sink.uploads import finish, new_upload, write_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from taskq.app import TaskQ
+
+#: What Spark tells each task of a stream: its query, which the checkpoint names, and the batch.
+_QUERY_ID: Final = "sql.streaming.queryId"
+_BATCH_ID: Final = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What one task wrote.
+
+    Attributes:
+        upload: what its parts belong to.
+        stream: the query that it was a task of, "" in a batch.
+        parts: name, jobs, size and hash of each.
+    """
+
+    upload: str
+    stream: str
+    parts: tuple[tuple[str, int, int, str], ...]
+
+
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> DataSourceArrowWriter:
+    """The writer of ``df.write.format("taskq")``.
+
+    Raises:
+        UsageError: an option or a column is wrong.
+    """
+    return BatchWriter(_checked(options, schema, overwrite=overwrite))
+
+
+def stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> DataSourceStreamArrowWriter:
+    """The writer of ``df.writeStream.format("taskq")``.
+
+    Raises:
+        UsageError: an option or a column is wrong.
+    """
+    checked = _checked(options, schema, overwrite=overwrite)
+    if checked.upload:
+        raise UsageError(
+            "a stream is known by its checkpoint, and each batch by its number in it: leave out "
+            "option 'upload' (or 'idempotencyKey')"
+        )
+    return StreamWriter(checked)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Makes jobs of a data frame: all of them, or none; and once, however often it is written.
+
+    Args:
+        options: where they go, and what stands for all rows.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._name = options.upload or new_upload("batch")
+        # Files are this writing's own: another of the same name must not remove them.
+        self._upload = new_upload("batch")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write one partition's rows to parts that nobody names yet.
+
+        Raises:
+            BadRow: a row cannot become a job.
+        """
+        return _write(self._options, self._upload, "", iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Publish all that was written, and adopt it unless running workers are to."""
+        done = finish(
+            self._options.data_dir,
+            self._name,
+            self._upload,
+            _parts(messages),
+            adopt=self._options.adopt,
+        )
+        if not done.is_new and done.jobs:
+            _say(
+                f"upload {self._name!r} was written before, so its {done.jobs} jobs were not "
+                f"enqueued again; give another name to enqueue them once more"
+            )
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Remove what was written."""
+        del messages  # those of failed tasks are missing: what counts is the upload
+        discard(self._options.data_dir, self._upload)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Makes jobs of a stream's batches, each once, however often it is written.
+
+    Args:
+        options: where they go, and what stands for all rows.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write one partition of a batch to parts that nobody names yet.
+
+        Raises:
+            BadRow: a row cannot become a job.
+        """
+        stream, batch_id = _stream_batch()
+        return _write(self._options, f"{stream}@{batch_id}", stream, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Publish the batch unless it was; adopt it unless running workers are to."""
+        streams = {one.stream for one in messages if isinstance(one, Written)}
+        for stream in streams:
+            name = f"{stream}@{batchId}"
+            adopt = self._options.adopt
+            finish(self._options.data_dir, name, name, _parts(messages), adopt=adopt)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Remove what the tasks that ended have written; of the others the next sweep does."""
+        del batchId
+        for upload in {one.upload for one in messages if isinstance(one, Written)}:
+            discard(self._options.data_dir, upload)
+
+
+def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> SinkOptions:
+    if overwrite:
+        raise UsageError(
+            'the sink "taskq" only adds jobs: use mode("append"); to be rid of waiting ones, '
+            "see taskq purge"
+        )
+    checked = parse_options(options)
+    shape_of(to_arrow_schema(schema), task=checked.task)
+    if checked.app:
+        _load(checked.app)  # here as well, so that a wrong name fails before any row is read
+    return checked
+
+
+def _write(
+    options: SinkOptions, upload: str, stream: str, batches: Iterator[pa.RecordBatch]
+) -> Written:
+    first = next(batches, None)
+    if first is None:
+        return Written(upload, stream, ())
+    encoder = Encoder(options, first.schema, _load(options.app) if options.app else None)
+
+    def all_batches() -> Iterator[pa.RecordBatch]:
+        yield first
+        yield from batches
+
+    parts = write_parts(options.data_dir, upload, encoder, all_batches())
+    return Written(upload, stream, tuple((*part,) for part in parts))
+
+
+def _load(app: str) -> TaskQ:
+    from taskq_workers.loader import load_app  # noqa: PLC0415 - few name an app
+
+    return load_app(app)
+
+
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
+    return [
+        Part(*one) for message in messages if isinstance(message, Written) for one in message.parts
+    ]
+
+
+def _stream_batch() -> tuple[str, int]:
+    """The query and the batch that this task belongs to.
+
+    Raises:
+        UsageError: Spark does not tell them.
+    """
+    context = TaskContext.get()
+    stream = context and context.getLocalProperty(_QUERY_ID)
+    batch = context and context.getLocalProperty(_BATCH_ID)
+    if not stream or not batch:
+        raise UsageError(
+            "Spark does not tell which stream and batch this task is of, so a batch that is "
+            "written again could not be known: write from foreachBatch instead, with option "
+            "'upload' naming the batch"
+        )
+    return stream, int(batch)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"taskq: {text}\n")
