@@ -1,0 +1,292 @@
+"""A builder for each column: rows to an Arrow array."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from taskq.core.model import State
+from taskq.core.records import Cause, Kind, Option
+from taskq_plugins.spark.decode import arrays, layout
+from taskq_plugins.spark.decode.options import decode_headers
+from taskq_plugins.spark.decode.schema import DETAILS, UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq_plugins.spark.decode.layout import Ints, Mask
+    from taskq_plugins.spark.decode.rows import Rows
+    from taskq_plugins.spark.decode.schema import Piece
+
+_INT: Final = pa.int32()
+_NO_HEADERS: Final = DETAILS.field("headers").type
+_KINDS: Final = sorted(Kind)
+_KIND_NAMES: Final = pa.array([*(kind.name.lower() for kind in _KINDS), UNKNOWN])
+_WITH_CAUSE: Final = layout.table(
+    {Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED}
+)
+_WITH_TOKEN: Final = layout.IS_OF_JOB & ~layout.table({Kind.CLAIMED})
+_BACK: Final = layout.table({Kind.RETRIED, Kind.RELEASED})
+
+
+def _index(members: list[Any], other: int) -> np.ndarray[Any, np.dtype[np.int8]]:
+    """Places in the list, by number; ``other`` for numbers that are none of them."""
+    index = np.full(256, other, np.int8)
+    for place, member in enumerate(members):
+        index[int(member)] = place
+    return index
+
+
+_KIND_INDEX: Final = _index(_KINDS, len(_KINDS))
+_CAUSES: Final = sorted(Cause)
+_CAUSE_NAMES: Final = pa.array([cause.name.lower() for cause in _CAUSES])
+_CAUSE_INDEX: Final = _index(_CAUSES, _CAUSES.index(Cause.CALLER))
+_STATES: Final = sorted(State)
+_STATE_NAMES: Final = pa.array([state.name.lower() for state in _STATES])
+_STATE_INDEX: Final = _index(_STATES, 0)
+
+
+def _repeated(name: str) -> Callable[[Piece, int], pa.Array]:
+    def build(piece: Piece, count: int) -> pa.Array:
+        return pa.repeat(pa.scalar(getattr(piece, name), DETAILS.field(name).type), count)
+
+    return build
+
+
+def _kind(rows: Rows) -> pa.Array:
+    return arrays.named(_KIND_NAMES, _KIND_INDEX[rows.kind])
+
+
+def _job_id(rows: Rows) -> pa.Array:
+    number = arrays.numbers(rows.job, rows.job != 0, pa.uint64()).cast(pa.string())
+    return pc.binary_join_element_wise(pa.scalar(rows.piece.tag), number, "-")
+
+
+def _queue(rows: Rows) -> pa.Array:
+    start, end, _ = rows.route
+    return _name(rows, start, end, is_task=False)
+
+
+def _task(rows: Rows) -> pa.Array:
+    _, start, end = rows.route
+    return _name(rows, start, end, is_task=True)
+
+
+def _name(rows: Rows, start: Ints, end: Ints, *, is_task: bool) -> pa.Array:
+    valid = rows.is_birth
+    named = rows.is_kind(Kind.PAUSED, Kind.RESUMED)
+    if named.any() and not is_task:
+        body = rows.at + layout.FIXED_SIZES[rows.kind]
+        start, end = np.where(named, body, start), np.where(named, rows.end, end)
+        valid = valid | named
+    tallied = rows.is_kind(Kind.TALLIED)
+    if tallied.any():
+        body = rows.at + layout.FIXED_SIZES[Kind.TALLIED] + 2
+        size = rows.data[np.where(tallied, body - 2, 0)]
+        middle = np.minimum(body + size, rows.end)
+        start = np.where(tallied, middle if is_task else np.minimum(body, rows.end), start)
+        end = np.where(tallied, rows.end if is_task else middle, end)
+        valid = valid | tallied
+    return arrays.text(arrays.slices(rows.data, start, end, valid & (end > start)))
+
+
+def _timestamp(rows: Rows) -> pa.Array:
+    return arrays.numbers(rows.time_ns // 1_000, None, DETAILS.field("timestamp").type)
+
+
+def _option_bytes(option: Option) -> Callable[[Rows], pa.Array]:
+    def build(rows: Rows) -> pa.Array:
+        start, end, valid = _places(rows)
+        rows.birth_options.bytes_of(option, start, end, valid)
+        return arrays.slices(rows.data, start, end, valid)
+
+    return build
+
+
+def _places(rows: Rows) -> tuple[Ints, Ints, Mask]:
+    count = len(rows)
+    return np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.bool_)
+
+
+def _history(rows: Rows) -> pa.Array:
+    start, end, valid = _places(rows)
+    if rows.carries:
+        rows.carried_options.bytes_of(Option.HISTORY, start, end, valid)
+    return arrays.slices(rows.data, start, end, valid & (end > start))
+
+
+def _headers(rows: Rows) -> pa.Array:
+    told: dict[int, list[tuple[str, str]]] = {}
+    seen: dict[bytes, list[tuple[str, str]]] = {}
+    for step in rows.birth_options.each(Option.HEADERS):
+        for row, at, size in zip(
+            step.row.tolist(), step.at.tolist(), step.size.tolist(), strict=True
+        ):
+            value = rows.data[at : at + size].tobytes()
+            if value not in seen:
+                seen[value] = decode_headers(value)
+            told[row] = seen[value]
+    if not told:
+        return pa.nulls(len(rows), _NO_HEADERS)
+    return pa.array([told.get(row) or None for row in range(len(rows))], _NO_HEADERS)
+
+
+def _attempt(rows: Rows) -> pa.Array:
+    attempt = np.where(rows.is_of_job, rows.of_job["attempt"], 0).astype(np.int32)
+    return arrays.numbers(attempt, rows.is_of_job | rows.is_birth, _INT)
+
+
+def _priority(rows: Rows) -> pa.Array:
+    valid = rows.is_birth | rows.is_kind(Kind.TALLIED)
+    return arrays.numbers(rows.birth["byte"].astype(np.int32), valid, _INT)
+
+
+def _token(rows: Rows) -> pa.Array:
+    token = np.where(_WITH_TOKEN[rows.kind], rows.of_job["token"], 0)
+    kept = rows.is_kind(Kind.COMPACTED)
+    if kept.any():
+        token = np.where(kept, rows.other(layout.OF_OWNER)["number"], token)
+    return arrays.somewhere(token.view(np.int64))
+
+
+def _cause(rows: Rows) -> pa.Array:
+    index = _CAUSE_INDEX[rows.of_job["byte"]]
+    return arrays.named(_CAUSE_NAMES, index, _WITH_CAUSE[rows.kind])
+
+
+def _attempts_max(rows: Rows) -> pa.Array:
+    attempts = np.where(rows.is_birth, rows.birth["attempts_max"], 0).astype(np.int32)
+    return arrays.somewhere(attempts, _INT)
+
+
+def _due(rows: Rows) -> tuple[Ints, Mask]:
+    """(moment, whether it is wall time)."""
+    due, is_wall = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
+    for step in rows.birth_options.steps(Option.DUE, Option.DUE_WALL):
+        due[step.row] = layout.numbers_at(rows.data, step.at, "<i8")
+        is_wall[step.row] |= step.tag == Option.DUE_WALL
+    if rows.carries:
+        due[rows.is_carrying], is_wall[rows.is_carrying] = 0, False
+        np.copyto(due, rows.of_job["due_ns"], where=rows.is_carrying)
+        _carried_only(rows, Option.DUE_WALL, due, is_wall)
+    np.copyto(due, rows.of_job["due_ns"], where=_BACK[rows.kind])
+    return due, is_wall
+
+
+def _expires(rows: Rows) -> tuple[Ints, Mask]:
+    """(moment, whether it is wall time)."""
+    expires, is_wall = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
+    for step in rows.birth_options.steps(Option.EXPIRES, Option.EXPIRES_RELATIVE):
+        expires[step.row] = layout.numbers_at(rows.data, step.at, "<i8")
+        is_wall[step.row] |= step.tag == Option.EXPIRES
+    if rows.carries:
+        later = np.zeros(len(rows), np.int64)
+        _carried_only(rows, Option.EXPIRES_RELATIVE, later)
+        np.copyto(expires, later, where=later != 0)
+    return expires, is_wall
+
+
+def _carried_only(rows: Rows, option: Option, out: Ints, had: Mask | None = None) -> None:
+    """Write the option's numbers, of records that hold another, over those in ``out``."""
+    value, has = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
+    rows.carried_options.numbers(option, value, has)
+    np.copyto(out, value, where=has)
+    if had is not None:
+        had |= has
+
+
+def _moments(rows: Rows) -> pa.Array:
+    moments = _due(rows)[1].astype(np.int32) | (_expires(rows)[1].astype(np.int32) << 1)
+    return arrays.numbers(moments, rows.is_birth | _BACK[rows.kind], _INT)
+
+
+def _flags(rows: Rows) -> pa.Array:
+    return arrays.numbers(rows.birth_flags.astype(np.uint32).view(np.int32), None, _INT)
+
+
+def _state(rows: Rows) -> pa.Array:
+    if not rows.carries:
+        return pa.nulls(len(rows), pa.string())
+    return arrays.named(_STATE_NAMES, _STATE_INDEX[rows.of_job["byte"]], rows.is_carrying)
+
+
+def _enqueued_ns(rows: Rows) -> pa.Array:
+    return arrays.somewhere(np.where(rows.is_carrying, rows.of_job["enqueued_ns"], 0))
+
+
+def _carried_number(option: Option) -> Callable[[Rows], pa.Array]:
+    def build(rows: Rows) -> pa.Array:
+        out = np.zeros(len(rows), np.int64)
+        if rows.carries:
+            _carried_only(rows, option, out)
+        return arrays.somewhere(out)
+
+    return build
+
+
+def _step_ns(rows: Rows) -> pa.Array:
+    valid = rows.is_kind(Kind.CLOCK)
+    return arrays.numbers(rows.other(layout.OF_CLOCK)["step_ns"], valid)
+
+
+def _key_hash(rows: Rows) -> pa.Array:
+    out = np.zeros(len(rows), np.int64)
+    rows.plain_options.find_numbers(Option.KEY_HASH, out, strict=True)
+    return arrays.somewhere(out)
+
+
+def _lease_ns(rows: Rows) -> pa.Array:
+    out = np.zeros(len(rows), np.int64)
+    rows.plain_options.find_numbers(Option.LEASE, out)
+    if rows.carries:
+        _carried_only(rows, Option.LEASE, out)
+    return arrays.somewhere(out)
+
+
+def _replaces(rows: Rows) -> pa.Array:
+    out = np.zeros(len(rows), np.int64)
+    rows.birth_options.find_numbers(Option.REPLACES, out)
+    return arrays.somewhere(out)
+
+
+#: What builds so many rows of a column that is the same in all of a piece.
+CONSTANTS: Final[dict[str, Callable[[Piece, int], pa.Array]]] = {
+    name: _repeated(name) for name in ("device", "log_id", "segment")
+}
+#: What builds another column; value, result and problem are built in ``values``.
+BUILDERS: Final[dict[str, Callable[[Rows], pa.Array]]] = {
+    "offset": lambda rows: arrays.numbers(rows.at + rows.base),
+    "lsn": lambda rows: arrays.numbers(rows.lsn),
+    "kind": _kind,
+    "job_id": _job_id,
+    "task": _task,
+    "queue": _queue,
+    "timestamp": _timestamp,
+    "ts_ns": lambda rows: arrays.numbers(rows.time_ns),
+    "key": _option_bytes(Option.KEY),
+    "attempt": _attempt,
+    "priority": _priority,
+    "owner": lambda rows: arrays.somewhere(rows.owner),
+    "epoch": lambda rows: arrays.numbers(rows.epoch),
+    "headers": _headers,
+    "job": lambda rows: arrays.somewhere(rows.job.view(np.int64)),
+    "token": _token,
+    "cause": _cause,
+    "attempts_max": _attempts_max,
+    "due_ns": lambda rows: arrays.somewhere(_due(rows)[0]),
+    "expires_ns": lambda rows: arrays.somewhere(_expires(rows)[0]),
+    "moments": _moments,
+    "flags": _flags,
+    "state": _state,
+    "enqueued_ns": _enqueued_ns,
+    "ended_ns": _carried_number(Option.ENDED),
+    "step_ns": _step_ns,
+    "history": _history,
+    "key_hash": _key_hash,
+    "replaces": _replaces,
+    "concurrency_key": _option_bytes(Option.CONCURRENCY_KEY),
+    "lease_ns": _lease_ns,
+}

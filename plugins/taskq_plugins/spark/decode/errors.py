@@ -1,0 +1,75 @@
+"""What may be wrong with a segment file; each error names the file, and what to do.
+
+::
+
+    LogError
+    ├── SegmentMissing      there is no such file
+    ├── SegmentUnreadable   the disk does not give it back, or refuses
+    └── LogDamaged
+        └── SegmentDamaged  bytes that are no whole frame, or no segment at all
+"""
+
+from __future__ import annotations
+
+from taskq.core.errors import LogDamaged, LogError
+
+
+class SegmentMissing(LogError):
+    """The file is not there (any more).
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: the segment is missing: compaction took it, or it was not copied; "
+            f"with failOnDataLoss=false it is passed over"
+        )
+
+
+class SegmentUnreadable(LogError):
+    """The file cannot be opened or read.
+
+    Attributes:
+        path: of the file.
+        reason: what the system says.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: cannot be read ({self.reason}): check its permissions and its disk"
+
+
+class SegmentDamaged(LogDamaged):
+    """Bytes that are no whole frame.
+
+    Attributes:
+        path: of the file.
+        offset, resume: from the first bad byte to where a frame may start again.
+        lsn: of the first record that is concerned.
+        what: is wrong.
+    """
+
+    def __init__(self, path: str, offset: int, resume: int, lsn: int, what: str) -> None:
+        super().__init__(path, offset, resume, lsn, what)
+        self.path = path
+        self.offset = offset
+        self.resume = resume
+        self.lsn = lsn
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.what}, bytes {self.offset} to {self.resume}, from lsn {self.lsn} "
+            f"on: corruptMode=skip reads past them, corruptMode=quarantine keeps them as rows of "
+            'kind "damaged"'
+        )

@@ -1,0 +1,316 @@
+"""Whole frames of a piece of a segment, many at a time, and what stands between them.
+
+Frames that follow each other as they should are found here; a verdict on anything else is left to
+``taskq.log.segment``, which every reader of a log asks.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from uuid import UUID
+
+import numpy as np
+
+from taskq.core.errors import FormatError
+from taskq.log import codec
+from taskq.log.segment import Gap, Scanner, salvage
+from taskq_plugins.spark.decode.errors import SegmentDamaged, SegmentMissing, SegmentUnreadable
+from taskq_plugins.spark.decode.layout import PAD_SIZE, Bytes, Ints
+from taskq_plugins.spark.decode.places import places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq_plugins.spark.decode.schema import Piece
+
+#: Bytes that are read at a time, unless a frame is larger: what the processor's cache holds.
+CHUNK_BYTES: Final = 2 * 1024 * 1024
+#: What a disk fails to give back, it fails in pieces of this size.
+_BLOCK: Final = 4_096
+_HEAD: Final = codec.SEGMENT_HEADER.size
+_FRAME: Final = codec.FRAME_HEADER_SIZE
+_U64: Final = struct.Struct("<Q")
+#: A header without its own CRC, which stands behind.
+_CHECKED_SIZE: Final = _FRAME - codec.LENGTH.size
+
+
+class Found(NamedTuple):
+    """Records that stand in one stretch of bytes.
+
+    ``at`` and ``length`` are their places in ``data``, which is to be read until the next ``Found``
+    is asked for, and has ``PAD_SIZE`` bytes behind it. ``base`` is the offset of ``data`` in the
+    file.
+    """
+
+    data: Bytes
+    base: int
+    at: Ints
+    length: Ints
+    lsn: Ints
+    epoch: Ints
+    time_ns: Ints
+
+
+class Damage(NamedTuple):
+    """A gap, and the records in it that are whole by their own CRC, if there are any."""
+
+    gap: Gap
+    epoch: int
+    time_ns: int
+    what: str
+    salvaged: Found | None
+
+
+class PieceReader:
+    """Reads one piece. Use ``with``.
+
+    Raises:
+        SegmentMissing: there is no such file.
+        SegmentUnreadable: it cannot be opened.
+    """
+
+    def __init__(self, piece: Piece) -> None:
+        self.piece = piece
+        self._log_id = UUID(piece.log_id)
+        self._seed = codec.segment_seed(self._log_id, piece.segment)
+        self._next_lsn = piece.segment if piece.start <= _HEAD else 0
+        try:
+            self._descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise SegmentMissing(piece.path) from None
+        except OSError as error:
+            raise SegmentUnreadable(piece.path, error.strerror or str(error)) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        os.close(self._descriptor)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def items(self) -> Iterator[Found | Damage]:
+        """Everything in the piece, in its order.
+
+        Raises:
+            FormatError: a newer taskq wrote it.
+            SegmentUnreadable: the disk refuses.
+        """
+        try:
+            yield from self._items()
+        except FormatError as error:
+            path = self.piece.path
+            raise error if path in str(error) else FormatError(f"{path}: {error}") from error
+
+    def _items(self) -> Iterator[Found | Damage]:
+        offset, end = self.piece.start, self.piece.end
+        if offset <= _HEAD:
+            damage = self._check_header()
+            if damage is not None:
+                yield damage
+            offset = _HEAD
+        chunk = np.zeros(CHUNK_BYTES + PAD_SIZE, np.uint8)
+        wanted = CHUNK_BYTES
+        while offset < end:
+            if wanted > len(chunk) - PAD_SIZE:
+                chunk = np.zeros(wanted + PAD_SIZE, np.uint8)
+            asked = min(wanted, end - offset)
+            filled = self._fill(chunk, asked, offset)
+            found, size, needed = self._whole_frames(chunk, filled, offset)
+            if found is not None:
+                yield found
+                offset, wanted = offset + size, CHUNK_BYTES
+            elif filled == asked < needed <= end - offset:
+                wanted = needed
+            else:
+                item, offset = self._strange(offset)
+                wanted = CHUNK_BYTES
+                if item is not None:
+                    yield item
+
+    def _fill(self, chunk: Bytes, count: int, offset: int) -> int:
+        """Read into the chunk; returns how much there was."""
+        view = chunk.data[:count]
+        done = 0
+        while done < count:
+            try:
+                size = os.preadv(self._descriptor, [view[done:]], offset + done)
+            except OSError:
+                rest = self._read(count - done, offset + done)
+                view[done : done + len(rest)] = rest
+                return done + len(rest)
+            if not size:
+                break
+            done += size
+        return done
+
+    def _read(self, count: int, offset: int) -> bytes:
+        """What the disk gives back; blocks that it does not are zeros, and fail their CRC.
+
+        Raises:
+            SegmentUnreadable: it refuses altogether.
+        """
+        parts: list[bytes] = []
+        size_max = count
+        while count:
+            try:
+                part = os.pread(self._descriptor, min(count, size_max), offset)
+                if not part:
+                    break
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise SegmentUnreadable(self.piece.path, str(error.strerror)) from error
+                to_border = _BLOCK - offset % _BLOCK
+                if size_max > _BLOCK:
+                    size_max = _BLOCK
+                    continue
+                part = bytes(min(to_border, count))
+            parts.append(part)
+            count -= len(part)
+            offset += len(part)
+        return b"".join(parts)
+
+    # -- frames -----------------------------------------------------------------------------------
+
+    def _whole_frames(self, data: Bytes, filled: int, base: int) -> tuple[Found | None, int, int]:
+        """(records of the frames that the data begins with, their bytes, bytes that are needed).
+
+        The last is not 0 if a header says that its frame is longer than the data.
+        """
+        view = data.data
+        unpack, crc32, pack = codec.FRAME_HEADER.unpack_from, codec.crc32, _U64.pack
+        magic, body_max, lsn_max = codec.FRAME_MAGIC, codec.FRAME_BODY_MAX, codec.LSN_MAX
+        seed, next_lsn = self._seed, self._next_lsn
+        frames: list[tuple[int, int, int, int, int, int]] = []
+        at = needed = 0
+        while at < filled:
+            if at + _FRAME > filled:
+                needed = _FRAME
+                break
+            mark, size, count, flags, _, first, epoch, time_ns, _, body_crc, crc = unpack(view, at)
+            if mark != magic or size > body_max or not count or first >= lsn_max or flags:
+                break
+            own_seed = crc32(pack(base + at), seed)
+            if crc != crc32(view[at : at + _CHECKED_SIZE], own_seed):
+                break
+            start = at + _FRAME
+            if start + size > filled:
+                needed = _FRAME + size
+                break
+            if first < next_lsn or crc32(view[start : start + size], own_seed) != body_crc:
+                break
+            frames.append((start, size, count, first, epoch, time_ns))
+            next_lsn = first + count
+            at = start + (size + 7 & ~7)
+        if not frames:
+            return None, 0, needed
+        self._next_lsn = next_lsn
+        return _found(data, base, frames), at, needed
+
+    def _strange(self, offset: int) -> tuple[Found | Damage | None, int]:
+        """(what stands there, offset behind it), where no frame goes on as it should."""
+        if not self._next_lsn:
+            self._learn_lsn()
+        item = next(self._scanner(self.piece.end, self._next_lsn).frames(offset), None)
+        if item is None:  # nothing but frames that were seen already
+            return None, self.piece.end
+        if isinstance(item, Gap):
+            self._next_lsn = item.next_lsn
+            return self._damage(item), item.resume
+        self._next_lsn = item.header.next_lsn
+        header = item.header
+        frame = (item.at, header.body_size, header.records, header.first_lsn, header.epoch)
+        data = _padded(item.data)
+        return _found(data, item.offset - item.at + _FRAME, [(*frame, header.time_ns)]), item.end
+
+    def _learn_lsn(self) -> None:
+        """Find out which record comes first, of a piece that starts with bytes that do not say."""
+        self._next_lsn = self.piece.segment
+        for item in self._scanner(self.piece.start, self.piece.segment).frames(_HEAD):
+            self._next_lsn = item.next_lsn if isinstance(item, Gap) else item.header.next_lsn
+
+    def _scanner(self, end: int, next_lsn: int) -> Scanner:
+        return Scanner(self._read, self._seed, end, next_lsn, sealed=True)
+
+    # -- damage -----------------------------------------------------------------------------------
+
+    def _check_header(self) -> Damage | None:
+        data = self._read(_HEAD, 0)
+        header = codec.decode_segment_header(data, self.piece.path)
+        segment = self.piece.segment
+        if header is None:
+            is_ours = data[:8] == codec.SEGMENT_MAGIC
+            what = "the header is damaged" if is_ours else "this is no segment of a task log"
+        elif header.first_lsn != segment or header.log_id != self._log_id.bytes:
+            whose = UUID(bytes=header.log_id)
+            what = f"this is segment {header.first_lsn} of log {whose}, not of {self._log_id}"
+        else:
+            return None
+        return Damage(Gap(0, _HEAD, segment, segment, torn=False), 0, 0, what, None)
+
+    def _opened(self) -> tuple[int, int]:
+        """(epoch, time) that the segment's header, or else its first frame, tells."""
+        data = self._read(_HEAD + _FRAME, 0)
+        header = codec.decode_segment_header(data, self.piece.path)
+        if header is not None and header.first_lsn == self.piece.segment:
+            return header.epoch, header.created_ns
+        frame = codec.decode_frame_header(data, _HEAD, self._seed, _HEAD)
+        return (frame.epoch, frame.time_ns) if frame is not None else (0, 0)
+
+    def _damage(self, gap: Gap) -> Damage:
+        data = self._read(min(gap.resume - gap.offset, codec.FRAME_BODY_MAX), gap.offset)
+        header = codec.decode_frame_header(data, 0, self._seed, gap.offset)
+        body = data[_FRAME:]
+        if header is None:
+            what = "no whole frame starts here"
+            epoch, time_ns = self._opened()
+        else:
+            what = f"the frame of {header.records} records is damaged"
+            epoch, time_ns, body = header.epoch, header.time_ns, body[: header.body_size]
+        records = list(salvage(body, gap.first_lsn))
+        found = None
+        if records:
+            count = len(records)
+            found = Found(
+                _padded(body),
+                gap.offset + _FRAME,
+                np.array([at for _, at, _ in records], np.int64),
+                np.array([len(record) for _, _, record in records], np.int64),
+                np.array([lsn for lsn, _, _ in records], np.int64),
+                np.full(count, epoch, np.uint64).view(np.int64),
+                np.full(count, time_ns, np.int64),
+            )
+        return Damage(gap, epoch, time_ns, what, found)
+
+    def error(self, damage: Damage) -> SegmentDamaged:
+        """What to raise where damage is an error."""
+        gap = damage.gap
+        return SegmentDamaged(self.piece.path, gap.offset, gap.resume, gap.first_lsn, damage.what)
+
+    def raw(self, gap: Gap, size_max: int) -> bytes:
+        """The bytes of a gap, as far as they are there, up to a limit."""
+        return self._read(min(gap.resume - gap.offset, size_max), gap.offset)
+
+
+def _padded(data: bytes) -> Bytes:
+    return np.frombuffer(data + bytes(PAD_SIZE), np.uint8)
+
+
+def _found(data: Bytes, base: int, frames: list[tuple[int, int, int, int, int, int]]) -> Found:
+    starts, sizes, counts, lsns, epochs, times = zip(*frames, strict=True)
+    count = np.array(counts, np.int64)
+    lsn = np.array(lsns, np.int64)
+    at, length = places(data, np.array(starts, np.int64), np.array(sizes, np.int64), count, lsn)
+    behind = np.cumsum(count)
+    return Found(
+        data,
+        base,
+        at,
+        length,
+        np.repeat(lsn - (behind - count), count) + np.arange(len(at)),
+        np.repeat(np.array(epochs, np.uint64).view(np.int64), count),
+        np.repeat(np.array(times, np.int64), count),
+    )

@@ -1,0 +1,91 @@
+"""Fields of records as numpy sees them, derived from the structs of ``taskq.log.codec``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Kind
+from taskq.log import codec
+
+if TYPE_CHECKING:
+    from struct import Struct
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+#: Bytes of each record that are gathered at once: the fixed fields of the widest that is read so.
+HEAD_SIZE: Final = codec.CARRIED.size
+#: Zeros behind the bytes that records stand in, so that gathering never leaves them.
+PAD_SIZE: Final = 64
+_FORMATS: Final = {"B": "u1", "H": "<u2", "I": "<u4", "Q": "<u8", "q": "<i8"}
+
+
+def _fields(layout: Struct, names: str) -> np.dtype[np.void]:
+    """The fields of a struct, in the bytes that are gathered of each record."""
+    formats = [_FORMATS[letter] for letter in layout.format.lstrip("<")]
+    sizes = [np.dtype(one).itemsize for one in formats]
+    assert sum(sizes) == layout.size <= HEAD_SIZE
+    offsets = [sum(sizes[:index]) for index in range(len(sizes))]
+    fields: Any = {
+        "names": names.split(), "formats": formats, "offsets": offsets, "itemsize": HEAD_SIZE,
+    }  # fmt: skip
+    made: np.dtype[np.void] = np.dtype(fields)
+    return made
+
+
+_PREFIX: Final = "length kind byte options_size flags"
+#: Of every record that concerns a job: JOB and BACK are the beginning of CARRIED.
+OF_JOB: Final = _fields(codec.CARRIED, f"{_PREFIX} attempt job token due_ns enqueued_ns")
+OF_BIRTH: Final = _fields(codec.ENQUEUED, f"{_PREFIX} attempts_max queue_size task_size")
+OF_CLOCK: Final = _fields(codec.CLOCK, f"{_PREFIX} zero step_ns")
+OF_OWNER: Final = _fields(codec.OWNER, f"{_PREFIX} zero number")
+_VOID: Final = np.dtype((np.void, HEAD_SIZE))
+#: Types from this one on may be passed over by who does not know them.
+SKIPPABLE: Final = 128
+CHECKED: Final = 1
+CRC_SIZE: Final = 4
+
+
+def _sizes() -> Ints:
+    sizes = np.full(256, codec.PREFIX.size, np.int64)
+    for kind, size in codec.FIXED_SIZES.items():
+        sizes[kind] = size
+    return sizes
+
+
+def table(kinds: frozenset[Kind] | set[Kind]) -> Mask:
+    """Whether a type is among the kinds, by its number."""
+    chosen = np.zeros(256, np.bool_)
+    chosen[[int(kind) for kind in kinds]] = True
+    return chosen
+
+
+FIXED_SIZES: Final = _sizes()
+IS_KNOWN: Final = table({Kind(kind) for kind in codec.FIXED_SIZES})
+IS_OF_JOB: Final = table(JOB_KINDS)
+IS_CARRYING: Final = table(CARRYING_KINDS)
+IS_BIRTH: Final = table(CARRYING_KINDS | {Kind.ENQUEUED})
+
+
+def heads(data: Bytes, at: Ints) -> npt.NDArray[np.void]:
+    """The first bytes of the records at these places; view them as one of the dtypes above.
+
+    A place must be at least ``PAD_SIZE`` before the end of the data.
+    """
+    every: npt.NDArray[np.void] = np.ndarray(
+        (len(data) - HEAD_SIZE + 1,), _VOID, data.data, strides=(1,)
+    )
+    return every[at]
+
+
+def numbers_at(data: Bytes, at: Ints, kind: str) -> npt.NDArray[Any]:
+    """The number of a dtype such as ``<u4`` at each of these places."""
+    dtype = np.dtype(kind)
+    every: npt.NDArray[Any] = np.ndarray(
+        (len(data) - dtype.itemsize + 1,), dtype, data.data, strides=(1,)
+    )
+    return every[at]

@@ -1,0 +1,264 @@
+"""What records say, gathered when it is first asked for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from taskq.core.errors import FormatError
+from taskq.core.model import State
+from taskq.core.records import PACKED, Flag, Kind, Option
+from taskq.log import codec
+from taskq_plugins.spark.decode import layout
+from taskq_plugins.spark.decode.layout import CHECKED, CRC_SIZE, heads
+from taskq_plugins.spark.decode.options import Options
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from taskq_plugins.spark.decode.frames import Found
+    from taskq_plugins.spark.decode.layout import Bytes, Ints, Mask
+    from taskq_plugins.spark.decode.schema import Piece
+
+_STATES: Final = np.isin(np.arange(256), [int(state) for state in State])
+_CLAIM_SIZE: Final = 16
+#: Numbers among the options of a record that brings a job.
+_BIRTH_NUMBERS: Final = (
+    Option.DUE, Option.DUE_WALL, Option.EXPIRES, Option.EXPIRES_RELATIVE, Option.WINDOW,
+    Option.KEEP,
+)  # fmt: skip
+
+
+class Slices(NamedTuple):
+    """Bytes from ``start`` to ``end`` of the data, of the rows that are ``valid``."""
+
+    start: Ints
+    end: Ints
+    valid: Mask
+
+
+class Rows:
+    """Some records of one stretch of bytes.
+
+    Raises:
+        FormatError: a record's type is unknown and may not be skipped.
+    """
+
+    def __init__(self, piece: Piece, found: Found, first: int, last: int) -> None:
+        self.piece = piece
+        self.data: Bytes = found.data
+        self.base = found.base
+        self.at = found.at[first:last]
+        self.length = found.length[first:last]
+        self.lsn = found.lsn[first:last]
+        self.epoch = found.epoch[first:last]
+        self.time_ns = found.time_ns[first:last]
+        self._heads = heads(self.data, self.at)
+        self.of_job = self._heads.view(layout.OF_JOB)
+        self.kind: Bytes = np.ascontiguousarray(self.of_job["kind"])
+        strange = ~layout.IS_KNOWN[self.kind] & (self.kind < layout.SKIPPABLE)
+        if strange.any():
+            index = int(np.argmax(strange))
+            raise FormatError(
+                f"record type {self.kind[index]} at lsn {self.lsn[index]} is unknown: a newer "
+                f"taskq wrote it"
+            )
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def is_kind(self, *kinds: Kind) -> Mask:
+        """Which rows are of one of these kinds."""
+        mask: Mask = self.kind == kinds[0]
+        for kind in kinds[1:]:
+            mask = mask | (self.kind == kind)
+        return mask
+
+    # -- what every record has --------------------------------------------------------------------
+
+    @cached_property
+    def flags(self) -> Ints:
+        """Of the record itself."""
+        return self.of_job["flags"].astype(np.int64)
+
+    @cached_property
+    def end(self) -> Ints:
+        """Behind the record's body, before its CRC."""
+        return self.at + self.length - np.where(self.flags & CHECKED, CRC_SIZE, 0)
+
+    @cached_property
+    def is_of_job(self) -> Mask:
+        """Records that concern a job that an earlier one brought into being."""
+        return layout.IS_OF_JOB[self.kind]
+
+    @cached_property
+    def job(self) -> npt.NDArray[np.uint64]:
+        """Number of the job, 0 for none."""
+        numbers: npt.NDArray[np.uint64] = np.where(self.is_of_job, self.of_job["job"], 0)
+        np.copyto(numbers, self.lsn.view(np.uint64), where=self.is_kind(Kind.ENQUEUED))
+        return numbers
+
+    @cached_property
+    def is_carrying(self) -> Mask:
+        """Records that hold another."""
+        return layout.IS_CARRYING[self.kind]
+
+    @cached_property
+    def carries(self) -> bool:
+        """Whether there is one that holds another."""
+        return bool(self.is_carrying.any())
+
+    # -- the ENQUEUED record, be it inside another ------------------------------------------------
+
+    @cached_property
+    def is_birth(self) -> Mask:
+        """Records that are, or hold, an ENQUEUED record."""
+        return layout.IS_BIRTH[self.kind]
+
+    @cached_property
+    def _births(self) -> tuple[npt.NDArray[np.void], Ints, Ints]:
+        """(head, place, end) of the ENQUEUED records; anything in other rows."""
+        whole_end = self.at + self.length
+        if not self.carries:
+            return self._heads.view(layout.OF_BIRTH), self.at, whole_end
+        carrying, options_size = self.is_carrying, self.of_job["options_size"]
+        at = np.where(carrying, self.at + codec.CARRIED.size + options_size, self.at)
+        end = whole_end - np.where(carrying, CRC_SIZE, 0)
+        self._check_carried(carrying & (at + codec.ENQUEUED.size > end))
+        at = np.where(carrying & (at + codec.ENQUEUED.size > end), self.at, at)
+        births = heads(self.data, at).view(layout.OF_BIRTH)
+        born_end = at + births["length"]
+        self._check_carried(
+            carrying
+            & (
+                (births["length"] < codec.ENQUEUED.size)
+                | (born_end > end)
+                | (births["kind"] != Kind.ENQUEUED)
+                | ~_STATES[self.of_job["byte"]]
+            )
+        )
+        return births, at, np.where(carrying, born_end, whole_end)
+
+    def _check_carried(self, wrong: Mask) -> None:
+        if wrong.any():
+            raise FormatError(
+                f"the record at lsn {self.lsn[int(np.argmax(wrong))]} carries none that fits"
+            )
+
+    @property
+    def birth(self) -> npt.NDArray[np.void]:
+        """Heads of the ENQUEUED records."""
+        return self._births[0]
+
+    @cached_property
+    def birth_flags(self) -> Ints:
+        """Flags of the ENQUEUED record; of others their own."""
+        flags: Ints = self.birth["flags"].astype(np.int64)
+        return flags
+
+    @cached_property
+    def route(self) -> tuple[Ints, Ints, Ints]:
+        """(start of the queue's name, of the task's, of the options) in ENQUEUED records."""
+        birth, at, end = self._births
+        queue = at + codec.ENQUEUED.size
+        task = np.minimum(queue + birth["queue_size"], end)
+        options = np.minimum(task + birth["task_size"], end)
+        return queue, task, options
+
+    @cached_property
+    def birth_options(self) -> Options:
+        """Options of the ENQUEUED records."""
+        chosen = np.flatnonzero(self.is_birth & (self.birth["options_size"] != 0))
+        start = self.route[2][chosen]
+        end = np.minimum(start + self.birth["options_size"][chosen], self._births[2][chosen])
+        options = Options(self.data, chosen, start, end)
+        options.check_sizes(*_BIRTH_NUMBERS)
+        return options
+
+    @cached_property
+    def plain_options(self) -> Options:
+        """Options of other records that concern a job."""
+        return self._options(self.is_of_job & ~self.is_carrying)
+
+    @cached_property
+    def carried_options(self) -> Options:
+        """Options of records that hold another, outside of what they hold."""
+        return self._options(self.is_carrying)
+
+    def _options(self, chosen: Mask) -> Options:
+        sizes = self.of_job["options_size"]
+        row = np.flatnonzero(chosen & (sizes != 0))
+        start = self.at[row] + layout.FIXED_SIZES[self.kind[row]]
+        end = np.minimum(start + sizes[row], self.at[row] + self.length[row])
+        return Options(self.data, row, start, end)
+
+    # -- bodies -----------------------------------------------------------------------------------
+
+    @cached_property
+    def payload(self) -> Slices:
+        """Bodies of the ENQUEUED records."""
+        birth, _, whole_end = self._births
+        end = whole_end - np.where(self.birth_flags & CHECKED, CRC_SIZE, 0)
+        start = self.route[2] + birth["options_size"]
+        return Slices(np.minimum(start, end), end, self.is_birth)
+
+    @cached_property
+    def body(self) -> Slices:
+        """What other records hold: a result, a reason, the description of an owner."""
+        sizes = np.where(self.is_of_job, self.of_job["options_size"], 0)
+        start = self.at + layout.FIXED_SIZES[self.kind] + sizes
+        of_job = self.is_of_job & ~self.is_carrying & ((self.flags & CHECKED) != 0)
+        return Slices(np.minimum(start, self.end), self.end, of_job | self.is_kind(Kind.OWNER))
+
+    @cached_property
+    def value(self) -> Slices:
+        """Payload or body, whichever the record has."""
+        payload, body = self.payload, self.body
+        if not body.valid.any():
+            return payload
+        return Slices(
+            np.where(self.is_birth, payload.start, body.start),
+            np.where(self.is_birth, payload.end, body.end),
+            payload.valid | body.valid,
+        )
+
+    @cached_property
+    def value_packing(self) -> Ints:
+        """Flags that say how the value is stored, 0: as it was given."""
+        return np.where(self.is_birth | self.is_of_job, self.birth_flags & PACKED, 0)
+
+    @cached_property
+    def result(self) -> Slices:
+        """What carried records hold behind the ENQUEUED record."""
+        end = self.at + self.length - CRC_SIZE
+        start = np.minimum(self._births[2], end)
+        has_one = self.is_carrying & ((self.flags & Flag.DROP_RESULT) == 0)
+        return Slices(start, end, has_one)
+
+    @cached_property
+    def result_packing(self) -> Ints:
+        """Flags that say how the result is stored."""
+        return np.where(self.result.valid, self.flags & PACKED, 0)
+
+    # -- claims -----------------------------------------------------------------------------------
+
+    @cached_property
+    def owner(self) -> Ints:
+        """Who claimed the job, or is told of; 0 for none."""
+        owner: Ints = np.where(self.is_kind(Kind.CLAIMED), self.of_job["token"], 0).view(np.int64)
+        is_owner = self.is_kind(Kind.OWNER)
+        if is_owner.any():
+            number = self._heads.view(layout.OF_OWNER)["number"]
+            np.copyto(owner, number.view(np.int64), where=is_owner)
+        if self.carries:
+            for step in self.carried_options.each(Option.CLAIM):
+                if (step.size != _CLAIM_SIZE).any():
+                    raise FormatError(f"a claim is told in {step.size[0]} bytes: use a newer taskq")
+                owner[step.row] = layout.numbers_at(self.data, step.at + 8, "<i8")
+        return owner
+
+    def other(self, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
+        """The fixed fields as those of another layout."""
+        return self._heads.view(dtype)

@@ -1,0 +1,114 @@
+"""The columns of a task log's records, and what is to be decoded: pieces of segment files."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+_TEXT: Final = pa.string()
+_LONG: Final = pa.int64()
+_INT: Final = pa.int32()
+_BYTES: Final = pa.binary()
+
+#: One row a record, null where a record does not tell. Numbers of 64 bits without sign (epoch,
+#: owner) are given bit for bit.
+SCHEMA: Final = pa.schema(
+    [
+        ("device", _TEXT),
+        ("log_id", _TEXT),
+        # the first lsn of the segment, and where the record starts in its file
+        ("segment", _LONG),
+        ("offset", _LONG),
+        ("lsn", _LONG),
+        # as taskq.core.records.Kind, in lower case; "damaged", "unknown"
+        ("kind", _TEXT),
+        ("job_id", _TEXT),
+        # only in records that name them
+        ("task", _TEXT),
+        ("queue", _TEXT),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("ts_ns", _LONG),
+        ("key", _BYTES),
+        # counted after the record; of those that concern one job
+        ("attempt", _INT),
+        ("priority", _INT),
+        # who claimed the job, of carried ones too; of "owner" records themselves
+        ("owner", _LONG),
+        ("epoch", _LONG),
+        # payload, result, reason, or an owner's description in JSON, as it was given
+        ("value", _BYTES),
+        # null where there are none
+        ("headers", pa.map_(_TEXT, _TEXT)),
+    ]
+)
+DETAILS: Final = pa.schema(
+    [
+        *SCHEMA,
+        pa.field("job", _LONG),
+        # lsn of the claim; of "compacted" the first lsn that is kept
+        pa.field("token", _LONG),
+        pa.field("cause", _TEXT),
+        pa.field("attempts_max", _INT),
+        pa.field("due_ns", _LONG),
+        pa.field("expires_ns", _LONG),
+        # 1: due_ns is wall time and does not shift with the clock; 2: expires_ns is
+        pa.field("moments", _INT),
+        # of the record; of a carried one those of the ENQUEUED record inside
+        pa.field("flags", _INT),
+        pa.field("state", _TEXT),
+        pa.field("enqueued_ns", _LONG),
+        pa.field("ended_ns", _LONG),
+        # of carried records: result or reason, beside the payload
+        pa.field("result", _BYTES),
+        pa.field("step_ns", _LONG),
+        pa.field("history", _BYTES),
+        pa.field("key_hash", _LONG),
+        pa.field("replaces", _LONG),
+        pa.field("concurrency_key", _BYTES),
+        pa.field("lease_ns", _LONG),
+        # why value or result is missing although there is one
+        pa.field("problem", _TEXT),
+    ]
+)
+
+#: Rows of a batch, unless fewer are left.
+ROWS_MAX: Final = 8_192
+#: What ``kind`` says of records of skippable types that this taskq does not know ...
+UNKNOWN: Final = "unknown"
+#: ... and of bytes that are no whole frame.
+DAMAGED: Final = "damaged"
+
+
+class Piece(NamedTuple):
+    """Bytes of a segment, from one border of frames to another.
+
+    Attributes:
+        path: of the segment file; the files of spilled bodies are found from there.
+        device: name of the log.
+        log_id: its UUID.
+        tag: what its job ids start with.
+        segment: first lsn of the segment.
+        start, end: bytes of the file; the segment's header is checked if ``start`` is not behind
+            it.
+    """
+
+    path: str
+    device: str
+    log_id: str
+    tag: str
+    segment: int
+    start: int
+    end: int
+
+
+class Corrupt(StrEnum):
+    """What to do about bytes that are no whole frame."""
+
+    #: raise an error
+    FAIL = "fail"
+    #: give the records that are whole by their own CRC, as every reader of a log does
+    SKIP = "skip"
+    #: likewise, and the bytes as a row of kind "damaged"
+    QUARANTINE = "quarantine"

@@ -1,0 +1,129 @@
+"""Payloads, results and reasons, as they were given."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from taskq.core.errors import TaskqError
+from taskq.core.records import Flag
+from taskq.log.bodies import original_size
+from taskq.log.bodystore import BodyStore
+from taskq.log.config import LogConfig
+from taskq_plugins.spark.decode import arrays
+
+if TYPE_CHECKING:
+    from taskq_plugins.spark.decode.layout import Ints
+    from taskq_plugins.spark.decode.rows import Rows, Slices
+
+#: A batch is ended before its compressed and spilled bodies would come to more, but for its first.
+UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
+_CONFIG: Final = LogConfig()
+
+
+class Bodies:
+    """What unpacks bodies of a log that a segment file belongs to."""
+
+    def __init__(self, segment_path: str) -> None:
+        self._store = BodyStore(str(Path(segment_path).parent.parent), _CONFIG)
+
+    def unpack(self, stored: bytes, flags: int, what: str) -> tuple[bytes | None, str]:
+        """(the body or None, why it is missing)."""
+        try:
+            return self._store.unpack(stored, flags, what), ""
+        except TaskqError as error:
+            return None, str(error)
+
+    @staticmethod
+    def size(stored: bytes, flags: int) -> int:
+        """Bytes that a body may take, unpacked."""
+        limit = _CONFIG.decompressed_bytes_max
+        if flags & Flag.SPILLED:
+            return limit
+        return min(original_size(stored, flags), limit)
+
+
+class Values:
+    """The columns value, result and problem of some rows.
+
+    Args:
+        rows: the records.
+        bodies: of the log.
+        payload: whether payloads are given; else they are null.
+    """
+
+    def __init__(self, rows: Rows, bodies: Bodies, *, payload: bool) -> None:
+        self._rows = rows
+        self._bodies = bodies
+        self._payload = payload
+
+    @property
+    def value(self) -> pa.Array:
+        """Payload, result, reason or description."""
+        return self._value[0]
+
+    @property
+    def result(self) -> pa.Array:
+        """What carried records hold beside their payload."""
+        return self._result[0]
+
+    @property
+    def problem(self) -> pa.Array:
+        """Why a value or a result is missing."""
+        problems = {**self._result[1], **self._value[1]}
+        if not problems:
+            return pa.nulls(len(self._rows), pa.string())
+        return pa.array([problems.get(row) for row in range(len(self._rows))], pa.string())
+
+    @cached_property
+    def _value(self) -> tuple[pa.Array, dict[int, str]]:
+        rows = self._rows
+        if not self._payload:
+            body = rows.body
+            return self._built(body, np.where(body.valid, rows.value_packing, 0))
+        return self._built(rows.value, rows.value_packing)
+
+    @cached_property
+    def _result(self) -> tuple[pa.Array, dict[int, str]]:
+        rows = self._rows
+        if not rows.carries:
+            return pa.nulls(len(rows), pa.binary()), {}
+        return self._built(rows.result, rows.result_packing)
+
+    def _built(self, slices: Slices, packing: Ints) -> tuple[pa.Array, dict[int, str]]:
+        rows, (start, end, valid) = self._rows, slices
+        packed = np.flatnonzero(valid & (packing != 0))
+        if not len(packed):
+            return arrays.slices(rows.data, start, end, valid), {}
+        whole = valid.copy()
+        whole[packed] = False
+        told: list[bytes | None] = []
+        problems: dict[int, str] = {}
+        for row in packed.tolist():
+            stored = rows.data[start[row] : end[row]].tobytes()
+            what = f"what lsn {rows.lsn[row]} holds of {rows.piece.tag}-{rows.job[row]}"
+            body, problem = self._bodies.unpack(stored, int(packing[row]), what)
+            told.append(body)
+            if body is None:
+                problems[row] = problem
+        values = arrays.slices(rows.data, start, end, whole)
+        return arrays.patched(values, packed, told), problems
+
+
+def unpacked_sizes(rows: Rows) -> Ints | None:
+    """Bytes that the packed bodies of each row come to, None if there are none."""
+    sizes = np.zeros(len(rows), np.int64)
+    any_packed = False
+    pairs = [(rows.value, rows.value_packing)]
+    if rows.carries:
+        pairs.append((rows.result, rows.result_packing))
+    for (start, end, valid), packing in pairs:
+        for row in np.flatnonzero(valid & (packing != 0)).tolist():
+            any_packed = True
+            stored = rows.data[start[row] : min(end[row], start[row] + 8)].tobytes()
+            sizes[row] += Bodies.size(stored, int(packing[row]))
+    return sizes if any_packed else None

@@ -1,0 +1,206 @@
+"""The rows that a log should decode to, one record after the other, as every other reader sees it.
+
+``expected_rows`` goes by ``taskq.log.walking.entries`` and ``decode_record``; ``decoded_rows`` are
+those of the decoder. Both are lists of dicts by column.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from taskq.core.errors import TaskqError
+from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Kind
+from taskq.log import codec
+from taskq.log.bodystore import BodyStore
+from taskq.log.config import LogConfig
+from taskq.log.journal import Journal
+from taskq.log.segment import segment_lsn
+from taskq.log.walking import entries
+from taskq.testing.crashable import CrashableDisk, Machine
+from taskq_plugins.spark.decode import DETAILS, Corrupt, Piece, decode
+from tests.log.world import PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from taskq.core.model import Extras
+    from taskq.log.carrying import Carried
+    from taskq.log.logrecord import LogRecord
+    from taskq.log.walking import Entry
+    from tests.log.world import World
+
+Row = dict[str, Any]
+DEVICE: Final = "edge-7"
+_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
+_BIRTHS: Final = _CARRYING | {int(Kind.ENQUEUED)}
+_JOB_KINDS: Final = frozenset(map(int, JOB_KINDS))
+_WITH_CAUSE: Final = (Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED)
+_OFFSET_MASK: Final = 2**32 - 1
+
+
+def save(machine: Machine, target: Path) -> Path:
+    """Write the files of a world's log to a directory; returns the directory."""
+    for path in machine.paths():
+        if path.startswith(f"{PATH}/"):
+            file = target / path.removeprefix(f"{PATH}/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(machine.content(path))
+    return target
+
+
+def pieces(journal: Journal, directory: Path, device: str = DEVICE) -> list[Piece]:
+    """Every segment of the log, whole; the last as far as the journal knows it to be written."""
+    identity = journal.identity
+    found = []
+    for path in sorted((directory / "log").glob("*.log")):
+        segment = segment_lsn(path.name)
+        assert segment is not None
+        if segment <= journal.segment:
+            end = journal.offset if segment == journal.segment else path.stat().st_size
+            found.append(
+                Piece(str(path), device, str(identity.log_id), identity.tag, segment, 0, end)
+            )
+    return found
+
+
+def decoded_rows(
+    parts: list[Piece], corrupt: Corrupt = Corrupt.SKIP, schema: pa.Schema = DETAILS, **rest: Any
+) -> list[Row]:
+    """What the decoder gives."""
+    return [
+        row
+        for piece in parts
+        for batch in decode(piece, schema, corrupt=corrupt, **rest)
+        for row in batch.to_pylist(maps_as_pydicts="strict")
+    ]
+
+
+def expected_rows(journal: Journal, directory: Path, device: str = DEVICE) -> list[Row]:
+    """What it should give."""
+    bodies = BodyStore(str(directory), LogConfig())
+    return [_row(journal, entry, bodies, device) for entry in entries(journal)]
+
+
+def rows_of_world(world: World, directory: Path) -> tuple[list[Row], list[Row]]:
+    """(decoded, expected) rows of a world's log, whose files are written to the directory."""
+    journal = world.reader()
+    save(world.machine, directory)
+    return decoded_rows(pieces(journal, directory)), expected_rows(journal, directory)
+
+
+def _row(journal: Journal, entry: Entry, bodies: BodyStore, device: str) -> Row:
+    record = entry.decode()
+    row: Row = dict.fromkeys(DETAILS.names)
+    row |= {
+        "device": device,
+        "log_id": str(journal.identity.log_id),
+        "segment": journal.files.segment_at(entry.location),
+        "offset": entry.location & _OFFSET_MASK,
+        "lsn": entry.lsn,
+        "kind": Kind(record.kind).name.lower() if record.kind in _known() else "unknown",
+        "job_id": f"{journal.tag}-{record.job}" if record.job else None,
+        "timestamp": entry.time_ns // 1_000,
+        "ts_ns": entry.time_ns,
+        "epoch": _signed(entry.epoch),
+        "flags": record.flags,
+        "job": record.job or None,
+    }
+    if record.kind in _known():
+        row |= dict(_details(record, bodies, journal.tag))
+    row["timestamp"] = pa.scalar(row["timestamp"], DETAILS.field("timestamp").type).as_py()
+    return row
+
+
+def _details(record: LogRecord, bodies: BodyStore, tag: str) -> Iterator[tuple[str, Any]]:
+    kind = record.kind
+    what = f"what lsn {record.lsn} holds of {tag}-{record.job}"
+    if record.queue or record.task:
+        yield "queue", record.queue.decode("utf-8", "replace") or None
+        yield "task", record.task.decode("utf-8", "replace") or None
+    if kind in _BIRTHS or kind == Kind.TALLIED:
+        yield "priority", record.priority
+    if kind in _BIRTHS | _JOB_KINDS:
+        yield "attempt", record.attempt
+        yield from _value("value", record.body, record.body_flags, bodies, what)
+    yield from _other(record)
+    yield "key_hash", _signed(record.key_hash) or None
+    yield "lease_ns", record.lease_ns or None
+    if record.extras is not None:
+        yield from _birth(record, record.extras)
+    if record.carried is not None:
+        yield from _carried(record.carried)
+        stored, flags = record.carried.body, record.carried.flags & PACKED
+        yield from _value("result", stored, flags, bodies, what)
+
+
+def _other(record: LogRecord) -> Iterator[tuple[str, Any]]:
+    kind = record.kind
+    if kind in (Kind.CLAIMED, Kind.OWNER):
+        yield "owner", _signed(record.token) or None
+    elif kind in _JOB_KINDS or kind == Kind.COMPACTED:
+        yield "token", _signed(record.token) or None
+    if kind == Kind.OWNER:
+        yield "value", record.body
+    if kind in _WITH_CAUSE:
+        yield "cause", record.cause.name.lower()
+    if kind == Kind.CLOCK:
+        yield "step_ns", record.step_ns
+    if kind in (Kind.RETRIED, Kind.RELEASED):
+        yield from {"due_ns": record.due_ns or None, "moments": 0}.items()
+
+
+def _birth(record: LogRecord, extras: Extras) -> Iterator[tuple[str, Any]]:
+    yield "due_ns", extras.due_ns or None
+    yield "expires_ns", extras.expires_ns or None
+    yield "moments", int(extras.due_is_wall) | int(extras.expires_is_wall) << 1
+    yield "attempts_max", record.attempts_max or None
+    yield "key", extras.key
+    yield "headers", extras.headers or None
+    yield "replaces", record.replaces or None
+    if record.carried is not None:
+        is_wall = record.carried.due_is_wall
+        yield "moments", int(is_wall) | int(extras.expires_is_wall) << 1
+        yield "expires_ns", record.carried.expires_ns or extras.expires_ns or None
+
+
+def _carried(carried: Carried) -> Iterator[tuple[str, Any]]:
+    yield "flags", codec.PREFIX.unpack_from(carried.born)[4]
+    yield "state", carried.state.name.lower()
+    yield "owner", _signed(carried.claim[1]) or None
+    yield "due_ns", carried.due_ns or None
+    yield "enqueued_ns", carried.enqueued_ns or None
+    yield "ended_ns", carried.ended_ns or None
+    yield "history", carried.history or None
+    yield "lease_ns", carried.lease_ns or None
+
+
+def _value(
+    name: str, stored: bytes | None, flags: int, bodies: BodyStore, what: str
+) -> Iterator[tuple[str, Any]]:
+    """The body as it was given, or why it is missing."""
+    if stored is None or not flags:
+        yield name, stored
+        return
+    try:
+        yield name, bodies.unpack(stored, flags, what)
+    except TaskqError as error:
+        yield "problem", str(error)
+
+
+def _known() -> frozenset[int]:
+    return frozenset(codec.FIXED_SIZES)
+
+
+def _signed(number: int) -> int:
+    """Bit for bit."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def reader_of(machine: Machine, world: World) -> Journal:
+    """The log of another machine's disk, as a read-only process sees it."""
+    journal = Journal(CrashableDisk(machine), world.clock, PATH, world.config, None)
+    journal.open_for_reading()
+    return journal
