@@ -9,11 +9,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from taskq_plugins.spark.decode.layout import Bytes, Ints, Mask
 
 _TEXT: Final = pa.string()
 _BYTES: Final = pa.binary()
 _LONG: Final = pa.int64()
+#: Decimal digits of the numbers below 10 000, as four bytes read as one number.
+_FOUR: Final = 10_000
+_DIGITS: Final = np.frombuffer(b"".join(b"%04d" % number for number in range(_FOUR)), "<u4")
+_ASCII_MAX: Final = 127
 
 
 def validity(valid: Mask | None) -> pa.Buffer | None:
@@ -23,57 +29,99 @@ def validity(valid: Mask | None) -> pa.Buffer | None:
     return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
-def numbers(values: np.ndarray[Any, Any], valid: Mask | None = None, kind: Any = _LONG) -> pa.Array:
+def numbers(values: npt.NDArray[Any], valid: Mask | None = None, kind: Any = _LONG) -> pa.Array:
     """Numbers of a type of Arrow that has the width of numpy's."""
     values = np.ascontiguousarray(values)
     assert values.itemsize * 8 == kind.bit_width
     return pa.Array.from_buffers(kind, len(values), [validity(valid), pa.py_buffer(values)])
 
 
-def somewhere(values: np.ndarray[Any, Any], kind: Any = _LONG) -> pa.Array:
+def somewhere(values: npt.NDArray[Any], kind: Any = _LONG) -> pa.Array:
     """Numbers, of which 0 says that there is none."""
     return numbers(values, values != 0, kind)
 
 
-def slices(data: Bytes, start: Ints, end: Ints, valid: Mask | None) -> pa.Array:
-    """The bytes from ``start`` to ``end`` of each row, as binary; the data is copied.
+def slices(
+    data: Bytes, start: Ints, end: Ints, valid: Mask | None, *, is_text: bool = False
+) -> pa.Array:
+    """The bytes from ``start`` to ``end`` of each row, as binary or as text; the data is copied.
 
-    Arrow takes every second of the slices start-end, end-start, start-end, ... of one buffer.
-    Places are below 2^31, for pieces are read in chunks.
+    What is no UTF-8 is replaced in text, as everywhere in taskq. Places are below 2^31, for pieces
+    are read in chunks.
     """
+    kind = _TEXT if is_text else _BYTES
+    if valid is None or valid.all():
+        taken = _taken(data, start, end)
+        return _text(taken) if is_text else taken
+    some = np.flatnonzero(valid)
+    if not len(some):
+        return pa.nulls(len(start), kind)
+    taken = _taken(data, start[some], end[some])
+    return spread(_text(taken) if is_text else taken, some, valid)
+
+
+def spread(values: pa.Array, rows: Ints, valid: Mask) -> pa.Array:
+    """The values in the rows that they are of, null in all others."""
+    _, borders, data = values.buffers()
+    sizes = np.zeros(len(valid) + 1, np.int32)
+    sizes[rows + 1] = np.diff(np.frombuffer(borders, np.int32)[: len(values) + 1])
+    offsets = pa.py_buffer(np.cumsum(sizes, dtype=np.int32))
+    return pa.Array.from_buffers(values.type, len(valid), [validity(valid), offsets, data])
+
+
+def _taken(data: Bytes, start: Ints, end: Ints) -> pa.Array:
+    """Arrow takes every second of the slices start-end, end-start, start-end, ... of one buffer."""
     count = len(start)
-    if not count or (valid is not None and not valid.any()):
-        return pa.nulls(count, _BYTES)
-    borders = np.zeros(2 * count + 1, np.int32)
+    borders = np.empty(2 * count + 1, np.int32)
+    borders[0:-1:2], borders[1::2] = start, end
     # One more slice, up to the end: Arrow wants the last of them to be behind the first.
     borders[-1] = len(data)
-    starts, ends = borders[0:-1:2], borders[1::2]
-    if valid is None:
-        starts[:], ends[:] = start, end
-    else:
-        np.copyto(starts, start, casting="unsafe", where=valid)
-        np.copyto(ends, end, casting="unsafe", where=valid)
     offsets, bodies = pa.py_buffer(borders), pa.py_buffer(data)
     alternating = pa.Array.from_buffers(_BYTES, 2 * count, [None, offsets, bodies])
-    taken = alternating.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
-    if valid is None:
-        return taken
-    _, offsets, copied = taken.buffers()
-    return pa.Array.from_buffers(_BYTES, count, [validity(valid), offsets, copied])
+    return alternating.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
 
 
-def text(values: pa.Array) -> pa.Array:
-    """Binary as text; what is no UTF-8 is replaced, as everywhere in taskq."""
+def _text(values: pa.Array) -> pa.Array:
+    """Binary without nulls as text."""
+    _, borders, data = values.buffers()
+    if data is None or np.frombuffer(data, np.uint8).max(initial=0) <= _ASCII_MAX:
+        return pa.Array.from_buffers(_TEXT, len(values), [None, borders, data])
     try:
         return values.cast(_TEXT)
     except pa.ArrowInvalid:
-        told = [
-            None if one is None else one.decode("utf-8", "replace") for one in values.to_pylist()
-        ]
-        return pa.array(told, _TEXT)
+        return pa.array([one.decode("utf-8", "replace") for one in values.to_pylist()], _TEXT)
 
 
-def named(names: pa.Array, index: np.ndarray[Any, Any], valid: Mask | None = None) -> pa.Array:
+def ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
+    """``<tag>-<number>`` of each row, null where the number is 0."""
+    valid = job != 0
+    if valid.all():
+        return _ids(tag, job)
+    some = np.flatnonzero(valid)
+    if not len(some):
+        return pa.nulls(len(job), _TEXT)
+    return spread(_ids(tag, job[some]), some, valid)
+
+
+def _ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
+    prefix = f"{tag}-".encode()
+    count, digits = len(job), len(str(job.max()))
+    if len(str(job.min())) != digits or len(prefix) < _DIGITS.itemsize:
+        return pc.binary_join_element_wise(pa.scalar(tag), pa.array(job).cast(_TEXT), "-")
+    size = len(prefix) + digits
+    data = np.empty(count * size, np.uint8)
+    for place in range(size - 4, len(prefix) - 4, -4):
+        rest = job // _FOUR
+        column: npt.NDArray[np.uint32] = np.ndarray((count,), "<u4", data.data, place, (size,))
+        column[:] = _DIGITS[job - rest * _FOUR]
+        job = rest
+    # Last, for zeros in front of the number were written over its end.
+    data.reshape(count, size)[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
+    offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32)
+    return pa.Array.from_buffers(_TEXT, count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def named(names: pa.Array, index: npt.NDArray[Any], valid: Mask | None = None) -> pa.Array:
     """The name at the index of each row."""
     mask = None if valid is None else ~valid
     return names.take(pa.array(index, mask=mask))
@@ -81,8 +129,6 @@ def named(names: pa.Array, index: np.ndarray[Any, Any], valid: Mask | None = Non
 
 def patched(values: pa.Array, rows: Ints, others: list[Any]) -> pa.Array:
     """The values, with those of some rows replaced."""
-    if not len(rows):
-        return values
     mask = np.zeros(len(values), np.bool_)
     mask[rows] = True
     return pc.replace_with_mask(values, pa.array(mask), pa.array(others, values.type))

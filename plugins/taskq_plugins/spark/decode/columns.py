@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind, Option
@@ -26,10 +25,10 @@ _NO_HEADERS: Final = DETAILS.field("headers").type
 _KINDS: Final = sorted(Kind)
 _KIND_NAMES: Final = pa.array([*(kind.name.lower() for kind in _KINDS), UNKNOWN])
 _WITH_CAUSE: Final = layout.table(
-    {Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED}
+    frozenset({Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED})
 )
-_WITH_TOKEN: Final = layout.IS_OF_JOB & ~layout.table({Kind.CLAIMED})
-_BACK: Final = layout.table({Kind.RETRIED, Kind.RELEASED})
+_WITH_TOKEN: Final = layout.IS_OF_JOB & ~layout.table(frozenset({Kind.CLAIMED}))
+_BACK: Final = layout.table(frozenset({Kind.RETRIED, Kind.RELEASED}))
 
 
 def _index(members: list[Any], other: int) -> np.ndarray[Any, np.dtype[np.int8]]:
@@ -61,8 +60,7 @@ def _kind(rows: Rows) -> pa.Array:
 
 
 def _job_id(rows: Rows) -> pa.Array:
-    number = arrays.numbers(rows.job, rows.job != 0, pa.uint64()).cast(pa.string())
-    return pc.binary_join_element_wise(pa.scalar(rows.piece.tag), number, "-")
+    return arrays.ids(rows.piece.tag, rows.job)
 
 
 def _queue(rows: Rows) -> pa.Array:
@@ -77,20 +75,20 @@ def _task(rows: Rows) -> pa.Array:
 
 def _name(rows: Rows, start: Ints, end: Ints, *, is_task: bool) -> pa.Array:
     valid = rows.is_birth
-    named = rows.is_kind(Kind.PAUSED, Kind.RESUMED)
-    if named.any() and not is_task:
+    if rows.has(Kind.PAUSED, Kind.RESUMED) and not is_task:
+        named = rows.is_kind(Kind.PAUSED, Kind.RESUMED)
         body = rows.at + layout.FIXED_SIZES[rows.kind]
         start, end = np.where(named, body, start), np.where(named, rows.end, end)
         valid = valid | named
-    tallied = rows.is_kind(Kind.TALLIED)
-    if tallied.any():
+    if rows.has(Kind.TALLIED):
+        tallied = rows.is_kind(Kind.TALLIED)
         body = rows.at + layout.FIXED_SIZES[Kind.TALLIED] + 2
         size = rows.data[np.where(tallied, body - 2, 0)]
         middle = np.minimum(body + size, rows.end)
         start = np.where(tallied, middle if is_task else np.minimum(body, rows.end), start)
         end = np.where(tallied, rows.end if is_task else middle, end)
         valid = valid | tallied
-    return arrays.text(arrays.slices(rows.data, start, end, valid & (end > start)))
+    return arrays.slices(rows.data, start, end, valid & (end > start), is_text=True)
 
 
 def _timestamp(rows: Rows) -> pa.Array:
@@ -140,14 +138,16 @@ def _attempt(rows: Rows) -> pa.Array:
 
 
 def _priority(rows: Rows) -> pa.Array:
-    valid = rows.is_birth | rows.is_kind(Kind.TALLIED)
+    valid = rows.is_birth
+    if rows.has(Kind.TALLIED):
+        valid = valid | rows.is_kind(Kind.TALLIED)
     return arrays.numbers(rows.birth["byte"].astype(np.int32), valid, _INT)
 
 
 def _token(rows: Rows) -> pa.Array:
     token = np.where(_WITH_TOKEN[rows.kind], rows.of_job["token"], 0)
-    kept = rows.is_kind(Kind.COMPACTED)
-    if kept.any():
+    if rows.has(Kind.COMPACTED):
+        kept = rows.is_kind(Kind.COMPACTED)
         token = np.where(kept, rows.other(layout.OF_OWNER)["number"], token)
     return arrays.somewhere(token.view(np.int64))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -47,25 +48,27 @@ _VOID: Final = np.dtype((np.void, HEAD_SIZE))
 #: Types from this one on may be passed over by who does not know them.
 SKIPPABLE: Final = 128
 CHECKED: Final = 1
+KINDS: Final = 256
 CRC_SIZE: Final = 4
 
 
 def _sizes() -> Ints:
-    sizes = np.full(256, codec.PREFIX.size, np.int64)
+    sizes = np.full(KINDS, codec.PREFIX.size, np.int64)
     for kind, size in codec.FIXED_SIZES.items():
         sizes[kind] = size
     return sizes
 
 
-def table(kinds: frozenset[Kind] | set[Kind]) -> Mask:
+@functools.cache
+def table(kinds: frozenset[Kind]) -> Mask:
     """Whether a type is among the kinds, by its number."""
-    chosen = np.zeros(256, np.bool_)
+    chosen = np.zeros(KINDS, np.bool_)
     chosen[[int(kind) for kind in kinds]] = True
     return chosen
 
 
 FIXED_SIZES: Final = _sizes()
-IS_KNOWN: Final = table({Kind(kind) for kind in codec.FIXED_SIZES})
+IS_KNOWN: Final = table(frozenset(Kind(kind) for kind in codec.FIXED_SIZES))
 IS_OF_JOB: Final = table(JOB_KINDS)
 IS_CARRYING: Final = table(CARRYING_KINDS)
 IS_BIRTH: Final = table(CARRYING_KINDS | {Kind.ENQUEUED})

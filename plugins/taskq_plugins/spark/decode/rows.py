@@ -58,8 +58,10 @@ class Rows:
         self._heads = heads(self.data, self.at)
         self.of_job = self._heads.view(layout.OF_JOB)
         self.kind: Bytes = np.ascontiguousarray(self.of_job["kind"])
-        strange = ~layout.IS_KNOWN[self.kind] & (self.kind < layout.SKIPPABLE)
-        if strange.any():
+        #: how many there are of each kind
+        self.counts = np.bincount(self.kind, minlength=layout.KINDS)
+        if self.counts[: layout.SKIPPABLE][~layout.IS_KNOWN[: layout.SKIPPABLE]].any():
+            strange = ~layout.IS_KNOWN[self.kind] & (self.kind < layout.SKIPPABLE)
             index = int(np.argmax(strange))
             raise FormatError(
                 f"record type {self.kind[index]} at lsn {self.lsn[index]} is unknown: a newer "
@@ -69,12 +71,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.at)
 
+    def has(self, *kinds: Kind) -> bool:
+        """Whether there is a row of one of these kinds."""
+        return any(self.counts[kind] for kind in kinds)
+
     def is_kind(self, *kinds: Kind) -> Mask:
         """Which rows are of one of these kinds."""
-        mask: Mask = self.kind == kinds[0]
-        for kind in kinds[1:]:
-            mask = mask | (self.kind == kind)
-        return mask
+        return layout.table(frozenset(kinds))[self.kind]
 
     # -- what every record has --------------------------------------------------------------------
 
@@ -108,7 +111,7 @@ class Rows:
     @cached_property
     def carries(self) -> bool:
         """Whether there is one that holds another."""
-        return bool(self.is_carrying.any())
+        return bool(self.counts[layout.IS_CARRYING].any())
 
     # -- the ENQUEUED record, be it inside another ------------------------------------------------
 
@@ -248,8 +251,8 @@ class Rows:
     def owner(self) -> Ints:
         """Who claimed the job, or is told of; 0 for none."""
         owner: Ints = np.where(self.is_kind(Kind.CLAIMED), self.of_job["token"], 0).view(np.int64)
-        is_owner = self.is_kind(Kind.OWNER)
-        if is_owner.any():
+        if self.has(Kind.OWNER):
+            is_owner = self.is_kind(Kind.OWNER)
             number = self._heads.view(layout.OF_OWNER)["number"]
             np.copyto(owner, number.view(np.int64), where=is_owner)
         if self.carries:

@@ -1,0 +1,129 @@
+"""Task logs written frame by frame with the codec alone: any bytes, and millions of records."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.records import Kind
+from taskq.log import codec
+from taskq.log.requests import EnqueueSpec
+from taskq.log.segment import segment_name
+from taskq_plugins.spark.decode import Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+LOG_ID: Final = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
+EPOCH: Final = 0xF122334455667788
+START_NS: Final = 1_700_000_000_123_456_789
+SPEC: Final = EnqueueSpec("mail", "mail.send", 7, 3)
+
+
+class Segments:
+    """A log's directory, and frames for it.
+
+    Args:
+        directory: where it is made.
+        log_id: of the log.
+        device: that its pieces are said to be of.
+    """
+
+    def __init__(self, directory: Path, log_id: uuid.UUID = LOG_ID, device: str = "edge-7") -> None:
+        self.directory = directory
+        self.log_id = log_id
+        self.device = device
+        self.next_lsn = 1
+        self.time_ns = START_NS
+        self._path: Path | None = None
+        self._segment = self._offset = 0
+        (directory / "log").mkdir(parents=True)
+        identity = {
+            "format": 1,
+            "log_id": str(log_id),
+            "created_ns": START_NS,
+            "features": {"compat": [], "read_only_compat": [], "incompat": ["records-2"]},
+        }
+        (directory / "taskq.json").write_text(json.dumps(identity))
+
+    def begin(self) -> Path:
+        """Begin a segment; returns its file."""
+        self._segment = self.next_lsn
+        self._path = self.directory / "log" / segment_name(self._segment)
+        header = codec.SegmentHeader(self._segment, EPOCH, self.log_id.bytes, self.time_ns)
+        self._path.write_bytes(codec.encode_segment_header(header))
+        self._offset = codec.SEGMENT_HEADER.size
+        return self._path
+
+    def frame(self, *records: bytes | Callable[[int], bytes], synced: bool = True) -> int:
+        """Append a frame; returns its offset. ``synced``: it declares all before it durable."""
+        lsn = self.next_lsn
+        return self.append(
+            b"".join(
+                one if isinstance(one, bytes) else one(lsn + index)
+                for index, one in enumerate(records)
+            ),
+            len(records),
+            synced=synced,
+        )
+
+    def append(self, body: bytes, count: int, *, synced: bool = True) -> int:
+        """Append a frame with this body; returns its offset."""
+        if self._path is None:
+            self.begin()
+        assert self._path is not None
+        offset, self.time_ns = self._offset, self.time_ns + 1_000_001
+        seed = codec.segment_seed(self.log_id, self._segment)
+        through = self.next_lsn if synced else 0
+        frame = codec.encode_frame(
+            body, count, self.next_lsn, EPOCH, self.time_ns, through, seed, offset
+        )
+        with self._path.open("ab") as file:
+            file.write(frame)
+        self._offset += len(frame)
+        self.next_lsn += count
+        return offset
+
+    def piece(self, start: int = 0, end: int | None = None, path: Path | None = None) -> Piece:
+        """The segment that was begun last, or some of it."""
+        path = path or self._path
+        assert path is not None
+        end = path.stat().st_size if end is None else end
+        tag = self.log_id.hex[:8]
+        segment = int(path.stem)
+        return Piece(str(path), self.device, str(self.log_id), tag, segment, start, end)
+
+
+def enqueued(
+    payload: bytes = b"{}", options: bytes = b"", spec: EnqueueSpec = SPEC, flags: int = 0
+) -> Callable[[int], bytes]:
+    """An ENQUEUED record."""
+    queue, task = spec.queue.encode(), spec.task.encode()
+    tail = codec.enqueue_tail(
+        spec.priority, int(spec.flags) | flags | 1, spec.attempts, len(queue), len(task),
+        queue + task, options,
+    )  # fmt: skip
+    return lambda lsn: codec.encode_checked(tail, payload, lsn)
+
+
+def claimed(job: int, owner: int = 0xABCD, attempt: int = 1) -> bytes:
+    """A CLAIMED record."""
+    return codec.encode_job(Kind.CLAIMED, 0, attempt, job, owner)
+
+
+def succeeded(job: int, token: int, result: bytes | None = None) -> Callable[[int], bytes]:
+    """A SUCCEEDED record."""
+    return lambda lsn: codec.encode_job(Kind.SUCCEEDED, 0, 1, job, token, result, lsn)
+
+
+def finished_jobs(segments: Segments, payloads: Sequence[bytes], frame_records: int) -> None:
+    """Jobs that are enqueued, claimed and succeed, in frames of so many records of one kind."""
+    for begin in range(0, len(payloads), frame_records):
+        part = payloads[begin : begin + frame_records]
+        first = segments.next_lsn
+        segments.frame(*(enqueued(payload) for payload in part))
+        token = segments.next_lsn
+        segments.frame(*(claimed(first + index) for index in range(len(part))))
+        segments.frame(*(succeeded(first + n, token + n) for n in range(len(part))))
