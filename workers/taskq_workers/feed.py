@@ -63,6 +63,9 @@ class Feed:
     Attributes:
         buffer: deliveries in claim order; slots pop from its left.
         low: a slot that leaves fewer behind calls ``refill``; 0 while that would be in vain.
+
+    Args:
+        pace: how many to claim ahead of the takers; measured by their speed if None.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Feed:
         queues: frozenset[str] | None,
         tasks: Callable[[], frozenset[str]],
         burst_clock: Callable[[], int] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.buffer: deque[Delivery] = deque()
         self.low = 0
@@ -84,7 +88,7 @@ class Feed:
         self._queues = queues
         self._tasks = tasks
         self._burst_clock = burst_clock
-        self._pace = Pace(concurrency)
+        self._pace = pace or Pace(concurrency)
         self._pause = Pause(loop.time)
         self._request = ClaimRequest(0)
         self._claim: asyncio.Future[list[Delivery]] | None = None

@@ -38,6 +38,8 @@ class Facts:
     tasks: frozenset[str]
     concurrency: int
     ready_seconds: float
+    #: where the jobs run, "" for here
+    executor: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ def banner(facts: Facts, style: Style) -> list[str]:
         "recovered": f"{facts.recovered} in-flight {jobs} of processes that died",
         "queues": "all" if facts.queues is None else ", ".join(sorted(facts.queues)),
         "tasks": _task_list(facts.tasks),
+        **({"executor": facts.executor} if facts.executor else {}),
         "ready": f"in {facts.ready_seconds * 1e3:.0f} ms, {facts.concurrency} at a time; "
         f"Ctrl-C drains",
     }

@@ -55,7 +55,7 @@ class Plans(dict[str, Plan]):
     def _awaitable(self, task: Task[..., Any]) -> Callable[..., Awaitable[Any]]:
         if not task.is_async:
             return self._in_thread(task.fn)
-        return task.fn if task.timeout is None else _limited(task.fn, task.timeout)
+        return task.fn if task.timeout is None else limited(task.fn, task.timeout)
 
     def _in_thread(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         run = self._threads.run
@@ -73,9 +73,11 @@ def _keeps_none(task: Task[..., Any]) -> bool:
         return False
 
 
-def _limited(
+def limited(
     function: Callable[..., Awaitable[Any]], seconds: float
 ) -> Callable[..., Awaitable[Any]]:
+    """The function, cancelled when it takes longer; then it raises a TimeoutError that says so."""
+
     async def call(*args: Any, **kwargs: Any) -> Any:
         limit = asyncio.timeout(seconds)
         try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from taskq.core.errors import TaskqError, UsageError
+from taskq.core.errors import LogError, TaskqError, UsageError
 from taskq.core.model import Serving
 from taskq.log.requests import checked_queues
 from taskq_workers.crew import Crew
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from taskq.log.deaths import DeadLetter
     from taskq.log.store import Store
     from taskq_workers.events import Hook
+    from taskq_workers.feed import Feed
+    from taskq_workers.settling import Settler
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -43,6 +45,34 @@ class Phase(enum.Enum):
     #: running jobs are cancelled
     CANCELLING = enum.auto()
     STOPPED = enum.auto()
+
+
+class Hands(Protocol):
+    """What runs a worker's jobs: a ``Crew`` of slots here, or executors elsewhere.
+
+    Attributes:
+        gone: set once nothing runs any more, after ``leave``.
+    """
+
+    gone: asyncio.Event
+    feed: Feed
+    settler: Settler
+
+    def running(self) -> int:
+        """How many jobs run now."""
+        ...
+
+    def leave(self) -> None:
+        """Claim no more, and give back what does not run yet; what runs goes on to its end."""
+        ...
+
+    def interrupt(self) -> None:
+        """Cancel the jobs that still run; they are released and burn no attempt."""
+        ...
+
+    def abandon(self) -> None:
+        """Release the jobs that did not even end when cancelled; they go on, unheard."""
+        ...
 
 
 class Worker:
@@ -71,10 +101,13 @@ class Worker:
     Attributes:
         started: set once the log is open and the first claim waits.
         stopped: set once everything is settled.
+        executor: where the jobs run, "" for here.
 
     Raises:
         UsageError: an option is out of its range.
     """
+
+    executor: str = ""
 
     def __init__(
         self,
@@ -110,7 +143,7 @@ class Worker:
         self._cancel_asked = asyncio.Event()
         self._error: BaseException | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._crew: Crew | None = None
+        self._crew: Hands | None = None
         self._threads: ThreadRunner | None = None
         self._known: frozenset[str] = frozenset()
         self._store: Store | None = None
@@ -235,15 +268,18 @@ class Worker:
             opening.cancel()
         return self.app.store()
 
-    def _hire(self, store: Store) -> Crew:
-        port = store.port()
+    def _hire(self, store: Store) -> Hands:
         self._store = store
         self._deaths.listen(store, self.app._death_hooks)
         self._tell_what_it_serves()
+        return self._hands(store)
+
+    def _hands(self, store: Store) -> Hands:
+        """Whoever runs the jobs: slots of this process, unless a worker of another kind says so."""
         self._threads = ThreadRunner(asyncio.get_running_loop(), self._thread_limit)
         return Crew(
             self.app,
-            port,
+            store.port(),
             Plans(self.app._tasks, self._threads),
             concurrency=self.concurrency,
             queues=self.queues,
@@ -253,7 +289,7 @@ class Worker:
             burst_clock=store.steady_ns if self._burst else None,
         )
 
-    async def _drain(self, crew: Crew) -> None:
+    async def _drain(self, crew: Hands) -> None:
         self._phase = Phase.DRAINING
         crew.leave()
         if self._store is not None:
@@ -282,7 +318,8 @@ class Worker:
 
     def _on_end(self, error: BaseException | None) -> None:
         if error is not None and self._error is None:
-            _log.error("the worker stops, because its log failed: %s", error)
+            cause = ", because its log failed" if isinstance(error, LogError) else ""
+            _log.error("the worker stops%s: %s", cause, error)
             self._error = error
         self.request_stop()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from taskq.context import JobContext
     from taskq.log.requests import Delivery
-    from taskq.packing import Item, Packer
+    from taskq.packing import Item, Loose, Packer
     from taskq.tasks import Task
 
 T = TypeVar("T")
@@ -33,19 +33,30 @@ async def settle_success(
     Waits for as long as the disk refuses a file; the job's slot is taken until then.
     """
     packing = task.result_packing(delivery.queue)
-    what = f"the result of job {delivery.job_id}"
     try:
         body = task.encode_result(value, packer.bodies.limit(packing))
     except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
         return settle_bad_result(task, delivery, value, error)
+    loose = [packer.loose(pending.call) for pending, *_ in job.children]
+    return await stored_success(packer, task, delivery, body, loose)
+
+
+async def stored_success(
+    packer: Packer,
+    task: Task[..., Any],
+    delivery: Delivery,
+    body: bytes | None,
+    children: list[Loose],
+) -> Settlement:
+    """The success of a job whose result is encoded already; waits as ``settle_success`` does."""
     flags = 0
     if body is not None:
-        given = body
+        given, what = body, f"the result of job {delivery.job_id}"
+        packing = task.result_packing(delivery.queue)
         body, flags = await _kept(lambda: packer.result(given, packing, what))
     items: list[Item] = []
-    if job.children:
-        loose = [packer.loose(pending.call) for pending, *_ in job.children]
-        items = await _kept(lambda: packer.items(loose))
+    if children:
+        items = await _kept(lambda: packer.items(children))
     return Settlement(Kind.SUCCEEDED, delivery, body, children=tuple(items), flags=flags)
 
 

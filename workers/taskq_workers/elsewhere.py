@@ -1,0 +1,77 @@
+"""Workers whose jobs run elsewhere: ``taskq worker APP --executor NAME``.
+
+Other packages bring them through the entry-point group ``taskq.executors``: each entry names a
+function that takes an app and an ``Order`` and gives a context manager of the worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final, Protocol
+
+from taskq.core.errors import TaskqError, UsageError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from taskq.app import TaskQ
+    from taskq_workers.events import Hook
+    from taskq_workers.pool import Worker
+
+_GROUP: Final = "taskq.executors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the command line asks of a worker.
+
+    Attributes:
+        target: ``module:app`` as it was typed; whoever runs the jobs imports it anew.
+        master: where the executors are, in the words of their system; "" for its default.
+        files: Python files and archives that the executors need.
+        concurrency: how many async jobs run at a time in one place.
+        queues: names of the queues to claim from; None for all.
+        burst: stop once no job is ready and none runs.
+        drain_timeout: seconds that running jobs get to finish at a stop.
+        on_event: called with each job that ended.
+    """
+
+    target: str
+    master: str = ""
+    files: tuple[str, ...] = ()
+    concurrency: int
+    queues: list[str] | None
+    burst: bool
+    drain_timeout: float
+    on_event: Hook | None
+
+
+class Executor(Protocol):
+    """What an entry point of the group is."""
+
+    def __call__(self, app: TaskQ, order: Order) -> AbstractContextManager[Worker]:
+        """Start what the worker needs; it ends with the context."""
+        ...
+
+
+def find_executor(name: str) -> Executor:
+    """The executor that a package brings under this name.
+
+    Raises:
+        UsageError: there is none; the message lists those there are.
+        TaskqError: it does not load.
+    """
+    points = {point.name: point for point in entry_points(group=_GROUP)}
+    if name not in points:
+        known = ", ".join(sorted(points)) or "none: reinstall taskq-local"
+        raise UsageError(f"there is no executor {name!r}; known are: {known}")
+    try:
+        executor: Executor = points[name].load()
+    except ImportError as error:
+        detail = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise TaskqError(
+            f"the executor {name!r} does not load ({detail}). "
+            f'Install what it needs: pip install "taskq-local[{name}]"'
+        ) from error
+    return executor
