@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -51,8 +52,10 @@ def reserved_values(name: str, column: pa.Array) -> list[Any]:
     if name == "key":
         return cast("list[Any]", binary_of(column).to_pylist())
     values = python_values(column)
+    if name == "eta":
+        return [_moment(name, value) for value in values]
     if name in _SPANS:
-        return [_span(value) for value in values]
+        return [_span(name, value) for value in values]
     if name == "headers":
         return [None if value is None else tuple(value.items()) for value in values]
     return values
@@ -121,7 +124,20 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def _span(value: Any) -> Any:
+def _span(name: str, value: Any) -> Any:
     if isinstance(value, str):
-        return span(value)
+        found = span(value)
+        # Files have moments as text; a span of time has no colon.
+        return _moment(name, value) if name == "expires" and ":" in value else found
     return float(value) if isinstance(value, Decimal) else value
+
+
+def _moment(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        raise UsageError(
+            f"column {name!r} is {value[:60]!r}: write a time such as 2024-05-01T12:00:00+02:00"
+        ) from None

@@ -21,7 +21,7 @@ from taskq_plugins.spark.sink.recipes import Recipes, check_payload
 from taskq_plugins.spark.sink.schema import shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -70,39 +70,46 @@ class Encoder:
 
     Args:
         options: what stands for all rows.
-        schema: of the batches.
         app: whose tasks give defaults and check arguments, if any.
         place: what errors call the data frame, "" for nothing; row numbers are told with it.
-
-    Raises:
-        UsageError: the columns cannot be meant so.
     """
 
-    def __init__(
-        self, options: SinkOptions, schema: pa.Schema, app: TaskQ | None = None, place: str = ""
-    ) -> None:
-        self.shape: Shape = shape_of(schema, task=options.task)
-        self._names = tuple(name for name in self.shape.reserved if name != "key")
-        self._must_name_task = "task" in self._names and not options.task
-        self._is_keyed = "key" in self.shape.reserved
-        self._recipes = Recipes(options, app, self._names)
+    def __init__(self, options: SinkOptions, app: TaskQ | None = None, place: str = "") -> None:
+        self._options = options
+        self._app = app
         self._place = place
         self._row = 0
-        self._has_app = app is not None
+        self._schema: pa.Schema | None = None
+
+    def _learn(self, schema: pa.Schema) -> None:
+        """Know what the columns mean; batches of a file need not have the same."""
+        self._schema = schema
+        self._shape: Shape = shape_of(schema, task=self._options.task)
+        self._names = tuple(name for name in self._shape.reserved if name != "key")
+        self._must_name_task = "task" in self._names and not self._options.task
+        self._recipes = Recipes(self._options, self._app, self._names)
 
     def entries(self, batch: pa.RecordBatch) -> Iterator[Entries]:
         """The rows' entries, some at a time.
 
         Raises:
+            UsageError: the columns cannot be meant so.
             BadRow: a row cannot become a job.
         """
+        if self._schema is None or not batch.schema.equals(self._schema):
+            self._learn(batch.schema)
         for piece in pieces(batch):
             yield self._encoded(piece)
             self._row += piece.num_rows
 
+    def all_entries(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Entries]:
+        """The entries of all batches; raises as ``entries``."""
+        for batch in batches:
+            yield from self.entries(batch)
+
     def _encoded(self, batch: pa.RecordBatch) -> Entries:
         try:
-            if not self._has_app:
+            if self._app is None:
                 fast = self._of_columns(batch)
                 if fast is not None:
                     return fast
@@ -139,11 +146,11 @@ class Encoder:
         return Entries(payloads, None, tails)
 
     def _payloads(self, batch: pa.RecordBatch, *, named: bool) -> list[bytes]:
-        if self.shape.has_value:
+        if self._shape.has_value:
             return given_payloads(batch.column("value"), named=named)
         if not named:
             raise _no_task()
-        payloads = payloads_of(batch, self.shape.arguments)
+        payloads = payloads_of(batch, self._shape.arguments)
         check_payload("the arguments", max(map(len, payloads), default=0))
         return payloads
 
@@ -160,13 +167,15 @@ class Encoder:
         return Entries([payload for _, payload in pairs], None, [tail for tail, _ in pairs])
 
     def _bodies(self, batch: pa.RecordBatch) -> Sequence[bytes | dict[str, Any] | None]:
-        if self.shape.has_value:
+        if self._shape.has_value:
             return cast("list[bytes | None]", binary_of(batch.column("value")).to_pylist())
-        return values_of(batch, self.shape.arguments)
+        return values_of(batch, self._shape.arguments)
 
     def _rows(self, batch: pa.RecordBatch) -> tuple[list[tuple[Any, ...]] | None, list[Any] | None]:
         """What rows say of their jobs, and their keys; None where no column does."""
-        keys = reserved_values("key", batch.column("key")) if self._is_keyed else None
+        keys = (
+            reserved_values("key", batch.column("key")) if "key" in self._shape.reserved else None
+        )
         if not self._names:
             return None, keys
         columns = [reserved_values(name, batch.column(name)) for name in self._names]
@@ -196,7 +205,7 @@ class Encoder:
 
     def _failure(self, batch: pa.RecordBatch) -> TaskqError | None:
         try:
-            if self._has_app or self._of_columns(batch) is None:
+            if self._app is not None or self._of_columns(batch) is None:
                 self._of_rows(batch)
         except TaskqError as error:
             return error

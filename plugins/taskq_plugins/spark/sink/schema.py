@@ -34,7 +34,7 @@ def _is_span(kind: pa.DataType) -> bool:
 
 
 def _is_moment(kind: pa.DataType) -> bool:
-    return bool(types.is_timestamp(kind) and kind.tz is not None)
+    return bool((types.is_timestamp(kind) and kind.tz is not None) or _is_text(kind))
 
 
 def _is_headers(kind: pa.DataType) -> bool:
@@ -52,7 +52,7 @@ RESERVED: Final[dict[str, tuple[str, Check]]] = {
     "attempts": ("a whole number", types.is_integer),
     "window": ('seconds, an interval, or text such as "5m"', _is_span),
     "delay": ('seconds, an interval, or text such as "5m"', _is_span),
-    "eta": ("a timestamp with a time zone", _is_moment),
+    "eta": ("a timestamp with a time zone, or text such as 2024-05-01T12:00:00Z", _is_moment),
     "expires": (
         'a timestamp with a time zone, seconds, an interval, or text such as "5m"',
         lambda kind: _is_moment(kind) or _is_span(kind),

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
-
-    from taskq_plugins.spark.sink.encoding import Encoder
+    from taskq_plugins.spark.sink.encoding import Entries
 
 #: A part is closed when it has so many jobs, and the next begun.
 PART_JOBS_MAX: Final = 4_000_000
@@ -45,37 +43,35 @@ def new_upload(prefix: str) -> str:
 def write_parts(
     data_dir: Path,
     upload: str,
-    encoder: Encoder,
-    batches: Iterable[pa.RecordBatch],
+    found: Iterable[Entries],
     on_rows: Callable[[int], None] | None = None,
 ) -> list[Part]:
-    """Write the batches' jobs into parts, all on disk when this returns.
+    """Write entries into parts, all on disk when this returns.
 
     Args:
         data_dir: of the task log.
         upload: what the parts belong to.
-        encoder: makes entries of rows.
-        batches: the rows.
-        on_rows: told how many rows were written since it was last told.
+        found: the entries, some at a time.
+        on_rows: told how many were written since it was last told.
 
     Raises:
-        BadRow: a row cannot become a job; what was written is removed.
+        BadRow: a row cannot become a job; what was written of its part is removed.
+        AppendFailed: the disk refuses; likewise.
     """
     parts: list[Part] = []
     writer: PartWriter | None = None
     count = 0
     try:
-        for batch in batches:
-            for entries in encoder.entries(batch):
-                if writer is None:
-                    writer, count = PartWriter(data_dir, upload), 0
-                entries.write_to(writer)
-                count += len(entries.payloads)
-                if on_rows is not None:
-                    on_rows(len(entries.payloads))
-                if count >= PART_JOBS_MAX:
-                    parts.append(writer.close())
-                    writer = None
+        for entries in found:
+            if writer is None:
+                writer, count = PartWriter(data_dir, upload), 0
+            entries.write_to(writer)
+            count += len(entries.payloads)
+            if on_rows is not None:
+                on_rows(len(entries.payloads))
+            if count >= PART_JOBS_MAX:
+                parts.append(writer.close())
+                writer = None
         if writer is not None:
             parts.append(writer.close())
             writer = None

@@ -169,16 +169,8 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
 def _write(
     options: SinkOptions, upload: str, stream: str, batches: Iterator[pa.RecordBatch]
 ) -> Written:
-    first = next(batches, None)
-    if first is None:
-        return Written(upload, stream, ())
-    encoder = Encoder(options, first.schema, _load(options.app) if options.app else None)
-
-    def all_batches() -> Iterator[pa.RecordBatch]:
-        yield first
-        yield from batches
-
-    parts = write_parts(options.data_dir, upload, encoder, all_batches())
+    encoder = Encoder(options, _load(options.app) if options.app else None)
+    parts = write_parts(options.data_dir, upload, encoder.all_entries(batches))
     return Written(upload, stream, tuple((*part,) for part in parts))
 
 

@@ -1,0 +1,213 @@
+"""``taskq pipeline enqueue FILE --task NAME --to DIR``: one job for each row, and no Java."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskq.cli import render
+from taskq.cli.errors import WrongUsage
+from taskq.cli.many import count_of, dry_run_option
+from taskq.cli.options import json_option
+from taskq.core.model import PRIORITY_MAX
+from taskq_plugins.spark.bulk.bar import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.app import TaskQ
+    from taskq_plugins.spark.bulk.files import Rows
+    from taskq_plugins.spark.sink.options import SinkOptions
+    from taskq_plugins.spark.sink.uploads import Published
+
+_NAME_DIGITS: Final = 32
+_AGAIN_BYTES: Final = 4
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--to",
+    "-d",
+    "--data-dir",
+    "data_dir",
+    required=True,
+    envvar="TASKQ_DATA_DIR",
+    show_envvar=True,
+    metavar="DIR",
+    help="The task log's directory; made when it is missing.",
+)
+@click.option("-t", "--task", help="Name of the task that the rows are calls of.")
+@click.option(
+    "--app", metavar="MODULE:APP", help="Check arguments with its tasks, and take theirs."
+)
+@click.option("-Q", "--queue", help="Name of the queue.  [default: default, or the task's]")
+@click.option("--priority", type=click.IntRange(0, PRIORITY_MAX), help="Higher first.")
+@click.option("--attempts", type=click.IntRange(0), help="How often it may run; 0: no limit.")
+@click.option("--delay", help='Not before so long from now, for example "30s" or "2h".')
+@click.option("--expires", help="Give up unless it ran by then.")
+@click.option("--key", metavar="COLUMN", help="One job of the queue at a time may hold its value.")
+@click.option("--window", help="How long the key is held.  [default: until the job is settled]")
+@click.option("--until", type=click.Choice(["settled"]), help="With a window: until both are over.")
+@click.option("--keep-result", help='How long it is kept after its end, for example "30d".')
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
+@click.option("--text", multiple=True, metavar="COLUMN", help="In CSV: text, not a number or date.")
+@click.option("--name", metavar="NAME", help="Of this upload.  [default: from content and options]")
+@click.option("--again", is_flag=True, help="Enqueue even what was enqueued before.")
+@click.option("--no-adopt", is_flag=True, help="Leave it to running workers to take the jobs up.")
+@dry_run_option
+@json_option
+def enqueue(
+    file: Path,
+    text: tuple[str, ...],
+    name: str | None,
+    again: bool,
+    dry_run: bool,
+    as_json: bool,
+    key: str | None,
+    **given: Any,
+) -> None:
+    """Enqueue one job for each row of FILE (.parquet, .csv or .jsonl): all of them, or none.
+
+    Columns named task, queue, key, priority, attempts, window, delay, eta, expires and headers say
+    how a row is enqueued; "value" is a ready payload; all others are the task's arguments. In CSV,
+    an empty cell is null. A second run with the same file and options enqueues nothing.
+    """
+    from taskq_plugins.spark.bulk.files import digest, open_rows  # noqa: PLC0415 - loads pyarrow
+
+    options = _options(given)
+    before = _version(file)
+    upload = name or _name(digest(file), {**options, "key": key or "", "text": ",".join(text)})
+    if again:
+        upload = f"{upload}-{secrets.token_hex(_AGAIN_BYTES)}"
+    rows = open_rows(file, key=key, as_text=text)
+    sink = _sink_options({**options, "upload": upload})
+    app = _app(sink.app)
+    if dry_run:
+        count = _count(file, rows, sink, app)
+        _tell_dry_run(sink, count, upload, as_json=as_json)
+        return
+    done = _enqueue(file, rows, sink, app, lambda: _check_unchanged(file, before))
+    _tell(sink, done, upload, as_json=as_json)
+
+
+def _options(given: dict[str, Any]) -> dict[str, str]:
+    """As the sink takes them: text by name."""
+    headers = dict(_header(one) for one in given.pop("headers"))
+    options = {"path": given.pop("data_dir"), "adopt": str(not given.pop("no_adopt"))}
+    options |= {
+        name.replace("keep_result", "keepResult"): str(value)
+        for name, value in given.items()
+        if value is not None
+    }
+    if headers:
+        options["headers"] = json.dumps(headers)
+    return options
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise WrongUsage(f"--header {text!r}: write it as NAME=VALUE")
+    return name, value
+
+
+def _sink_options(options: dict[str, str]) -> SinkOptions:
+    from taskq_plugins.spark.sink.options import parse_options  # noqa: PLC0415
+
+    return parse_options(options)
+
+
+def _app(name: str) -> TaskQ | None:
+    if not name:
+        return None
+    from taskq_workers.loader import load_app  # noqa: PLC0415 - few name an app
+
+    return load_app(name)
+
+
+def _name(content: str, options: dict[str, str]) -> str:
+    # Where the jobs go is not part of it: a directory remembers its own uploads.
+    said = {name: value for name, value in options.items() if name not in {"path", "adopt"}}
+    text = f"{content} {json.dumps(said, sort_keys=True)}"
+    return f"file-{hashlib.sha256(text.encode()).hexdigest()[:_NAME_DIGITS]}"
+
+
+def _version(file: Path) -> tuple[int, int, int]:
+    found = file.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _check_unchanged(file: Path, before: tuple[int, int, int]) -> None:
+    from taskq_plugins.spark.bulk.files import BadFile  # noqa: PLC0415
+
+    if _version(file) != before:
+        raise BadFile(f"{file}: was changed while it was read; nothing was enqueued, try again")
+
+
+def _count(file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None) -> int:
+    """Check all rows, and write nothing."""
+    from taskq_plugins.spark.sink.encoding import Encoder  # noqa: PLC0415
+
+    encoder = Encoder(sink, app=app, place=file.name)
+    count = 0
+    with progress(rows.total, "reading rows") as advance:
+        for entries in encoder.all_entries(rows.batches):
+            count += len(entries.payloads)
+            advance(len(entries.payloads))
+    return count
+
+
+def _enqueue(
+    file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None, check: Callable[[], None]
+) -> Published:
+    from taskq.log.inbox import discard  # noqa: PLC0415
+    from taskq_plugins.spark.sink.encoding import Encoder  # noqa: PLC0415
+    from taskq_plugins.spark.sink.uploads import finish, new_upload, write_parts  # noqa: PLC0415
+
+    own = new_upload("file")
+    try:
+        encoder = Encoder(sink, app=app, place=file.name)
+        with progress(rows.total, "reading rows") as advance:
+            parts = write_parts(sink.data_dir, own, encoder.all_entries(rows.batches), advance)
+        check()
+    except BaseException:
+        discard(sink.data_dir, own)
+        raise
+    return finish(sink.data_dir, sink.upload, own, parts, adopt=sink.adopt)
+
+
+def _tell_dry_run(sink: SinkOptions, count: int, upload: str, *, as_json: bool) -> None:
+    if as_json:
+        render.print_json({"dry_run": True, "upload": upload, "jobs": count})
+        return
+    click.echo(f"would enqueue {count_of(count)} in {sink.data_dir}, enqueued nothing")
+
+
+def _tell(sink: SinkOptions, done: Published, upload: str, *, as_json: bool) -> None:
+    if as_json:
+        render.print_json(
+            {
+                "dry_run": False,
+                "upload": upload,
+                "jobs": done.jobs if done.is_new else 0,
+                "enqueued_before": bool(done.jobs) and not done.is_new,
+                "adopted": done.adopted,
+            }
+        )
+        return
+    if not done.jobs:
+        click.echo("the file has no rows: enqueued nothing")
+    elif not done.is_new:
+        click.echo(
+            f"these {count_of(done.jobs)} were enqueued before (upload {upload}), so nothing was "
+            f"done; add --again to enqueue them once more"
+        )
+    else:
+        waits = "" if sink.adopt else "; running workers take them up"
+        click.echo(f"enqueued {count_of(done.jobs)} in {sink.data_dir}{waits}")

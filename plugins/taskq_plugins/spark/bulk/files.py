@@ -1,0 +1,250 @@
+"""Files of rows, read a batch at a time by pyarrow: Parquet, CSV, and JSON one object to a line."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
+from pyarrow import types
+from pydantic_core import from_json, to_json
+
+from taskq.core.errors import TaskqError, UsageError
+from taskq_plugins.spark.sink.schema import RESERVED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+#: Rows that are read at a time, of Parquet and of JSON lines.
+BATCH_ROWS: Final = 16_384
+_BLOCK_BYTES: Final = 4 * 1024 * 1024
+#: Longest line of JSON: a payload, and what stands beside it.
+LINE_BYTES_MAX: Final = 4 * 1024 * 1024
+_WHOLE_NUMBERS: Final = ("priority", "attempts")
+_OF_LINES: Final = pa.schema(
+    [
+        (name, pa.int64() if name in _WHOLE_NUMBERS else pa.string())
+        for name in RESERVED
+        if name not in {"headers", "value"}
+    ]
+    + [("headers", pa.map_(pa.string(), pa.string())), ("value", pa.binary())]
+)
+
+
+class BadFile(TaskqError):
+    """A file that does not read as what its name says; nothing was enqueued."""
+
+
+class Rows(NamedTuple):
+    """A file that was opened.
+
+    Attributes:
+        total: rows in it, None if only reading tells.
+        batches: the rows, of one schema or several.
+    """
+
+    total: int | None
+    batches: Iterator[pa.RecordBatch]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_rows(path: Path, *, key: str | None = None, as_text: Sequence[str] = ()) -> Rows:
+    """The rows of a file, by the ending of its name.
+
+    Args:
+        path: ends in .parquet, .csv, .jsonl or .ndjson.
+        key: a column that is each row's key besides what else it is.
+        as_text: columns of a CSV file that are text, whatever they look like.
+
+    Raises:
+        UsageError: the ending is another, or a column is not there.
+        BadFile: the file does not read; also raised between batches.
+    """
+    ending = path.suffix.lower()
+    if as_text and ending != ".csv":
+        raise UsageError(f"--text is for CSV files: {path.name} knows the types of its values")
+    if ending == ".parquet":
+        rows = _parquet(path)
+    elif ending == ".csv":
+        rows = _csv(path, as_text)
+    elif ending in {".jsonl", ".ndjson"}:
+        return Rows(None, _lines(path, key))
+    else:
+        raise UsageError(f"{path.name}: give a file that ends in .parquet, .csv or .jsonl")
+    return rows if key is None else Rows(rows.total, _keyed(rows.batches, key, path))
+
+
+def _parquet(path: Path) -> Rows:
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowException as error:
+        raise BadFile(f"{path}: is no Parquet file ({_first_line(error)})") from error
+    return Rows(file.metadata.num_rows, _safe(path, file.iter_batches(BATCH_ROWS)))
+
+
+def _csv(path: Path, as_text: Sequence[str]) -> Rows:
+    kinds: dict[str, pa.DataType] = {
+        name: pa.int64() if name in _WHOLE_NUMBERS else pa.string() for name in RESERVED
+    }
+    kinds |= dict.fromkeys(as_text, pa.string())
+    try:
+        reader = arrow_csv.open_csv(
+            path,
+            read_options=arrow_csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
+            parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=kinds,
+                # An empty cell is null, and one that is written "" is empty text.
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowException as error:
+        raise BadFile(f"{path}: does not read as CSV: {_first_line(error)}") from error
+    unknown = set(as_text) - set(reader.schema.names)
+    if unknown:
+        raise _no_column(path, min(unknown), reader.schema.names)
+    return Rows(None, _safe(path, iter(reader)))
+
+
+def _safe(path: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    row = 0
+    try:
+        for batch in batches:
+            yield batch
+            row += batch.num_rows
+    except (pa.ArrowException, OSError) as error:
+        hint = ""
+        if path.suffix.lower() == ".csv":
+            hint = ". The type of a column is told from the first rows: name it with --text"
+        raise BadFile(
+            f"{path}: does not read behind row {row}: {_first_line(error)}{hint}"
+        ) from error
+
+
+def _keyed(batches: Iterator[pa.RecordBatch], key: str, path: Path) -> Iterator[pa.RecordBatch]:
+    """Give each row its key as text; the column stays what else it is."""
+    for batch in batches:
+        if key not in batch.schema.names:
+            raise _no_column(path, key, batch.schema.names)
+        if key != "key" and "key" in batch.schema.names:
+            raise UsageError(
+                f"--key {key}: {path.name} has a column 'key' already: leave --key out"
+            )
+        column = batch.column(key)
+        if types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        try:
+            text = pc.cast(column, pa.string())
+        except pa.ArrowException as error:
+            raise UsageError(
+                f"--key {key}: values of type {column.type} are no keys ({_first_line(error)})"
+            ) from error
+        if key == "key":
+            yield batch.set_column(batch.schema.get_field_index(key), "key", text)
+        else:
+            yield batch.append_column("key", text)
+
+
+def _lines(path: Path, key: str | None) -> Iterator[pa.RecordBatch]:
+    """Objects as they are: what an object does not name is no argument, not even a null."""
+    found: list[dict[str, Any]] = []
+    with path.open("rb") as file:
+        for number, line in _numbered(file, path):
+            found.append(_object(path, number, line, key))
+            if len(found) >= BATCH_ROWS:
+                yield _batch(path, found)
+                found = []
+    if found:
+        yield _batch(path, found)
+
+
+def _numbered(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise BadFile(f"{path}, line {number}: is longer than {LINE_BYTES_MAX} bytes")
+        if not line.isspace():
+            yield number, line
+
+
+def _object(path: Path, number: int, line: bytes, key: str | None) -> dict[str, Any]:
+    """The reserved fields of one line, and the payload of the others."""
+    try:
+        values = from_json(line)
+    except ValueError as error:
+        raise BadFile(f"{path}, line {number}: is no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise BadFile(f"{path}, line {number}: is no JSON object: write one to a line")
+    if key is not None:
+        if key not in values:
+            raise BadFile(f"{path}, line {number}: has no {key!r}, which --key names")
+        if key != "key" and "key" in values:
+            raise BadFile(f"{path}, line {number}: has a 'key' beside {key!r}, which --key names")
+    row = {name: values.pop(name) for name in RESERVED if name in values}
+    if key is not None:
+        row["key"] = row.get("key") if key == "key" else values[key]
+    problem = _settle(row)
+    if problem:
+        raise BadFile(f"{path}, line {number}: {problem}")
+    if "value" in row and values:
+        raise BadFile(f"{path}, line {number}: has a 'value' and arguments: leave one of them out")
+    payload = row.get("value", values)
+    row["value"] = payload.encode() if isinstance(payload, str) else to_json(payload)
+    return row
+
+
+def _settle(row: dict[str, Any]) -> str:
+    """Make the reserved fields what their columns hold; returns what is wrong, "" if nothing."""
+    for name, value in row.items():
+        if name == "value" or value is None:
+            continue
+        if name in _WHOLE_NUMBERS:
+            if type(value) is not int or abs(value) >= 2**63:
+                return f"{name} is {value!r:.60}, it must be a whole number"
+        elif name == "headers":
+            if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+                return f"headers are {value!r:.60}, they must be an object of text by name"
+        elif isinstance(value, (dict, list, bool)):
+            return f"{name} is {value!r:.60}, it must be text"
+        else:
+            row[name] = str(value)
+    return ""
+
+
+def _batch(path: Path, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    """Only columns that some row has: each costs time."""
+    names = {name for row in rows for name in row}
+    try:
+        columns = {
+            one.name: pa.array([row.get(one.name) for row in rows], one.type)
+            for one in _OF_LINES
+            if one.name in names and one.name != "headers"
+        }
+        if "headers" in names:
+            maps = [
+                None if row.get("headers") is None else [*row["headers"].items()] for row in rows
+            ]
+            columns["headers"] = pa.array(maps, _OF_LINES.field("headers").type)
+    except (pa.ArrowException, ValueError) as error:
+        raise BadFile(f"{path}: {_first_line(error)}") from error
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _no_column(path: Path, name: str, names: Sequence[str]) -> UsageError:
+    return UsageError(f"{path.name} has no column {name!r}; it has {', '.join(names)}")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

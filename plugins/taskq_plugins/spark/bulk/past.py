@@ -1,0 +1,171 @@
+"""Jobs of a lake that are over, chosen by SQL, as entries of an inbox: duckdb, and no Java."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import duckdb
+
+from taskq.call import spec_of
+from taskq.core.errors import TaskqError, UsageError
+from taskq.core.model import PAYLOAD_BYTES_MAX, SETTLED_STATES, Extras
+from taskq.core.records import Flag
+from taskq.log.inbox import encode_tail
+from taskq.replay import REPLAY_HEADER
+from taskq_plugins.spark.sink.encoding import Entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+    from typing import Self
+
+    import pyarrow as pa
+
+    from taskq_plugins.spark.lake import Lake
+
+_BATCH_ROWS: Final = 4_096
+#: Jobs that cannot be enqueued again are told one by one up to this number, then counted.
+PROBLEMS_MAX: Final = 1_000
+_OVER: Final = ", ".join(f"'{state.name.lower()}'" for state in sorted(SETTLED_STATES))
+_ORDER: Final = "enqueued_ns, log_id, job"
+_SHOWN: Final = "job_id, device, task, queue, state, enqueued_at, reason"
+_NEEDED: Final = (
+    "job_id, queue, task, priority, attempts_max, keeps_result, headers, payload"
+)  # fmt: skip
+
+
+class Counted(NamedTuple):
+    """What a condition chooses.
+
+    Attributes:
+        over: jobs that are over, by state.
+        live: jobs that wait or run: nobody enqueues those once more.
+        sample: some of the first kind, the oldest first.
+    """
+
+    over: dict[str, int]
+    live: int
+    sample: pa.Table
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that would be enqueued once more."""
+        return sum(self.over.values())
+
+
+class Problem(NamedTuple):
+    """A job that cannot be enqueued once more, and why."""
+
+    job_id: str
+    reason: str
+
+
+class PastJobs:
+    """The jobs of a lake that a condition chooses, as they were when this was made.
+
+    Args:
+        lake: where they are.
+        where: a condition in SQL over the columns of the table ``jobs``.
+
+    Attributes:
+        problems: what came up while entries were made, the first PROBLEMS_MAX of it.
+        problem_count: all of it.
+    """
+
+    def __init__(self, lake: Lake, where: str) -> None:
+        self._where = where
+        self._columns = lake.schema("jobs").names
+        self.problems: list[Problem] = []
+        self.problem_count = 0
+        self._spill = tempfile.TemporaryDirectory(prefix="taskq-replay-")
+        self._duck = duckdb.connect(":memory:")
+        self._duck.execute("SET temp_directory = ?", [self._spill.name])
+        self._duck.register("jobs", lake.dataset("jobs"))
+        # A condition reads the table and nothing else of this machine.
+        self._duck.execute("SET TimeZone = 'UTC'; SET enable_external_access = false")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._duck.close()
+        self._spill.cleanup()
+
+    def counted(self, sample_rows: int) -> Counted:
+        """How many jobs are chosen, and some of them.
+
+        Raises:
+            UsageError: the condition does not read.
+        """
+        states = self._select("state, count(*)", group="GROUP BY state ORDER BY state").fetchall()
+        known = {state.name.lower() for state in SETTLED_STATES}
+        over = {state: count for state, count in states if state in known}
+        limit = f"AND state IN ({_OVER}) ORDER BY {_ORDER} LIMIT {sample_rows}"
+        sample = self._select(_SHOWN, group=limit).to_arrow_table()
+        return Counted(over, sum(count for _, count in states) - sum(over.values()), sample)
+
+    def entries(self) -> Iterator[Entries]:
+        """The chosen jobs as new ones, the oldest first; those that cannot be are problems.
+
+        Raises:
+            UsageError: the condition does not read.
+        """
+        chosen = self._select(_NEEDED, group=f"AND state IN ({_OVER}) ORDER BY {_ORDER}")
+        for batch in chosen.to_arrow_reader(_BATCH_ROWS):
+            tails: list[bytes] = []
+            payloads: list[bytes] = []
+            for row in batch.to_pylist():
+                try:
+                    tail, payload = _again(row)
+                except TaskqError as error:
+                    self._note(Problem(row["job_id"], str(error)))
+                    continue
+                tails.append(tail)
+                payloads.append(payload)
+            yield Entries(payloads, None, tails)
+
+    def _note(self, problem: Problem) -> None:
+        self.problem_count += 1
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(problem)
+
+    def _select(self, what: str, group: str) -> Any:
+        # The condition is SQL that the caller gives on purpose; all else is ours.
+        text = f"SELECT {what} FROM jobs WHERE ({self._where}\n) {group}"  # noqa: S608
+        try:
+            if len(duckdb.extract_statements(text)) != 1:
+                raise UsageError(f"--where {self._where!r:.200}: give one condition, no statements")
+            return self._duck.execute(text)
+        except duckdb.Error as error:
+            reason = str(error).partition("\n")[0]
+            raise UsageError(
+                f"--where {self._where!r:.200}: {reason}. The columns of jobs are: "
+                f"{', '.join(self._columns)}"
+            ) from error
+
+
+def _again(row: dict[str, Any]) -> tuple[bytes, bytes]:
+    """(tail, payload) of the job, as ``taskq replay`` would enqueue it.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    task, payload = row["task"] or "", row["payload"]
+    if payload is None and task:
+        raise UsageError("its payload is not in the lake, since it could not be read there")
+    payload = payload or b""
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise UsageError(
+            f"its payload of {len(payload)} bytes is in a file of its own: use taskq replay there"
+        )
+    # Neither its due time nor its end nor its key: those were the old job's.
+    headers = {**dict(row["headers"] or ()), REPLAY_HEADER: row["job_id"]}
+    flags = Flag(0) if row["keeps_result"] is not False else Flag.DROP_RESULT
+    spec = spec_of(row["queue"], task, row["priority"], row["attempts_max"] or 0, flags)
+    return encode_tail(spec, Extras(headers=headers)), payload

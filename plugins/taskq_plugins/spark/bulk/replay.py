@@ -1,0 +1,155 @@
+"""``taskq pipeline replay --lake DIR --where SQL --to DIR``: past jobs once more, and no Java."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from taskq.cli import render
+from taskq.cli.errors import EXIT_FAILED
+from taskq.cli.many import count_of, yes_option
+from taskq.cli.options import json_option
+from taskq_plugins.spark.bulk.bar import progress
+
+if TYPE_CHECKING:
+    from taskq_plugins.spark.bulk.past import Counted, PastJobs
+    from taskq_plugins.spark.sink.uploads import Published
+
+_SAMPLE_ROWS: Final = 10
+_RUN_DIGITS: Final = 16
+_PROBLEMS_SHOWN_MAX: Final = 20
+
+
+@click.command()
+@click.option("--lake", type=click.Path(path_type=Path), required=True, help="Where tables are.")
+@click.option("--where", required=True, metavar="SQL", help="Which rows of jobs, those over only.")
+@click.option(
+    "--to",
+    "-d",
+    "--data-dir",
+    "data_dir",
+    type=click.Path(path_type=Path),
+    required=True,
+    envvar="TASKQ_DATA_DIR",
+    show_envvar=True,
+    metavar="DIR",
+    help="The task log's directory; made when it is missing.",
+)
+@click.option("--run", "run_name", metavar="NAME", help="What is done once under a name only.")
+@click.option("--no-adopt", is_flag=True, help="Leave it to running workers to take the jobs up.")
+@yes_option
+@json_option
+@click.pass_context
+def replay(
+    context: click.Context,
+    /,
+    lake: Path,
+    where: str,
+    data_dir: Path,
+    run_name: str | None,
+    no_adopt: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Enqueue past jobs of a lake once more, each with a header replay_of.
+
+    Tells what would be done; --yes does it. A run is done once: its name is made from the lake and
+    the condition unless --run gives another. The old jobs stay as they are. For example
+    --where "state = 'dead' AND task = 'mail.send' AND settled_at > now() - INTERVAL 1 DAY".
+    """
+    from taskq.log.inbox import discard  # noqa: PLC0415 - help must not import the log
+    from taskq_plugins.spark.bulk.past import PastJobs  # noqa: PLC0415 - loads duckdb
+    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - likewise pyarrow
+    from taskq_plugins.spark.sink.uploads import finish, new_upload, write_parts  # noqa: PLC0415
+
+    opened = Lake.open(lake)
+    run = run_name or _run_of(lake, where)
+    with PastJobs(opened, where) as past:
+        found = past.counted(_SAMPLE_ROWS)
+        if not yes:
+            _tell_plan(found, _command(lake, where, data_dir, run), run, as_json=as_json)
+            return
+        own = new_upload("replay")
+        try:
+            with progress(found.jobs, "reading jobs") as advance:
+                parts = write_parts(data_dir, own, past.entries(), advance)
+        except BaseException:
+            discard(data_dir, own)
+            raise
+        done = finish(data_dir, f"replay-{run}", own, parts, adopt=not no_adopt)
+    _tell(found, past, done, run, as_json=as_json)
+    if past.problem_count:
+        context.exit(EXIT_FAILED)
+
+
+def _run_of(lake: Path, where: str) -> str:
+    text = f"{lake.resolve()}\0{' '.join(where.split())}"
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:_RUN_DIGITS]
+
+
+def _command(lake: Path, where: str, data_dir: Path, run: str) -> str:
+    words = ["--lake", str(lake), "--where", where, "--to", str(data_dir), "--run", run, "--yes"]
+    return f"taskq pipeline replay {shlex.join(words)}"
+
+
+def _tell_plan(found: Counted, command: str, run: str, *, as_json: bool) -> None:
+    if as_json:
+        render.print_json(
+            {
+                "dry_run": True,
+                "run": run,
+                "count": found.jobs,
+                "states": found.over,
+                "not_over": found.live,
+                "jobs": found.sample.column("job_id").to_pylist(),
+            }
+        )
+        return
+    from taskq_plugins.spark.lake.display import print_rows  # noqa: PLC0415
+
+    if not found.jobs:
+        click.echo("no job that is over fits: nothing to replay")
+    else:
+        print_rows(found.sample)
+        if found.jobs > found.sample.num_rows:
+            click.echo(f"and {found.jobs - found.sample.num_rows} more")
+        states = ", ".join(f"{count} {state}" for state, count in found.over.items())
+        click.echo(f"would enqueue {count_of(found.jobs)} once more ({states}), enqueued nothing")
+    _tell_live(found)
+    if found.jobs:
+        click.echo(f"to do it:\n  {render.printable(command)}")
+
+
+def _tell_live(found: Counted) -> None:
+    if found.live:
+        click.echo(f"{count_of(found.live)} that fit are not over yet, and are left alone")
+
+
+def _tell(found: Counted, past: PastJobs, done: Published, run: str, *, as_json: bool) -> None:
+    if as_json:
+        render.print_json(
+            {
+                "dry_run": False,
+                "run": run,
+                "count": done.jobs if done.is_new else 0,
+                "done_before": bool(done.jobs) and not done.is_new,
+                "problems": past.problem_count,
+                "errors": [{"id": one.job_id, "error": one.reason} for one in past.problems],
+            }
+        )
+        return
+    if not done.jobs:
+        click.echo("no job that is over fits: enqueued nothing")
+    elif done.is_new:
+        click.echo(f"enqueued {count_of(done.jobs)} once more (run {run})")
+    else:
+        click.echo(f"run {run} was done before, so nothing was enqueued; name another with --run")
+    _tell_live(found)
+    for one in past.problems[:_PROBLEMS_SHOWN_MAX]:
+        click.echo(render.printable(f"taskq: {one.job_id}: {one.reason}"), err=True)
+    if past.problem_count > _PROBLEMS_SHOWN_MAX:
+        click.echo(f"taskq: and {past.problem_count - _PROBLEMS_SHOWN_MAX} more", err=True)
