@@ -39,6 +39,8 @@ ATTEMPT: Final = StructType(
         StructField("ended_ns", _LONG),
         StructField("outcome", _STRING),
         StructField("reason", _STRING),
+        StructField("wait_ns", _LONG),
+        StructField("run_ns", _LONG),
     ]
 )
 

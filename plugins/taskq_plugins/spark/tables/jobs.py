@@ -1,0 +1,145 @@
+"""One row per job, with its attempts: the fold of its records, equal to the Python fold.
+
+``taskq.log.exporting.each_job`` is what it is held to. A job begins with its ENQUEUED record; one
+whose ENQUEUED record is older than the log's first segment, with the first record that carries it.
+Records of a job without either make no row, nor do those of a job that was purged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own pages use
+
+from taskq.core.model import State
+from taskq.core.records import CARRYING_KINDS, Flag, Kind
+from taskq_plugins.spark.tables.stories import (
+    EVENT_KINDS,
+    OVER_STATES,
+    states,
+    told,
+    told_any,
+    with_story,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: ``kind`` of a row that stands for a job which was told as over: no record tells of it again.
+TOLD: Final = "told"
+#: Header that links a job to the one that it runs again.
+REPLAY_OF: Final = "replay_of"
+
+_CARRYING: Final = told_any(CARRYING_KINDS)
+_CARRIED: Final = told(Kind.CARRIED)
+_ENQUEUED: Final = told(Kind.ENQUEUED)
+_REQUEUED: Final = told(Kind.REQUEUED)
+_SCHEDULED: Final = told(State.SCHEDULED)
+_SUCCEEDED: Final = told(State.SUCCEEDED)
+_DUE_IS_WALL: Final = "moments & 1 <> 0"
+_EXPIRES_IS_WALL: Final = "moments & 2 <> 0"
+#: Whether a record may bring a job; it depends on the log whether one that carries a job does.
+BEGINS: Final = f"kind = {_ENQUEUED} or kind in ({_CARRYING}) and state <> {told(State.ABSENT)}"
+_TEXT: Final = "if(length({0}) > 0, make_valid_utf8(string({0})), null)"
+_BORN_STATE: Final = f"if(kind = {_CARRIED}, state, {states({Kind.ENQUEUED, Kind.REQUEUED})})"
+_BORN: Final = f"""
+struct(lsn, kind, device, job_id, epoch, queue, task, priority, attempts_max, key, headers,
+  value as payload,
+  flags & {int(Flag.DROP_RESULT)} = 0 as keeps_result,
+  if(kind = {_ENQUEUED}, ts_ns, enqueued_ns) as enqueued_ns,
+  born_state as state,
+  if(kind = {_CARRIED}, attempt, 0) as attempt,
+  if(born_state = {_SCHEDULED} and not {_DUE_IS_WALL}, due_ns, null) as due_ns,
+  if(born_state = {_SCHEDULED} and {_DUE_IS_WALL}, due_ns, null) as due_wall_ns,
+  if({_EXPIRES_IS_WALL}, null, expires_ns) as expires_ns,
+  if({_EXPIRES_IS_WALL}, expires_ns, null) as expires_wall_ns,
+  if(kind = {_CARRIED}, ended_ns, null) as settled_ns,
+  if(kind = {_CARRIED} and state = {_SUCCEEDED}, result, null) as result,
+  if(kind = {_CARRIED} and state <> {_SUCCEEDED}, {_TEXT.format("result")}, null) as reason,
+  history,
+  case when kind <> {_CARRIED} then if({_DUE_IS_WALL}, ts_ns, greatest(ts_ns, due_ns))
+       when state = {_SCHEDULED} then if({_DUE_IS_WALL}, enqueued_ns, due_ns)
+       when state = {told(State.READY)} then coalesce(due_ns, enqueued_ns) end as since_ns)
+"""
+_EVENT: Final = f"""
+struct(lsn, kind, ts_ns, attempt, owner, cause, due_ns,
+  if(kind = {told(Kind.SUCCEEDED)}, value, null) as result,
+  if(kind in ({told_any(EVENT_KINDS - {Kind.SUCCEEDED, Kind.REQUEUED})}), {_TEXT.format("value")},
+    null) as reason)
+"""
+
+_STEP: Final = f"if(kind = {told(Kind.CLOCK)}, struct(lsn, step_ns), null)"
+_AT: Final = "timestamp_micros({0} div 1000)"
+_COLUMNS: Final = (
+    "born.device", "log_id", "born.job_id", "job", "born.queue", "born.task", "born.priority",
+    "state", "attempt", "born.attempts_max",
+    f"{_AT.format('born.enqueued_ns')} as enqueued_at", "born.enqueued_ns", "due_ns", "expires_ns",
+    "get(attempts, 0).started_ns as first_started_ns",
+    "settled_ns", f"{_AT.format('settled_ns')} as settled_at",
+    "born.key", "if(size(born.headers) > 0, born.headers, null) as headers", "born.payload",
+    "result", "reason", "born.keeps_result",
+    f"try_element_at(born.headers, '{REPLAY_OF}') as replay_of", "born.epoch",
+    f"state in ({told_any(OVER_STATES)}) as is_over", "attempts",
+)  # fmt: skip
+
+
+def jobs(records: DataFrame, as_of: DataFrame | None = None) -> DataFrame:
+    """The jobs that these records tell of.
+
+    ``first_started_ns`` is that of the first attempt which is still known; ``attempts`` are the
+    latest hundred. How their ``wait_ns`` and ``run_ns`` are counted: see ``attempts``.
+
+    Args:
+        records: complete sets of records of some jobs, with the columns DETAILS of the source, and
+            the records of kind "clock" of their logs. Read twice, the second time without payloads:
+            let it be files, or persisted, rather than the source. Rows of ``open_records`` of the
+            batches before may be among them.
+        as_of: columns log_id and now_ns: when waiting jobs are looked at; if None, and for logs
+            that it does not name, the time of the log's last record.
+
+    Returns:
+        Columns as ``schemas.JOBS``.
+    """
+    gathered = gather(records)
+    looked_at = gathered.join(F.broadcast(logs(records, as_of)), "log_id")
+    wanted = looked_at.where(
+        f"not was_told and born is not null and (born.kind = {_ENQUEUED} or job < first_segment)"
+    )
+    folded = with_story(wanted).where(f"state <> {told(State.ABSENT)}")
+    return folded.selectExpr(*_COLUMNS)
+
+
+def gather(records: DataFrame) -> DataFrame:
+    """One row per log_id and job: ``born``, ``events`` behind it, and ``was_told``."""
+    wanted = f"kind in ({told_any(EVENT_KINDS | CARRYING_KINDS | {Kind.ENQUEUED})}, '{TOLD}')"
+    rows = records.where(wanted).withColumns(
+        {"begins": F.expr(BEGINS), "born_state": F.expr(_BORN_STATE)}
+    )
+    return (
+        rows.groupBy("log_id", "job")
+        .agg(
+            F.expr(f"min_by(if(begins, {_BORN}, null), if(begins, lsn, null))").alias("born"),
+            F.expr(
+                f"collect_list(if(kind in ({told_any(EVENT_KINDS)}), {_EVENT}, null))"
+            ).alias("happened"),
+            F.expr(f"bool_or(kind = '{TOLD}')").alias("was_told"),
+        )
+        .select(
+            "log_id", "job", "born", "was_told",
+            F.expr("filter(array_sort(happened), one -> one.lsn > born.lsn)").alias("events"),
+        )
+    )  # fmt: skip
+
+
+def logs(records: DataFrame, as_of: DataFrame | None = None) -> DataFrame:
+    """One row per log: log_id, first_segment, now_ns, and ``steps`` of its clock."""
+    found = records.groupBy("log_id").agg(
+        F.min("segment").alias("first_segment"),
+        F.expr("max_by(ts_ns, if(ts_ns is null, null, lsn))").alias("now_ns"),
+        F.expr(f"collect_list({_STEP})").alias("steps"),
+    )
+    if as_of is None:
+        return found
+    given = as_of.select("log_id", F.col("now_ns").alias("given_ns"))
+    now = F.coalesce("given_ns", "now_ns")
+    return found.join(given, "log_id", "left").withColumn("now_ns", now).drop("given_ns")
