@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from taskq.core.errors import TaskqError
-from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Kind
+from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Kind, Option
 from taskq.log import codec
 from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
-from taskq.log.journal import Journal
+from taskq.log.options import each_option
+from taskq.log.reader import open_journal
 from taskq.log.segment import segment_lsn
 from taskq.log.walking import entries
-from taskq.testing.crashable import CrashableDisk, Machine
 from taskq_plugins.spark.decode import DETAILS, Corrupt, Piece, decode
 from tests.log.world import PATH
 
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
     from taskq.core.model import Extras
     from taskq.log.carrying import Carried
+    from taskq.log.journal import Journal
     from taskq.log.logrecord import LogRecord
     from taskq.log.walking import Entry
+    from taskq.testing.crashable import Machine
     from tests.log.world import World
 
 Row = dict[str, Any]
@@ -84,11 +86,18 @@ def expected_rows(journal: Journal, directory: Path, device: str = DEVICE) -> li
     return [_row(journal, entry, bodies, device) for entry in entries(journal)]
 
 
+def rows_of_directory(directory: Path) -> tuple[list[Row], list[Row]]:
+    """(decoded, expected) rows of the log in a directory."""
+    journal = open_journal(str(directory))
+    try:
+        return decoded_rows(pieces(journal, directory)), expected_rows(journal, directory)
+    finally:
+        journal.close()
+
+
 def rows_of_world(world: World, directory: Path) -> tuple[list[Row], list[Row]]:
     """(decoded, expected) rows of a world's log, whose files are written to the directory."""
-    journal = world.reader()
-    save(world.machine, directory)
-    return decoded_rows(pieces(journal, directory)), expected_rows(journal, directory)
+    return rows_of_directory(save(world.machine, directory))
 
 
 def _row(journal: Journal, entry: Entry, bodies: BodyStore, device: str) -> Row:
@@ -109,9 +118,29 @@ def _row(journal: Journal, entry: Entry, bodies: BodyStore, device: str) -> Row:
         "job": record.job or None,
     }
     if record.kind in _known():
-        row |= dict(_details(record, bodies, journal.tag))
+        problems = []
+        for name, value in _details(record, bodies, journal.tag):
+            if name == "problem":
+                problems.append(value)
+            else:
+                row[name] = value
+        row["problem"] = "; ".join(problems) or None
+        row["concurrency_key"] = _concurrency_key(entry, record)
     row["timestamp"] = pa.scalar(row["timestamp"], DETAILS.field("timestamp").type).as_py()
     return row
+
+
+def _concurrency_key(entry: Entry, record: LogRecord) -> bytes | None:
+    """What a LogRecord does not tell."""
+    if record.kind not in _BIRTHS:
+        return None
+    born = entry.data[entry.at : entry.at + entry.length]
+    if record.carried is not None:
+        born = record.carried.born
+    _, _, _, size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
+    at = codec.ENQUEUED.size + queue_size + task_size
+    options = dict(each_option(born, at, size))
+    return options.get(Option.CONCURRENCY_KEY)
 
 
 def _details(record: LogRecord, bodies: BodyStore, tag: str) -> Iterator[tuple[str, Any]]:
@@ -197,10 +226,3 @@ def _known() -> frozenset[int]:
 def _signed(number: int) -> int:
     """Bit for bit."""
     return number - 2**64 if number >= 2**63 else number
-
-
-def reader_of(machine: Machine, world: World) -> Journal:
-    """The log of another machine's disk, as a read-only process sees it."""
-    journal = Journal(CrashableDisk(machine), world.clock, PATH, world.config, None)
-    journal.open_for_reading()
-    return journal

@@ -74,10 +74,14 @@ class Values:
     @property
     def problem(self) -> pa.Array:
         """Why a value or a result is missing."""
-        problems = {**self._result[1], **self._value[1]}
-        if not problems:
+        of_value, of_result = self._value[1], self._result[1]
+        if not of_value and not of_result:
             return pa.nulls(len(self._rows), pa.string())
-        return pa.array([problems.get(row) for row in range(len(self._rows))], pa.string())
+        told = (
+            "; ".join(one[row] for one in (of_value, of_result) if row in one)
+            for row in range(len(self._rows))
+        )
+        return pa.array([text or None for text in told], pa.string())
 
     @cached_property
     def _value(self) -> tuple[pa.Array, dict[int, str]]:

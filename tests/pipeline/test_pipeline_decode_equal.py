@@ -1,0 +1,265 @@
+"""The decoder gives what every other reader of a log sees, column by column, whatever happened."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskq.core.model import Extras, State
+from taskq.core.records import Cause, Flag, Kind, Option
+from taskq.log import codec
+from taskq.log.bodies import compress
+from taskq.log.carrying import Carried, encode_carried, encode_compacted, encode_queue
+from taskq.log.options import encode_extras, encode_key_hash, encode_replaces
+from taskq.log.reader import open_journal
+from taskq.log.requests import EnqueueSpec
+from taskq_plugins.spark.decode import Corrupt, SegmentDamaged
+from tests.log.acts import History
+from tests.log.simulation import Simulation
+from tests.log.test_compaction_mix import CONFIGS, Mix
+from tests.pipeline.rows_of_log import (
+    Row,
+    decoded_rows,
+    expected_rows,
+    pieces,
+    rows_of_directory,
+    rows_of_world,
+    save,
+)
+from tests.pipeline.segmentfiles import Segments, claimed, enqueued, succeeded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.log.world import World
+
+
+def _check(rows: tuple[list[Row], list[Row]]) -> None:
+    decoded, expected = rows
+    for got, wanted in zip(decoded, expected, strict=False):
+        different = {
+            name: (got[name], wanted[name]) for name in wanted if got[name] != wanted[name]
+        }
+        assert not different, (wanted["kind"], wanted["lsn"])
+    assert [row["lsn"] for row in decoded] == [row["lsn"] for row in expected]
+
+
+def _mix(seed: int, acts: int = 200) -> World:
+    mix = Mix(seed, CONFIGS[seed % len(CONFIGS)], locked=False)
+    for _ in range(acts):
+        mix.act()
+    return mix.world
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_logs_with_keys_delays_retries_dead_letters_and_compaction(
+    seed: int, tmp_path: Path
+) -> None:
+    _check(rows_of_world(_mix(seed), tmp_path))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_logs_of_processes_that_crash_while_the_clock_steps(seed: int, tmp_path: Path) -> None:
+    simulation = Simulation(seed, steps_of_clock=True, faults=bool(seed % 2))
+    simulation.run(60)
+    _check(rows_of_world(simulation.world, tmp_path))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_logs_whose_beginning_compaction_wrote_again(seed: int, tmp_path: Path) -> None:
+    history = History(seed, steps_of_clock=True, small=True)
+    history.run(15)
+    history.compact()
+    history.run(15)
+    _check(rows_of_world(history.world, tmp_path))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_logs_that_are_torn_or_have_flipped_bytes(seed: int, tmp_path: Path) -> None:
+    """What is whole by its own CRC is salvaged; of the rest nothing is made up."""
+    original = save(_mix(seed, 120).machine, tmp_path / "original")
+    chance = random.Random(seed)
+    for number in range(12):
+        directory = tmp_path / str(number)
+        shutil.copytree(original, directory)
+        path = chance.choice(sorted((directory / "log").glob("*.log")))
+        data = bytearray(path.read_bytes())
+        if chance.random() < 0.4:
+            del data[chance.randrange(64, len(data)) :]
+        for _ in range(chance.choice((0, 1, 1, 3)) if len(data) > 64 else 0):
+            data[chance.randrange(chance.choice((0, 64)), len(data))] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+        _check(rows_of_directory(directory))
+
+
+def test_a_tail_that_is_cut_at_any_byte_is_read_to_its_last_whole_frame(tmp_path: Path) -> None:
+    """Up to the end that the log's readers know; up to the end of the file it is damage."""
+    segments = Segments(tmp_path)
+    segments.frame(enqueued(b"one"), enqueued(b"two"))
+    last = segments.frame(claimed(1), enqueued(b"three"), succeeded(1, 3, b"42"), synced=False)
+    path = Path(segments.piece().path)
+    data = path.read_bytes()
+    body_size = codec.FRAME_HEADER.unpack_from(data, last)[1]
+    for size in range(last, len(data)):
+        path.write_bytes(data[:size])
+        if size % 5 == 0:
+            _check(rows_of_directory(tmp_path))
+        torn = segments.piece()
+        # The zeros behind a frame's last record say nothing: they may be missing.
+        if last < size < last + codec.FRAME_HEADER_SIZE + body_size:
+            with pytest.raises(SegmentDamaged, match=f"bytes {last} to {size}, from lsn 3"):
+                decoded_rows([torn], Corrupt.FAIL)
+        assert [row["value"] for row in decoded_rows([torn])][:2] == [b"one", b"two"]
+
+
+# -- any records at all ----------------------------------------------------------------------------
+
+_names = st.sampled_from([b"", b"mail", "réseau".encode(), b"\xff\xfe", b"\xed\xa0\x80x"])
+_small = st.integers(0, 2**63 - 1) | st.integers(0, 300)
+_eight = st.binary(min_size=8, max_size=8)
+_bodies = st.binary(max_size=40)
+_option = st.tuples(st.sampled_from([*Option, 99]), st.one_of(_eight, _eight, _eight, _bodies))
+_options = st.lists(_option, max_size=4).map(
+    lambda pairs: b"".join(bytes([tag]) + len(v).to_bytes(2, "little") + v for tag, v in pairs)
+)
+_texts = st.text(max_size=5)
+_extras = st.builds(
+    Extras,
+    due_ns=st.integers(0, 2**40),
+    due_is_wall=st.booleans(),
+    expires_ns=st.integers(0, 2**40),
+    expires_is_wall=st.booleans(),
+    key=st.none() | st.binary(min_size=1, max_size=9),
+    window_ns=st.integers(0, 2**40),
+    headers=st.dictionaries(_texts, _texts, max_size=3),
+    keep_ns=st.integers(0, 5),
+)
+_packed = st.sampled_from(
+    [
+        (b"plain", 0),
+        compress(b"{}" * 900, "zlib"),
+        compress(b"[]" * 900, "zstd"),
+        (b"no zlib at all", int(Flag.ZLIB)),
+        (b"\xff" * 12, int(Flag.ZSTD)),
+        (bytes(40), int(Flag.SPILLED)),
+        (b"short", int(Flag.SPILLED | Flag.ZLIB)),
+    ]
+)
+
+
+@st.composite
+def _births(draw: st.DrawFn) -> Callable[[int], bytes]:
+    queue, task = draw(_names), draw(_names)
+    options = encode_extras(draw(_extras), 1_000) + draw(
+        st.one_of(st.just(b""), st.just(encode_replaces(7)), st.just(b"\x07\x02\x00ab"))
+    )
+    body, flags = draw(_packed)
+    if draw(st.integers(0, 9)) == 0:
+        options = draw(_options)
+    tail = codec.enqueue_tail(
+        draw(st.integers(0, 9)), flags | 1 | draw(st.sampled_from([0, 2, 4])),
+        draw(st.integers(0, 5)), len(queue), len(task), queue + task, options,
+    )  # fmt: skip
+    return lambda lsn: codec.encode_checked(tail, body, lsn)
+
+
+@st.composite
+def _carried(draw: st.DrawFn) -> Callable[[int], bytes]:
+    job = draw(_small)
+    body, flags = draw(_packed)
+    has_body = draw(st.booleans())
+    carried = Carried(
+        job, draw(st.sampled_from(State)), draw(_births())(job), draw(_small),
+        attempt=draw(st.integers(0, 9)), token=draw(_small), due_ns=draw(_small),
+        due_is_wall=draw(st.booleans()), claim=(5, draw(st.integers(0, 2**64 - 1))),
+        lease_ns=draw(st.integers(0, 3)), key_until_ns=3, expires_ns=draw(st.integers(0, 3)),
+        ended_ns=draw(st.integers(0, 3)), history=draw(_bodies), body=body if has_body else None,
+        flags=flags if has_body else 0,
+    )  # fmt: skip
+    kind = draw(st.sampled_from([Kind.CARRIED, Kind.REQUEUED]))
+    return lambda lsn: encode_carried(kind, carried, lsn)
+
+
+@st.composite
+def _of_jobs(draw: st.DrawFn) -> Callable[[int], bytes]:
+    kind = draw(
+        st.sampled_from(
+            [Kind.CLAIMED, Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.PURGED,
+             Kind.EXTENDED]
+        )
+    )  # fmt: skip
+    body, flags = draw(_packed)
+    options = draw(st.one_of(st.just(b""), st.just(encode_key_hash(2**63)), _options))
+    cause, job = draw(st.sampled_from([*Cause, 77])), draw(_small)
+    has_body = draw(st.booleans())
+    return lambda lsn: codec.encode_job(
+        kind, cause, 3, job, 2**64 - 2, body if has_body else None, lsn, options,
+        flags if has_body else 0,
+    )  # fmt: skip
+
+
+def _others(text: bytes, number: int) -> list[bytes]:
+    tallied = codec.TALLY.pack(0, Kind.TALLIED, 4, 0, 1, 0, 1, 2, 3, 4)[4:]
+    strange = codec.PREFIX.pack(0, 200, 1, 9, 0)[4:]
+    return [
+        codec.encode_back(Kind.RETRIED, Cause.EXHAUSTED, 2, number, 9, number, text, 5),
+        codec.encode_back(Kind.RELEASED, Cause.DRAIN, 2, 1, 9, 0, text, 5),
+        encode_queue(Kind.PAUSED, "mail", 5),
+        codec.encode_checked(codec.NAME.pack(0, Kind.RESUMED, 0, 0, 1, 0)[4:], text, 5),
+        codec.encode_checked(tallied, bytes([len(text) // 2]) + b"\x03" + text, 5),
+        encode_compacted(number, 5),
+        codec.encode_clock(-number, 5),
+        codec.encode_owner(2**64 - 1 - number, text, 5),
+        codec.encode_checked(strange, text, 5),
+    ]
+
+
+_records: st.SearchStrategy[Any] = st.one_of(
+    _births(),
+    _carried(),
+    _of_jobs(),
+    st.builds(_others, _names, _small).flatmap(st.sampled_from),
+)
+
+
+@given(frames=st.lists(st.lists(_records, min_size=1, max_size=6), min_size=1, max_size=5))
+@settings(max_examples=50)
+def test_any_records_at_all(
+    frames: list[list[Any]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Also those that no taskq writes: either both read them alike, or both refuse."""
+    directory = tmp_path_factory.mktemp("log")
+    segments = Segments(directory)
+    for frame in frames:
+        segments.frame(*frame)
+    journal = open_journal(str(directory))
+    try:
+        expected = expected_rows(journal, directory)
+    except Exception:  # noqa: BLE001 - of what is out of order each says something else
+        with pytest.raises(Exception, match=r"\d"):
+            decoded_rows(pieces(journal, directory))
+        return
+    finally:
+        journal.close()
+    _check((decoded_rows(pieces(journal, directory)), expected))
+
+
+@pytest.mark.parametrize("count", [1, 3, 60, 700])
+def test_frames_of_any_number_of_records(count: int, tmp_path: Path) -> None:
+    """Walked in step, in runs or one by one: records are found where they stand."""
+    chance = random.Random(count)
+    segments = Segments(tmp_path, device="edge-7")
+    spec = EnqueueSpec("mail", "mail.send")
+    for number in range(120 if count < 60 else 8):
+        equal = number % 3 == 0
+        sizes = [40 if equal else chance.randrange(60) for _ in range(chance.randint(1, count))]
+        segments.frame(*(enqueued(b"x" * size, spec=spec) for size in sizes))
+        if number % 50 == 0:
+            segments.begin()
+    _check(rows_of_directory(tmp_path))
