@@ -38,7 +38,7 @@ def segments(
         FleetError: the directory cannot be read.
     """
     found: list[SegmentPlace] = []
-    for lsn in _lsns(log):
+    for lsn in segment_lsns(log):
         path = segment_path(log, lsn)
         try:
             place = _look(log, lsn, path)
@@ -57,7 +57,8 @@ def segment_path(log: LogPlace, first_lsn: int) -> str:
     return f"{log.path}/log/{segment_name(first_lsn)}"
 
 
-def _lsns(log: LogPlace) -> list[int]:
+def segment_lsns(log: LogPlace) -> list[int]:
+    """The first lsns that the names of its files say, rising, whatever is in them."""
     # All names before any size: a segment that has a successor in the list has its final size.
     try:
         names = os.listdir(f"{log.path}/log")  # noqa: PTH208 - names are all that is wanted

@@ -1,0 +1,149 @@
+"""Reading logs once: the partitions of a batch, and their rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from taskq_plugins.spark.fleet.problems import FleetError
+from taskq_plugins.spark.source.going_on import Stretch, go_on, stretches
+from taskq_plugins.spark.source.packing import pack
+from taskq_plugins.spark.source.problems import DataLoss, OptionError, loss_handler
+from taskq_plugins.spark.source.rows import Reading, read_pieces
+from taskq_plugins.spark.source.standing import Sight, Standing, at_time, look, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+
+    from taskq_plugins.spark.decode import Piece
+    from taskq_plugins.spark.source.options import ReadOptions
+    from taskq_plugins.spark.source.positions import Bound, Position
+
+T = TypeVar("T")
+#: How often a plan is begun anew because compaction took a segment meanwhile.
+_TRIES: Final = 5
+
+
+class Pieces(InputPartition):
+    """What one Spark task reads."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.pieces = pieces
+
+    def __repr__(self) -> str:
+        return f"Pieces({self.pieces!r})"
+
+
+class BatchReader(DataSourceReader):
+    """Reads what stands in the logs now.
+
+    Args:
+        options: what to read.
+        reading: how.
+    """
+
+    def __init__(self, options: ReadOptions, reading: Reading) -> None:
+        self._options = options
+        self._reading = reading
+
+    def partitions(self) -> list[InputPartition]:
+        """Pieces of all segments, about 32 MB in each partition.
+
+        Raises:
+            FleetError: there is no log to read.
+            DataLoss: one is not whole.
+        """
+        found = patiently(self._plan)
+        parts = pack(found, self._options.target_partition_bytes)
+        return [Pieces(part) for part in parts] or [Pieces([])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition, in batches of about 8 000."""
+        # Spark gives a partition of its own making when there is none.
+        pieces = partition.pieces if isinstance(partition, Pieces) else []
+        return read_pieces(pieces, self._reading)
+
+    def _plan(self) -> list[Stretch]:
+        options = self._options
+        sight = look(options)
+        check_found(options, sight)
+        on_loss = loss_handler(fails=options.fail_on_data_loss)
+        found: list[Stretch] = []
+        for standing in sight.standings:
+            start, end = self._bounds(standing)
+            if start.place < end.place:
+                start = go_on(standing, start, on_loss)
+                found += stretches(standing, start, end.place, on_loss)
+        return found
+
+    def _bounds(self, standing: Standing) -> tuple[Position, Position]:
+        start, latest = beginning(self._options, standing), standing.latest
+        ending = self._options.ending_offsets
+        if ending is not None:
+            end = bound_of(ending, standing)
+            latest = latest if end is None else min(end, latest, key=lambda one: one.place)
+        return start, latest
+
+
+def beginning(options: ReadOptions, standing: Standing, *, is_new: bool = False) -> Position:
+    """Where reading a log begins; ``is_new``: it appeared after a stream began at the end."""
+    if options.starting_timestamp is not None:
+        return at_time(standing, options.starting_timestamp)
+    if options.starting_offsets is None or (is_new and options.starting_offsets == "latest"):
+        return standing.earliest
+    return bound_of(options.starting_offsets, standing) or standing.earliest
+
+
+def bound_of(bound: Bound, standing: Standing) -> Position | None:
+    """What a bound says of a log; None: nothing."""
+    if isinstance(bound, str):
+        return place_of(standing, bound)
+    log = standing.log
+    given = bound.get(log.log_id, bound.get(log.device))
+    return None if given is None else place_of(standing, given)
+
+
+def check_found(options: ReadOptions, sight: Sight) -> None:
+    """Let nobody take the wrong directory for one without records.
+
+    Raises:
+        FleetError: there is no log, or none of the devices.
+        OptionError: offsets are given of a log that is not there.
+    """
+    logs = [standing.log for standing in sight.standings]
+    if not logs and not sight.has_problems:
+        if options.devices is not None:
+            names = ", ".join(sorted(options.devices)[:5])
+            raise OptionError("devices", f": none of them is in {options.path}: {names}")
+        raise FleetError(
+            f"{options.path} holds no task log: give the option path the directory of one (it has "
+            f"a file taskq.json), or one that holds such directories"
+        )
+    known = {name for log in logs for name in (log.log_id, log.device)}
+    for option, bound in (
+        ("startingOffsets", options.starting_offsets),
+        ("endingOffsets", options.ending_offsets),
+    ):
+        strange = () if bound is None or isinstance(bound, str) else sorted(set(bound) - known)
+        if strange and not sight.has_problems:
+            raise OptionError(option, f": there is no log or device {strange[0]!r}")
+
+
+def patiently(plan: Callable[[], T]) -> T:
+    """The outcome of a plan, begun anew when compaction takes a file under its hands.
+
+    Raises:
+        DataLoss: that happened every time.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return plan()
+        except FileNotFoundError:
+            continue
+    try:
+        return plan()
+    except FileNotFoundError as error:
+        raise DataLoss("", str(error.filename), 0, "without it") from error

@@ -1,0 +1,166 @@
+"""The options of ``spark.read.format("taskq")``: read once, checked, and from then on typed."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from taskq_plugins.spark.source.positions import Bound, parse_bound
+from taskq_plugins.spark.source.problems import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_UNITS: Final = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SIZE: Final = re.compile(r"(\d{1,15})\s*([kmgt]?)i?b?", re.IGNORECASE)
+PARTITION_BYTES_MIN: Final = 64 * 2**10
+PARTITION_BYTES_MAX: Final = 16 * 2**30
+_SIZE_MAX: Final = 2**60
+_NAMES_MAX: Final = 100_000
+
+_OFFSETS: Final = 'JSON such as {"<log id or device>": {"lsn": 17}, "<another>": "latest"}'
+_ALLOWED: Final = {
+    "path": "the directory of a task log, or one that holds the logs of many devices",
+    "queues": "names of queues, as mail,reports or as a JSON list",
+    "devices": "names of devices or log ids, as edge-1,edge-2 or as a JSON list",
+    "startingOffsets": f"earliest, latest or {_OFFSETS}",
+    "endingOffsets": f"latest or {_OFFSETS}",
+    "startingTimestamp": "milliseconds since 1970, or ISO 8601 with a zone, and no startingOffsets",
+    "maxBytesPerTrigger": "a size of at least 1 byte, such as 512m",
+    "maxFilesPerTrigger": "a number from 1 on",
+    "targetPartitionBytes": "a size from 64k to 16g, such as 32m",
+    "failOnDataLoss": "true or false",
+    "corruptMode": "fail, skip or quarantine",
+    "includePayload": "true or false",
+    "includeHeaders": "true or false",
+    "includeDetails": "true or false",
+    "pushdown": "true or false",
+}
+
+
+def _reads(parse: Callable[[str], object]) -> BeforeValidator:
+    """A validator for text: whatever the text makes fail is a wrong value."""
+
+    def read(value: object) -> object:
+        try:
+            return parse(str(value).strip())
+        except (TypeError, ArithmeticError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+
+    return BeforeValidator(read)
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError("no size")
+    return int(match[1]) * _UNITS[match[2].lower()]
+
+
+def _flag(text: str) -> bool:
+    word = text.lower()
+    if word not in {"true", "false"}:
+        raise ValueError("neither true nor false")
+    return word == "true"
+
+
+def _names(text: str) -> frozenset[object]:
+    names = json.loads(text) if text.startswith("[") else text.split(",")
+    found = frozenset(name.strip() if isinstance(name, str) else name for name in names)
+    if not found or not all(isinstance(name, str) and name for name in found):
+        raise ValueError("an empty name")
+    return found
+
+
+def _moment(text: str) -> int:
+    if text.isdecimal():
+        return int(text) * 1_000_000
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError("no zone")
+    return int(moment.timestamp() * 1_000_000) * 1_000
+
+
+Flag = Annotated[bool, _reads(_flag)]
+Names = Annotated[frozenset[str] | None, _reads(_names), Field(max_length=_NAMES_MAX)]
+Size = Annotated[int, _reads(_size), Field(ge=1, le=_SIZE_MAX)]
+
+
+class ReadOptions(BaseModel):
+    """What a reader was asked for; sizes in bytes, moments in nanoseconds since 1970."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=to_camel, arbitrary_types_allowed=True
+    )
+
+    path: Annotated[str, Field(min_length=1)]
+    queues: Names = None
+    devices: Names = None
+    starting_offsets: Annotated[Bound | None, _reads(parse_bound)] = None
+    ending_offsets: Annotated[Bound | None, _reads(parse_bound)] = None
+    starting_timestamp: Annotated[int | None, _reads(_moment)] = None
+    max_bytes_per_trigger: Size | None = None
+    max_files_per_trigger: Annotated[int | None, Field(ge=1)] = None
+    target_partition_bytes: Annotated[
+        Size, Field(ge=PARTITION_BYTES_MIN, le=PARTITION_BYTES_MAX)
+    ] = 32 * 2**20
+    fail_on_data_loss: Flag = True
+    corrupt_mode: Annotated[str, _reads(str.lower), Field(pattern="^(fail|skip|quarantine)$")] = (
+        "fail"
+    )
+    include_payload: Flag = True
+    include_headers: Flag = True
+    include_details: Flag = False
+    pushdown: Flag = False
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """The options as they were given to Spark; case does not matter in their names.
+
+    Raises:
+        OptionError: one is unknown, missing or wrong; the message names it and what is allowed.
+    """
+    spelled = {name.lower(): name for name in _ALLOWED}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        option = spelled.get(name.lower())
+        if option is None:
+            raise OptionError(name, f" is unknown{_suggestion(name)}")
+        values[option] = value
+    if "path" not in values:
+        raise OptionError("path", f" is missing: it is {_ALLOWED['path']}")
+    try:
+        options = ReadOptions.model_validate(values)
+    except ValidationError as error:
+        option = str(error.errors()[0]["loc"][0])
+        shown = str(values.get(option))[:200]
+        raise OptionError(
+            option, f": {shown!r} is not allowed: it is {_ALLOWED[option]}"
+        ) from error
+    _check_together(options)
+    return options
+
+
+def _check_together(options: ReadOptions) -> None:
+    if options.starting_offsets is not None and options.starting_timestamp is not None:
+        raise OptionError(
+            "startingTimestamp", " cannot be given with startingOffsets: leave one of them out"
+        )
+    if options.ending_offsets == "earliest":
+        raise OptionError(
+            "endingOffsets", f": 'earliest' is not allowed: it is {_ALLOWED['endingOffsets']}"
+        )
+
+
+def _suggestion(name: str) -> str:
+    near = get_close_matches(name.lower(), [one.lower() for one in _ALLOWED], 1)
+    if near:
+        meant = next(one for one in _ALLOWED if one.lower() == near[0])
+        return f": did you mean {meant}?"
+    return f": there are {', '.join(_ALLOWED)}"

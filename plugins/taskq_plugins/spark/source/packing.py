@@ -1,0 +1,58 @@
+"""Many stretches of many files into few partitions: each costs Spark about 28 ms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq_plugins.spark.decode import Piece
+from taskq_plugins.spark.fleet.segmentfile import START, SegmentFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskq_plugins.spark.source.going_on import Stretch
+
+#: A stretch is not cut for the sake of less than this part of a partition.
+_CUT_MIN: Final = 8
+
+
+def pack(found: Iterable[Stretch], target_bytes: int) -> list[list[Piece]]:
+    """Pieces by partition, in the order of the stretches: about ``target_bytes`` in each.
+
+    A pure function of the stretches and of bytes that never change. The partitions are made about
+    equal, so that none is a small rest which some core works off alone.
+    """
+    all_of_them = list(found)
+    total = sum(one.end - one.start for one in all_of_them)
+    count = max(round(total / target_bytes), 1)
+    goal = -(-total // count)
+    parts: list[list[Piece]] = []
+    room = 0
+    for stretch in all_of_them:
+        start = stretch.start
+        while start < stretch.end:
+            if room <= goal // _CUT_MIN or not parts:
+                parts.append([])
+                room = goal
+            end = stretch.end
+            if end - start > room + goal // _CUT_MIN:
+                end = _border(stretch, start + room)
+            parts[-1].append(_piece(stretch, start, end))
+            room -= end - start
+            start = end
+    return parts
+
+
+def _border(stretch: Stretch, offset: int) -> int:
+    """The first border of frames from ``offset`` on."""
+    place = stretch.place
+    with SegmentFile(place.path, stretch.log.log_id, place.first_lsn) as file:
+        found = file.first_from((offset + 7) & ~7, stretch.end)
+    return found[0] if found is not None else stretch.end
+
+
+def _piece(stretch: Stretch, start: int, end: int) -> Piece:
+    log, place = stretch.log, stretch.place
+    # From 0 on the header is checked, too.
+    begin = 0 if start == START else start
+    return Piece(place.path, log.device, log.log_id, log.tag, place.first_lsn, begin, end)

@@ -1,0 +1,151 @@
+"""Places in logs as a stream's offsets keep them, and as people write them in options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+
+from taskq.core.errors import UsageError
+from taskq.log.codec import LSN_MAX
+from taskq_plugins.spark.fleet.segmentfile import START
+
+if TYPE_CHECKING:
+    from taskq_plugins.spark.fleet.marks import End
+
+_U64: Final = 2**64
+_LOGS_MAX: Final = 100_000
+
+
+class Position(NamedTuple):
+    """How far a log was read: everything before ``offset`` of a segment, where frames meet.
+
+    ``frame`` is where the frame before that stands (0: none, or not known) and ``time_ns`` its
+    time, so that who goes on sees whether it is still there. ``from_segment`` and ``from_offset``
+    are where the stream began in this log: a batch in which it first appears is read from there.
+    """
+
+    device: str
+    segment: int
+    offset: int
+    lsn: int
+    epoch: int
+    frame: int = 0
+    time_ns: int = 0
+    from_segment: int = 0
+    from_offset: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(segment, offset): what orders positions of one log."""
+        return self.segment, self.offset
+
+    def origin(self) -> Position:
+        """Where the stream began in the log."""
+        begin = Position(self.device, self.from_segment, self.from_offset, self.from_segment, 0)
+        return begin.begun()
+
+    def begun(self) -> Position:
+        """The same, as the place where a stream begins."""
+        return self._replace(from_segment=self.segment, from_offset=self.offset)
+
+    def moved_to(self, end: End) -> Position:
+        """The same log's position at another place."""
+        mark = end.mark
+        return self._replace(
+            segment=mark.segment,
+            offset=mark.offset,
+            lsn=mark.next_lsn,
+            epoch=mark.epoch,
+            frame=end.frame,
+            time_ns=end.time_ns,
+        )
+
+
+class Lsn(NamedTuple):
+    """A place that is given as an lsn: the frame that holds it, or else the first behind."""
+
+    lsn: int
+
+
+Edge: TypeAlias = Literal["earliest", "latest"]
+Given: TypeAlias = Position | Lsn | Edge
+#: Where to begin or end: everywhere alike, or by log id or device.
+Bound: TypeAlias = Edge | Mapping[str, Given]
+Offsets: TypeAlias = dict[str, Position]
+
+
+def parse_bound(text: str) -> Bound:
+    """What startingOffsets or endingOffsets says.
+
+    Raises:
+        ValueError: it is neither a word nor JSON of places.
+    """
+    word = text.strip().lower()
+    if word == "earliest":
+        return "earliest"
+    if word == "latest":
+        return "latest"
+    values = json.loads(text)
+    if not isinstance(values, dict) or len(values) > _LOGS_MAX:
+        raise ValueError("no object")
+    return {name: _given(value) for name, value in values.items()}
+
+
+def _given(value: object) -> Given:
+    if value == "earliest":
+        return "earliest"
+    if value == "latest":
+        return "latest"
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is no place")
+    if set(value) == {"lsn"}:
+        return Lsn(_number(value, "lsn", LSN_MAX))
+    return _position(value)
+
+
+def _position(value: dict[str, Any]) -> Position:
+    unknown = set(value) - set(Position._fields)
+    if unknown:
+        raise ValueError(f"unknown {sorted(unknown)}")
+    time_ns = value.get("time_ns", 0)
+    if not isinstance(time_ns, int) or isinstance(time_ns, bool):
+        raise TypeError("time_ns is no number")
+    return Position(
+        str(value.get("device", "")),
+        _number(value, "segment", LSN_MAX),
+        max(_number(value, "offset", 2**32), START),
+        _number(value, "lsn", LSN_MAX, 0),
+        _number(value, "epoch", _U64, 0),
+        _number(value, "frame", 2**32, 0),
+        time_ns,
+        _number(value, "from_segment", LSN_MAX, 0),
+        _number(value, "from_offset", 2**32, 0),
+    )
+
+
+def _number(value: dict[str, Any], name: str, limit: int, default: int | None = None) -> int:
+    number = value.get(name, default)
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < limit:
+        raise ValueError(f"{name} is {number!r}")
+    return number
+
+
+def offsets_to_json(offsets: Offsets) -> dict[str, dict[str, int | str]]:
+    """What Spark keeps in the checkpoint: by log id, in a fixed order."""
+    return {log_id: offsets[log_id]._asdict() for log_id in sorted(offsets)}
+
+
+def offsets_from_json(values: dict[str, Any]) -> Offsets:
+    """The same, read back.
+
+    Raises:
+        UsageError: this source did not write it.
+    """
+    try:
+        return {str(log_id): _position(value) for log_id, value in values.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"the checkpoint holds an offset that this source did not write ({error}): "
+            f"give the query a checkpoint of its own"
+        ) from error

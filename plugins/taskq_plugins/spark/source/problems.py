@@ -1,0 +1,108 @@
+"""What may keep the source from reading on, each with the option that decides about it.
+
+::
+
+    TaskqError
+    ├── UsageError
+    │   └── OptionError       an option that is unknown, or has a wrong value
+    └── LogError
+        ├── Unreadable        a log or a segment cannot be used as it is: corruptMode
+        ├── DataLoss          what was to be read is not there any more: failOnDataLoss
+        └── OffsetMismatch    the log holds other records where the reader had come to
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_log: Final = logging.getLogger("taskq")
+_GO_ON: Final = "with the option failOnDataLoss=false reading goes on"
+
+
+class OptionError(UsageError):
+    """An option is unknown, missing, or has a value that is not allowed.
+
+    Attributes:
+        option: its name.
+    """
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(f"option {option}{message}")
+        self.option = option
+
+
+class Unreadable(LogError):
+    """A log or a segment cannot be read, be it for its rights or for what is in it.
+
+    Attributes:
+        cause: the error as it was met.
+    """
+
+    def __init__(self, cause: LogError) -> None:
+        super().__init__(
+            f"{cause}; with the option corruptMode=skip (or quarantine) it is left out"
+        )
+        self.cause = cause
+
+
+class DataLoss(LogError):
+    """Records that were to be read are not in the log any more, or never came with it.
+
+    Attributes:
+        device: whose log it is.
+        lsn: of the first record that is missing, if there was one.
+    """
+
+    def __init__(self, device: str, where: str, lsn: int, goes_on: str) -> None:
+        super().__init__(
+            f"device {device}: {where} is missing, which held records from lsn {lsn} on: "
+            f"compaction took it before it was read, or it was not copied; {_GO_ON} {goes_on}"
+        )
+        self.device = device
+        self.lsn = lsn
+
+
+class LogVanished(DataLoss):
+    """A log that was being read is not there any more, and its device has no other."""
+
+    def __init__(self, device: str, log_id: str) -> None:
+        LogError.__init__(
+            self,
+            f"device {device}: its log {log_id} is gone from the directory, read or not; {_GO_ON} "
+            f"with the others",
+        )
+        self.device = device
+        self.lsn = 0
+
+
+class OffsetMismatch(LogError):
+    """The log was cut, or restored from a backup: what was read last is not in it.
+
+    Attributes:
+        device: whose log it is.
+    """
+
+    def __init__(self, device: str, where: str, lsn: int, epoch: int) -> None:
+        super().__init__(
+            f"device {device}: {where} does not hold the frame behind which reading was to go on "
+            f"(lsn {lsn}, epoch {epoch}): the log was cut or restored from a backup since; "
+            f"{_GO_ON} at the first record from that lsn on"
+        )
+        self.device = device
+
+
+def loss_handler(*, fails: bool) -> Callable[[LogError], None]:
+    """What is done about data that is lost: raised, or told to the process's log."""
+
+    def on_loss(error: LogError) -> None:
+        if fails:
+            raise error
+        _log.warning("failOnDataLoss=false: %s", error)
+
+    return on_loss

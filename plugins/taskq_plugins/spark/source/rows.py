@@ -1,0 +1,133 @@
+"""Pieces into the batches that Spark takes: runs on the executors."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from taskq.core.errors import FormatError, LogError
+from taskq_plugins.spark.decode import (
+    DETAILS,
+    ROWS_MAX,
+    Corrupt,
+    SegmentMissing,
+    SegmentUnreadable,
+    decode,
+)
+from taskq_plugins.spark.source.problems import DataLoss, Unreadable
+from taskq_plugins.spark.source.queues import NEEDED, QueueFilter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from taskq_plugins.spark.decode import Piece
+
+_log: Final = logging.getLogger("taskq")
+
+
+class Reading(NamedTuple):
+    """How rows are read; everything that an executor needs to know.
+
+    ``schema`` is what Spark expects, exactly.
+    """
+
+    schema: pa.Schema
+    corrupt: Corrupt
+    payload: bool
+    headers: bool
+    fails_on_loss: bool
+    queues: frozenset[str] | None = None
+
+
+#: Cuts a piece into those that are wanted, and drops rows; for filters that Spark hands down.
+Sieve = tuple["Callable[[Piece], Iterator[Piece]]", "Callable[[pa.RecordBatch], pa.RecordBatch]"]
+
+
+def read_pieces(
+    pieces: Sequence[Piece], reading: Reading, sieve: Sieve | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of some pieces; small batches are joined, since each costs as much as a large one.
+
+    Raises:
+        DataLoss: a segment is gone, and failOnDataLoss is true.
+        Unreadable: one cannot be read, and corruptMode is fail.
+        SegmentDamaged: likewise for some of its bytes.
+    """
+    return _joined(_all_rows(pieces, reading, sieve), reading.schema)
+
+
+def _all_rows(
+    pieces: Sequence[Piece], reading: Reading, sieve: Sieve | None
+) -> Iterator[pa.RecordBatch]:
+    queues = QueueFilter(reading.queues) if reading.queues is not None else None
+    schema = reading.schema if queues is None else _with_needed(reading.schema)
+    for piece in pieces:
+        parts: Iterable[Piece] = (piece,) if sieve is None else sieve[0](piece)
+        for part in parts:
+            for batch in _decoded(part, schema, reading):
+                kept = batch if queues is None else queues.keep(piece, batch)
+                if sieve is not None:
+                    kept = sieve[1](kept)
+                yield kept if queues is None else kept.select(reading.schema.names)
+    if queues is not None:
+        queues.close()
+
+
+def _with_needed(schema: pa.Schema) -> pa.Schema:
+    missing = [DETAILS.field(name) for name in NEEDED if name not in schema.names]
+    return pa.schema([*schema, *missing])
+
+
+def _decoded(piece: Piece, schema: pa.Schema, reading: Reading) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from decode(
+            piece,
+            schema,
+            corrupt=reading.corrupt,
+            payload=reading.payload,
+            headers=reading.headers,
+        )
+    except SegmentMissing:
+        where = f"{piece.path}, bytes {piece.start} to {piece.end}"
+        loss = DataLoss(piece.device, where, piece.segment, "without it")
+        if reading.fails_on_loss:
+            raise loss from None
+        _log.warning("failOnDataLoss=false: %s", loss)
+    except (SegmentUnreadable, FormatError) as error:
+        if reading.corrupt is Corrupt.FAIL:
+            raise Unreadable(error) from error
+        _log.warning("corruptMode=%s, left out: %s", reading.corrupt, error)
+        if reading.corrupt is Corrupt.QUARANTINE:
+            yield _damaged_row(piece, schema, error)
+
+
+def _damaged_row(piece: Piece, schema: pa.Schema, error: LogError) -> pa.RecordBatch:
+    row: dict[str, Any] = {
+        "device": piece.device,
+        "log_id": piece.log_id,
+        "segment": piece.segment,
+        "offset": piece.start,
+        "kind": "damaged",
+        "problem": str(error),
+    }
+    return pa.RecordBatch.from_pylist([row], schema=schema)
+
+
+def _joined(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        if not waiting and batch.num_rows >= ROWS_MAX // 2:
+            yield batch
+            continue
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= ROWS_MAX:
+            yield from pa.Table.from_batches(waiting, schema).combine_chunks().to_batches()
+            waiting, rows = [], 0
+    if waiting:
+        yield from pa.Table.from_batches(waiting, schema).combine_chunks().to_batches()

@@ -1,0 +1,41 @@
+"""The source's columns as Spark knows them, and as it must be given them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from taskq.core.errors import UsageError
+from taskq_plugins.spark.decode import DETAILS, SCHEMA
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+def spark_schema(*, details: bool) -> StructType:
+    """The columns that a reader has who names none."""
+    schema: StructType = from_arrow_schema(DETAILS if details else SCHEMA)
+    return schema
+
+
+def arrow_schema(wanted: StructType) -> pa.Schema:
+    """The columns that Spark asks for, as batches must have them to the letter.
+
+    Raises:
+        UsageError: a column is not one of the source's, or has another type there.
+    """
+    schema = to_arrow_schema(wanted, timezone="UTC")
+    for field in schema:
+        if field.name not in DETAILS.names:
+            raise UsageError(
+                f"the schema asks for column {field.name!r}, which the source taskq does not have: "
+                f"it has {', '.join(DETAILS.names)}"
+            )
+        ours = DETAILS.field(field.name)
+        if not field.type.equals(ours.type):
+            raise UsageError(
+                f"the schema asks for column {field.name!r} as {field.type}, but it is {ours.type}"
+            )
+    return schema

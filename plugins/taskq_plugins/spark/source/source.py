@@ -1,0 +1,81 @@
+"""The data source ``taskq`` as Spark sees it; what it needs is imported when it is needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+    from taskq_plugins.spark.source.options import ReadOptions
+    from taskq_plugins.spark.source.rows import Reading
+
+
+class TaskqSource(DataSource):
+    """Task logs as a table of their records, and data frames as jobs."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What stands in ``format(...)``."""
+        return "taskq"
+
+    def schema(self) -> StructType:
+        """The columns of the records; more with the option includeDetails."""
+        from taskq_plugins.spark.source.options import read_options  # noqa: PLC0415
+        from taskq_plugins.spark.source.schema import spark_schema  # noqa: PLC0415
+
+        return spark_schema(details=read_options(self.options).include_details)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """What reads a batch."""
+        from taskq_plugins.spark.source.batch import BatchReader  # noqa: PLC0415
+        from taskq_plugins.spark.source.pushing import PushingReader  # noqa: PLC0415
+
+        options, reading = self._read(schema)
+        # Spark refuses any reader that could take filters while it is not set up to hand them down.
+        return (PushingReader if options.pushdown else BatchReader)(options, reading)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        """What reads a stream."""
+        from taskq_plugins.spark.source.stream import StreamReader  # noqa: PLC0415
+
+        return StreamReader(*self._read(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """What makes jobs of a data frame."""
+        from taskq_plugins.spark.sink.writers import batch_writer  # noqa: PLC0415
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """What makes jobs of a stream."""
+        from taskq_plugins.spark.sink.writers import stream_writer  # noqa: PLC0415
+
+        return stream_writer(self.options, schema, overwrite)
+
+    def _read(self, schema: StructType) -> tuple[ReadOptions, Reading]:
+        from taskq_plugins.spark.decode import Corrupt  # noqa: PLC0415
+        from taskq_plugins.spark.source.options import read_options  # noqa: PLC0415
+        from taskq_plugins.spark.source.rows import Reading  # noqa: PLC0415
+        from taskq_plugins.spark.source.schema import arrow_schema  # noqa: PLC0415
+
+        options = read_options(self.options)
+        reading = Reading(
+            arrow_schema(schema),
+            Corrupt(options.corrupt_mode),
+            options.include_payload,
+            options.include_headers,
+            options.fail_on_data_loss,
+            options.queues,
+        )
+        return options, reading

@@ -1,0 +1,177 @@
+"""What there is to read of each log now, and finding places in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import LogError
+from taskq_plugins.spark.fleet.listing import segment_lsns, segments
+from taskq_plugins.spark.fleet.marks import End, durable_end
+from taskq_plugins.spark.fleet.places import LogPlace, Mark, SegmentPlace, find_logs
+from taskq_plugins.spark.fleet.problems import log_problem
+from taskq_plugins.spark.fleet.segmentfile import START, SegmentFile
+from taskq_plugins.spark.source.positions import Given, Lsn, Position
+from taskq_plugins.spark.source.problems import OptionError, Unreadable
+
+if TYPE_CHECKING:
+    from taskq_plugins.spark.source.options import ReadOptions
+
+#: A search by halves ends in a stretch of this size, which is hopped through.
+_HALVING_ENDS_BYTES: Final = 64 * 1024
+
+
+class Standing(NamedTuple):
+    """One log as it was found: its segments, and how far it may be read.
+
+    ``left_out`` are segments that are there but cannot be used, where that is to be passed over.
+    """
+
+    log: LogPlace
+    places: list[SegmentPlace]
+    end: End
+    left_out: frozenset[int] = frozenset()
+
+    @property
+    def latest(self) -> Position:
+        """The place behind all that may be read now."""
+        return Position(self.log.device, 0, 0, 0, 0).moved_to(self.end)
+
+    @property
+    def earliest(self) -> Position:
+        """The start of the oldest segment; of an empty log nowhere."""
+        if not self.places or not self.end.mark.segment:
+            return self.latest.begun()
+        return self.start_of(self.places[0]).begun()
+
+    def start_of(self, place: SegmentPlace) -> Position:
+        """Where the first frame of a segment stands."""
+        return Position(self.log.device, place.first_lsn, START, place.first_lsn, place.epoch)
+
+    def find(self, first_lsn: int) -> SegmentPlace | None:
+        """The segment of that name, if it is there."""
+        return next((place for place in self.places if place.first_lsn == first_lsn), None)
+
+    def open(self, place: SegmentPlace) -> SegmentFile:
+        """The segment's file; close it, or use ``with``."""
+        return SegmentFile(place.path, self.log.log_id, place.first_lsn)
+
+    def size(self, place: SegmentPlace) -> int:
+        """Bytes of a segment that may be read."""
+        mark = self.end.mark
+        if place.first_lsn == mark.segment:
+            return mark.offset
+        return place.size_bytes if place.first_lsn < mark.segment else START
+
+
+class Sight(NamedTuple):
+    """The logs of a directory; ``has_problems``: some could not be used and were left out."""
+
+    standings: list[Standing]
+    has_problems: bool
+
+
+def look(options: ReadOptions) -> Sight:
+    """Every log that is to be read, as it stands now; those without a record, too.
+
+    Raises:
+        Unreadable: what is found cannot be read, and corruptMode says to fail then.
+        FleetError: the directory itself cannot be.
+    """
+    if not Path(options.path).is_dir():
+        raise OptionError("path", f": {options.path!r} is no directory: give one with task logs")
+    problems: list[LogError] = []
+
+    def on_problem(error: LogError) -> None:
+        if options.corrupt_mode == "fail":
+            raise Unreadable(error)
+        problems.append(error)
+        log_problem(error)
+
+    logs = find_logs(Path(options.path), options.devices, on_problem=on_problem)
+    found: list[Standing] = []
+    for log in logs:
+        known = len(problems)
+        try:
+            places = segments(log, on_problem=on_problem)
+            end = durable_end(log, places)
+        except LogError as error:
+            if isinstance(error, Unreadable):
+                raise
+            on_problem(error)
+            continue
+        left_out = frozenset[int]()
+        if len(problems) > known:
+            left_out = frozenset(segment_lsns(log)) - {place.first_lsn for place in places}
+        found.append(Standing(log, places, end, left_out))
+    return Sight(found, bool(problems))
+
+
+def place_of(standing: Standing, given: Given) -> Position:
+    """Where a place that somebody named is in the log."""
+    if given == "earliest":
+        return standing.earliest
+    if given == "latest":
+        return standing.latest.begun()
+    if isinstance(given, Lsn):
+        return at_lsn(standing, given.lsn).begun()
+    position = given._replace(device=standing.log.device)
+    return position if position.from_segment else position.begun()
+
+
+def at_lsn(standing: Standing, lsn: int) -> Position:
+    """At the frame that holds a record, or else at the first behind where it would stand."""
+    places = [place for place in standing.places if place.first_lsn <= standing.end.mark.segment]
+    if not places:
+        return standing.latest
+    place = max((one for one in places if one.first_lsn <= lsn), default=places[0])
+    end = standing.size(place)
+    position = standing.start_of(place)
+    with standing.open(place) as file:
+        start = _halve(file, lsn, end)
+        for offset, header in file.hop(start, end):
+            if header.next_lsn > lsn:
+                return position._replace(offset=offset, lsn=header.first_lsn, epoch=header.epoch)
+            mark = Mark(place.first_lsn, offset + header.size, header.next_lsn, header.epoch)
+            position = position.moved_to(End(mark, offset, header.time_ns))
+    following = next((one for one in places if one.first_lsn > place.first_lsn), None)
+    if following is not None:
+        return standing.start_of(following)
+    return position
+
+
+def _halve(file: SegmentFile, lsn: int, end: int) -> int:
+    """A place of a frame at or before the one that holds a record, and near it."""
+    low, high = START, end
+    while high - low > _HALVING_ENDS_BYTES:
+        middle = (low + high) // 2 & ~7
+        found = file.first_from(middle, high)
+        if found is None or found[1].first_lsn > lsn:
+            high = middle
+        else:
+            low = found[0]
+    return low
+
+
+def at_time(standing: Standing, time_ns: int) -> Position:
+    """At the first frame of that time or later; at the end if there is none yet.
+
+    Log time may go back, so headers are hopped over from the segment on before which it passed.
+    """
+    places = [place for place in standing.places if place.first_lsn <= standing.end.mark.segment]
+    first = len(places)
+    for number, place in enumerate(places):
+        with standing.open(place) as file:
+            header = file.header()
+        if header is not None and header.created_ns >= time_ns:
+            first = number
+            break
+    for place in places[max(first - 1, 0) :]:
+        with standing.open(place) as file:
+            for offset, frame in file.hop(START, standing.size(place)):
+                if frame.time_ns >= time_ns:
+                    position = standing.start_of(place)
+                    return position._replace(
+                        offset=offset, lsn=frame.first_lsn, epoch=frame.epoch
+                    ).begun()
+    return standing.latest.begun()

@@ -1,0 +1,210 @@
+"""Reading logs as they grow: offsets, and what lies between two of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
+
+from taskq_plugins.spark.source.allotting import UNLIMITED, Backlog, Limits, allot
+from taskq_plugins.spark.source.batch import Pieces, beginning, patiently
+from taskq_plugins.spark.source.going_on import Stretch, go_on, stretches
+from taskq_plugins.spark.source.packing import pack
+from taskq_plugins.spark.source.positions import (
+    Offsets,
+    Position,
+    offsets_from_json,
+    offsets_to_json,
+)
+from taskq_plugins.spark.source.problems import LogVanished, OptionError, loss_handler
+from taskq_plugins.spark.source.rows import Reading, read_pieces
+from taskq_plugins.spark.source.standing import Sight, Standing, look
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from taskq_plugins.spark.source.options import ReadOptions
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads every record once, batch by batch.
+
+    An offset is how far each log was read, by log id: a log that is not in it begins with the batch
+    in which it is first seen. A device that was reinstalled has another log, and that is a stream
+    of its own.
+
+    Args:
+        options: what to read.
+        reading: how.
+    """
+
+    def __init__(self, options: ReadOptions, reading: Reading) -> None:
+        if options.ending_offsets is not None:
+            raise OptionError("endingOffsets", " is for batches: a stream has no end")
+        self._options = options
+        self._reading = reading
+        self._on_loss = loss_handler(fails=options.fail_on_data_loss)
+        self._targets: Offsets | None = None
+        self._sight: Sight | None = None
+        self._latest: Offsets | None = None
+        #: the log that was served last: the next trigger begins behind it
+        self._served = ""
+        self._vanished: set[str] = set()
+
+    # -- offsets ----------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
+        """Nothing read of any log; of those that are there now all, if startingOffsets is latest.
+
+        Raises:
+            Unreadable: a log cannot be read.
+        """
+        if self._options.starting_offsets != "latest":
+            return {}
+        standings = look(self._options).standings
+        pinned = {one.log.log_id: one.latest.begun() for one in standings if one.end.mark.segment}
+        return offsets_to_json(pinned)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
+        """What the options limit; where they limit both, the other is kept to as well."""
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        if self._options.max_files_per_trigger is not None:
+            return ReadMaxFiles(self._options.max_files_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+        """From now on nothing is read that is appended later, and no log that appears later."""
+        standings = look(self._options).standings
+        self._targets = {one.log.log_id: one.latest for one in standings}
+
+    def latestOffset(  # noqa: N802 - Spark's
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        """How far the next batch goes.
+
+        Raises:
+            DataLoss, OffsetMismatch: failOnDataLoss is true, and what was to be read is gone.
+            Unreadable: corruptMode is fail, and a log cannot be read.
+        """
+        offsets = offsets_from_json(start)
+        return offsets_to_json(patiently(lambda: self._next(offsets, self._limits(limit))))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's
+        """Where the logs ended when they were last looked at."""
+        return None if self._latest is None else offsets_to_json(self._latest)
+
+    def _limits(self, limit: ReadLimit) -> Limits:
+        if isinstance(limit, ReadAllAvailable):
+            return Limits()
+        size = self._options.max_bytes_per_trigger or UNLIMITED
+        files = self._options.max_files_per_trigger or UNLIMITED
+        if isinstance(limit, ReadMaxBytes):
+            size = min(size, limit.max_bytes)
+        if isinstance(limit, ReadMaxFiles):
+            files = min(files, limit.max_files)
+        return Limits(size, files)
+
+    def _next(self, offsets: Offsets, limits: Limits) -> Offsets:
+        sight = self._sight = look(self._options)
+        self._latest = {one.log.log_id: one.latest for one in sight.standings}
+        self._look_for_vanished(offsets, sight)
+        backlogs = [
+            backlog
+            for standing in sight.standings
+            if (backlog := self._backlog(standing, offsets.get(standing.log.log_id))) is not None
+        ]
+        backlogs.sort(key=lambda one: one.standing.log.log_id)
+        turn = [n for n, one in enumerate(backlogs) if one.standing.log.log_id > self._served]
+        begin = turn[0] if turn else 0
+        backlogs = backlogs[begin:] + backlogs[:begin]
+        reached, last = allot(backlogs, limits)
+        if last >= 0:
+            self._served = backlogs[last].standing.log.log_id
+        ends = dict(offsets)
+        for backlog, here in zip(backlogs, reached, strict=True):
+            if here.place != backlog.here.place or backlog.standing.log.log_id in offsets:
+                ends[backlog.standing.log.log_id] = here
+        return ends
+
+    def _backlog(self, standing: Standing, position: Position | None) -> Backlog | None:
+        """What there is to read of a log, None if nothing."""
+        log_id = standing.log.log_id
+        if self._targets is not None and log_id not in self._targets:
+            return None
+        target = standing.latest if self._targets is None else self._targets[log_id]
+        if not target.segment or (position is not None and position.place == target.place):
+            return None
+        if position is None:
+            position = beginning(self._options, standing, is_new=True)
+        here = go_on(standing, position, self._on_loss)
+        if not here.segment or here.place >= target.place:
+            return None
+        target = target._replace(from_segment=here.from_segment, from_offset=here.from_offset)
+        return Backlog(standing, here, target)
+
+    def _look_for_vanished(self, offsets: Offsets, sight: Sight) -> None:
+        """A log that is gone while its device has another was replaced: the device began anew."""
+        there = {one.log.log_id for one in sight.standings}
+        devices = {one.log.device for one in sight.standings}
+        chosen = self._options.devices
+        for log_id in offsets.keys() - there - self._vanished:
+            device = offsets[log_id].device
+            is_chosen = chosen is None or bool({device, log_id} & chosen)
+            if device not in devices and is_chosen and not sight.has_problems:
+                self._on_loss(LogVanished(device, log_id))
+                self._vanished.add(log_id)
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """What lies between two offsets: the same bytes whenever it is asked, about 32 MB each.
+
+        Raises:
+            DataLoss, OffsetMismatch: failOnDataLoss is true, and it is not there any more.
+        """
+        begins, ends = offsets_from_json(start), offsets_from_json(end)
+        found = patiently(lambda: self._between(begins, ends))
+        return [Pieces(part) for part in pack(found, self._options.target_partition_bytes)]
+
+    def _between(self, begins: Offsets, ends: Offsets) -> list[Stretch]:
+        changed = {
+            log_id: end
+            for log_id, end in ends.items()
+            if log_id not in begins or begins[log_id].place != end.place
+        }
+        if not changed:
+            return []
+        sight, self._sight = self._sight, None
+        if sight is None or not _covers(sight, changed):
+            sight = look(self._options)
+        there = {one.log.log_id: one for one in sight.standings}
+        found: list[Stretch] = []
+        for log_id, end in sorted(changed.items(), key=lambda one: (one[1].device, one[0])):
+            standing = there.get(log_id)
+            if standing is None:
+                self._on_loss(LogVanished(end.device, log_id))
+                continue
+            begin = begins.get(log_id) or end.origin()
+            start = go_on(standing, begin, self._on_loss)
+            found += stretches(standing, start, end.place, self._on_loss)
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition, in batches of about 8 000."""
+        pieces = partition.pieces if isinstance(partition, Pieces) else []
+        return read_pieces(pieces, self._reading)
+
+
+def _covers(sight: Sight, ends: Offsets) -> bool:
+    there = {one.log.log_id: one.latest.place for one in sight.standings}
+    return all(log_id in there and end.place <= there[log_id] for log_id, end in ends.items())
