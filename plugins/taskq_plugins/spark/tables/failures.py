@@ -27,12 +27,13 @@ poison               bool    whether there are any
 
 **Poison.** Calls are the same when task, queue and key are, or task and payload (payloads without
 any argument aside: such a call brings nothing that could be at fault). A call is poison when its
-jobs were exhausted in two places or more, a place being one worker process of one device. The
-places of a job are the workers that its attempts died at; where the death was the loss of the
-worker, those too that it had cost before. A dead job whose attempts are not known counts its device
-as one place. So a call that died once on each of two devices is poison, one that died, was
-requeued, and died at another worker is, and one that failed in turn at two workers but died once is
-not: restarts between attempts are common and say nothing of the job.
+jobs that are dead now were exhausted in two places or more, a place being one worker process of one
+device. The places of a job are the workers that its attempts died at, before a requeue as well;
+where the death was the loss of the worker, those too that it had cost before. A dead job whose
+attempts are not known counts its device as one place. So a call that died once on each of two
+devices is poison, one that died, was requeued, and died at another worker is, and one that failed
+in turn at two workers but died once is not: restarts between attempts are common and say nothing of
+the job.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def failures(jobs: DataFrame, attempts: DataFrame) -> DataFrame:
         F.coalesce(F.sum("poison"), F.lit(0)).alias("poison_jobs"),
     )
     return by_kind.select(
-        _fingerprint(F.col("task"), F.col("pattern")).alias("fingerprint"),
+        fingerprint_column(F.col("task"), F.col("pattern")).alias("fingerprint"),
         "task",
         "pattern",
         "failed_attempts",
@@ -108,15 +109,23 @@ def failures(jobs: DataFrame, attempts: DataFrame) -> DataFrame:
 
 
 def pattern_column(reason: str) -> Column:
-    """``fingerprints.pattern_of`` of a column."""
-    line = F.substring_index(F.trim(F.col(reason), F.lit(BLANK)), "\n", 1)
+    """``fingerprints.pattern_of`` of a column; null counts as no reason."""
+    told = F.coalesce(F.col(reason), F.lit(""))
+    line = F.substring_index(F.trim(told, F.lit(BLANK)), "\n", 1)
     line = F.substring(line, 1, READ_CHARACTERS_MAX)
     head = F.regexp_extract(line, f"^{CLASS}", 0)
     rest = line.substr(F.length(head) + 1, F.lit(READ_CHARACTERS_MAX))
     for rule in RULES:
         rest = F.regexp_replace(rest, rule.pattern, rule.replacement)
     text = F.trim(F.substring(F.concat(head, rest), 1, PATTERN_CHARACTERS_MAX))
-    return F.coalesce(F.nullif(text, F.lit("")), F.lit(NO_REASON))
+    # Not nullif(): it would have the whole chain run twice.
+    return F.regexp_replace(text, "^(?![^\n])", NO_REASON)
+
+
+def fingerprint_column(task: Column, pattern: Column) -> Column:
+    """``fingerprints.fingerprint`` of columns."""
+    text = F.concat(F.coalesce(task, F.lit("")), F.lit("\n"), pattern)
+    return F.substring(F.sha2(text.cast("binary"), 256), 1, FINGERPRINT_DIGITS)
 
 
 def _failed(attempts: DataFrame) -> DataFrame:
@@ -158,7 +167,7 @@ def _poison_jobs(jobs: DataFrame) -> DataFrame:
         f"{lost})), one -> struct(device, one.owner))"
     )
     unknown = F.expr("array(struct(device, cast(null as long) as owner))")
-    calls = jobs.where(F.expr(f"state = 'dead' or {died}")).select(
+    calls = jobs.where(F.col("state") == "dead").select(
         *_JOB,
         "task",
         F.when(F.expr(died), places).otherwise(unknown).alias("places"),
@@ -184,8 +193,3 @@ def _identities() -> Column:
     is_told = payload.isNotNull() & ~payload.isin(*(F.lit(one) for one in _NO_ARGUMENTS))
     by_payload = F.when(is_told, F.concat(F.lit("payload "), F.sha2(payload, 256)))
     return F.array_compact(F.array(by_key, by_payload))
-
-
-def _fingerprint(task: Column, pattern: Column) -> Column:
-    text = F.concat(F.coalesce(task, F.lit("")), F.lit("\n"), pattern)
-    return F.substring(F.sha2(text.cast("binary"), 256), 1, FINGERPRINT_DIGITS)

@@ -12,7 +12,7 @@ import re
 from typing import Final, NamedTuple
 
 #: Characters of a reason that are looked at: its first line up to here. It bounds the patterns.
-READ_CHARACTERS_MAX: Final = 1_000
+READ_CHARACTERS_MAX: Final = 500
 #: Longest normalised reason; what is longer is cut.
 PATTERN_CHARACTERS_MAX: Final = 200
 #: Hex digits of a fingerprint: with 16, a million kinds of failure collide once in 10^7 lakes.
@@ -35,7 +35,9 @@ _HEX: Final = "[0-9A-Fa-f]"
 #: What follows a slash in a path or a URL; its last character is no punctuation.
 _REST: Final = r"[^ \t\"'`<>(){}\[\],;|]*[^ \t\"'`<>(){}\[\],;|.:!?]"
 _NAME: Final = r"[0-9A-Za-z_.~+-]+"
-_HOST: Final = r"[0-9A-Za-z](?:[0-9A-Za-z-]*[0-9A-Za-z])?"
+_HOST: Final = r"[0-9A-Za-z][0-9A-Za-z-]*+"
+#: Before a token of many characters: else each of them would be tried as its start in turn.
+_NEW: Final = r"(?<![0-9A-Za-z_.%~+/-])"
 
 #: In this order: what holds others comes first (a quoted path is a string), plain numbers last.
 RULES: Final[tuple[Rule, ...]] = (
@@ -45,7 +47,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "<str>",
     ),
     Rule(rf"{_START}[A-Za-z][0-9A-Za-z+.-]{{1,20}}://{_REST}", "<url>"),
-    Rule(rf"[0-9A-Za-z_.%+-]+@{_HOST}(?:\.{_HOST})+", "<email>"),
+    Rule(rf"{_NEW}[0-9A-Za-z_.%+-]++@{_HOST}(?:\.{_HOST})++", "<email>"),
     Rule(rf"{_START}{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}{_END}", "<uuid>"),
     Rule(
         rf"{_START}[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[T ][0-9]{{2}}:[0-9]{{2}}"
@@ -56,7 +58,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(rf"{_START}[A-Za-z]:\\{_REST}", "<path>"),
     Rule(rf"(?<![0-9A-Za-z_.~<>/-])(?:~|\.{{1,2}})?/{_REST}", "<path>"),
     Rule(
-        rf"{_START}{_NAME}(?:/{_NAME}){{1,60}}\.[A-Za-z][0-9A-Za-z]{{0,7}}(?::[0-9]{{1,7}})?{_END}",
+        rf"{_NEW}{_NAME}(?:/{_NAME}){{1,60}}\.[A-Za-z][0-9A-Za-z]{{0,7}}(?::[0-9]{{1,7}})?{_END}",
         "<path>",
     ),
     Rule(
@@ -65,8 +67,8 @@ RULES: Final[tuple[Rule, ...]] = (
         "<addr>",
     ),
     Rule(rf"{_START}[0-9]{{1,3}}(?:\.[0-9]{{1,3}}){{3}}(?::[0-9]{{1,5}})?{_END}", "<addr>"),
-    Rule(rf"{_START}{_HOST}(?:\.{_HOST}){{1,10}}:[0-9]{{1,5}}{_END}", "<addr>"),
-    Rule(rf"{_START}(?:localhost:[0-9]{{1,5}}|{_HOST}:[0-9]{{4,5}}){_END}", "<addr>"),
+    Rule(rf"{_NEW}{_HOST}(?:\.{_HOST}){{1,10}}+:[0-9]{{1,5}}{_END}", "<addr>"),
+    Rule(rf"{_NEW}(?:localhost:[0-9]{{1,5}}|{_HOST}:[0-9]{{4,5}}){_END}", "<addr>"),
     Rule(rf"{_START}0[xX]{_HEX}+", "<hex>"),
     Rule(rf"{_START}(?={_HEX}*[0-9])(?=[0-9]*[A-Fa-f]){_HEX}{{8,}}{_END}", "<hex>"),
     Rule(

@@ -1,0 +1,71 @@
+"""Rows of the tables that a test writes by hand: only what matters to it, the rest is plain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+SECOND: Final = 1_000_000_000
+HOUR: Final = 3_600 * SECOND
+#: 2024-05-01, 12:00 UTC, and its number of hours since 1970.
+NOON: Final = 1_714_564_800 * SECOND
+NOON_HOUR: Final = NOON // HOUR
+
+
+def job(number: int, /, **told: Any) -> dict[str, Any]:
+    """A row of ``jobs``: a job of device "d1" that was enqueued at noon and is ready."""
+    device = told.get("device", "d1")
+    log_id = told.get("log_id", f"log-{device}")
+    plain = {
+        "device": device,
+        "log_id": log_id,
+        "job_id": f"{log_id}-{number}",
+        "job": number,
+        "queue": "default",
+        "task": "app.send",
+        "priority": 5,
+        "state": "ready",
+        "attempt": 0,
+        "enqueued_ns": NOON,
+        "attempts": [],
+    }
+    return plain | told
+
+
+def attempt(number: int, /, **told: Any) -> dict[str, Any]:
+    """A row of ``attempts``: of the job of this number, succeeded a second after noon."""
+    device = told.get("device", "d1")
+    log_id = told.get("log_id", f"log-{device}")
+    plain = {
+        "device": device,
+        "log_id": log_id,
+        "job_id": f"{log_id}-{number}",
+        "job": number,
+        "queue": "default",
+        "task": "app.send",
+        "number": 1,
+        "owner": 1,
+        "ended_ns": NOON + SECOND,
+        "outcome": "succeeded",
+    }
+    return plain | told
+
+
+def tried(outcome: str, owner: int, reason: str | None = None, **told: Any) -> dict[str, Any]:
+    """An attempt within a row of ``jobs``."""
+    plain = {"number": 1, "owner": owner, "started_ns": NOON, "ended_ns": NOON + SECOND}
+    return plain | {"outcome": outcome, "reason": reason} | told
+
+
+def frame(spark: SparkSession, schema: StructType, rows: Iterable[dict[str, Any]]) -> DataFrame:
+    """A table of these rows; a column that a row does not name is null."""
+    columns = to_arrow_schema(schema, timezone="UTC")
+    return spark.createDataFrame(pa.Table.from_pylist(list(rows), columns), schema)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq_plugins.spark.tables.failures import failures
+from taskq_plugins.spark.tables.fingerprints import LOST_REASON, NO_REASON, fingerprint
+from taskq_plugins.spark.tables.schemas import ATTEMPTS, JOBS
+from tests.pipeline.tablerows import NOON, SECOND, attempt, frame, job, tried
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+Rows = dict[tuple[str | None, str], dict[str, Any]]
+
+OFFLINE = "OSError: host {} is offline\n  File app.py"
+BROKEN = "ValueError: broken"
+LOST = "WorkerLost: the worker process died while it ran"
+
+#: Two jobs of d1 and one of d2 that were offline; the first died of it.
+JOB_ROWS = [
+    job(1, state="dead", reason=OFFLINE.format(3), settled_ns=NOON + 3 * SECOND, payload=b"[1]"),
+    job(2, state="succeeded", settled_ns=NOON + 9 * SECOND),
+    job(3, device="d2", queue="slow"),
+    job(4, task=None, state="dead", settled_ns=NOON + SECOND),
+]
+ATTEMPT_ROWS = [
+    attempt(1, outcome="retried", reason=OFFLINE.format(1), owner=1),
+    attempt(1, outcome="died", reason=OFFLINE.format(3), owner=1, ended_ns=NOON + 3 * SECOND),
+    attempt(2, outcome="retried", reason=OFFLINE.format(4), owner=2, ended_ns=NOON),
+    attempt(2, outcome="lost", owner=2),
+    attempt(2, outcome="released", reason="CompressionUnavailable: zstd", owner=2),
+    attempt(2, outcome="succeeded", owner=3),
+    attempt(
+        3,
+        device="d2",
+        queue="slow",
+        outcome="retried",
+        reason=OFFLINE.format(2),
+        owner=-5,
+        ended_ns=NOON + 7 * SECOND,
+    ),
+    attempt(3, device="d2", outcome=None, ended_ns=None, owner=-5),
+]
+
+
+def kinds(table: DataFrame) -> Rows:
+    return {(row.task, row.pattern): row.asDict() for row in table.collect()}
+
+
+@pytest.fixture(scope="module")
+def found(spark: SparkSession) -> Rows:
+    return kinds(failures(frame(spark, JOBS, JOB_ROWS), frame(spark, ATTEMPTS, ATTEMPT_ROWS)))
+
+
+def test_failures_that_differ_in_numbers_only_are_of_one_kind(found: Rows) -> None:
+    pattern = "OSError: host <n> is offline"
+    row = found["app.send", pattern]
+    assert row["fingerprint"] == fingerprint("app.send", pattern)
+    names = ("failed_attempts", "jobs", "dead_jobs", "devices", "workers")
+    assert [row[name] for name in names] == [4, 3, 1, 2, 3]
+    assert row["queues"] == ["default", "slow"]
+    assert row["first_seen"].isoformat() == "2024-05-01T12:00:00"
+    assert row["last_seen"].isoformat() == "2024-05-01T12:00:07"
+    assert not row["poison"]
+
+
+def test_the_example_is_the_one_seen_last_with_its_whole_reason(found: Rows) -> None:
+    row = found["app.send", "OSError: host <n> is offline"]
+    assert (row["example_device"], row["example_job_id"]) == ("d2", "log-d2-3")
+    assert row["example_reason"] == OFFLINE.format(2)
+
+
+def test_a_lost_attempt_is_a_failure_and_a_released_one_is_not(found: Rows) -> None:
+    assert found["app.send", LOST_REASON]["failed_attempts"] == 1
+    assert {key[1] for key in found} == {"OSError: host <n> is offline", LOST_REASON, NO_REASON}
+
+
+def test_a_dead_job_without_attempts_or_reason_counts_by_itself(found: Rows) -> None:
+    row = found[None, NO_REASON]
+    names = ("failed_attempts", "jobs", "dead_jobs", "devices", "workers")
+    assert [row[name] for name in names] == [0, 1, 1, 1, 0]
+    assert row["fingerprint"] == fingerprint(None, NO_REASON)
+
+
+def poisoned(spark: SparkSession, cases: dict[str, Iterable[dict[str, Any]]]) -> dict[str, int]:
+    """For each case, told apart by its task, how many of its jobs are poison."""
+    rows = [
+        {"reason": BROKEN} | row | {"state": "dead", "settled_ns": NOON, "task": case}
+        for case, jobs in cases.items()
+        for row in jobs
+    ]
+    table = failures(frame(spark, JOBS, rows), frame(spark, ATTEMPTS, []))
+    return {row.task: row.poison_jobs for row in table.collect() if row.poison is True}
+
+
+def test_poison_is_a_call_that_was_exhausted_in_two_places(spark: SparkSession) -> None:
+    died_at_1, died_at_2 = [tried("died", 1)], [tried("died", 2)]
+    same = {"payload": b'{"x":1}'}
+    cases: dict[str, Iterable[dict[str, Any]]] = {
+        "same payload, two devices": [
+            job(1, attempts=died_at_1, **same),
+            job(2, attempts=died_at_2, device="d2", **same),
+        ],
+        "same key, two workers": [
+            job(3, attempts=died_at_1, key=b"k", payload=b"[1]"),
+            job(4, attempts=died_at_2, key=b"k", payload=b"[2]"),
+        ],
+        "requeued, died at another": [job(5, attempts=[*died_at_1, *died_at_2], **same)],
+        "cost two workers": [
+            job(6, attempts=[tried("lost", 1), tried("died", 2, LOST)], reason=LOST, **same)
+        ],
+        "attempts not known": [job(7, **same), job(7, device="d2", **same)],
+        "no: failed at two, died once": [
+            job(8, attempts=[tried("retried", 1), tried("lost", 3), *died_at_2], **same)
+        ],
+        "no: one worker": [job(n, attempts=died_at_1, **same) for n in (9, 10)],
+        "no: two calls": [
+            job(11, attempts=died_at_1, payload=b"[1]", key=b"a"),
+            job(12, attempts=died_at_2, payload=b"[2]", key=b"b"),
+        ],
+        "no: same key in two queues": [
+            job(13, attempts=died_at_1, payload=b"[1]", key=b"a"),
+            job(14, attempts=died_at_2, payload=b"[2]", key=b"a", queue="slow"),
+        ],
+        "no: without arguments": [
+            job(15, attempts=died_at_1, payload=b"{}"),
+            job(16, attempts=died_at_2, payload=b"{}", device="d2"),
+            job(17, attempts=died_at_1),
+            job(18, attempts=died_at_2, device="d2"),
+        ],
+    }
+    assert poisoned(spark, cases) == {
+        "same payload, two devices": 2,
+        "same key, two workers": 2,
+        "requeued, died at another": 1,
+        "cost two workers": 1,
+        "attempts not known": 2,
+    }
