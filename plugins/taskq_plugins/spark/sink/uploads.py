@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -95,10 +94,14 @@ def finish(
     is_new = bool(parts) and publish(data_dir, name, parts)
     if not is_new:
         discard(data_dir, upload)
-    adopted = asyncio.run(_adopt(data_dir)) if adopt and parts else 0
+    adopted = _adopt(data_dir) if adopt and parts else 0
     return Published(jobs, is_new, adopted)
 
 
-async def _adopt(data_dir: Path) -> int:
-    async with TaskLog.open(data_dir, upkeep=False) as log:
-        return await log.adopt()
+def _adopt(data_dir: Path) -> int:
+    # Without an event loop of its own: there may be one in this thread already.
+    log = TaskLog.open(data_dir, upkeep=False)
+    try:
+        return log.adopt_sync()
+    finally:
+        log._connection.close()

@@ -1,0 +1,65 @@
+"""The sink without Spark: rows into a log, and the records that came of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from taskq.core.records import Kind
+from taskq.log.reader import open_journal
+from taskq.log.walking import entries
+from taskq_plugins.spark.sink.encoding import Encoder
+from taskq_plugins.spark.sink.options import parse_options
+from taskq_plugins.spark.sink.uploads import finish, new_upload, write_parts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq import TaskQ
+    from taskq.log.logrecord import LogRecord
+    from taskq_plugins.spark.sink.uploads import Published
+
+#: Size in front of a record, CRC behind it.
+_LENGTH = 4
+_CRC = 4
+
+
+def table(rows: list[dict[str, Any]], schema: pa.Schema | None = None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def sink(
+    rows: list[dict[str, Any]] | pa.RecordBatch,
+    data_dir: Path,
+    known: TaskQ | None = None,
+    **options: str,
+) -> Published:
+    """Enqueue rows as a data frame's writer does."""
+    batch = rows if isinstance(rows, pa.RecordBatch) else table(rows)
+    checked = parse_options({"path": str(data_dir), **options})
+    upload = new_upload("test")
+    parts = write_parts(data_dir, upload, Encoder(checked, known).all_entries([batch]))
+    return finish(data_dir, checked.upload or upload, upload, parts, adopt=checked.adopt)
+
+
+def enqueued(data_dir: Path) -> list[bytes]:
+    """The ENQUEUED records from their type up to their payload, in order."""
+    journal = open_journal(str(data_dir))
+    try:
+        return [
+            one.data[one.at + _LENGTH : one.at + one.length - _CRC]
+            for one in entries(journal)
+            if one.kind == Kind.ENQUEUED
+        ]
+    finally:
+        journal.close()
+
+
+def jobs(data_dir: Path) -> list[LogRecord]:
+    """The same records, decoded."""
+    journal = open_journal(str(data_dir))
+    try:
+        return [one.decode() for one in entries(journal) if one.kind == Kind.ENQUEUED]
+    finally:
+        journal.close()

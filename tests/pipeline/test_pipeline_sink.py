@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import datetime as dt
+import os
+import time
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskq import TaskQ, retry
+from taskq.core.errors import TaskqError, UsageError
+from taskq.core.model import Extras
+from taskq.serialization import encode_loose
+from taskq_plugins.spark.sink.encoding import BadRow
+from taskq_plugins.spark.sink.payloads import payloads_of
+from tests.pipeline.sinking import enqueued, jobs, sink, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq.call import OptionChanges
+
+NOON = dt.datetime(2030, 5, 1, 12, tzinfo=dt.UTC)
+
+
+@pytest.fixture(autouse=True)
+def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No test reads the settings of whoever runs it."""
+    for name in [name for name in os.environ if name.startswith("TASKQ_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+ARGUMENTS: list[dict[str, Any]] = [
+    {"to": "a@b.c", "subject": 'he said "hi"\\\n', "n": 3},
+    {"to": "ä\u2028\x7f", "n": -(2**63), "when": NOON, "day": dt.date(2024, 2, 29)},
+    {"price": Decimal("12.50"), "ratio": 0.1, "inf": float("inf"), "raw": b"\xff\xfe\xfd"},
+    {"nested": {"a": 1, "list": ["x", None]}, "span": dt.timedelta(minutes=5), "none": None},
+    {"yes": True, "clock": dt.time(23, 59, 59, 5), "local": dt.datetime(2024, 1, 1, 12)},  # noqa: DTZ001
+    {},
+]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+async def test_a_row_becomes_the_record_of_an_enqueue_by_name(
+    arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    async with TaskQ(tmp_path / "one", upkeep=False) as app:
+        await app.enqueue_by_name("mail.send", **arguments)
+    row = {"task": "mail.send", **arguments}
+    sink([row], tmp_path / "other")
+    assert enqueued(tmp_path / "other") == enqueued(tmp_path / "one")
+
+
+async def test_maps_and_moments_to_the_nanosecond_are_arguments_too(tmp_path: Path) -> None:
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array([[("a", [("b", 1)])]], pa.map_(pa.string(), pa.map_(pa.string(), pa.int8()))),
+            pa.array([1_700_000_000_000_001_000], pa.timestamp("ns", "UTC")),
+            pa.array(["x"]).dictionary_encode(),
+        ],
+        names=["map", "at", "word"],
+    )
+    sink(batch, tmp_path, task="t")
+    (job,) = jobs(tmp_path)
+    assert job.body == b'{"map":{"a":{"b":1}},"at":"2023-11-14T22:13:20.000001Z","word":"x"}'
+
+
+@given(data=st.data())
+def test_columns_are_written_as_values_one_by_one_are(data: st.DataObject) -> None:
+    kinds = {
+        "text": st.text(st.characters(exclude_categories=["Cs"])),
+        'a "name"\n': st.integers(-(2**63), 2**63 - 1),
+        "flag": st.booleans(),
+        "number": st.floats(),
+    }
+    names = data.draw(st.lists(st.sampled_from(list(kinds)), min_size=1, unique=True))
+    count = data.draw(st.integers(1, 5))
+    rows = [{name: data.draw(st.none() | kinds[name]) for name in names} for _ in range(count)]
+    batch = table(rows)
+    start = data.draw(st.integers(0, count - 1))
+    found = payloads_of(batch.slice(start), names)
+    assert found == [encode_loose("t", (), row) for row in rows[start:]]
+
+
+OPTIONS: list[tuple[dict[str, str], dict[str, Any], OptionChanges]] = [
+    ({"queue": "mail", "priority": "9"}, {}, {"queue": "mail", "priority": 9}),
+    ({"attempts": "1"}, {}, {"attempts": 1}),
+    ({"priority": "1"}, {"priority": 0, "queue": "q"}, {"priority": 0, "queue": "q"}),
+    ({}, {"key": "k" * 300}, {"key": "k" * 300}),
+    ({"window": "1h"}, {"key": b"\xff"}, {"key": b"\xff", "window": "1h"}),
+    ({"until": "settled"}, {"key": "a", "window": 5},
+     {"key": "a", "window": 5, "until": "settled"}),
+    ({}, {"eta": NOON, "expires": NOON}, {"eta": NOON, "expires": NOON}),
+    ({}, {"eta": "2030-05-01T14:00:00+02:00"}, {"eta": NOON}),
+    ({"headers": '{"a": "1", "b": "2"}'}, {}, {"headers": {"a": "1", "b": "2"}}),
+    ({"headers": '{"a": "1"}'}, {"headers": {"a": "3", "c": "ä"}},
+     {"headers": {"a": "3", "c": "ä"}}),
+    ({"keepResult": "30d"}, {}, {"keep_result": "30d"}),
+    ({"compress": "zlib"}, {"text": "x" * 4000}, {"compress": "zlib"}),
+    ({"compress": "zlib"}, {"text": "x" * 4000, "key": "k"}, {"compress": "zlib", "key": "k"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "row", "changes"), OPTIONS)
+async def test_options_and_columns_are_those_of_an_enqueue(
+    options: dict[str, str], row: dict[str, Any], changes: OptionChanges, tmp_path: Path
+) -> None:
+    """The row's own word stands against that of all rows."""
+    row = {"n": 1, **row}
+    arguments = {name: row[name] for name in row if name in {"n", "text"}}
+    async with TaskQ(tmp_path / "one", upkeep=False) as app:
+        await app.enqueue(app.call_by_name("t", **arguments).options(**changes))
+    sink([row], tmp_path / "other", None, **{"task": "t", **options})
+    assert enqueued(tmp_path / "other") == enqueued(tmp_path / "one")
+
+
+@pytest.mark.parametrize("delay", ["90s", 90, 90.0, dt.timedelta(seconds=90), Decimal(90)])
+def test_a_delay_counts_from_the_write(delay: object, tmp_path: Path) -> None:
+    before_ns = time.time_ns()
+    sink([{"delay": delay, "expires": "2m"}], tmp_path, task="t")
+    after_ns = time.time_ns()
+    (job,) = jobs(tmp_path)
+    assert job.extras is not None
+    assert before_ns <= job.extras.due_ns - 90 * 10**9 <= after_ns
+    assert before_ns <= job.extras.expires_ns - 120 * 10**9 <= after_ns
+
+
+def test_payloads_are_passed_on_as_they_are(tmp_path: Path) -> None:
+    rows = [{"value": ' {"to": 1}', "task": "t"}, {"value": "\x00", "task": ""}]
+    sink(rows, tmp_path)
+    assert [(job.task, job.body) for job in jobs(tmp_path)] == [(b"t", b' {"to": 1}'), (b"", b"\0")]
+    sink([{"value": b"\xff"}, {"value": b""}], tmp_path)
+    assert [job.body for job in jobs(tmp_path)[2:]] == [b"\xff", b""]
+
+
+def test_nulls_in_reserved_columns_leave_it_to_the_options(tmp_path: Path) -> None:
+    kinds = pa.schema(
+        [("task", "string"), ("priority", "int8"), ("key", "string"), ("window", "string"),
+         ("headers", pa.map_(pa.string(), pa.string())), ("expires", pa.timestamp("us", "UTC")),
+         ("n", "int32")]
+    )  # fmt: skip
+    sink(table([{"n": 1}], kinds), tmp_path, task="t", priority="7", window="1h")
+    (job,) = jobs(tmp_path)
+    assert (job.task, job.priority, job.body) == (b"t", 7, b'{"n":1}')
+    assert job.extras == Extras()
+
+
+def test_many_rows_come_in_order_and_each_once(tmp_path: Path) -> None:
+    batch = pa.RecordBatch.from_pydict({"n": range(40_000), "priority": [1, 2] * 20_000})
+    assert sink(batch, tmp_path, task="t").adopted == 40_000
+    found = jobs(tmp_path)
+    assert [job.body for job in found] == [b'{"n":%d}' % n for n in range(40_000)]
+    assert [job.priority for job in found[:3]] == [1, 2, 1]
+
+
+# -- tasks that are known -------------------------------------------------------------------------
+
+
+def known_app(data_dir: Path) -> TaskQ:
+    app = TaskQ(data_dir, upkeep=False)
+
+    @app.task(
+        name="mail.send", queue="mail", priority=7, retry=retry.exponential(attempts=3),
+        key=lambda to, n: f"{to}:{n}", window="1h", store_result=False,
+    )  # fmt: skip
+    def send(to: str, n: int = 5, when: dt.datetime | None = None) -> None: ...
+
+    @app.task(name="ping")
+    def ping() -> None: ...
+
+    return app
+
+
+async def test_an_app_gives_defaults_keys_and_checks(tmp_path: Path) -> None:
+    app = known_app(tmp_path / "one")
+    send: Any = app._tasks["mail.send"]
+    await send.enqueue("a", n=2, when=NOON)
+    await send.options(priority=1, key="own").enqueue("b", n=3, when=None)
+    await app.close()
+    rows = [
+        {"to": "a", "n": 2, "when": "2030-05-01T12:00:00Z", "priority": None, "key": None},
+        {"to": "b", "n": 3, "when": None, "priority": 1, "key": "own"},
+    ]
+    sink(rows, tmp_path / "other", known_app(tmp_path / "x"), task="mail.send")
+    assert enqueued(tmp_path / "other") == enqueued(tmp_path / "one")
+    sink(
+        [{"value": '{"to": "c", "n": "4"}'}], tmp_path / "other", known_app(tmp_path / "x"),
+        task="mail.send",
+    )  # fmt: skip
+    last = jobs(tmp_path / "other")[-1]
+    assert (last.body, last.extras and last.extras.key) == (b'{"to":"c","n":4}', b"c:4")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            {"task": "mail.send", "to": "a", "n": "x"},
+            ["to='a'", "parameter 'n' must be int", "'x'"],
+        ),
+        ({"task": "mail.send", "n": 1}, ["parameter 'to' (str) is missing"]),
+        ({"task": "ping", "to": 1}, ["ping", "'to'"]),
+        ({"task": "pong"}, ["no task 'pong'", "mail.send, ping"]),
+        ({"task": "mail.send", "value": "{"}, ["no JSON"]),
+    ],
+)
+def test_an_app_refuses_what_its_tasks_do_not_take(
+    row: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(BadRow) as caught:
+        sink([row], tmp_path / "d", known_app(tmp_path / "x"), app="jobs:app")
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"priority": 10}, ["priority=10", "priority is 10, it must be 0 (last) to 9 (first)"]),
+    ({"priority": -1}, ["priority is -1"]),
+    ({"attempts": 70_000}, ["attempts is 70000"]),
+    ({"queue": ""}, ["queue name '' has 0 bytes"]),
+    ({"queue": "a\n"}, ["do not print"]),
+    ({"task": None}, ["column 'task' is null", "option 'task'"]),
+    ({"task": "t" * 256}, ["task name", "256 bytes"]),
+    ({"key": "k" * 1025}, ["the key has 1025 bytes", "use a hash of it"]),
+    ({"key": ""}, ["the key has 0 bytes"]),
+    ({"delay": "soon"}, ["delay is 'soon'", '"5m"']),
+    ({"delay": -1}, ["must not be negative"]),
+    ({"expires": 0}, ["must be longer than nothing"]),
+    ({"eta": "noon"}, ["column 'eta' is 'noon'"]),
+    ({"eta": "2030-01-01T00:00"}, ["without a time zone"]),
+    ({"headers": {"a": "x" * 40_000}}, ["the headers has 40", "limit is 32768"]),
+    ({"value": None}, ["column 'value' is null"]),
+    ({"value": "[1]"}, ["column 'value' is b'[1]'", "to_json"]),
+    ({"value": "x" * 2_000_000}, ["2000000 bytes", "limit is 1048576"]),
+    ({"text": "x" * 2_000_000}, ["the payload has 2000017 bytes", "pass its path"]),
+]
+
+
+@pytest.mark.parametrize(("row", "words"), BAD_ROWS, ids=[str(row)[:30] for row, _ in BAD_ROWS])
+def test_a_bad_row_fails_all_of_them_and_is_named(
+    row: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    extra = {"value": "{}"} if "value" in row else {"n": 7}
+    good = {**dict.fromkeys(row), "task": "t", **extra}
+    bad = {"task": "t", **extra, **row}
+    if row.keys() == {"value"}:
+        good["value"] = "{}"
+    with pytest.raises(BadRow) as caught:
+        sink([good] * 60 + [bad] + [good] * 39, tmp_path)
+    assert caught.value.row == 60
+    for word in [*words, "; nothing was enqueued"]:
+        assert word in str(caught.value), caught.value
+    assert not list((tmp_path / "inbox").glob("*.part*"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"priority": pa.float64()}, ["column 'priority' is double", "a whole number", "cast it"]),
+        ({"key": pa.int64()}, ["column 'key' is int64", "text or binary"]),
+        ({"eta": pa.timestamp("us")}, ["a timestamp with a time zone"]),
+        ({"headers": pa.map_(pa.string(), pa.int8())}, ["a map from text to text"]),
+        ({"x": pa.month_day_nano_interval()}, ["column 'x'", "cast it"]),
+        ({"x": pa.map_(pa.int8(), pa.int8())}, ["map's keys"]),
+        ({"value": pa.string(), "x": pa.int8()}, ["column 'value' is the payload", "(x)"]),
+        ({"delay": pa.int8(), "eta": pa.string()}, ["one due time"]),
+    ],
+)
+def test_columns_that_cannot_be_meant_so_are_refused(
+    columns: dict[str, pa.DataType], words: list[str], tmp_path: Path
+) -> None:
+    batch = pa.RecordBatch.from_pylist([], schema=pa.schema(columns))
+    with pytest.raises(UsageError) as caught:
+        sink(batch, tmp_path, task="t")
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_rows_of_no_task_and_without_payload_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="add option 'task' or a column 'task'"):
+        sink([{"n": 1}], tmp_path)
+    with pytest.raises(BadRow, match="the row has arguments, but no task"):
+        sink([{"n": 1, "task": ""}], tmp_path)
+
+
+def test_text_that_is_no_utf8_is_refused_and_named(tmp_path: Path) -> None:
+    text = pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b"\xff"]).buffers()[1:]])
+    batch = pa.RecordBatch.from_arrays([text], names=["to"])
+    with pytest.raises(BadRow, match="column 'to' cannot be written as JSON: Invalid UTF8"):
+        sink(batch, tmp_path, task="t")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"path": ""}, 'add .option("path", DIRECTORY)'),
+        ({"path": "hdfs://x/y"}, "a task log is a directory"),
+        ({"priorty": "1"}, "did you mean 'priority'"),
+        ({"priority": "10"}, "priority is 10"),
+        ({"priority": "high"}, "must be a whole number"),
+        ({"key": "a"}, "make it a column"),
+        ({"delay": "soon"}, "delay is 'soon'"),
+        ({"until": "x"}, "it must be settled"),
+        ({"compress": "lz4"}, "none or zlib or zstd"),
+        ({"headers": "a=b"}, "one JSON object"),
+        ({"adopt": "maybe"}, "true or false"),
+        ({"upload": "a/b"}, "becomes a file's name"),
+        ({"upload": "a", "idempotencyKey": "b"}, "give one of them"),
+        ({"queue": "a\0"}, "do not print"),
+    ],
+)
+def test_options_that_cannot_be_meant_so_are_refused(
+    options: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TaskqError) as caught:
+        sink([{"n": 1}], tmp_path, None, **{"task": "t", **options})
+    assert words in str(caught.value), caught.value
