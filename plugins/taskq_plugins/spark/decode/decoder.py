@@ -52,6 +52,7 @@ def decode(
         UsageError: a column is not one of DETAILS.
         SegmentMissing: there is no such file.
         SegmentUnreadable: the disk refuses.
+        WrongSegment: the file is another segment than it is said to be.
         SegmentDamaged: some bytes are no whole frame, and ``corrupt`` is FAIL.
         FormatError: a newer taskq wrote it.
     """

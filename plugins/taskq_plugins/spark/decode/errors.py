@@ -5,6 +5,7 @@
     LogError
     ├── SegmentMissing      there is no such file
     ├── SegmentUnreadable   the disk does not give it back, or refuses
+    ├── WrongSegment        a whole segment of another log, or another one of this log
     └── LogDamaged
         └── SegmentDamaged  bytes that are no whole frame, or no segment at all
 """
@@ -47,6 +48,28 @@ class SegmentUnreadable(LogError):
 
     def __str__(self) -> str:
         return f"{self.path}: cannot be read ({self.reason}): check its permissions and its disk"
+
+
+class WrongSegment(LogError):
+    """The file is another segment than its place says; its records must not be taken for ours.
+
+    Attributes:
+        path: of the file.
+        found: what it is.
+        wanted: what it should be.
+    """
+
+    def __init__(self, path: str, found: str, wanted: str) -> None:
+        super().__init__(path, found, wanted)
+        self.path = path
+        self.found = found
+        self.wanted = wanted
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: this is {self.found}, where {self.wanted} should be: "
+            f"put each log into a directory of its own"
+        )
 
 
 class SegmentDamaged(LogDamaged):

@@ -17,7 +17,12 @@ import numpy as np
 from taskq.core.errors import FormatError
 from taskq.log import codec
 from taskq.log.segment import Gap, Scanner, salvage
-from taskq_plugins.spark.decode.errors import SegmentDamaged, SegmentMissing, SegmentUnreadable
+from taskq_plugins.spark.decode.errors import (
+    SegmentDamaged,
+    SegmentMissing,
+    SegmentUnreadable,
+    WrongSegment,
+)
 from taskq_plugins.spark.decode.layout import PAD_SIZE, Bytes, Ints
 from taskq_plugins.spark.decode.places import places
 
@@ -97,6 +102,7 @@ class PieceReader:
 
         Raises:
             FormatError: a newer taskq wrote it.
+            WrongSegment: it is whole, but another one.
             SegmentUnreadable: the disk refuses.
         """
         try:
@@ -154,20 +160,20 @@ class PieceReader:
             SegmentUnreadable: it refuses altogether.
         """
         parts: list[bytes] = []
-        size_max = count
+        by_block = False
         while count:
+            size = min(count, _BLOCK - offset % _BLOCK) if by_block else count
             try:
-                part = os.pread(self._descriptor, min(count, size_max), offset)
-                if not part:
-                    break
+                part = os.pread(self._descriptor, size, offset)
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise SegmentUnreadable(self.piece.path, str(error.strerror)) from error
-                to_border = _BLOCK - offset % _BLOCK
-                if size_max > _BLOCK:
-                    size_max = _BLOCK
+                if not by_block:
+                    by_block = True
                     continue
-                part = bytes(min(to_border, count))
+                part = bytes(size)
+            if not part:
+                break
             parts.append(part)
             count -= len(part)
             offset += len(part)
@@ -246,7 +252,11 @@ class PieceReader:
             what = "the header is damaged" if is_ours else "this is no segment of a task log"
         elif header.first_lsn != segment or header.log_id != self._log_id.bytes:
             whose = UUID(bytes=header.log_id)
-            what = f"this is segment {header.first_lsn} of log {whose}, not of {self._log_id}"
+            raise WrongSegment(
+                self.piece.path,
+                f"segment {header.first_lsn} of log {whose}",
+                f"segment {segment} of log {self._log_id}",
+            )
         else:
             return None
         return Damage(Gap(0, _HEAD, segment, segment, torn=False), 0, 0, what, None)

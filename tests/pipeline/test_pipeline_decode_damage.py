@@ -1,0 +1,243 @@
+"""What becomes of bytes that are no whole frame, and of files that are no segment."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq.core.errors import FormatError
+from taskq.log import codec
+from taskq_plugins.spark.decode import (
+    DETAILS,
+    Corrupt,
+    SegmentDamaged,
+    SegmentMissing,
+    SegmentUnreadable,
+    WrongSegment,
+    decode,
+)
+from tests.pipeline.rows_of_log import Row, decoded_rows, rows_of_directory
+from tests.pipeline.segmentfiles import EPOCH, Segments, claimed, enqueued
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _three_frames(tmp_path: Path) -> tuple[Segments, Path, list[int]]:
+    segments = Segments(tmp_path)
+    path = segments.begin()
+    offsets = [
+        segments.frame(enqueued(b"one"), enqueued(b"two")),
+        segments.frame(enqueued(b"three"), claimed(1), enqueued(b"five")),
+        segments.frame(enqueued(b"six")),
+    ]
+    return segments, path, offsets
+
+
+def _flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 0x10
+    path.write_bytes(data)
+
+
+def _values(rows: list[Row]) -> list[Any]:
+    return [row["value"] for row in rows if row["kind"] == "enqueued"]
+
+
+def test_damage_is_an_error_that_names_file_place_and_option(tmp_path: Path) -> None:
+    segments, path, (_, second, third) = _three_frames(tmp_path)
+    _flip(path, path.read_bytes().index(b"three"))
+    with pytest.raises(SegmentDamaged) as caught:
+        decoded_rows([segments.piece()], Corrupt.FAIL)
+    error = caught.value
+    assert str(error) == (
+        f"{path}: the frame of 3 records is damaged, bytes {second} to {third}, from lsn 3 on: "
+        "corruptMode=skip reads past them, corruptMode=quarantine keeps them as rows of kind "
+        '"damaged"'
+    )
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own
+    assert (error.path, error.offset, error.resume, error.lsn) == (str(path), second, third, 3)
+
+
+def test_skipping_gives_the_records_that_are_whole_by_their_own_crc(tmp_path: Path) -> None:
+    segments, path, _ = _three_frames(tmp_path)
+    _flip(path, path.read_bytes().index(b"three"))
+    rows = decoded_rows([segments.piece()], Corrupt.SKIP)
+    assert _values(rows) == [b"one", b"two", b"five", b"six"]
+    decoded, expected = rows_of_directory(tmp_path)
+    assert decoded == expected == rows
+
+
+def test_quarantine_keeps_the_bytes_of_each_gap_as_a_row(tmp_path: Path) -> None:
+    segments, path, (_, second, third) = _three_frames(tmp_path)
+    _flip(path, path.read_bytes().index(b"three"))
+    rows = decoded_rows([segments.piece()], Corrupt.QUARANTINE)
+    assert [row["kind"] for row in rows] == ["enqueued"] * 2 + ["damaged"] + ["enqueued"] * 2
+    damaged = rows[2]
+    assert damaged["value"] == path.read_bytes()[second:third]
+    assert (damaged["offset"], damaged["lsn"], damaged["segment"]) == (second, 3, 1)
+    assert damaged["epoch"] == EPOCH - 2**64
+    assert damaged["ts_ns"] == rows[3]["ts_ns"]
+    assert damaged["problem"] == "the frame of 3 records is damaged"
+    assert [row for row in rows if row is not damaged] == decoded_rows([segments.piece()])
+
+
+def test_a_frame_whose_header_is_damaged_ends_at_the_next_whole_one(tmp_path: Path) -> None:
+    segments, path, (_, second, third) = _three_frames(tmp_path)
+    _flip(path, second + 9)
+    rows = decoded_rows([segments.piece()], Corrupt.QUARANTINE)
+    assert _values(rows) == [b"one", b"two", b"three", b"five", b"six"]
+    assert rows[2]["problem"] == "no whole frame starts here"
+    assert len(rows[2]["value"]) == third - second
+    decoded, expected = rows_of_directory(tmp_path)
+    assert decoded == expected == [row for row in rows if row["kind"] != "damaged"]
+
+
+def test_a_piece_that_starts_with_damage_finds_out_its_lsns(tmp_path: Path) -> None:
+    segments, path, (_, second, _) = _three_frames(tmp_path)
+    _flip(path, second + 9)
+    rows = decoded_rows([segments.piece(second)], Corrupt.QUARANTINE)
+    assert [row["lsn"] for row in rows] == [3, 3, 5, 6]
+    whole = decoded_rows([segments.piece()], Corrupt.QUARANTINE)
+    assert rows == whole[2:]
+
+
+def test_long_gaps_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskq_plugins.spark.decode.decoder.QUARANTINED_BYTES_MAX", 100)
+    segments, path, (_, second, third) = _three_frames(tmp_path)
+    _flip(path, second + 9)
+    damaged = decoded_rows([segments.piece()], Corrupt.QUARANTINE)[2]
+    assert len(damaged["value"]) == 100
+    assert damaged["problem"].endswith(f"; the first 100 of {third - second} bytes")
+
+
+def test_a_file_that_ends_before_the_piece_does_is_damage(tmp_path: Path) -> None:
+    segments, path, (_, second, third) = _three_frames(tmp_path)
+    piece = segments.piece()
+    path.write_bytes(path.read_bytes()[: second + 70])
+    with pytest.raises(SegmentDamaged, match=f"bytes {second} to {third}, from lsn 3"):
+        decoded_rows([piece], Corrupt.FAIL)
+    rows = decoded_rows([piece], Corrupt.QUARANTINE)
+    assert _values(rows) == [b"one", b"two"]
+    assert [len(row["value"]) for row in rows[2:]] == [70, 0]
+
+
+def test_a_frame_that_a_piece_cuts_in_two_is_damage(tmp_path: Path) -> None:
+    segments, _, (_, second, _) = _three_frames(tmp_path)
+    with pytest.raises(SegmentDamaged, match=f"bytes {second} to {second + 20}, from lsn 3"):
+        decoded_rows([segments.piece(0, second + 20)], Corrupt.FAIL)
+
+
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [(0, "this is no segment of a task log"), (17, "the header is damaged")],
+)
+def test_a_damaged_header_is_passed_over_where_damage_is(
+    place: int, what: str, tmp_path: Path
+) -> None:
+    segments, path, _ = _three_frames(tmp_path)
+    _flip(path, place)
+    with pytest.raises(SegmentDamaged, match=f"{what}, bytes 0 to 64, from lsn 1 on"):
+        decoded_rows([segments.piece()], Corrupt.FAIL)
+    assert len(decoded_rows([segments.piece()])) == 6
+    assert decoded_rows([segments.piece()], Corrupt.QUARANTINE)[0]["value"][8:10] == b"\1\0"
+    decoded, expected = rows_of_directory(tmp_path)
+    assert decoded == expected
+
+
+@pytest.mark.parametrize("corrupt", Corrupt)
+def test_a_segment_of_another_log_is_refused_whatever_is_done_about_damage(
+    corrupt: Corrupt, tmp_path: Path
+) -> None:
+    """Its records would be taken for those of this log."""
+    segments, path, _ = _three_frames(tmp_path)
+    other = uuid.uuid4()
+    piece = segments.piece()._replace(log_id=str(other))
+    with pytest.raises(
+        WrongSegment, match=f"{path}: this is segment 1 .* segment 1 of log {other}"
+    ):
+        decoded_rows([piece], corrupt)
+
+
+@pytest.mark.parametrize("corrupt", Corrupt)
+def test_what_a_newer_taskq_wrote_is_refused_whatever_is_done_about_damage(
+    corrupt: Corrupt, tmp_path: Path
+) -> None:
+    segments, path, (first, *_) = _three_frames(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[8] = 2
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=f"{path}: segment format 2 is unknown"):
+        decoded_rows([segments.piece()], corrupt)
+    data[8] = 1
+    seed = codec.segment_seed(segments.log_id, 1)
+    seed = codec.crc32(first.to_bytes(8, "little"), seed)
+    data[first + 12] = 4
+    data[first + 52 : first + 56] = codec.crc32(data[first : first + 52], seed).to_bytes(
+        4, "little"
+    )
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=f"{path}: frame flags 0x4 at offset {first}"):
+        decoded_rows([segments.piece()], corrupt)
+
+
+def test_a_file_that_is_missing_or_unreadable_is_named(tmp_path: Path) -> None:
+    segments, path, _ = _three_frames(tmp_path)
+    piece = segments.piece()
+    with pytest.raises(SegmentUnreadable, match=r"cannot be read \(Is a directory\): check its"):
+        list(decode(piece._replace(path=str(tmp_path)), DETAILS))
+    path.unlink()
+    with pytest.raises(SegmentMissing, match=r"the segment is missing.*failOnDataLoss=false"):
+        list(decode(piece, DETAILS))
+
+
+def test_blocks_that_the_disk_does_not_give_back_are_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = Segments(tmp_path)
+    path = segments.begin()
+    offsets = [segments.frame(enqueued(b"x" * 3_000)) for _ in range(5)]
+    assert path.stat().st_size > 3 * 4_096
+    read = os.pread
+
+    def broken(descriptor: int, count: int, offset: int) -> bytes:
+        if offset < 8_192 and offset + count > 4_096:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(descriptor, count, offset)
+
+    def broken_into(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        data = broken(descriptor, len(buffers[0]), offset)
+        buffers[0][: len(data)] = data
+        return len(data)
+
+    monkeypatch.setattr(os, "pread", broken)
+    monkeypatch.setattr(os, "preadv", broken_into)
+    with pytest.raises(SegmentDamaged, match=f"bytes {offsets[1]} to {offsets[2]}"):
+        decoded_rows([segments.piece()], Corrupt.FAIL)
+    assert [row["lsn"] for row in decoded_rows([segments.piece()])] == [1, 4, 5]
+
+
+def test_a_disk_that_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments, path, _ = _three_frames(tmp_path)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "pread", refuse)
+    monkeypatch.setattr(os, "preadv", refuse)
+    with pytest.raises(SegmentUnreadable, match=rf"{path}: cannot be read \(Permission denied\)"):
+        decoded_rows([segments.piece()])
+
+
+def test_frames_larger_than_what_is_read_at_once_are_whole(tmp_path: Path) -> None:
+    segments = Segments(tmp_path)
+    bodies = [bytes([number]) * 1_500_000 for number in range(3)]
+    segments.frame(*(enqueued(body) for body in bodies))
+    segments.frame(enqueued(b"small"))
+    rows = decoded_rows([segments.piece()])
+    assert [row["value"] for row in rows] == [*bodies, b"small"]
