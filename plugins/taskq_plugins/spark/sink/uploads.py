@@ -92,8 +92,8 @@ def finish(
     """
     jobs = sum(part.jobs for part in parts)
     is_new = bool(parts) and publish(data_dir, name, parts)
-    if not is_new:
-        discard(data_dir, upload)
+    # What is not published: the parts of second attempts, or all of them if the name was used.
+    discard(data_dir, upload)
     adopted = _adopt(data_dir) if adopt and parts else 0
     return Published(jobs, is_new, adopted)
 

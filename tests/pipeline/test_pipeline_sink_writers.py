@@ -1,0 +1,201 @@
+"""The writers as Spark calls them, in its order and in worse ones, without a JVM."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from taskq.core.errors import UsageError
+from taskq.log.requests import EnqueueSpec
+from taskq_plugins.spark.sink import writers
+from taskq_plugins.spark.sink.encoding import BadRow, Entries
+from taskq_plugins.spark.sink.uploads import write_parts
+from taskq_plugins.spark.sink.writers import batch_writer, stream_writer
+from tests.pipeline.sinking import jobs, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NUMBERS = StructType([StructField("n", LongType())])
+
+
+def batch(data_dir: Path, **options: str) -> Any:
+    """A batch's writer as the driver and each executor get it."""
+    given = {"path": str(data_dir), "task": "t", **options}
+    return pickle.loads(pickle.dumps(batch_writer(given, NUMBERS, overwrite=False)))  # noqa: S301
+
+
+def stream(data_dir: Path, **options: str) -> Any:
+    given = {"path": str(data_dir), "task": "t", "checkpointLocation": "x", **options}
+    return stream_writer(given, NUMBERS, overwrite=False)
+
+
+def rows(*numbers: int) -> Any:
+    return iter([table([{"n": number}]) for number in numbers])
+
+
+def bodies(data_dir: Path) -> list[bytes]:
+    return [job.body or b"" for job in jobs(data_dir)]
+
+
+def files(data_dir: Path) -> list[str]:
+    """What waits or was left behind: manifests and parts."""
+    found = [path.name for path in (data_dir / "inbox").glob("*.*")]
+    return sorted(name for name in found if not name.endswith(".lock"))
+
+
+@pytest.fixture
+def in_batch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Says which batch of which query this task is of."""
+
+    def be(stream: str, batch_id: int) -> None:
+        monkeypatch.setattr(writers, "_stream_batch", lambda: (stream, batch_id))
+
+    return be
+
+
+def test_jobs_are_there_once_all_partitions_are_committed(tmp_path: Path) -> None:
+    writer = batch(tmp_path)
+    messages = [writer.write(rows(1, 2)), writer.write(rows()), writer.write(rows(3))]
+    assert not (tmp_path / "taskq.json").exists()
+    writer.commit(pickle.loads(pickle.dumps(messages)))  # noqa: S301
+    assert sorted(bodies(tmp_path)) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
+    assert not files(tmp_path)
+
+
+def test_a_driver_that_commits_again_after_it_was_killed_enqueues_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    writer = batch(tmp_path)
+    messages = [writer.write(rows(1))]
+    for _ in range(3):
+        writer.commit(messages)
+    assert bodies(tmp_path) == [b'{"n":1}']
+
+
+def test_only_the_attempt_that_is_committed_counts(tmp_path: Path) -> None:
+    """A second attempt of a task may have ended as well; its part is nobody's, and goes."""
+    writer = batch(tmp_path)
+    writer.write(rows(1))
+    writer.commit([writer.write(rows(1))])
+    assert bodies(tmp_path) == [b'{"n":1}']
+    assert not files(tmp_path)
+
+
+def test_an_aborted_write_leaves_nothing(tmp_path: Path) -> None:
+    writer = batch(tmp_path)
+    message = writer.write(rows(1))
+    with pytest.raises(BadRow):
+        writer.write(iter([table([{"n": 1}]), table([{"n": 2, "priority": 11}])]))
+    writer.abort([message, None])
+    assert not files(tmp_path)
+    assert not (tmp_path / "taskq.json").exists()
+
+
+def test_an_upload_of_the_same_name_is_written_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("upload", "idempotencyKey"):
+        writer = batch(tmp_path, **{name: "day-7"})
+        writer.commit([writer.write(rows(1, 2))])
+    assert len(bodies(tmp_path)) == 2
+    assert "upload 'day-7' was written before, so its 2 jobs were not" in capsys.readouterr().err
+    assert not files(tmp_path)
+
+
+def test_two_writes_without_a_name_are_two(tmp_path: Path) -> None:
+    for _ in range(2):
+        writer = batch(tmp_path)
+        writer.commit([writer.write(rows(1))])
+    assert len(bodies(tmp_path)) == 2
+
+
+def test_adoption_may_be_left_to_workers(tmp_path: Path) -> None:
+    writer = batch(tmp_path, adopt="false")
+    writer.commit([writer.write(rows(1))])
+    assert bodies(tmp_path) == []
+    assert len(files(tmp_path)) == 2
+    other = batch(tmp_path)
+    other.commit([other.write(rows(2))])
+    assert bodies(tmp_path) == [b'{"n":1}', b'{"n":2}']
+
+
+def test_an_empty_data_frame_is_no_upload(tmp_path: Path) -> None:
+    writer = batch(tmp_path, upload="u")
+    writer.commit([writer.write(iter([])), writer.write(iter([table([{"n": 1}]).slice(1)]))])
+    assert not (tmp_path / "taskq.json").exists()
+    writer.commit([writer.write(rows(1))])
+    assert len(bodies(tmp_path)) == 1
+
+
+def test_overwriting_is_refused(tmp_path: Path) -> None:
+    for make in (batch_writer, stream_writer):
+        with pytest.raises(UsageError, match=r'use mode\("append"\)'):
+            make({"path": str(tmp_path), "task": "t"}, NUMBERS, True)
+
+
+def test_columns_are_looked_at_before_any_row_is_read(tmp_path: Path) -> None:
+    schema = StructType([StructField("priority", StringType())])
+    with pytest.raises(UsageError, match="column 'priority' is string"):
+        batch_writer({"path": str(tmp_path), "task": "t"}, schema, overwrite=False)
+    with pytest.raises(UsageError, match="no module 'nowhere'"):
+        batch(tmp_path, app="nowhere:app")
+
+
+def test_a_batch_of_a_stream_is_published_once(tmp_path: Path, in_batch: Any) -> None:
+    """Spark commits a batch again when it was killed before it wrote that down."""
+    for _ in range(2):
+        in_batch("query", 0)
+        messages = [stream(tmp_path).write(rows(1)), stream(tmp_path).write(rows(2))]
+        for _ in range(2):
+            stream(tmp_path).commit(messages, 0)
+    in_batch("query", 1)
+    stream(tmp_path).commit([stream(tmp_path).write(rows(1))], 1)
+    in_batch("other", 0)
+    stream(tmp_path).commit([stream(tmp_path).write(rows(1))], 0)
+    assert bodies(tmp_path) == [b'{"n":1}', b'{"n":2}', b'{"n":1}', b'{"n":1}']
+    assert not files(tmp_path)
+
+
+def test_an_aborted_batch_leaves_nothing_and_may_be_written_again(
+    tmp_path: Path, in_batch: Any
+) -> None:
+    in_batch("query", 0)
+    writer = stream(tmp_path)
+    writer.abort([writer.write(rows(1)), None], 0)
+    assert not files(tmp_path)
+    writer.commit([writer.write(rows(1)), None], 0)
+    assert bodies(tmp_path) == [b'{"n":1}']
+
+
+def test_a_stream_takes_no_name_of_an_upload(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a stream is known by its checkpoint"):
+        stream(tmp_path, upload="u")
+
+
+def test_a_task_that_knows_no_batch_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="write from foreachBatch instead"):
+        stream(tmp_path).write(rows(1))
+
+
+def test_many_jobs_become_several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskq_plugins.spark.sink.uploads.PART_JOBS_MAX", 2)
+    writer = batch(tmp_path)
+    message = writer.write(rows(1, 2, 3, 4, 5))
+    assert [jobs for _, jobs, _, _ in message.parts] == [2, 2, 1]
+    writer.commit([message])
+    assert bodies(tmp_path) == [b'{"n":%d}' % n for n in range(1, 6)]
+
+
+def test_a_write_that_fails_removes_the_part_it_was_at(tmp_path: Path) -> None:
+    def entries() -> Iterator[Entries]:
+        yield Entries([b"{}"], EnqueueSpec().tail, None)
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        write_parts(tmp_path, "u", entries())
+    assert not files(tmp_path)
