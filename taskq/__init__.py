@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         StaleDelivery,
         TaskqError,
         UnknownTask,
+        UploadDamaged,
         UsageError,
         WrongLog,
     )
@@ -131,6 +132,7 @@ __all__ = [
     "TaskQ",
     "TaskqError",
     "UnknownTask",
+    "UploadDamaged",
     "UsageError",
     "WrongLog",
     "current_job",

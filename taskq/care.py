@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LogCare:
-    """Compaction by hand; workers do it by themselves."""
+    """Compaction and adoption by hand; workers do both by themselves."""
 
     _connection: Connection
 
@@ -43,3 +43,25 @@ class LogCare:
         port = self._connection.store().thread_port
         report: CompactReport = port.compact(limit, dry_run=dry_run).result()
         return report
+
+    async def adopt(self) -> int:
+        """Enqueue the jobs of all uploads that were published (``taskq.log.inbox``).
+
+        Workers do it by themselves; this is for whoever wants to see it done. If another process is
+        at it, this waits until nothing is left. Adopting needs no worker, and no other process.
+
+        Returns:
+            Jobs that came into being through this process meanwhile.
+
+        Raises:
+            UploadDamaged: an upload was refused; all others were adopted.
+            LogError: the log could not be written; what was adopted stands, and the rest waits.
+        """
+        port = await self._connection.port()
+        jobs: int = await port.adopt()
+        return jobs
+
+    def adopt_sync(self) -> int:
+        """Do as ``adopt``, blocking this thread."""
+        jobs: int = self._connection.store().thread_port.adopt().result()
+        return jobs

@@ -17,7 +17,8 @@
     │   │   └── DiskFull        too little room for new jobs; settling and cancelling go on
     │   ├── FormatError         an unknown version, type or feature: a newer taskq wrote it
     │   ├── LogDamaged          bytes that were once durable no longer read back
-    │   │   └── SpillMissing    the file that holds a large payload or result is gone
+    │   │   ├── SpillMissing    the file that holds a large payload or result is gone
+    │   │   └── UploadDamaged   the files of an upload are not what was published
     │   ├── MomentGone          compaction removed what would tell the state at that moment
     │   ├── ReaderBusy          somebody else reads the log under that name
     │   ├── ReaderFellBehind    compaction removed what the reader has not read yet
@@ -203,6 +204,10 @@ class MomentGone(LogError):
 
 class SpillMissing(LogDamaged):
     """The file beside the log that holds a large payload or result is gone."""
+
+
+class UploadDamaged(LogDamaged):
+    """The files of an upload are not what was published: it is set aside, in ``inbox/refused``."""
 
 
 class ReaderBusy(LogError):

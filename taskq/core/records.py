@@ -43,6 +43,8 @@ class Kind(enum.IntEnum):
     TALLIED = 35
     #: everything needed from segments before this lsn was written again: they may be gone
     COMPACTED = 36
+    #: how far an upload has come: in the frame that holds the jobs that brought it there
+    ADOPTED = 37
     #: who an owner is (body: JSON), for people who read the log later
     OWNER = 128
 

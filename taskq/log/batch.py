@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskq.log.adopted import Adopted, encode_adopted
+from taskq.log.identity import RECORDS_2, RECORDS_3
+
 if TYPE_CHECKING:
     from taskq.log.journal import Journal
 
@@ -18,9 +21,11 @@ class Batch:
         where: location of the frame's first body byte; ``where + size`` is the next record's.
         interest: which sleepers must be woken for it.
         is_newer: it holds a kind, flag or option that the first taskq could not read.
+        adopted: how far uploads have come with it, by their ids; ``close`` adds the records.
     """
 
     __slots__ = (
+        "adopted",
         "epoch",
         "first_lsn",
         "interest",
@@ -42,6 +47,7 @@ class Batch:
         self.where = journal.next_location()
         self.interest = 0
         self.is_newer = False
+        self.adopted: dict[bytes, Adopted] = {}
 
     def add(self, record: bytes) -> int:
         """Append a record; returns its lsn."""
@@ -55,6 +61,18 @@ class Batch:
         """Append a record that the first taskq could not read; returns its lsn."""
         self.is_newer = True
         return self.add(record)
+
+    def close(self) -> None:
+        """Add what must stand at the end of the frame."""
+        for adopted in self.adopted.values():
+            self.add(encode_adopted(adopted, self.lsn))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What a reader of the frame must know."""
+        if self.adopted:
+            return (RECORDS_2, RECORDS_3) if self.is_newer else (RECORDS_3,)
+        return (RECORDS_2,) if self.is_newer else ()
 
     @property
     def count(self) -> int:

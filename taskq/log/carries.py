@@ -59,6 +59,17 @@ class Item(NamedTuple):
     flags: int = 0
 
 
+class Floor(NamedTuple):
+    """What compaction says when it is done with a segment.
+
+    ``lsn`` is the first that is kept; ``uploads`` are ids of those that are adopted in part, whose
+    progress is written again if it stands before that.
+    """
+
+    lsn: int
+    uploads: tuple[bytes, ...] = ()
+
+
 class Carries:
     """The decisions of compaction."""
 
@@ -93,11 +104,18 @@ class Carries:
             for queue in sorted(agenda.paused):
                 batch.add_newer(encode_queue(Kind.PAUSED, queue, batch.lsn))
 
-    def finish(self, batch: Batch, floor_lsn: int) -> None:
-        """Say that nothing is needed any more of what stands before ``floor_lsn``."""
+    def finish(self, batch: Batch, floor: Floor) -> None:
+        """Say that nothing is needed any more of what stands before ``floor.lsn``."""
         agenda, _ = self._both()
-        batch.add_newer(encode_compacted(floor_lsn, batch.lsn))
-        agenda.floor_lsn = max(agenda.floor_lsn, floor_lsn)
+        adoptions = self._facets.adoptions
+        if floor.uploads:
+            adoptions.catch_up()
+        for upload in floor.uploads:
+            found = adoptions.progress(upload)
+            if found is not None and found[0] < floor.lsn:
+                batch.adopted.setdefault(upload, found[1])
+        batch.add_newer(encode_compacted(floor.lsn, batch.lsn))
+        agenda.floor_lsn = max(agenda.floor_lsn, floor.lsn)
 
     def drop(self, segment: int) -> bool:
         """Take a segment out of the log; False unless a record that is on disk says that it may go.

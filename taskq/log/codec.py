@@ -74,6 +74,9 @@ TALLIED    48    byte: priority; 0 u32; succeeded, dead, cancelled, expired u64;
                  body: length of queue u8, length of task u8, queue, task
 COMPACTED  24    byte: 0; 0 u32, lsn u64
 CLOCK      24    byte: 0; 0 u32, step i64 in nanoseconds; always with its CRC
+ADOPTED    64    byte: 0; 0 u32, token of an upload (16 bytes), jobs of it that are
+                 decided, jobs in all of it, those that were left out, lsn of the
+                 first record of the frame that began it, each u64; always with its CRC
 OWNER      24    byte: 0; 0 u32, owner u64; body: JSON
 =========  ====  ==================================================================
 
@@ -83,7 +86,10 @@ A moment that is relative moves with every CLOCK record behind it; that of a job
 the one in its CARRIED record (due in the fixed fields, or an option DUE_WALL; EXPIRES_RELATIVE).
 The dead of TALLIED are those that are neither requeued nor purged. A log holds kinds, and options,
 9 and above, flags 16 and above, and keys with a window and flag 8 besides, only if its
-``taskq.json`` names the incompatible feature ``records-2``.
+``taskq.json`` names the incompatible feature ``records-2``; ADOPTED only with ``records-3``.
+
+ADOPTED records stand at the end of a frame, and what they say of an upload holds for the log up to
+there: the jobs that the frame brings from it are among the decided ones. The latest counts.
 
 A payload or result may be stored otherwise than it was given. With flag 16 it is its original size
 u64, then a zlib stream (RFC 1950); with flag 32 likewise a zstd frame (RFC 8878). With flag 64 the
@@ -124,6 +130,7 @@ NAME: Final = struct.Struct("<IBBHII")
 TALLY: Final = struct.Struct("<IBBHIIQQQQ")
 CLOCK: Final = struct.Struct("<IBBHIIq")
 OWNER: Final = struct.Struct("<IBBHIIQ")
+ADOPTED: Final = struct.Struct("<IBBHII16sQQQQ")
 LENGTH: Final = struct.Struct("<I")
 #: What every record starts with: length, type, byte, size of the options, flags.
 PREFIX: Final = struct.Struct("<IBBHI")
@@ -153,6 +160,7 @@ FIXED_SIZES: Final[dict[int, int]] = {
     Kind.TALLIED: TALLY.size,
     Kind.COMPACTED: OWNER.size,
     Kind.CLOCK: CLOCK.size,
+    Kind.ADOPTED: ADOPTED.size,
     Kind.OWNER: OWNER.size,
 }
 

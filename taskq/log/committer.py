@@ -53,9 +53,9 @@ _FOLLOW: Final = int(Op.FOLLOW)
 _NEEDS_AGENDA: Final = COMPACTION_OPS | MANY_OPS | {
     Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL, Op.EXTEND, Op.TRANSACT,
 }  # fmt: skip
-#: Answers that wait for no disk. What is carried need not be on it before what follows is decided:
-#: COMPACTED waits for all of it. And a loss of power ends a claim with its holder, extended or not.
-_AT_ONCE: Final = frozenset({Op.CARRY, Op.EXTEND})
+#: Answers that wait for no disk. What is carried or adopted need not be on it before what follows
+#: is decided: the end waits for all. A loss of power ends a claim with its holder, extended or not.
+_AT_ONCE: Final = frozenset({Op.CARRY, Op.EXTEND, Op.ADOPT})
 
 
 class Committer(Desk):
@@ -207,13 +207,13 @@ class Committer(Desk):
             self._catch_up(batch, step_ns, survey)
             self._run(batch, requests)
             self._add_later(self.operations.deaths.told(), batch.lsn)
+            batch.close()
             if batch.count:
-                if batch.is_newer:
-                    journal.allow_newer()
+                journal.allow(batch.features)
                 start = journal.end()
                 self._note_frame(batch)
                 journal.append(b"".join(batch.parts), batch.count, time_ns)
-                self.facets.appended(start)
+                self.facets.appended(start, batch)
                 journal.meters.batch(batch.count, batch.payload_size)
                 self.room.appended()
                 self.unsynced = self.unsynced or batch.interest != 0

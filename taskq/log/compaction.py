@@ -19,9 +19,10 @@ from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE
 from taskq.core.model import State
 from taskq.core.records import CARRYING_KINDS, PACKED
 from taskq.log import codec
-from taskq.log.carries import TALLIES_MAX, Item
+from taskq.log.carries import TALLIES_MAX, Floor, Item
 from taskq.log.carrying import decode_carried
 from taskq.log.files import OFFSET_BITS
+from taskq.log.inboxfiles import Inbox
 from taskq.log.requests import Op
 from taskq.log.segment import Gap, segment_name
 
@@ -176,7 +177,22 @@ class Compaction:
             for start in range(0, max(len(tallied.lanes), 1), TALLIES_MAX):
                 errand = self._errands.make(Op.TALLY, range(start, start + TALLIES_MAX))
                 yield from errand.wait()
-        yield from self._errands.make(Op.COMPACTED, self._next).wait()
+        floor = Floor(self._next, (yield from self._uploads()))
+        yield from self._errands.make(Op.COMPACTED, floor).wait()
+
+    def _uploads(self) -> Generator[None, None, tuple[bytes, ...]]:
+        """Uploads that may not be adopted as a whole; what the segment says of them is needed.
+
+        Whoever published one later cannot be spoken of in a segment that was sealed before.
+        """
+        journal, adoptions = self._journal, self._committer.facets.adoptions
+        waiting = Inbox(journal.disk, journal.clock, journal.path).waiting().uploads
+        if waiting:
+            adoptions.look_from(min(upload.from_lsn for upload in waiting))
+            journal.refresh()
+            for _ in adoptions.steps():
+                yield None
+        return tuple(upload.id for upload in waiting)
 
     def _catch_up(self) -> None:
         """See all that the segment can hold: what is not known here would be lost."""

@@ -16,6 +16,7 @@ from taskq.core.agenda import Agenda
 from taskq.core.dedup import Dedup
 from taskq.core.errors import JobNotFound
 from taskq.core.model import SECOND_NS, Damage
+from taskq.log.adoptions import Adoptions
 from taskq.log.files import SegmentGone
 from taskq.log.fold import fold_damaged, fold_frame, fold_keys
 from taskq.log.foldother import Watch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskq.log import codec
+    from taskq.log.batch import Batch
     from taskq.log.cursor import Cursor
     from taskq.log.journal import Journal
     from taskq.log.segment import Frame
@@ -52,6 +54,7 @@ class Facets:
 
     Attributes:
         agenda, dedup: None until first needed.
+        adoptions: how far uploads have come; caught up by whoever asks.
         damage: what did not read back, as far as the folds met it.
         trusts_snapshots: whether they are used; not any more once batch after batch broke.
     """
@@ -65,6 +68,7 @@ class Facets:
         self.agenda: Agenda | None = None
         self.dedup: Dedup | None = None
         self.watch = Watch()
+        self.adoptions = Adoptions(journal)
         self.damage: list[Damage] = []
         #: jobs that this process settled lately: the location of the record that did
         self.ended: dict[int, int] = {}
@@ -233,9 +237,10 @@ class Facets:
             for old in list(islice(self.ended, ENDED_MAX // 2 + more)):
                 del self.ended[old]
 
-    def appended(self, start: Cursor) -> None:
+    def appended(self, start: Cursor, batch: Batch) -> None:
         """A frame of our own was applied while it was made: step over it."""
         journal = self._journal
+        self.adoptions.appended(start, batch.adopted, journal.next_lsn)
         self._broken = 0
         for cursor in self._cursors.values():
             if cursor.offset == start.offset and cursor.segment == start.segment:

@@ -36,7 +36,7 @@ OTHER_KINDS: Final = frozenset(
     int(kind)
     for kind in (
         Kind.CARRIED, Kind.REQUEUED, Kind.PURGED, Kind.EXTENDED, Kind.PAUSED, Kind.RESUMED,
-        Kind.TALLIED, Kind.COMPACTED,
+        Kind.TALLIED, Kind.COMPACTED, Kind.ADOPTED,
     )
 )  # fmt: skip
 _DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
@@ -155,7 +155,7 @@ def fold_other(
         priority, totals = record[5], codec.TALLY.unpack_from(record)[6:]
         lane = agenda.lane(min(priority, PRIORITY_MAX), record[codec.TALLY.size : -4])
         apply_tallied(lane, *totals)
-    else:
+    elif kind == Kind.COMPACTED:
         agenda.floor_lsn = max(agenda.floor_lsn, codec.OWNER.unpack_from(record)[6])
 
 

@@ -20,7 +20,9 @@ _SIZE_MAX: Final = 64 * 1024
 
 #: The kinds, flags and options that this taskq can write and the first one could not read.
 RECORDS_2: Final = "records-2"
-_KNOWN: Final = frozenset({RECORDS_2})
+#: ADOPTED: who does not know it would let go of what says how far an upload has come.
+RECORDS_3: Final = "records-3"
+_KNOWN: Final = frozenset({RECORDS_2, RECORDS_3})
 
 
 class Identity(NamedTuple):

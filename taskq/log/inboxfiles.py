@@ -22,7 +22,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.errors import LogDamaged, LogError, TaskqError, UsageError
+from taskq.core.errors import LogError, TaskqError, UploadDamaged, UsageError
 from taskq.core.model import SECOND_NS
 from taskq.log.identity import write_all, write_file
 from taskq.log.inboxmanifest import (
@@ -161,7 +161,7 @@ class Inbox:
             size = self._size_of(part.name)
             if size != part.size_bytes:
                 what = "is missing" if size is None else f"has {size} bytes"
-                raise LogDamaged(
+                raise UploadDamaged(
                     f"{self.path}/{part.name} {what}, {part.size_bytes} were written: "
                     f"nothing was published, write the upload again"
                 )
@@ -194,7 +194,7 @@ class Inbox:
                     continue
                 file = f"{self.path}/{name}{MANIFEST}"
                 found.uploads.append(decode_upload(data, name, file))
-            except LogDamaged as error:
+            except UploadDamaged as error:
                 found.damaged[name] = str(error)
         found.uploads.sort(key=lambda upload: (upload.sequence, upload.name))
         return found
@@ -214,7 +214,7 @@ class Inbox:
             return False
         try:
             ended = decode_ended(data, f"{self.path}/{DONE}/{upload.name}{MANIFEST}")
-        except LogDamaged as error:
+        except UploadDamaged as error:
             _log.warning("%s", error)
             return False
         return ended.token == upload.token

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.errors import FormatError, LogDamaged, UsageError
+from taskq.core.errors import FormatError, UploadDamaged, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX
 from taskq.core.records import Flag, Kind, Option
 from taskq.log import codec
@@ -141,7 +141,7 @@ def decode_chunk(header: bytes, offset: int, what: str) -> Chunk:
     """The header of the chunk at ``offset``; ``what`` its file is called in errors.
 
     Raises:
-        LogDamaged: it is none.
+        UploadDamaged: it is none.
     """
     if len(header) == CHUNK_HEADER.size:
         magic, version, _, jobs, size, body_crc, crc = CHUNK_HEADER.unpack(header)
@@ -151,30 +151,30 @@ def decode_chunk(header: bytes, offset: int, what: str) -> Chunk:
                 raise FormatError(f"{what}: version {version} is unknown: use a newer taskq")
             if 0 < jobs <= CHUNK_JOBS_MAX and jobs <= size <= _CHUNK_BYTES_MAX:
                 return Chunk(jobs, size, body_crc)
-    raise LogDamaged(f"{what}: no chunk begins at offset {offset}")
+    raise UploadDamaged(f"{what}: no chunk begins at offset {offset}")
 
 
 def check_chunk(chunk: Chunk, body: bytes, offset: int, what: str) -> None:
     """Check the entries of a chunk.
 
     Raises:
-        LogDamaged: they are not what was written.
+        UploadDamaged: they are not what was written.
     """
     if len(body) != chunk.size or codec.crc32(body) != chunk.crc:
-        raise LogDamaged(f"{what}: the chunk at offset {offset} does not read back")
+        raise UploadDamaged(f"{what}: the chunk at offset {offset} does not read back")
 
 
 def each_entry(body: bytes, what: str) -> Iterator[tuple[int, int]]:
     """(place of the tail, place behind the payload) of each entry of a chunk.
 
     Raises:
-        LogDamaged: a size that cannot be.
+        UploadDamaged: a size that cannot be.
     """
     at, end, unpack = 0, len(body), codec.LENGTH.unpack_from
     while at < end:
         size = unpack(body, at)[0] if at + 4 <= end else 0
         if size < _TAIL_BYTES_MIN + 4 or at + size > end:
-            raise LogDamaged(f"{what}: a job has an impossible size of {size} bytes")
+            raise UploadDamaged(f"{what}: a job has an impossible size of {size} bytes")
         yield at + 4, at + size
         at += size
 
@@ -183,10 +183,10 @@ def tail_size(body: bytes, at: int, end: int, what: str) -> int:
     """Bytes of the tail at ``body[at:]`` of an entry that ends at ``end``.
 
     Raises:
-        LogDamaged: it does not fit.
+        UploadDamaged: it does not fit.
     """
     _, _, options_size, _, _, queue_size, task_size = codec.ENQUEUED_TAIL.unpack_from(body, at)
     size: int = codec.ENQUEUED_TAIL.size + queue_size + task_size + options_size
     if at + size > end:
-        raise LogDamaged(f"{what}: the names of a job are longer than the job")
+        raise UploadDamaged(f"{what}: the names of a job are longer than the job")
     return size

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any, Final, NamedTuple
 
-from taskq.core.errors import FormatError, LogDamaged, TaskqError, UsageError
+from taskq.core.errors import FormatError, TaskqError, UploadDamaged, UsageError
 from taskq.log import codec
 from taskq.log.inboxformat import VERSION
 
@@ -177,7 +177,7 @@ def decode_upload(data: bytes, name: str, what: str) -> Upload:
     """What the manifest of that name says; ``what`` its file is called in errors.
 
     Raises:
-        LogDamaged: it is none.
+        UploadDamaged: it is none.
         FormatError: a newer taskq wrote it.
     """
     values = _open(data, what)
@@ -188,9 +188,9 @@ def decode_upload(data: bytes, name: str, what: str) -> Upload:
         if not _is_hex(upload.token, _ID_DIGITS) or len(parts) > PARTS_MAX:
             raise UsageError("its token or its parts are none")
     except (KeyError, TypeError, ValueError, TaskqError) as error:
-        raise LogDamaged(f"{what}: no manifest ({error})") from error
+        raise UploadDamaged(f"{what}: no manifest ({error})") from error
     if upload.name != name:
-        raise LogDamaged(f"{what}: it is that of {upload.name!r:.80}")
+        raise UploadDamaged(f"{what}: it is that of {upload.name!r:.80}")
     return upload
 
 
@@ -203,7 +203,7 @@ def decode_ended(data: bytes, what: str) -> Ended:
     """The same, read.
 
     Raises:
-        LogDamaged: it is none.
+        UploadDamaged: it is none.
         FormatError: a newer taskq wrote it.
     """
     values = _open(data, what)
@@ -213,7 +213,7 @@ def decode_ended(data: bytes, what: str) -> Ended:
         name, token, problem = texts
         return Ended._make((name, token, *numbers, problem))
     except (KeyError, TypeError, ValueError, TaskqError) as error:
-        raise LogDamaged(f"{what}: not readable ({error})") from error
+        raise UploadDamaged(f"{what}: not readable ({error})") from error
 
 
 def _seal(values: dict[str, Any]) -> bytes:
@@ -228,9 +228,9 @@ def _open(data: bytes, what: str) -> dict[str, Any]:
         crc, version = outer["crc32"], values["version"]
         text = json.dumps(values, sort_keys=True)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise LogDamaged(f"{what}: not readable ({error})") from error
+        raise UploadDamaged(f"{what}: not readable ({error})") from error
     if crc != codec.crc32(text.encode()):
-        raise LogDamaged(f"{what}: its CRC-32 does not fit")
+        raise UploadDamaged(f"{what}: its CRC-32 does not fit")
     if version != VERSION:
         raise FormatError(f"{what}: version {version!r:.20} is unknown: use a newer taskq")
     return values

@@ -15,7 +15,6 @@ from taskq.core.model import Durability
 from taskq.log import codec
 from taskq.log.config import LSN_SKIP, LogConfig
 from taskq.log.identity import (
-    RECORDS_2,
     Identity,
     add_feature,
     keep_directory,
@@ -283,10 +282,11 @@ class Journal(Place):
         if self.offset >= self._segment_bytes:
             self._begin_segment(self.next_lsn, new_epoch=False)
 
-    def allow_newer(self) -> None:
-        """Make sure that a taskq that knows only the first records leaves the log alone."""
-        if RECORDS_2 not in self.identity.incompat:
-            self.identity = add_feature(self.disk, self.path, self.identity, RECORDS_2)
+    def allow(self, features: tuple[str, ...]) -> None:
+        """Make sure that a taskq that does not know these leaves the log alone."""
+        for feature in features:
+            if feature not in self.identity.incompat:
+                self.identity = add_feature(self.disk, self.path, self.identity, feature)
 
     def append(self, body: bytes, count: int, time_ns: int) -> None:
         """Write one frame and move the end behind it.

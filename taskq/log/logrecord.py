@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from taskq.core.errors import FormatError
 from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Cause, Flag, Kind, Option
 from taskq.log import codec
+from taskq.log.adopted import Adopted, decode_adopted
 from taskq.log.carrying import decode_carried, find_moment
 from taskq.log.options import decode_key_hash, enqueue_extras
 
@@ -57,6 +58,8 @@ class LogRecord(NamedTuple):
     step_ns: int = 0
     #: of CARRIED and REQUEUED: all of it; the fields above are those of the job's ENQUEUED record
     carried: Carried | None = None
+    #: of ADOPTED: all of it
+    adopted: Adopted | None = None
 
     @property
     def body_flags(self) -> int:
@@ -145,6 +148,8 @@ def _decode_other(data: bytes, record: LogRecord, end: int) -> LogRecord:
     if kind == Kind.TALLIED:
         split = 2 + body[0]
         return record._replace(queue=body[2:split], task=body[split:], priority=data[5])
+    if kind == Kind.ADOPTED:
+        return record._replace(adopted=decode_adopted(data))
     if kind == Kind.CLOCK:
         return record._replace(step_ns=codec.CLOCK.unpack_from(data)[6])
     number = codec.OWNER.unpack_from(data)[6]

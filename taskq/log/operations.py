@@ -15,6 +15,7 @@ from taskq.core.model import REASON_BYTES_MAX
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.transitions import legal
 from taskq.log import codec
+from taskq.log.adopts import Adopts
 from taskq.log.carries import Carries
 from taskq.log.carrying import encode_lease
 from taskq.log.deadletters import DeadLetters
@@ -66,6 +67,7 @@ class Operations:
         letters = DeadLetters(facets, self.recent, self._tag, journal.config.keys_max)
         queues = Queues(facets, self._withdraw)
         self._others: dict[int, Callable[[Batch, Any], object]] = {
+            Op.ADOPT: Adopts(journal, facets, self.enqueues).adopt,
             Op.EXTEND: self.leasing.extend,
             Op.TRANSACT: Transactions(self, facets, self._tag).run,
             Op.CARRY: carries.carry,

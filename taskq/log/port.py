@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import LogClosed
 from taskq.core.model import LogStats
 from taskq.core.records import Cause, Kind
+from taskq.log.adopter import AdoptOrder
 from taskq.log.bell import Bell
 from taskq.log.gauges import engine_stats
 from taskq.log.history import tell
@@ -147,7 +148,16 @@ class _Port:
         if not store.usable:
             raise LogClosed(f"{store.path}: the log is closed here; open it again")
         future = self._future()
-        store.compact(Order(keep_seconds, dry_run, self, future))
+        store.order(Order(keep_seconds, dry_run, self, future))
+        return future
+
+    def adopt(self) -> Any:
+        """Adopt what was published: how many jobs came of it, once nothing waits any more."""
+        store = self._store
+        if not store.usable:
+            raise LogClosed(f"{store.path}: the log is closed here; open it again")
+        future = self._future()
+        store.order(AdoptOrder(self, future))
         return future
 
     def _resolve(self, answers: Iterable[Answer]) -> None:

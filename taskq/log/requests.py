@@ -55,12 +55,14 @@ class Op(enum.IntEnum):
     CARRY = 24
     #: operand range of lanes -> None
     TALLY = 25
-    #: operand first lsn that is kept -> None
+    #: operand Floor -> None
     COMPACTED = 26
     #: operand first lsn of a segment -> whether it was removed
     DROP = 27
     #: operand [OldFile, …] that no record names -> how many were removed
     COLLECT = 28
+    #: operand Slice of an upload -> Adopted, how far it has come then
+    ADOPT = 29
     #: operand (Delivery, nanoseconds) -> None; the claim ends so long from now
     EXTEND = 32
     #: operand Bundle -> Done

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from taskq.core.model import Serving
+    from taskq.log.adopter import AdoptOrder
     from taskq.log.deaths import DeadLetter
     from taskq.log.survey import Request
     from taskq.log.upkeep import Order
@@ -222,8 +223,8 @@ class Store:
         directory = Path(self.path) / "owners"
         self.between_batches(lambda: publish(directory, self.owner, [*self._servings.values()]))
 
-    def compact(self, order: Order) -> None:
-        """Compact, and answer the order."""
+    def order(self, order: Order | AdoptOrder) -> None:
+        """Compact, or adopt what was published, and answer the order."""
         self.between_batches(lambda: self._open.order(order))
 
     def wake_up(self) -> None:

@@ -67,7 +67,7 @@ class Survey:
         self.size += _size(request)
         if op == Op.ENQUEUE_MANY:
             self._look_at(operand)
-        elif op in COMPACTION_OPS:
+        elif op in COMPACTION_OPS or (op == Op.ADOPT and operand.is_keyed):
             self.keyed = True
         elif op == Op.REQUEUE:
             self.keyed = self.keyed or any(letter.has_options for letter in operand)
@@ -133,6 +133,7 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.SETTLE_SOON: lambda operand: sum(map(_settlement_size, operand[0])),
     Op.TRANSACT: bundle_size,
     Op.REQUEUE: lambda letters: sum(letter.size for letter in letters),
+    Op.ADOPT: lambda piece: piece.size,
     Op.PURGE: lambda jobs: codec.BACK.size * len(jobs),
     Op.WITHDRAW: lambda withdrawal: codec.BACK.size * len(withdrawal.jobs),
     Op.CARRY: lambda items: sum(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import Durability
+from taskq.log.adopter import Adopter, AdoptOrder
 from taskq.log.committer import Committer
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.disk import LocalDisk, SystemClock
@@ -83,6 +84,7 @@ class StorageThread:
         }[config.durability]
         self._kept: list[Request] = []
         self.upkeep: Upkeep | None = None
+        self.adopter: Adopter | None = None
         self._upkeep_at = 0.0
 
     def open(self) -> None:
@@ -97,7 +99,7 @@ class StorageThread:
             join = functools.partial(LocalPeers, self.path, config.name)
             self.peers = with_reserve(disk, self.path, join)
             self.committer = Committer(self.journal, self.peers, config, self.peers.description)
-            self.upkeep = Upkeep(self.committer)
+            self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
         finally:
             self.journal.unlock()
         for note in self.journal.recovered:
@@ -131,22 +133,24 @@ class StorageThread:
 
     def _keep_up(self, pause_seconds: float) -> bool:
         """Do a step of upkeep, unless the last was so short ago; whether there are more."""
-        upkeep = self.upkeep
-        if upkeep is None:
+        upkeep, adopter = self.upkeep, self.adopter
+        if upkeep is None or adopter is None:
             return False
         now = time.monotonic()
-        if pause_seconds and now < self._upkeep_at:
-            return upkeep.busy
-        self._upkeep_at = now + pause_seconds
-        for request in upkeep.step():
-            self._store.mailbox.appendleft(request)
-        self._hand_out_now()
-        return upkeep.busy
+        if not pause_seconds or now >= self._upkeep_at:
+            self._upkeep_at = now + pause_seconds
+            for request in (*upkeep.step(), *adopter.step()):
+                self._store.mailbox.appendleft(request)
+            self._hand_out_now()
+        return upkeep.busy or adopter.busy
 
-    def order(self, order: Order) -> None:
-        """Compact when there is time, and answer the order."""
-        if self.upkeep is not None:
-            self.upkeep.order(order)
+    def order(self, order: Order | AdoptOrder) -> None:
+        """Compact, or adopt, when there is time, and answer the order."""
+        if self.upkeep is not None and self.adopter is not None:
+            if isinstance(order, AdoptOrder):
+                self.adopter.order(order)
+            else:
+                self.upkeep.order(order)
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -289,8 +293,7 @@ class StorageThread:
         limits = [self._until_sync(), seconds_until_due(self.committer)]
         if not self._store.leave_closed_loops():
             limits.append(_UNTOLD_SECONDS)
-        if self.upkeep is not None:
-            limits.append(self.upkeep.seconds_until_look())
+        limits += [one.seconds_until_look() for one in (self.upkeep, self.adopter) if one]
         shortest = min(limits)
         return None if shortest == float("inf") else shortest
 
@@ -315,8 +318,9 @@ class StorageThread:
         """Everything in the mailbox was answered: sync what is left, and refuse the rest."""
         store, committer = self._store, self.committer
         store.usable = False
-        if self.upkeep is not None:
-            self.upkeep.close()
+        for one in (self.upkeep, self.adopter):
+            if one is not None:
+                one.close()
         if committer.unsynced and self._config.durability is not Durability.OS:
             with contextlib.suppress(TaskqError, OSError):
                 committer.sync()

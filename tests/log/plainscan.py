@@ -11,6 +11,7 @@ from taskq.core.dedup import key_hash
 from taskq.core.model import Extras, State
 from taskq.core.records import JOB_KINDS, Cause, Flag, Kind
 from taskq.log import codec
+from taskq.log.adopted import Adopted, encode_adopted
 from taskq.log.carrying import Carried, encode_carried, encode_compacted
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.logrecord import decode_record, places
@@ -180,11 +181,13 @@ class Writer:
         return codec.encode_clock(self._draw.choice((-(10**12), 10**12)), self._lsn)
 
     def _other(self) -> bytes:
-        kind = self._draw.randrange(3)
+        kind = self._draw.randrange(4)
         if kind == 0:
             return codec.encode_owner(9, b"{}", self._lsn)
         if kind == 1:
             return encode_compacted(1, self._lsn)
+        if kind == 2:
+            return encode_adopted(Adopted(bytes(16), 7, 9, 0, 1), self._lsn)
         return codec.PREFIX.pack(20, 200, 0, 0, 0) + bytes(8)
 
 

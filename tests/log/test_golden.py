@@ -13,6 +13,7 @@ from taskq.core.lanes import Lane
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log import codec
+from taskq.log.adopted import Adopted, encode_adopted
 from taskq.log.carrying import (
     Carried,
     encode_carried,
@@ -44,6 +45,7 @@ _RICH: Final = Extras(
 _RICH_READ: Final = Extras(
     due_ns=1_005, expires_ns=9, expires_is_wall=True, key=b"k", window_ns=7, headers={"a": "é"}
 )
+_ADOPTED: Final = Adopted(bytes(range(16)), 1_000, 2_000, 3, 21)
 _ETA: Final = Extras(due_ns=5, due_is_wall=True)
 _SHORT_LIVED: Final = Extras(expires_ns=5)
 
@@ -270,6 +272,14 @@ _RECORDS: Final = {
         encode_compacted(0xABCD, 31),
         "1c000000 24 00 0000 01000000 00000000 cdab000000000000 b99ca9a5",
         LogRecord(Kind.COMPACTED, 31, 8, 9, Flag.CHECKED, token=0xABCD),
+    ),
+    "adopted": (
+        encode_adopted(_ADOPTED, 31),
+        (
+            "44000000 25 00 0000 01000000 00000000 000102030405060708090a0b0c0d0e0f"
+            "e803000000000000 d007000000000000 0300000000000000 1500000000000000 3d09e894"
+        ),
+        LogRecord(Kind.ADOPTED, 31, 8, 9, Flag.CHECKED, adopted=_ADOPTED),
     ),
     "clock": (
         codec.encode_clock(-5, 31),

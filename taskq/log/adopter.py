@@ -1,0 +1,301 @@
+"""Adopting uploads: what was published in the inbox becomes jobs of the log, slice by slice.
+
+One process of those that share a directory does it at a time, in steps of about a millisecond on
+its storage thread, between batches; each slice goes through an ordinary batch. How far an upload
+has come is told by the log alone, so that any other process goes on where one was killed. Before
+the first job of an upload is taken, all of its parts are read and found to be what was published.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskq.core.errors import AppendFailed, LogClosed, LogError, TaskqError, UploadDamaged
+from taskq.core.model import SECOND_NS
+from taskq.log.adopted import Adopted
+from taskq.log.errand import Errand, Errands
+from taskq.log.inboxfiles import Inbox
+from taskq.log.inboxmanifest import Ended, Upload
+from taskq.log.inboxparts import PartFile, UploadReader
+from taskq.log.operations import failure
+from taskq.log.requests import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from taskq.log.committer import Committer
+    from taskq.log.inboxmanifest import Part
+    from taskq.log.survey import Request
+
+    Steps = Generator[Errand | None, None, None]
+
+_log: Final = logging.getLogger("taskq")
+#: How often a process looks for uploads where there were some before, and where there were none;
+#: whoever publishes wakes it besides.
+_LOOK_NS: Final = SECOND_NS
+_IDLE_LOOK_NS: Final = 10 * SECOND_NS
+#: After trouble it waits so long: with a full disk, and with anything else.
+_FULL_NS: Final = SECOND_NS
+_TROUBLE_NS: Final = 30 * SECOND_NS
+#: How often somebody who asked looks whether the process that adopts is done.
+_TURN_NS: Final = SECOND_NS // 20
+#: Files of writers that died are looked for this often.
+_SWEEP_NS: Final = 3_600 * SECOND_NS
+_STEP_NS: Final = SECOND_NS // 1_000
+_STEPS_MAX: Final = 64
+
+
+class AdoptOrder(NamedTuple):
+    """Somebody waits for all that was published so far."""
+
+    port: Any
+    future: Any
+
+
+class Adopter:
+    """What one process does for the inbox."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        self._journal = journal = committer.journal
+        self._inbox = Inbox(journal.disk, journal.clock, journal.path)
+        self._errands = Errands()
+        self._steps: Steps | None = None
+        self._lock = -1
+        self._orders: list[tuple[AdoptOrder, int]] = []
+        self._jobs = 0
+        self._refused: list[UploadDamaged] = []
+        self._pause_until_ns = self._look_at_ns = self._sweep_at_ns = 0
+        self._signal: int | None = None
+        self._complained: set[str] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are steps to do now."""
+        if self._steps is None:
+            return bool(self._orders)
+        return self._journal.clock.steady_ns() >= self._pause_until_ns
+
+    def seconds_until_look(self) -> float:
+        """Until there may be something to do; infinite in a process that leaves it to others."""
+        if self._steps is None and not self._journal.config.upkeep:
+            return float("inf")
+        at_ns = self._pause_until_ns if self._steps is not None else self._look_at_ns
+        return max(at_ns - self._journal.clock.steady_ns(), 0) / SECOND_NS
+
+    def order(self, order: AdoptOrder) -> None:
+        """Adopt all there is, and tell ``order.future`` how many jobs this process brought."""
+        self._orders.append((order, self._jobs))
+
+    def step(self) -> list[Request]:
+        """Do a millisecond's worth; returns what is to be committed in the next batch, mostly none.
+
+        Raises nothing: trouble is logged, told to who asked, and looked at again later.
+        """
+        if self._steps is None:
+            if not self._orders and not self._wants_to_look():
+                return []
+            self._steps = self._work()
+        if not self.busy:
+            return []
+        try:
+            errand = self._advance(self._steps)
+        except StopIteration:
+            self._complained.clear()
+            self._stop(_LOOK_NS if self._signal is not None else _IDLE_LOOK_NS)
+        except Exception as error:  # noqa: BLE001 - a bug here must not close the log
+            self._trouble(error)
+        else:
+            return [] if errand is None else [errand.request]
+        return []
+
+    def close(self) -> None:
+        """Let another process do it."""
+        if self._steps is not None:
+            self._steps.close()
+        self._stop(0)
+        self._answer(LogClosed(f"{self._journal.path}: the log was closed"))
+
+    def _advance(self, steps: Steps) -> Errand | None:
+        clock = self._journal.clock
+        until_ns = clock.steady_ns() + _STEP_NS
+        for _ in range(_STEPS_MAX):
+            errand = next(steps)
+            if errand is not None:
+                return errand
+            now_ns = clock.steady_ns()
+            if now_ns >= until_ns or now_ns < self._pause_until_ns:
+                break
+        return None
+
+    def _wants_to_look(self) -> bool:
+        if not self._journal.config.upkeep:
+            return False
+        now_ns = self._journal.clock.steady_ns()
+        signal = self._inbox.signal()
+        if signal != self._signal:
+            self._signal = signal
+            # Whoever only enqueues leaves it to the workers, if there are any.
+            if self._committer.facets.agenda is None:
+                self._look_at_ns = now_ns + _LOOK_NS
+            else:
+                self._look_at_ns = now_ns
+        if now_ns < self._look_at_ns:
+            return False
+        self._look_at_ns = now_ns + (_LOOK_NS if signal is not None else _IDLE_LOOK_NS)
+        return signal is not None
+
+    def _stop(self, pause_ns: int) -> None:
+        self._steps = None
+        self._pause_until_ns = 0
+        if self._lock >= 0:
+            self._journal.disk.close(self._lock)  # and with it the lock goes
+            self._lock = -1
+        self._look_at_ns = self._journal.clock.steady_ns() + pause_ns
+
+    def _trouble(self, error: Exception) -> None:
+        is_full = isinstance(error, AppendFailed)
+        self._stop(_FULL_NS if is_full else _TROUBLE_NS)
+        what = type(error).__name__
+        if what not in self._complained:
+            self._complained.add(what)
+            is_known = isinstance(error, (TaskqError, OSError))
+            _log.warning(
+                "%s: uploads wait a while: %s", self._inbox.path, error,
+                exc_info=None if is_known else error,
+            )  # fmt: skip
+        self._answer(failure(error))
+
+    def _answer(self, error: TaskqError | None) -> None:
+        """Tell everybody who asked."""
+        orders, self._orders = self._orders, []
+        for (port, future), before in orders:
+            answer = self._jobs - before if error is None else error
+            self._committer.now.append((port, future, answer))
+
+    # -- the work ---------------------------------------------------------------------------------
+
+    def _work(self) -> Steps:
+        self._refused.clear()
+        while self._inbox.has_manifests():
+            if self._lock < 0 and not (yield from self._take_turn()):
+                break
+            waiting = self._inbox.waiting()
+            for name, problem in waiting.damaged.items():
+                self._refuse(name, None, UploadDamaged(problem))
+            for upload in waiting.uploads:
+                yield from self._adopt(upload)
+            yield None
+        now_ns = self._journal.clock.steady_ns()
+        if self._lock >= 0 and now_ns >= self._sweep_at_ns:
+            self._sweep_at_ns = now_ns + _SWEEP_NS
+            self._inbox.sweep()
+        self._answer(self._refused[0] if self._refused else None)
+
+    def _take_turn(self) -> Generator[None, None, bool]:
+        """Whether this process is the one that does it; who was asked waits until nothing waits."""
+        disk, clock = self._journal.disk, self._journal.clock
+        descriptor = disk.open(f"{self._inbox.path}/adopt.lock", create=True)
+        while not disk.try_lock(descriptor):
+            if not self._orders or not self._inbox.has_manifests():
+                disk.close(descriptor)
+                return False
+            self._pause_until_ns = clock.steady_ns() + _TURN_NS
+            yield None
+        self._lock = descriptor
+        return True
+
+    def _adopt(self, upload: Upload) -> Steps:
+        try:
+            yield from self._adopt_whole(upload)
+        except UploadDamaged as error:
+            self._refuse(upload.name, upload, error)
+
+    def _adopt_whole(self, upload: Upload) -> Steps:
+        inbox, adoptions = self._inbox, self._committer.facets.adoptions
+        if not inbox.is_done(upload):
+            self._journal.refresh()
+            adoptions.look_from(upload.from_lsn)
+            for _ in adoptions.steps():
+                yield None
+            if self._done(upload) < upload.jobs:
+                for part in upload.parts:
+                    for _ in PartFile(inbox.disk, f"{inbox.path}/{part.name}").check_steps(part):
+                        yield None
+                yield from self._adopt_slices(upload)
+            self._make_durable(upload)
+        lsn, latest = adoptions.progress(upload.id) or (0, _nothing(upload))
+        inbox.finish(upload, self._ended(upload, lsn, latest))
+        adoptions.forget(upload.id)
+
+    def _adopt_slices(self, upload: Upload) -> Steps:
+        reader = UploadReader(self._inbox.disk, self._inbox.path, upload)
+        done = self._done(upload)
+        while done < upload.jobs:
+            piece = reader.slice(done, self._age_ns(upload))
+            if piece.is_keyed:
+                for _ in self._committer.facets.dedup_steps():
+                    yield None
+            before = self._done(upload), self._duplicates(upload)
+            errand = self._errands.make(Op.ADOPT, piece)
+            yield from errand.wait()
+            adopted: Adopted = errand.value
+            done = adopted.done
+            if before[0] == piece.start < done:
+                self._jobs += done - piece.start - (adopted.duplicates - before[1])
+
+    def _done(self, upload: Upload) -> int:
+        found = self._committer.facets.adoptions.progress(upload.id)
+        return found[1].done if found is not None else 0
+
+    def _duplicates(self, upload: Upload) -> int:
+        found = self._committer.facets.adoptions.progress(upload.id)
+        return found[1].duplicates if found is not None else 0
+
+    def _make_durable(self, upload: Upload) -> None:
+        """What the files are removed for must be on disk, whoever wrote it."""
+        found = self._committer.facets.adoptions.progress(upload.id)
+        if found is None or found[0] < self._journal.durable_lsn:
+            return
+        self._committer.sync()
+        if found[0] >= self._journal.durable_lsn:
+            raise LogError(f"{self._journal.path}: what was adopted could not be made durable")
+
+    def _age_ns(self, upload: Upload) -> int:
+        """How long ago it was published; a step of the wall clock since does not count.
+
+        Unless the machine was started anew, too: then the wall clock is all there is.
+        """
+        clock = self._journal.clock
+        if upload.boot == self._journal.boot:
+            return max(clock.steady_ns() - upload.steady_ns, 0)
+        return max(clock.wall_ns() - upload.published_ns, 0)
+
+    def _ended(self, upload: Upload, lsn: int, latest: Adopted, problem: str = "") -> Ended:
+        return Ended(
+            upload.name, upload.token, upload.jobs, latest.done - latest.duplicates,
+            latest.duplicates, latest.first_lsn, lsn + 1 if lsn else 0,
+            self._journal.clock.wall_ns(), problem,
+        )  # fmt: skip
+
+    def _refuse(self, name: str, upload: Upload | None, error: UploadDamaged) -> None:
+        if upload is None:
+            ended = Ended(name, "", 0, 0, 0, 0, 0, self._journal.clock.wall_ns(), str(error))
+            parts: tuple[Part, ...] = ()
+        else:
+            found = self._committer.facets.adoptions.progress(upload.id)
+            lsn, latest = found or (0, _nothing(upload))
+            problem = f"{error}; {latest.done} of its {upload.jobs} jobs were adopted"
+            ended = self._ended(upload, lsn, latest, problem)
+            parts = upload.parts
+        self._inbox.refuse(name, parts, ended)
+        _log.error(
+            "%s: the upload %s was refused and set aside in %s/refused: %s",
+            self._journal.path, name, self._inbox.path, ended.problem,
+        )  # fmt: skip
+        self._refused.append(UploadDamaged(f"the upload {name} was refused: {ended.problem}"))
+
+
+def _nothing(upload: Upload) -> Adopted:
+    return Adopted(upload.id, 0, upload.jobs, 0, 0)

@@ -1,0 +1,116 @@
+"""Deciding what becomes of a slice of an upload; under the writer lock.
+
+Each job is decided by what decides every other enqueue, and how far the upload has come is written
+in the same frame: whoever is killed when, no job is left out and none comes twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import TaskqError
+from taskq.core.model import SECOND_NS
+from taskq.core.records import PACKED
+from taskq.log.adopted import Adopted
+from taskq.log.requests import Duplicate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskq.log.batch import Batch
+    from taskq.log.enqueues import Enqueues, Item
+    from taskq.log.facets import Facets
+    from taskq.log.journal import Journal
+    from taskq.log.requests import EnqueueSpec
+
+#: A slice ends when it took so long: others wait for the lock.
+_SLICE_NS: Final = SECOND_NS // 250
+#: Jobs between two looks at the clock: plain ones, and those with options.
+_PLAIN_STEP: Final = 512
+_ITEMS_STEP: Final = 32
+
+
+class Plain(NamedTuple):
+    """Jobs of one spec that have no options."""
+
+    spec: EnqueueSpec
+    bodies: list[bytes]
+
+
+class Slice(NamedTuple):
+    """The next jobs of an upload.
+
+    Attributes:
+        upload: id of it.
+        start: jobs before these; ``total`` are in all of it.
+        size: about how many bytes these add to the log.
+        is_keyed: whether any of them has a key.
+    """
+
+    upload: bytes
+    start: int
+    total: int
+    runs: Sequence[Plain | list[Item]]
+    size: int
+    is_keyed: bool
+
+
+class Adopts:
+    """The decisions about uploads."""
+
+    def __init__(self, journal: Journal, facets: Facets, enqueues: Enqueues) -> None:
+        self._journal = journal
+        self._facets = facets
+        self._enqueues = enqueues
+
+    def adopt(self, batch: Batch, piece: Slice) -> Adopted:
+        """Enqueue as many of these as time allows; returns how far the upload has come.
+
+        Nothing is done if it has not come to where the slice begins: somebody else was there.
+
+        Raises:
+            TaskqError: the first of them cannot be enqueued now.
+        """
+        before = self._progress(batch, piece)
+        if before.done != piece.start:
+            return before
+        done, duplicates = 0, 0
+        deadline_ns = self._journal.clock.steady_ns() + _SLICE_NS
+        try:
+            for run in piece.runs:
+                step = _PLAIN_STEP if isinstance(run, Plain) else _ITEMS_STEP
+                count = len(run.bodies) if isinstance(run, Plain) else len(run)
+                for start in range(0, count, step):
+                    if done and self._journal.clock.steady_ns() > deadline_ns:
+                        return self._note(batch, before, done, duplicates)
+                    duplicates += self._add(batch, run, start, start + step)
+                    done += min(step, count - start)
+        except TaskqError:
+            if not done:
+                raise
+        return self._note(batch, before, done, duplicates)
+
+    def _progress(self, batch: Batch, piece: Slice) -> Adopted:
+        begun = batch.adopted.get(piece.upload)
+        if begun is not None:
+            return begun
+        adoptions = self._facets.adoptions
+        adoptions.catch_up()
+        found = adoptions.progress(piece.upload)
+        if found is not None:
+            return found[1]
+        return Adopted(piece.upload, 0, piece.total, 0, batch.first_lsn)
+
+    def _note(self, batch: Batch, before: Adopted, done: int, duplicates: int) -> Adopted:
+        after = before._replace(done=before.done + done, duplicates=before.duplicates + duplicates)
+        batch.adopted[before.upload] = after
+        return after
+
+    def _add(self, batch: Batch, run: Plain | list[Item], start: int, stop: int) -> int:
+        """Enqueue these; returns how many were left out."""
+        if isinstance(run, Plain):
+            batch.is_newer = batch.is_newer or bool(run.spec.flags & PACKED)
+            self._enqueues.run(batch, run.spec, run.bodies[start:stop])
+            return 0
+        answers = self._enqueues.many(batch, run[start:stop])
+        return sum(isinstance(answer, Duplicate) for answer in answers)
