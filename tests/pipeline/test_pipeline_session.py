@@ -105,8 +105,14 @@ def test_executors_import_what_the_driver_can(
 
 
 def test_a_second_open_gives_the_session_that_is_there(spark: SparkSession) -> None:
-    from taskq_plugins.spark.session import is_ours, open_session  # noqa: PLC0415 - 1 s to import
+    from taskq_plugins.spark.session import (  # noqa: PLC0415 - 1 s to import
+        is_ours,
+        open_session,
+        spark_session,
+    )
 
+    with spark_session("within") as found:
+        assert found is spark
     assert open_session("again", conf={"spark.sql.shuffle.partitions": "9"}) is spark
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert is_ours(spark)

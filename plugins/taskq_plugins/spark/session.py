@@ -82,12 +82,14 @@ def close_session(session: SparkSession) -> None:
 def spark_session(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """``open_session``, and ``close_session`` at the end."""
+    """``open_session``; at the end, stop it unless it was there before."""
+    before = SparkContext._active_spark_context
     session = open_session(name, master=master, conf=conf)
     try:
         yield session
     finally:
-        close_session(session)
+        if before is None:
+            close_session(session)
 
 
 def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> dict[str, str]:
