@@ -86,15 +86,20 @@ def test_a_dead_job_without_attempts_or_reason_counts_by_itself(found: Rows) -> 
     assert row["fingerprint"] == fingerprint(None, NO_REASON)
 
 
-def poisoned(spark: SparkSession, cases: dict[str, Iterable[dict[str, Any]]]) -> dict[str, int]:
-    """For each case, told apart by its task, how many of its jobs are poison."""
+def poisoned(
+    spark: SparkSession, cases: dict[str, Iterable[dict[str, Any]]]
+) -> dict[str, list[str]]:
+    """For each case, told apart by its task, which of its jobs are poison."""
     rows = [
         {"reason": BROKEN} | row | {"state": "dead", "settled_ns": NOON, "task": case}
         for case, jobs in cases.items()
         for row in jobs
     ]
     table = failures(frame(spark, JOBS, rows), frame(spark, ATTEMPTS, []))
-    return {row.task: row.poison_jobs for row in table.collect() if row.poison is True}
+    rows = [row.asDict() for row in table.collect()]
+    assert all(row["poison"] is (row["poison_jobs"] > 0) for row in rows)
+    assert all(len(row["poison_job_ids"]) == row["poison_jobs"] for row in rows)
+    return {row["task"]: row["poison_job_ids"] for row in rows if row["poison"]}
 
 
 def test_poison_is_a_call_that_was_exhausted_in_two_places(spark: SparkSession) -> None:
@@ -134,9 +139,9 @@ def test_poison_is_a_call_that_was_exhausted_in_two_places(spark: SparkSession) 
         ],
     }
     assert poisoned(spark, cases) == {
-        "same payload, two devices": 2,
-        "same key, two workers": 2,
-        "requeued, died at another": 1,
-        "cost two workers": 1,
-        "attempts not known": 2,
+        "same payload, two devices": ["log-d1-1", "log-d2-2"],
+        "same key, two workers": ["log-d1-3", "log-d1-4"],
+        "requeued, died at another": ["log-d1-5"],
+        "cost two workers": ["log-d1-6"],
+        "attempts not known": ["log-d1-7", "log-d2-7"],
     }

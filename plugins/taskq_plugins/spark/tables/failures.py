@@ -23,6 +23,7 @@ example_job_id,              2 000 characters)
 example_reason
 poison_jobs          long    jobs among ``dead_jobs`` whose call is poison
 poison               bool    whether there are any
+poison_job_ids       list    their ids, in order, at most 20
 ===================  ======  =======================================================================
 
 **Poison.** Calls are the same when task, queue and key are, or task and payload (payloads without
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 QUEUES_MAX: Final = 20
+POISON_JOBS_MAX: Final = 20
 EXAMPLE_CHARACTERS_MAX: Final = 2_000
 #: Places (worker processes) at which a poisonous call was exhausted, at least.
 POISON_PLACES_MIN: Final = 2
@@ -87,6 +89,7 @@ def failures(jobs: DataFrame, attempts: DataFrame) -> DataFrame:
         F.slice(F.sort_array(F.collect_set("queue")), 1, QUEUES_MAX).alias("queues"),
         F.max(F.struct("at_ns", "device", "job_id", "reason")).alias("last"),
         F.coalesce(F.sum("poison"), F.lit(0)).alias("poison_jobs"),
+        F.sort_array(F.collect_set(F.when(F.col("poison") == 1, F.col("job_id")))).alias("ids"),
     )
     return by_kind.select(
         fingerprint_column(F.col("task"), F.col("pattern")).alias("fingerprint"),
@@ -105,6 +108,7 @@ def failures(jobs: DataFrame, attempts: DataFrame) -> DataFrame:
         F.substring("last.reason", 1, EXAMPLE_CHARACTERS_MAX).alias("example_reason"),
         "poison_jobs",
         (F.col("poison_jobs") > 0).alias("poison"),
+        F.slice("ids", 1, POISON_JOBS_MAX).alias("poison_job_ids"),
     )
 
 

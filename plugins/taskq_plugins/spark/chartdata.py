@@ -1,0 +1,161 @@
+"""What the pictures show, read from a lake by duckdb: no Java, and no percentile of percentiles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import duckdb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskq_plugins.spark.lake import Lake, Manifest
+
+PERCENTS: Final = (50, 95, 99)
+#: Hours without anything that make two stretches of time of one: more than a long weekend.
+GAP_HOURS_MAX: Final = 96
+#: Kinds of failure in one picture.
+FAILURES_MAX: Final = 10
+HOUR_SECONDS: Final = 3_600
+_HOUR_NS: Final = HOUR_SECONDS * 1_000_000_000
+_SECOND_NS: Final = 1e9
+
+
+class Span(NamedTuple):
+    """The hours that are drawn, both inclusive, as numbers of hours since 1970.
+
+    ``left_out`` counts the attempts and jobs of other hours: of devices whose clocks are wrong, or
+    of a past before a long silence.
+    """
+
+    first: int
+    last: int
+    left_out: int
+
+
+class Hour(NamedTuple):
+    """One hour of the fleet: jobs settled by outcome, and attempts."""
+
+    hour: int
+    succeeded: int
+    dead: int
+    withdrawn: int
+    attempts_failed: int
+    attempts_counted: int
+
+
+class Spread(NamedTuple):
+    """Percentiles (as ``PERCENTS``) of one hour's attempts, in seconds; empty: none is known."""
+
+    hour: int
+    wait: tuple[float, ...]
+    run: tuple[float, ...]
+
+
+class Failure(NamedTuple):
+    """One kind of failure."""
+
+    task: str
+    pattern: str
+    failed_attempts: int
+    dead_jobs: int
+    devices: int
+    poison: bool
+
+
+class ChartData:
+    """One version of a lake, asked for what the pictures show.
+
+    Raises:
+        LakeError: a table is missing.
+    """
+
+    def __init__(self, lake: Lake, manifest: Manifest | None = None) -> None:
+        manifest = manifest or lake.manifest()
+        self._duck = duckdb.connect(":memory:")
+        self._duck.execute("SET TimeZone = 'UTC'; SET enable_external_access = false")
+        for table in ("rollup_fleet_hour", "attempts", "failures"):
+            self._duck.register(table, lake.dataset(table, manifest=manifest))
+
+    def close(self) -> None:
+        """Let the memory go."""
+        self._duck.close()
+
+    def span(self, hours_max: int) -> Span | None:
+        """The stretch of time in which most happened, its last hours; None: nothing happened."""
+        found = self._duck.execute(
+            "SELECT epoch(hour)::BIGINT // ? AS hour, sum(settled + attempts_ended)::BIGINT "
+            "FROM rollup_fleet_hour GROUP BY 1 HAVING sum(settled + attempts_ended) > 0 ORDER BY 1",
+            [HOUR_SECONDS],
+        ).fetchall()
+        return densest(found, hours_max)
+
+    def hours(self, span: Span) -> list[Hour]:
+        """Every hour of the span, also those in which nothing happened."""
+        found = self._duck.execute(
+            "SELECT epoch(hour)::BIGINT // ?, sum(succeeded)::BIGINT, sum(dead)::BIGINT, "
+            "sum(cancelled + expired)::BIGINT, "
+            "sum(attempts_retried + attempts_died + attempts_lost)::BIGINT, "
+            "sum(attempts_retried + attempts_died + attempts_lost + attempts_succeeded)::BIGINT "
+            "FROM rollup_fleet_hour GROUP BY 1",
+            [HOUR_SECONDS],
+        ).fetchall()
+        told = {row[0]: Hour(*row) for row in found}
+        return [told.get(hour, Hour(hour, 0, 0, 0, 0, 0)) for hour in _every(span)]
+
+    def spreads(self, span: Span) -> list[Spread]:
+        """Percentiles of the raw attempts of every hour of the span."""
+        quantiles = ", ".join(str(percent / 100) for percent in PERCENTS)
+        # Numbers of our own, and no text of anybody else.
+        wait, run = (
+            f"quantile_cont({name}_ns, [{quantiles}]) FILTER ({name}_ns >= 0)"
+            for name in ("wait", "run")
+        )
+        found = self._duck.execute(
+            f"SELECT ended_ns // ?, {wait}, {run} FROM attempts "  # noqa: S608
+            "WHERE ended_ns >= ? AND ended_ns < ? GROUP BY 1",
+            [_HOUR_NS, span.first * _HOUR_NS, (span.last + 1) * _HOUR_NS],
+        ).fetchall()
+        told = {row[0]: Spread(row[0], _seconds(row[1]), _seconds(row[2])) for row in found}
+        return [told.get(hour, Spread(hour, (), ())) for hour in _every(span)]
+
+    def failures(self) -> list[Failure]:
+        """The kinds with the most failed attempts, the worst first."""
+        found = self._duck.execute(
+            "SELECT coalesce(task, '(bytes)'), pattern, failed_attempts, dead_jobs, devices, "
+            "poison FROM failures ORDER BY failed_attempts DESC, dead_jobs DESC, fingerprint "
+            "LIMIT ?",
+            [FAILURES_MAX],
+        ).fetchall()
+        return [Failure(*row) for row in found]
+
+
+def densest(counts: Sequence[tuple[int, int]], hours_max: int) -> Span | None:
+    """Of stretches of hours without a long gap, the one that counts most; its last hours.
+
+    A device whose clock stands in 1970 would else draw fifty years of nothing.
+
+    Args:
+        counts: (hour, how much happened), rising.
+        hours_max: the span's length at most.
+    """
+    stretches: list[list[tuple[int, int]]] = []
+    for hour, count in counts:
+        if not stretches or hour - stretches[-1][-1][0] > GAP_HOURS_MAX:
+            stretches.append([])
+        stretches[-1].append((hour, count))
+    if not stretches:
+        return None
+    best = max(stretches, key=lambda stretch: sum(count for _, count in stretch))
+    last = best[-1][0]
+    first = max(best[0][0], last - hours_max + 1)
+    shown = sum(count for hour, count in best if hour >= first)
+    return Span(first, last, sum(count for _, count in counts) - shown)
+
+
+def _every(span: Span) -> range:
+    return range(span.first, span.last + 1)
+
+
+def _seconds(values: Sequence[float] | None) -> tuple[float, ...]:
+    return () if values is None else tuple(value / _SECOND_NS for value in values)

@@ -1,0 +1,81 @@
+"""Small lakes that a test fills by hand, without Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from taskq_plugins.spark.lake import OPEN, OVER, Change, Lake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_TIME: Final = pa.timestamp("us", "UTC")
+_TEXT: Final = pa.list_(pa.string())
+_COUNTS: Final = (
+    "enqueued succeeded dead cancelled expired settled attempts_ended attempts_succeeded "
+    "attempts_retried attempts_died attempts_released attempts_lost"
+).split()
+#: Columns of the tables that are read without Spark, and what they hold unless told otherwise.
+COLUMNS: Final[dict[str, dict[str, tuple[pa.DataType, Any]]]] = {
+    "rollup_fleet_hour": {
+        "queue": (pa.string(), "default"),
+        "task": (pa.string(), "app.send"),
+        "hour": (_TIME, None),
+        **{name: (pa.int64(), 0) for name in _COUNTS},
+    },
+    "attempts": {
+        "task": (pa.string(), "app.send"),
+        "ended_ns": (pa.int64(), None),
+        "wait_ns": (pa.int64(), None),
+        "run_ns": (pa.int64(), None),
+    },
+    "jobs": {
+        "job_id": (pa.string(), None),
+        "task": (pa.string(), "app.send"),
+        "state": (pa.string(), "dead"),
+        "reason": (pa.string(), None),
+    },
+    "failures": {
+        "fingerprint": (pa.string(), "0"),
+        "task": (pa.string(), "app.send"),
+        "pattern": (pa.string(), "ValueError: <n>"),
+        **{
+            name: (pa.int64(), 1)
+            for name in ("failed_attempts", "jobs", "dead_jobs", "devices", "workers")
+        },
+        "first_seen": (_TIME, datetime(2024, 5, 1, tzinfo=UTC)),
+        "last_seen": (_TIME, datetime(2024, 5, 1, tzinfo=UTC)),
+        "queues": (_TEXT, ["default"]),
+        "example_device": (pa.string(), "d1"),
+        "example_job_id": (pa.string(), "0123abcd-7"),
+        "example_reason": (pa.string(), "ValueError: 7"),
+        "poison_jobs": (pa.int64(), 0),
+        "poison": (pa.bool_(), False),
+        "poison_job_ids": (_TEXT, []),
+    },
+}
+
+
+def fill(path: Path, **tables: Iterable[dict[str, Any]]) -> Lake:
+    """Commit these rows as the tables of a lake, in place of what they held."""
+    lake = Lake.open(path, create=True)
+    changes = {}
+    with lake.writer() as writer:
+        for name, rows in tables.items():
+            columns = COLUMNS[name]
+            plain = {column: value for column, (_, value) in columns.items()}
+            schema = pa.schema([(column, kind) for column, (kind, _) in columns.items()])
+            directory = writer.new_directory(name)
+            directory.mkdir(parents=True)
+            table = pa.Table.from_pylist([plain | row for row in rows], schema)
+            parquet.write_table(table, directory / "rows.parquet")
+            staged = writer.stage(name, directory)
+            parts = frozenset({OPEN, OVER})
+            changes[name] = Change(staged.files, parts, schema=staged.schema)
+        writer.commit(changes)
+    return lake
