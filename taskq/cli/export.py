@@ -32,14 +32,10 @@ _PARQUET: Final = "parquet"
 
 
 class Sink(Protocol):
-    """Where the rows go."""
+    """Where jobs go."""
 
     def job(self, view: JobView) -> None:
         """Write one job."""
-        ...
-
-    def record(self, record: Record) -> None:
-        """Write one record."""
         ...
 
 
@@ -137,17 +133,16 @@ def export(
         raise WrongUsage("Parquet cannot be written to standard output: name a file with -o")
     now_ns = time.time_ns()
     since_ns, until_ns = _time(since, "--since", now_ns), _time(until, "--until", now_ns)
-    count = 0
-    with open_reader(data_dir) as reader, _sink(kind, path, is_jobs=is_jobs) as sink:
-        if is_jobs:
-            wanted = frozenset(STATES[name] for name in states) or None
-            for view in _jobs(reader, wanted, queue, task, since_ns, until_ns):
-                sink.job(view)
-                count += 1
+    with open_reader(data_dir) as reader:
+        if not is_jobs:
+            count = _write_records(reader, kind, path, (queue, task, since_ns, until_ns))
         else:
-            for record in _records(reader, queue, task, since_ns, until_ns):
-                sink.record(record)
-                count += 1
+            wanted = frozenset(STATES[name] for name in states) or None
+            count = 0
+            with _sink(kind, path) as sink:
+                for view in _jobs(reader, wanted, queue, task, since_ns, until_ns):
+                    sink.job(view)
+                    count += 1
     if path is not None:
         noun = "job" if is_jobs else "record"
         click.echo(f"wrote {count} {noun}{'' if count == 1 else 's'} to {path}", err=True)
@@ -171,21 +166,34 @@ def _time(text: str | None, option: str, now_ns: int) -> int | None:
 
 
 @contextmanager
-def _sink(kind: str, path: Path | None, *, is_jobs: bool) -> Iterator[Sink]:
-    """Where to write; a file gets its name once it is whole, and on disk."""
+def _sink(kind: str, path: Path | None) -> Iterator[Sink]:
+    """Where to write jobs."""
+    if kind == _PARQUET and path is not None:
+        from taskq.cli.parquet import JobsFile  # noqa: PLC0415 - it imports pyarrow
+
+        with _whole(path) as temporary, JobsFile(temporary) as sink:
+            yield sink
+    else:
+        with _lines(path) as lines:
+            yield lines
+
+
+@contextmanager
+def _lines(path: Path | None) -> Iterator[JsonLines]:
+    """Lines in a file, or on standard output."""
     if path is None:
         yield JsonLines(sys.stdout)
         return
+    with _whole(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        yield JsonLines(file)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A name to write to: the file gets its own once it is whole, and on disk."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        if kind == _PARQUET:
-            from taskq.cli.parquet import ParquetSink  # noqa: PLC0415 - it imports pyarrow
-
-            with ParquetSink(temporary, is_jobs=is_jobs) as sink:
-                yield sink
-        else:
-            with temporary.open("w", encoding="utf-8") as file:
-                yield JsonLines(file)
+        yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
@@ -204,6 +212,26 @@ def _jobs(
     from taskq.log.exporting import Chosen  # noqa: PLC0415 - help must not import the log
 
     return reader.each_job(Chosen(states, queue, task, since_ns, until_ns))
+
+
+def _write_records(
+    reader: LogReader,
+    kind: str,
+    path: Path | None,
+    wanted: tuple[str | None, str | None, int | None, int | None],
+) -> int:
+    """Write records, as (queue, task, since, until) say; returns how many."""
+    if kind == _PARQUET and path is not None:
+        from taskq.cli.parquetrecords import Wanted, write_records  # noqa: PLC0415 - pyarrow
+
+        with _whole(path) as temporary:
+            return write_records(reader, temporary, Wanted(*wanted))
+    count = 0
+    with _lines(path) as lines:
+        for record in _records(reader, *wanted):
+            lines.record(record)
+            count += 1
+    return count
 
 
 def _records(
@@ -225,13 +253,13 @@ def _records(
         if since_ns is not None and entry.time_ns < since_ns:
             continue
         if choice.lacks(record):
-            _learn(reader, choice, record.job)
+            learn(reader, choice, record.job)
         names = choice.fits(record)
         if names is not None:
             yield make_record(record, reader.tag, names, reader.bodies)
 
 
-def _learn(reader: LogReader, choice: Choice, job: int) -> None:
+def learn(reader: LogReader, choice: Choice, job: int) -> None:
     """Find out a job's queue and task, which only its first record names."""
     view = reader.job(job)
     if view is not None:

@@ -13,6 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from taskq import TaskLog
+from taskq_plugins.spark.decode import DETAILS
 from tests.cli.helpers import Sample, taskq, taskq_json
 
 if TYPE_CHECKING:
@@ -100,13 +101,62 @@ def test_parquet_holds_the_same_jobs(sample: Sample, tmp_path: Path) -> None:
     assert [row["enqueued_at"].isoformat() for row in rows] == [job["enqueued_at"] for job in told]
 
 
-def test_parquet_holds_the_same_records(sample: Sample, tmp_path: Path) -> None:
+def _records(sample: Sample, tmp_path: Path, *options: str) -> list[dict[str, Any]]:
+    """The rows that ``taskq export --records`` writes as Parquet."""
     target = tmp_path / "records"
-    result = taskq("export", "-d", sample.path, "--records", "--format", "parquet", "-o", target)
+    wanted = ("--records", "--format", "parquet", "-o", target)
+    result = taskq("export", "-d", sample.path, *wanted, *options)
     assert result.exit_code == 0, result.output
-    rows = parquet.read_table(target).to_pylist()
+    rows: list[dict[str, Any]] = parquet.read_table(target).to_pylist()
+    assert f"wrote {len(rows)} record" in result.stderr
+    return rows
+
+
+def test_parquet_holds_the_same_records_with_the_columns_of_the_spark_source(
+    sample: Sample, tmp_path: Path
+) -> None:
+    rows = _records(sample, tmp_path)
     told = lines("-d", sample.path, "--records")
-    assert [(row["lsn"], row["kind"]) for row in rows] == [(r["lsn"], r["kind"]) for r in told]
+    assert [(row["lsn"], row["kind"], row["job_id"]) for row in rows] == [
+        (record["lsn"], record["kind"], record["id"] or None) for record in told
+    ]
+    assert [row["timestamp"].isoformat() for row in rows] == [record["time"] for record in told]
+    assert list(rows[0]) == DETAILS.names
+    assert {row["device"] for row in rows} == {sample.path.name}
+    dead = next(row for row in rows if row["job_id"] == sample.ids["dead"])
+    assert (dead["kind"], dead["value"]) == ("enqueued", b"\xff\x00")
+    assert dict(dead["headers"]) == {"from": "here"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--queue", "mail"],
+        ["--task", "mail.send"],
+        ["--queue", "none"],
+        ["--since", "1h"],
+        ["--until", "1h"],
+        ["--since", "1h", "--queue", "mail"],
+        ["--until", "1h", "--queue", "mail"],
+    ],
+)
+def test_records_are_chosen_alike_in_every_format(
+    sample: Sample, options: list[str], tmp_path: Path
+) -> None:
+    """A job's later records, too, which do not name its queue."""
+    told = lines("-d", sample.path, "--records", *options)
+    rows = _records(sample, tmp_path, *options)
+    assert [row["lsn"] for row in rows] == [record["lsn"] for record in told]
+
+
+def test_records_without_what_decodes_them_say_what_to_install(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskq.cli.parquetrecords.entry_points", lambda **_: ())
+    result = taskq("export", "-d", sample.path, "--records", "-o", tmp_path / "records.parquet")
+    assert result.exit_code == 1
+    assert 'pip install --upgrade "taskq-local[parquet]"' in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_gets_its_name_when_it_is_whole(

@@ -19,7 +19,8 @@ from taskq.log.carrying import Carried, encode_carried, encode_compacted, encode
 from taskq.log.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.reader import open_journal
 from taskq.log.requests import EnqueueSpec
-from taskq_plugins.spark.decode import Corrupt, SegmentDamaged
+from taskq_plugins.spark.decode import DETAILS, Corrupt, SegmentDamaged
+from taskq_plugins.spark.decode.export import batches_of
 from tests.log.acts import History
 from tests.log.simulation import Simulation
 from tests.log.test_compaction_mix import CONFIGS, Mix
@@ -62,6 +63,18 @@ def test_logs_with_keys_delays_retries_dead_letters_and_compaction(
     seed: int, tmp_path: Path
 ) -> None:
     _check(rows_of_world(_mix(seed), tmp_path))
+
+
+def test_a_whole_log_is_decoded_segment_by_segment(tmp_path: Path) -> None:
+    """As ``taskq export`` asks for it."""
+    directory = save(_mix(1).machine, tmp_path / "edge-7")
+    journal = open_journal(str(directory))
+    schema, batches = batches_of(journal)
+    rows = [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
+    assert len({row["segment"] for row in rows}) > 1
+    assert schema == DETAILS
+    _check((rows, expected_rows(journal, directory)))
+    journal.close()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -113,6 +113,8 @@ class PieceReader:
 
     def _items(self) -> Iterator[Found | Damage]:
         offset, end = self.piece.start, self.piece.end
+        if offset >= end:
+            return
         if offset <= _HEAD:
             damage = self._check_header()
             if damage is not None:

@@ -1,0 +1,43 @@
+"""A whole log as batches, for ``taskq export``: the entry point ``arrow`` of ``taskq.plugins``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from taskq.log import codec
+from taskq_plugins.spark.decode.decoder import decode
+from taskq_plugins.spark.decode.schema import DETAILS, Corrupt, Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from taskq.log.journal import Journal
+
+
+def batches_of(journal: Journal) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """(schema, batches) of every record up to the journal's known end, as ``entries`` reads them.
+
+    The device is called what the directory is.
+
+    Raises:
+        LogError: a segment is missing, unreadable or another one.
+        FormatError: a newer taskq wrote the log.
+    """
+    return DETAILS, _batches(journal)
+
+
+def _batches(journal: Journal) -> Iterator[pa.RecordBatch]:
+    end, files, identity = journal.end(), journal.files, journal.identity
+    device = Path(journal.path).resolve().name
+    cursor = journal.start()
+    segment: int | None = cursor.segment
+    while segment is not None:
+        size = end.offset if segment == end.segment else files.size(segment)
+        path = files.file_path(segment)
+        if size > codec.SEGMENT_HEADER.size:
+            piece = Piece(path, device, str(identity.log_id), identity.tag, segment, 0, size)
+            yield from decode(piece, DETAILS, corrupt=Corrupt.SKIP)
+        segment = files.after(segment, end.segment)
