@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import duckdb
@@ -103,11 +104,12 @@ class PastJobs:
         Raises:
             UsageError: the condition does not read.
         """
-        states = self._select("state, count(*)", group="GROUP BY state ORDER BY state").fetchall()
+        limit = f"AND state IN ({_OVER}) ORDER BY {_ORDER} LIMIT {sample_rows}"
+        with self._readable():
+            states = self._select("state, count(*)", "GROUP BY state ORDER BY state").fetchall()
+            sample = self._select(_SHOWN, limit).to_arrow_table()
         known = {state.name.lower() for state in SETTLED_STATES}
         over = {state: count for state, count in states if state in known}
-        limit = f"AND state IN ({_OVER}) ORDER BY {_ORDER} LIMIT {sample_rows}"
-        sample = self._select(_SHOWN, group=limit).to_arrow_table()
         return Counted(over, sum(count for _, count in states) - sum(over.values()), sample)
 
     def entries(self) -> Iterator[Entries]:
@@ -116,19 +118,23 @@ class PastJobs:
         Raises:
             UsageError: the condition does not read.
         """
-        chosen = self._select(_NEEDED, group=f"AND state IN ({_OVER}) ORDER BY {_ORDER}")
-        for batch in chosen.to_arrow_reader(_BATCH_ROWS):
-            tails: list[bytes] = []
-            payloads: list[bytes] = []
-            for row in batch.to_pylist():
-                try:
-                    tail, payload = _again(row)
-                except TaskqError as error:
-                    self._note(Problem(row["job_id"], str(error)))
-                    continue
-                tails.append(tail)
-                payloads.append(payload)
-            yield Entries(payloads, None, tails)
+        with self._readable():
+            chosen = self._select(_NEEDED, f"AND state IN ({_OVER}) ORDER BY {_ORDER}")
+            for batch in chosen.to_arrow_reader(_BATCH_ROWS):
+                yield self._entries_of(batch.to_pylist())
+
+    def _entries_of(self, rows: list[dict[str, Any]]) -> Entries:
+        tails: list[bytes] = []
+        payloads: list[bytes] = []
+        for row in rows:
+            try:
+                tail, payload = _again(row)
+            except TaskqError as error:
+                self._note(Problem(row["job_id"], str(error)))
+                continue
+            tails.append(tail)
+            payloads.append(payload)
+        return Entries(payloads, None, tails)
 
     def _note(self, problem: Problem) -> None:
         self.problem_count += 1
@@ -138,10 +144,15 @@ class PastJobs:
     def _select(self, what: str, group: str) -> Any:
         # The condition is SQL that the caller gives on purpose; all else is ours.
         text = f"SELECT {what} FROM jobs WHERE ({self._where}\n) {group}"  # noqa: S608
+        if len(duckdb.extract_statements(text)) != 1:
+            raise UsageError(f"--where {self._where!r:.200}: give one condition, no statements")
+        return self._duck.sql(text)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Say that the condition does not read, or does not fit the rows that it meets."""
         try:
-            if len(duckdb.extract_statements(text)) != 1:
-                raise UsageError(f"--where {self._where!r:.200}: give one condition, no statements")
-            return self._duck.execute(text)
+            yield
         except duckdb.Error as error:
             reason = str(error).partition("\n")[0]
             raise UsageError(

@@ -1,0 +1,230 @@
+"""``taskq pipeline enqueue``: one job for each row of a file, in a process without Java."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from pyarrow import parquet
+
+from taskq.cli.main import main
+from tests.pipeline.sinking import jobs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from click.testing import Result
+
+ROWS: list[dict[str, Any]] = [
+    {"to": "a@b.c", "n": 1},
+    {"to": 'd,"e"\nf', "n": None},
+    {"to": "", "n": 3},
+]
+BODIES = [
+    b'{"to":"a@b.c","n":1}', b'{"to":"d,\\"e\\"\\nf","n":null}', b'{"to":"","n":3}'
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("TASKQ_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def enqueue(*arguments: object, task: str = "t", to: str = "data") -> Result:
+    words = [str(one) for one in arguments]
+    told = ["--task", task] if task else []
+    return CliRunner().invoke(main, ["pipeline", "enqueue", *words, *told, "--to", to])
+
+
+def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        cells = ['a@b.c,1\n"d,""e""\nf",\n"",3\n']
+        path.write_text("".join(["to,n\n", *cells]))
+    return path
+
+
+def bodies(data_dir: Path) -> list[bytes]:
+    return [job.body or b"" for job in jobs(data_dir)]
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.csv", "rows.jsonl"])
+def test_each_row_is_a_job_and_a_second_run_does_nothing(name: str, tmp_path: Path) -> None:
+    file = write(tmp_path / name)
+    done = enqueue(file)
+    assert (done.exit_code, done.output) == (0, f"enqueued 3 jobs in {tmp_path}/data\n")
+    assert bodies(tmp_path / "data") == BODIES
+    again = enqueue(file)
+    assert again.exit_code == 0
+    assert "these 3 jobs were enqueued before (upload file-" in again.output
+    assert len(bodies(tmp_path / "data")) == 3
+    assert json.loads(enqueue(file, "--json").output)["enqueued_before"] is True
+    assert enqueue(file, "--again").output.startswith("enqueued 3 jobs")
+    assert len(bodies(tmp_path / "data")) == 6
+
+
+def test_other_options_or_another_directory_are_another_upload(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.csv")
+    for words in ([], ["--priority", 1], ["--key", "n"], ["--text", "n"], ["--header", "a=b"]):
+        assert enqueue(file, *words).output.startswith("enqueued 3 jobs"), words
+    assert enqueue(file, to="other").output.startswith("enqueued 3 jobs")
+    assert enqueue(file, "--name", "mine").output.startswith("enqueued 3 jobs")
+    write(tmp_path / "rows.csv").write_text("x\n1\n")
+    assert "upload mine" in enqueue(file, "--name", "mine").output
+
+
+def test_options_are_those_of_an_enqueue(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.parquet", [{"to": "a", "n": 7}])
+    words = ["-Q", "mail", "--priority", 9, "--attempts", 0, "--key", "n", "--window", "1h",
+             "--until", "settled", "--header", "a=b=c", "--keep-result", "30d"]  # fmt: skip
+    assert enqueue(file, *words).exit_code == 0
+    (job,) = jobs(tmp_path / "data")
+    extras = job.extras
+    assert extras is not None
+    assert (job.queue, job.priority, job.attempts_max) == (b"mail", 9, 0)
+    assert (extras.key, extras.window_ns, extras.until_settled) == (b"7", 3600 * 10**9, True)
+    assert (extras.headers, extras.keep_ns) == ({"a": "b=c"}, 30 * 86_400 * 10**9)
+    assert job.body == b'{"to":"a","n":7}'
+
+
+def test_text_of_a_csv_stays_as_it_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("zip,day\n00123,2024-02-29\n,2024-03-01\n")
+    enqueue(file, "--text", "zip")
+    assert bodies(tmp_path / "data") == [
+        b'{"zip":"00123","day":"2024-02-29"}', b'{"zip":null,"day":"2024-03-01"}'
+    ]  # fmt: skip
+
+
+def test_lines_of_json_are_calls_as_they_stand(tmp_path: Path) -> None:
+    """What a line does not name is no argument, and dates stay text."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        '{"to": "a", "at": "2024-01-01T00:00:00"}\n\n'
+        '{"n": 1.0, "task": "other", "priority": 9, "headers": {"a": "b"}, "delay": 5}\n'
+        '{"value": {"x": [1, null]}, "key": "k", "expires": "2099-01-01T00:00:00Z"}\n'
+    )
+    assert enqueue(file).exit_code == 0
+    first, second, third = jobs(tmp_path / "data")
+    assert first.body == b'{"to":"a","at":"2024-01-01T00:00:00"}'
+    assert (second.task, second.priority, second.body) == (b"other", 9, b'{"n":1.0}')
+    assert second.extras is not None
+    assert second.extras.headers == {"a": "b"}
+    assert second.extras.due_ns > 0
+    assert (third.body, third.extras and third.extras.key) == (b'{"x":[1,null]}', b"k")
+    assert third.extras is not None
+    assert third.extras.expires_is_wall
+
+
+def test_a_dry_run_checks_every_row_and_writes_nothing(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.csv")
+    assert enqueue(file, "--dry-run").output == (
+        f"would enqueue 3 jobs in {tmp_path}/data, enqueued nothing\n"
+    )
+    assert not (tmp_path / "data").exists()
+    assert json.loads(enqueue(file, "--dry-run", "--json").output)["jobs"] == 3
+
+
+def test_adoption_may_be_left_to_workers(tmp_path: Path) -> None:
+    done = enqueue(write(tmp_path / "rows.csv"), "--no-adopt")
+    assert done.output.endswith("; running workers take them up\n")
+    assert bodies(tmp_path / "data") == []
+
+
+def test_an_app_checks_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mailjobs_of_a_test.py").write_text(
+        "from taskq import TaskQ\n"
+        "app = TaskQ('elsewhere')\n"
+        "@app.task(name='t', queue='mail')\n"
+        "def send(to: str, n: int | None) -> None: ...\n"
+    )
+    assert enqueue(write(tmp_path / "r.csv"), "--app", "mailjobs_of_a_test:app").exit_code == 0
+    assert {job.queue for job in jobs(tmp_path / "data")} == {b"mail"}
+    bad = write(tmp_path / "r.jsonl", [*ROWS, {"to": 5, "n": 1}])
+    failed = enqueue(bad, "--app", "mailjobs_of_a_test:app")
+    assert failed.exit_code == 2
+    assert "r.jsonl, row 4: the row with " in failed.output
+    assert "parameter 'to' must be str, got 5 (int)" in failed.output
+    assert not (tmp_path / "elsewhere").exists()
+
+
+BAD_FILES: list[tuple[str, bytes, list[str], str]] = [
+    ("a.xlsx", b"", [], "ends in .parquet, .csv or .jsonl"),
+    ("a.parquet", b"PAR1 no", [], "is no Parquet file"),
+    ("a.csv", b"", [], "does not read as CSV"),
+    ("a.csv", b"a,b\n1,2\n1\n", [], "does not read"),
+    ("a.csv", b"a\n1\n", ["--key", "b"], "has no column 'b'; it has a"),
+    ("a.csv", b"a\n1\n", ["--text", "b"], "has no column 'b'; it has a"),
+    ("a.csv", b"a,key\n1,2\n", ["--key", "a"], "has a column 'key' already"),
+    ("a.csv", b"priority\nhigh\n", [], "does not read"),
+    ("a.csv", b"n,priority\n1,5\n1,12\n", [], "a.csv, row 2: the row with n=1, priority=12"),
+    ("a.jsonl", b'{"a":1}\n{"a":\n', [], "a.jsonl, line 2: is no JSON"),
+    ("a.jsonl", b"\n[1]\n", [], "a.jsonl, line 2: is no JSON object"),
+    ("a.jsonl", b'{"a":1}\n', ["--key", "b"], "line 1: has no 'b'"),
+    ("a.jsonl", b'{"a":1}\n', ["--text", "a"], "--text is for CSV files"),
+    ("a.jsonl", b'{"priority":"x"}\n', [], "line 1: priority is 'x'"),
+    ("a.jsonl", b'{"priority":10}\n', [], "row 1: the row with priority=10"),
+    ("a.jsonl", b'{"headers":{"a":1}}\n', [], "line 1: headers are {'a': 1}"),
+    ("a.jsonl", b'{"queue":["a"]}\n', [], "line 1: queue is ['a']"),
+    ("a.jsonl", b'{"value":"x","a":1}\n', [], "line 1: has a 'value' and arguments"),
+    ("a.jsonl", b'{"value":"x"}\n', [], "column 'value' is b'x'"),
+    ("a.jsonl", b'{"a":"' + b"x" * 5_000_000, [], "line 1: is longer than 4194304 bytes"),
+    ("a.csv", b"a\n1\n", ["--window", "x"], "window is 'x'"),
+    ("a.csv", b"a\n1\n", ["--header", "x"], "write it as NAME=VALUE"),
+    ("a.csv", b"a\n1\n", ["--name", "a b"], "becomes a file's name"),
+    ("a.csv", b"a\n1\n", ["--app", "nowhere:app"], "no module 'nowhere'"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words", "told"), BAD_FILES)
+def test_a_bad_file_enqueues_nothing_and_says_where(
+    name: str, content: bytes, words: list[str], told: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    failed = enqueue(name, *words)
+    assert told in failed.output
+    assert failed.exit_code in {1, 2}
+    assert "Traceback" not in failed.output
+    assert not list(tmp_path.glob("data/inbox/*.*"))
+
+
+def test_a_type_that_changes_within_a_csv_names_the_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("n\n" + "123456789\n" * 500_000 + "x\n")
+    failed = enqueue(file)
+    assert failed.exit_code == 1
+    assert "does not read behind row" in failed.output
+    assert "name it with --text" in failed.output
+    assert not list(tmp_path.glob("data/inbox/*.*"))
+
+
+def test_rows_without_a_task_need_payloads(tmp_path: Path) -> None:
+    failed = enqueue(write(tmp_path / "rows.csv"), task="")
+    assert "add option 'task' or a column 'task'" in failed.output
+    (tmp_path / "v.csv").write_text("value\nplain\n")
+    assert enqueue("v.csv", task="").exit_code == 0
+    assert bodies(tmp_path / "data") == [b"plain"]
+
+
+def test_it_needs_no_spark(tmp_path: Path) -> None:
+    write(tmp_path / "rows.csv")
+    program = (
+        "import sys; from taskq.cli.main import main\n"
+        "try: main(['pipeline', 'enqueue', 'rows.csv', '--task', 't', '--to', 'data'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'pyspark', 'duckdb'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+    assert len(bodies(tmp_path / "data")) == 3
