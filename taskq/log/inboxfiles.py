@@ -122,8 +122,9 @@ class Inbox:
             raise UsageError(f"{name}: a part is named twice, or there are over {PARTS_MAX}")
         with self._locked() as lock:
             if self._was_published(name):
-                # Whoever published it may have died before it was on disk.
+                # Whoever published or adopted it may have died before that was on disk.
                 self.disk.sync_directory(self.path)
+                self.disk.sync_directory(f"{self.path}/{DONE}")
                 return False
             self._check_published(name, checked)
             self.disk.sync_directory(self.path)
@@ -234,7 +235,10 @@ class Inbox:
     def finish(self, upload: Upload, ended: Ended) -> None:
         """All of it is in the log, and on disk: say so, and remove its files."""
         with self._locked():
-            if not self.is_done(upload):
+            if self.is_done(upload):
+                # Whoever wrote it may have died before its name was on disk.
+                self.disk.sync_directory(f"{self.path}/{DONE}")
+            else:
                 self._write(f"{self.path}/{DONE}/{upload.name}{MANIFEST}", encode_ended(ended))
             for part in upload.parts:
                 self.disk.remove(f"{self.path}/{part.name}")

@@ -1,0 +1,352 @@
+"""Uploads become jobs of the log as if somebody had enqueued them, each once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.model import SECOND_NS, Extras, State
+from taskq.log.adopter import Adopter
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.identity import RECORDS_2, RECORDS_3
+from taskq.log.inboxfiles import Inbox
+from taskq.log.requests import Duplicate, EnqueueSpec, Op
+from taskq.testing.crashable import CrashableDisk
+from tests.log.tending import fill_segment, keeping, tend
+from tests.log.uploading import (
+    adopt,
+    bodies_in,
+    files_left,
+    numbered,
+    order,
+    publish,
+    small_chunks,
+    step,
+    upload,
+    write_part,
+)
+from tests.log.world import PATH, World
+
+if TYPE_CHECKING:
+    from taskq.log.adopted import Adopted
+
+
+def progress(world: World) -> list[Adopted]:
+    return [one.adopted for one in world.records() if one.adopted is not None]
+
+
+def test_an_upload_becomes_jobs_in_its_order_and_leaves_only_its_name() -> None:
+    world = World()
+    assert upload(world, "nightly", numbered(10))
+    process = world.process()
+    assert adopt(process) == 10
+    assert [one.payload for one in process.claim(20)] == numbered(10)
+    assert files_left(world) == ["done/nightly.json"]
+    assert progress(world)[-1][1:4] == (10, 10, 0)
+
+
+def test_a_name_that_was_published_is_refused_before_and_after_its_adoption() -> None:
+    world = World()
+    assert upload(world, "nightly", numbered(3))
+    assert not upload(world, "nightly", numbered(3))
+    process = world.process()
+    assert adopt(process) == 3
+    assert not upload(world, "nightly", numbered(3))
+    assert adopt(process) == 0
+    assert bodies_in(world) == dict.fromkeys(numbered(3), 1)
+
+
+def test_each_slice_says_in_its_own_frame_how_far_the_upload_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_chunks(monkeypatch, 4)
+    world = World()
+    upload(world, "nightly", numbered(10))
+    adopt(world.process())
+    assert [one.done for one in progress(world)] == [4, 8, 10]
+    records = world.records()
+    for record in records:
+        if record.adopted is not None:
+            frame = [one for one in records if one.time_ns == record.time_ns]
+            assert record.lsn <= frame[-1].lsn
+
+
+def test_several_parts_of_several_writers_are_one_upload() -> None:
+    world = World()
+    disk = CrashableDisk(world.machine)
+    disk.make_directory(PATH)
+    bodies = numbered(9)
+    parts = [write_part(disk, bodies[start : start + 3]) for start in (0, 3, 6)]
+    empty = write_part(disk, [])
+    assert publish(world, "nightly", [parts[0], empty, *parts[1:]])
+    process = world.process()
+    assert adopt(process) == 9
+    assert [one.payload for one in process.claim(9)] == bodies
+
+
+def test_an_upload_of_no_jobs_is_over_at_once_and_keeps_its_name() -> None:
+    world = World()
+    assert publish(world, "empty@0", [])
+    assert adopt(world.process()) == 0
+    assert not publish(world, "empty@0", [])
+    assert progress(world) == []
+
+
+def test_uploads_are_adopted_in_the_order_of_their_publication() -> None:
+    world = World()
+    for number in range(12):
+        upload(world, f"stream@{number}", [b"%d" % number])
+    process = world.process()
+    adopt(process)
+    assert [one.payload for one in process.claim(20)] == [b"%d" % n for n in range(12)]
+
+
+def test_priorities_queues_and_attempts_are_those_of_the_tail() -> None:
+    world = World()
+    disk = CrashableDisk(world.machine)
+    disk.make_directory(PATH)
+    specs = [EnqueueSpec("mail", "send", 2, 3), EnqueueSpec("sync", "pull", 8, 1)]
+    publish(world, "mixed", [write_part(disk, [b"x"], spec=spec) for spec in specs])
+    process = world.process()
+    assert adopt(process) == 2
+    first, second = process.claim(2)
+    assert (first.queue, first.task, first.priority, first.attempts_max) == ("sync", "pull", 8, 1)
+    assert (second.queue, second.task, second.priority) == ("mail", "send", 2)
+
+
+def test_of_jobs_with_a_key_the_first_wins_whoever_brought_it() -> None:
+    world = World()
+    process = world.process()
+    held = process.enqueue(b"direct", Extras(key=b"k"))
+    disk = CrashableDisk(world.machine)
+    parts = [
+        write_part(disk, [b"late"], Extras(key=b"k")),
+        write_part(disk, [b"first", b"second"], Extras(key=b"other", headers={"a": "b"})),
+    ]
+    publish(world, "keyed", parts)
+    assert adopt(process) == 1
+    assert sorted(bodies_in(world)) == [b"direct", b"first"]
+    assert progress(world)[-1].duplicates == 2
+    holder = process.offer(b"later", Extras(key=b"other"))
+    assert isinstance(holder, Duplicate)
+    assert process.offer(b"later", Extras(key=b"k")) == Duplicate(held)
+    process.settle(process.claim()[0])
+    assert isinstance(process.offer(b"again", Extras(key=b"k")), int)
+
+
+def test_delays_and_expiries_count_from_the_publication() -> None:
+    world = World()
+    upload(world, "due", [b"due"], Extras(due_ns=60 * SECOND_NS))
+    upload(world, "over", [b"over"], Extras(expires_ns=60 * SECOND_NS))
+    world.clock.advance(50)
+    process = world.process()
+    adopt(process)
+    assert [one.payload for one in process.claim(2)] == [b"over"]
+    world.clock.advance(11)
+    assert [one.payload for one in process.claim(2)] == [b"due"]
+
+
+def test_what_has_passed_since_the_publication_is_due_or_over_at_once() -> None:
+    world = World()
+    upload(world, "due", [b"due"], Extras(due_ns=60 * SECOND_NS))
+    upload(world, "over", [b"over"], Extras(expires_ns=60 * SECOND_NS))
+    world.clock.advance(100)
+    process = world.process()
+    adopt(process)
+    world.clock.advance(1)
+    assert [one.payload for one in process.claim(2)] == [b"due"]
+    states = {one.body: world.view(one.lsn) for one in world.records() if one.body}
+    assert states[b"over"].state is State.EXPIRED  # type: ignore[union-attr]
+
+
+def test_a_step_of_the_clock_since_the_publication_makes_nothing_due_or_over() -> None:
+    """An edge box boots in 1970 and uploads, then NTP sets the clock."""
+    world = World()
+    upload(world, "due", [b"due"], Extras(due_ns=60 * SECOND_NS))
+    upload(world, "over", [b"over"], Extras(expires_ns=60 * SECOND_NS))
+    world.clock.step(50 * 365 * 86_400)
+    process = world.process()
+    adopt(process)
+    world.clock.advance(1)
+    assert [one.payload for one in process.claim(2)] == [b"over"]
+
+
+def test_a_paused_queue_takes_jobs_and_gives_none() -> None:
+    world = World()
+    process = world.process()
+    process.ask(Op.PAUSE, "default")
+    upload(world, "nightly", numbered(2))
+    assert adopt(process) == 2
+    assert process.claim(2) == []
+    process.ask(Op.RESUME, "default")
+    assert len(process.claim(2)) == 2
+
+
+def test_who_adopts_without_claiming_folds_no_job_of_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_chunks(monkeypatch, 2)
+    world = World()
+    process = world.process()
+    for _ in range(50):
+        process.enqueue()
+    upload(world, "nightly", numbered(5))
+    other = world.process()
+    assert adopt(other) == 5
+    assert other.committer.facets.agenda is None
+    assert other.committer.facets.dedup is None
+    assert len(process.claim(100)) == 55
+
+
+def test_others_enqueue_and_claim_between_two_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_chunks(monkeypatch, 2)
+    world = World()
+    worker, adopting = world.process(), world.process()
+    upload(world, "nightly", numbered(6))
+    adopter = Adopter(adopting.committer)
+    order(adopter)
+    seen: list[bytes] = []
+    while step(adopting, adopter):
+        worker.enqueue(b"between")
+        for delivery in worker.claim(10):
+            seen.append(delivery.payload)
+            worker.settle(delivery)
+    seen += [one.payload for one in worker.claim(10)]
+    assert [one for one in seen if one != b"between"] == numbered(6)
+
+
+def test_two_that_adopt_in_turn_bring_no_job_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were both at it at a time, what the log says would keep them apart, without their lock."""
+    small_chunks(monkeypatch, 3)
+    world = World()
+    processes = [world.process(), world.process()]
+    upload(world, "nightly", numbered(20))
+    adopters = [Adopter(one.committer) for one in processes]
+    for one in adopters:  # as if the lock of adopters did not hold
+        order(one)
+        one._lock = one._journal.disk.open(f"{PATH}/inbox/lock.{id(one)}", create=True)
+    going = [True]
+    while any(going):
+        going = [step(*pair) for pair in zip(processes, adopters, strict=True)]
+    assert bodies_in(world) == dict.fromkeys(numbered(20), 1)
+    assert max(one.done for one in progress(world)) == 20
+
+
+def test_one_process_adopts_at_a_time_and_another_waits_for_it() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    upload(world, "nightly", numbered(3))
+    adopter, other = Adopter(first.committer), Adopter(second.committer)
+    order(adopter)
+    step(first, adopter)
+    waiter = order(other)
+    step(second, other)
+    assert waiter.answer is None
+    while step(first, adopter):
+        pass
+    world.clock.advance(1)
+    while step(second, other):
+        world.clock.advance(1)
+    assert waiter.answer == 0
+
+
+def test_a_log_that_holds_adopted_jobs_is_closed_to_a_taskq_that_does_not_know_them() -> None:
+    world = World()
+    process = world.process()
+    process.enqueue()
+    assert RECORDS_3 not in process.journal.identity.incompat
+    upload(world, "nightly", numbered(1))
+    adopt(process)
+    assert process.journal.identity.incompat == {RECORDS_3}
+    assert RECORDS_2 not in process.journal.identity.incompat
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_compaction_keeps_what_tells_how_far_an_upload_has_come(
+    finished: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of one that is adopted as a whole, but was not tidied away."""
+    small_chunks(monkeypatch, 2)
+    world = World(config=keeping(keep_bytes=3 * SEGMENT_BYTES_MIN, keep_seconds=None))
+    process = world.process()
+    upload(world, "nightly", numbered(6))
+    adopter = Adopter(process.committer)
+    order(adopter)
+    wanted = 6 if finished else 4
+    while not progress(world) or progress(world)[-1].done < wanted:
+        step(process, adopter)
+    process.kill()
+    process = world.process()
+    oldest = world.segments()[0]
+    for _ in range(8):
+        for delivery in process.claim(10):
+            process.settle(delivery)
+        fill_segment(process)
+    tend(process)
+    assert oldest not in world.segments()
+    assert adopt(process) == 6 - wanted
+    process.catch_up()
+    seen = [one.payload for one in process.claim(10)]
+    assert seen == numbered(6)[wanted:]
+    assert files_left(world) == ["done/nightly.json"]
+
+
+def test_an_upload_waits_while_the_disk_has_no_room_and_goes_on_when_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_chunks(monkeypatch, 2)
+    world = World(config=LogConfig(segment_bytes=SEGMENT_BYTES_MIN, reserve_bytes=0))
+    process = world.process()
+    upload(world, "nightly", numbered(6))
+    adopter = Adopter(process.committer)
+    waiter = order(adopter)
+    while not progress(world):
+        step(process, adopter)
+    world.machine.free = 10
+    world.clock.advance(2)
+    while waiter.answer is None:
+        step(process, adopter)
+    assert type(waiter.answer).__name__ == "DiskFull"
+    adopter.close()
+    world.machine.free = None
+    world.clock.advance(60)
+    assert adopt(process) == 4
+    assert bodies_in(world) == dict.fromkeys(numbered(6), 1)
+
+
+def test_of_a_stream_the_last_hundred_batches_are_remembered_and_earlier_ones_refused() -> None:
+    world = World()
+    process = world.process()
+    for number in range(103):
+        assert publish(world, f"stream@{number}", [])
+        adopt(process)
+    assert len(files_left(world)) == 100
+    assert not publish(world, "stream@1", [])
+    assert not publish(world, "stream@50", [])
+    assert publish(world, "stream@103", [])
+    assert publish(world, "other@1", [])
+
+
+def test_files_that_were_never_published_go_after_a_week() -> None:
+    world = World()
+    process = world.process()
+    write_part(process.disk, numbered(3), upload="dead")
+    upload(world, "nightly", numbered(1))
+    adopt(process)
+    assert len(files_left(world)) == 2
+    world.clock.advance(8 * 86_400)
+    upload(world, "weekly", numbered(1))
+    adopt(process)
+    assert files_left(world) == ["done/nightly.json", "done/weekly.json"]
+
+
+def test_what_was_published_is_known_by_looking_at_one_file() -> None:
+    world = World()
+    inbox = Inbox(CrashableDisk(world.machine), world.clock, PATH)
+    assert inbox.signal() is None
+    upload(world, "a", [])
+    before = inbox.signal()
+    world.clock.advance(1)
+    upload(world, "b", [])
+    assert inbox.signal() != before

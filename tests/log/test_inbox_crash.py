@@ -1,0 +1,178 @@
+"""Uploads through crashes at any step: retried as its writer would, every job comes once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskq.core.model import Extras
+from taskq.log.adopter import Adopter
+from taskq.log.inboxfiles import Inbox
+from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
+from tests.log.uploading import (
+    adopt,
+    bodies_in,
+    files_left,
+    numbered,
+    order,
+    publish,
+    small_chunks,
+    step,
+    upload,
+    write_part,
+)
+from tests.log.world import PATH, World
+
+if TYPE_CHECKING:
+    from tests.log.world import Process
+
+BODIES: Final = numbered(7)
+
+
+def recover(world: World) -> Process:
+    """After a crash: publish again whatever happened before, and adopt what there is."""
+    world.machine.stop_at(None)
+    upload(world, "nightly@1", BODIES)
+    process = world.process()
+    adopt(process)
+    return process
+
+
+def check(world: World) -> None:
+    """Every job is there once, in order, and nothing is left to do."""
+    process = recover(world)
+    assert bodies_in(world) == dict.fromkeys(BODIES, 1)
+    assert [one.payload for one in process.claim(10)] == BODIES
+    assert not upload(world, "nightly@1", BODIES)
+    inbox = Inbox(process.disk, world.clock, PATH)
+    inbox.discard("up")
+    assert files_left(world) in (["done/nightly@1.json"], ["done/nightly@1.json.tmp"])
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_no_crash_while_parts_are_written_and_published_loses_a_job_or_brings_one_twice(
+    power: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every step: of files, of renames, and between a rename and its directory's sync."""
+    small_chunks(monkeypatch, 3)
+    stop, finished = 0, False
+    while not finished:
+        stop += 1
+        for seed in range(3):
+            world = World(seed)
+            disk = CrashableDisk(world.machine)
+            disk.make_directory(PATH)
+            world.machine.stop_at(world.machine.steps + stop, power=power)
+            published = finished = False
+            try:
+                published = publish(world, "nightly@1", [write_part(disk, BODIES)], disk)
+                finished = True
+            except (PowerLost, ProcessKilled):
+                if power:
+                    world.everyone_is_gone()
+            world.machine.stop_at(None)
+            if published:
+                world.lose_power()
+                assert not upload(world, "nightly@1", BODIES), "a publication is gone"
+            check(world)
+    assert stop > 20
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_no_crash_while_an_upload_is_adopted_loses_a_job_or_brings_one_twice(
+    power: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every step: of slices, of the end, and of tidying up."""
+    small_chunks(monkeypatch, 3)
+    stop, finished = 0, False
+    while not finished:
+        stop += 1
+        for seed in range(4):
+            world = World(seed)
+            upload(world, "nightly@1", BODIES)
+            process = world.process()
+            process.enqueue(b"before")
+            process.settle(process.claim()[0])
+            world.machine.stop_at(world.machine.steps + stop, power=power)
+            finished = False
+            try:
+                adopt(process)
+                finished = True
+            except (PowerLost, ProcessKilled):
+                if power:
+                    world.everyone_is_gone()
+                else:
+                    process.kill()
+            world.machine.stop_at(None)
+            check_after(world)
+    assert stop > 10
+
+
+def check_after(world: World) -> None:
+    process = recover(world)
+    bodies = bodies_in(world)
+    assert bodies.pop(b"before") == 1
+    assert bodies == dict.fromkeys(BODIES, 1)
+    assert [one.payload for one in process.claim(10)] == BODIES
+    world.lose_power()
+    assert adopt(world.process()) == 0
+    assert not upload(world, "nightly@1", BODIES)
+
+
+def test_a_loss_of_power_in_an_adoption_takes_jobs_and_progress_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slices do not wait for the disk; what it forgets is adopted again, and nothing else is."""
+    small_chunks(monkeypatch, 1)
+    for seed in range(12):
+        world = World(seed)
+        upload(world, "nightly@1", BODIES)
+        process = world.process()
+        adopter = Adopter(process.committer)
+        order(adopter)
+        for _ in range(seed + 6):
+            step(process, adopter)
+        world.lose_power()
+        there = sum(bodies_in(world).values()) if world.segments() else 0
+        process = world.process()
+        assert adopt(process) == len(BODIES) - there
+        assert [one.payload for one in process.claim(10)] == BODIES
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_no_crash_leaves_a_key_with_two_jobs(power: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_chunks(monkeypatch, 1)
+    stop, finished = 0, False
+    while not finished:
+        stop += 3
+        world = World(stop)
+        disk = CrashableDisk(world.machine)
+        disk.make_directory(PATH)
+        parts = [write_part(disk, [b"%d" % n], Extras(key=b"%d" % (n % 3))) for n in range(6)]
+        publish(world, "keyed", parts)
+        process = world.process()
+        world.machine.stop_at(world.machine.steps + stop, power=power)
+        try:
+            adopt(process)
+            finished = True
+        except (PowerLost, ProcessKilled):
+            if power:
+                world.everyone_is_gone()
+            else:
+                process.kill()
+        world.machine.stop_at(None)
+        adopt(world.process())
+        assert bodies_in(world) == {b"0": 1, b"1": 1, b"2": 1}
+
+
+def test_a_failed_sync_at_the_end_keeps_the_upload_until_the_log_was_opened_again() -> None:
+    world = World()
+    upload(world, "nightly@1", BODIES)
+    process = world.process()
+    world.machine.fail_next_syncs()
+    answer = adopt(process)
+    assert isinstance(answer, Exception)
+    process.kill()
+    assert adopt(world.process()) in (0, len(BODIES))
+    assert bodies_in(world) == dict.fromkeys(BODIES, 1)

@@ -1,0 +1,124 @@
+"""Uploads as the tests make, publish and adopt them on a simulated machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.records import Kind
+from taskq.log import inbox
+from taskq.log.adopter import Adopter, AdoptOrder
+from taskq.log.inbox import PartWriter, encode_tail, publish_with
+from taskq.testing.crashable import CrashableDisk
+from tests.log.world import PATH, PLAIN, Process, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pytest
+
+    from taskq.core.model import Extras
+    from taskq.log.inbox import Part
+    from taskq.log.ports import Disk
+    from taskq.log.requests import EnqueueSpec
+
+INBOX: Final = f"{PATH}/inbox"
+_STEPS_MAX: Final = 100_000
+
+
+class Waiter:
+    """Somebody who asked for the adoption: what he is told."""
+
+    def __init__(self) -> None:
+        self.answer: Any = None
+
+    def set_result(self, value: object) -> None:
+        """It is done."""
+        self.answer = value
+
+    def set_exception(self, error: BaseException) -> None:
+        """It could not be done."""
+        self.answer = error
+
+
+def small_chunks(monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    """Let a chunk, and so a slice, hold so few jobs."""
+    monkeypatch.setattr(inbox, "CHUNK_JOBS_MAX", jobs)
+
+
+def write_part(
+    disk: Disk,
+    bodies: Iterable[bytes],
+    extras: Extras | None = None,
+    *,
+    upload: str = "up",
+    spec: EnqueueSpec = PLAIN,
+) -> Part:
+    """A part that holds these jobs."""
+    writer = PartWriter(Path(PATH), upload, disk=disk)
+    tail = encode_tail(spec, extras)
+    for body in bodies:
+        writer.add(tail, body)
+    return writer.close()
+
+
+def publish(world: World, name: str, parts: Iterable[Part], disk: Disk | None = None) -> bool:
+    """Publish parts, as a process that has the log not open."""
+    return publish_with(disk or CrashableDisk(world.machine), world.clock, PATH, name, list(parts))
+
+
+def upload(world: World, name: str, bodies: Iterable[bytes], extras: Extras | None = None) -> bool:
+    """Write one part and publish it."""
+    disk = CrashableDisk(world.machine)
+    disk.make_directory(PATH)
+    return publish(world, name, [write_part(disk, bodies, extras)], disk)
+
+
+def order(adopter: Adopter) -> Waiter:
+    """Ask for all to be adopted."""
+    waiter = Waiter()
+    adopter.order(AdoptOrder(None, waiter))
+    return waiter
+
+
+def step(process: Process, adopter: Adopter) -> bool:
+    """One step of an adopter, and the batch that it asks for; whether there are more."""
+    requests = adopter.step()
+    if requests:
+        process.commit(requests)
+    answers, process.committer.now = process.committer.now, []
+    for _, future, value in answers:
+        if isinstance(value, Exception):
+            future.set_exception(value)
+        else:
+            future.set_result(value)
+    return bool(requests) or adopter.busy
+
+
+def adopt(process: Process, adopter: Adopter | None = None) -> Any:
+    """Adopt all there is; returns what one who asked is told."""
+    adopter = adopter or Adopter(process.committer)
+    waiter = order(adopter)
+    for _ in range(_STEPS_MAX):
+        if not step(process, adopter):
+            process.sync()
+            adopter.close()
+            return waiter.answer
+    raise AssertionError("the adoption does not come to an end")
+
+
+def bodies_in(world: World) -> Counter[bytes]:
+    """The payloads of all jobs that the log ever had, and how often."""
+    return Counter(one.body or b"" for one in world.records() if one.kind == Kind.ENQUEUED)
+
+
+def numbered(count: int) -> list[bytes]:
+    """So many payloads."""
+    return [b"job %d" % number for number in range(count)]
+
+
+def files_left(world: World) -> list[str]:
+    """What is in the inbox besides its locks."""
+    names = (path.removeprefix(f"{INBOX}/") for path in world.machine.paths() if INBOX in path)
+    return sorted(name for name in names if name not in {"lock", "adopt.lock", INBOX})
