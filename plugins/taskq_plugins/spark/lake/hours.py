@@ -1,4 +1,4 @@
-"""Ranges of hours: when the rows of a file were settled, so that others need not be read."""
+"""Ranges of hours: what the rows of a file tell of, so that others need not be read."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class DataFile(NamedTuple):
     rows: int
     size_bytes: int
     part: str
-    #: ranges (first, last) of hours since 1970 in which its rows were settled, in rising order
+    #: ranges (first, last) of hours since 1970 that its rows tell something of, in rising order
     hours: Hours
     #: in which it came
     version: int

@@ -14,12 +14,13 @@ from taskq_plugins.spark.lake.hours import HOUR_NS, ranges
 from taskq_plugins.spark.lake.manifest import OVER, DataFile
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from taskq_plugins.spark.lake.manifest import Hours
 
-#: The column of a table that says in which hour a row counts.
-HOUR_COLUMNS: Final = {"jobs": "settled_ns", "attempts": "ended_ns"}
+#: The columns of a table that say in which hours a row counts.
+HOUR_COLUMNS: Final = {"jobs": ("enqueued_ns", "settled_ns"), "attempts": ("ended_ns",)}
 #: What Spark calls the directory of a part: ``part=over``.
 PART_COLUMN: Final = "part"
 
@@ -63,7 +64,7 @@ def stage(lake: Path, directory: Path, table: str, version: int) -> Staged:
                 rows=footer.num_rows,
                 size_bytes=path.stat().st_size,
                 part=_part(path),
-                hours=_hours(path, HOUR_COLUMNS.get(table), footer),
+                hours=_hours(path, HOUR_COLUMNS.get(table, ()), footer),
                 version=version,
             )
         )
@@ -88,11 +89,15 @@ def _part(path: Path) -> str:
     return value if name == PART_COLUMN else OVER
 
 
-def _hours(path: Path, column: str | None, footer: parquet.FileMetaData) -> Hours:
-    if column is None or column not in footer.schema.names:
+def _hours(path: Path, columns: Sequence[str], footer: parquet.FileMetaData) -> Hours:
+    there = [name for name in columns if name in footer.schema.names]
+    if not there:
         return ()
-    read = parquet.ParquetFile(path).read([column])[column]
-    settled = pc.drop_null(read)
-    # Towards zero is towards the future before 1970, where a device without a clock battery wakes.
-    hours = pc.floor(pc.divide(pc.cast(settled, pa.float64(), safe=False), float(HOUR_NS)))
-    return ranges(int(hour) for hour in pc.unique(hours).to_pylist())
+    read = parquet.ParquetFile(path).read(there)
+    found: set[int] = set()
+    for name in there:
+        moments = pc.drop_null(read[name])
+        # Division goes towards zero, which before 1970 is the future.
+        below = pc.if_else(pc.less(moments, 0), pc.subtract(moments, HOUR_NS - 1), moments)
+        found.update(pc.unique(pc.divide(below, HOUR_NS)).to_pylist())
+    return ranges(found)

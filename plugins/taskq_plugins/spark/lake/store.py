@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 #: Raw records of jobs that are not over: of the pipeline alone.
 OPEN_RECORDS: Final = "_open"
+#: ``kind`` of rows of that table that are no records, so no fold makes a job of them: the last
+#: place that was read of a log, and the first segment of it that ever was.
+POSITION: Final = "position"
+ORIGIN: Final = "origin"
 CHECKPOINT: Final = "_checkpoint"
 
 

@@ -1,0 +1,177 @@
+"""``taskq pipeline status`` and ``show``: what a lake holds, without Java."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskq.cli import render
+from taskq.cli.options import json_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq_plugins.spark.lake.manifest import Manifest
+    from taskq_plugins.spark.lake.progress import LogProgress
+    from taskq_plugins.spark.lake.store import Lake
+
+#: Logs that are listed for people, those with most to read first.
+_LOGS_SHOWN: Final = 60
+_BARS_SHOWN: Final = 48
+_ROWS_SHOWN: Final = 20
+
+
+def lake_option(command: Callable[..., None]) -> Callable[..., None]:
+    """``--lake``: the directory of the tables."""
+    return click.option(
+        "--lake",
+        "lake_path",
+        envvar="TASKQ_LAKE",
+        show_envvar=True,
+        required=True,
+        type=click.Path(path_type=Path),
+        help="The directory of the tables.",
+    )(command)
+
+
+@click.command()
+@lake_option
+@click.option(
+    "--journals",
+    type=click.Path(path_type=Path),
+    help="The logs' directory: tells what is left to read.",
+)
+@json_option
+def status(lake_path: Path, journals: Path | None, as_json: bool) -> None:
+    """Tell what the tables hold, how far each log was read, and what is left."""
+    from taskq_plugins.spark.lake.progress import log_progress  # noqa: PLC0415 - needs pyarrow
+    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415
+
+    lake = Lake.open(lake_path)
+    manifest = lake.manifest()
+    logs = log_progress(lake, journals, manifest)
+    if as_json:
+        render.print_json(_document(lake, manifest, logs))
+        return
+    now_ns = time.time_ns()
+    left = sum(log.left_bytes for log in logs)
+    facts = [
+        ("lake", str(lake.path)),
+        ("version", str(manifest.version)),
+        ("committed", render.when(manifest.created_ns, now_ns) or "never"),
+        ("left", render.size(left) if journals is not None else ""),
+    ]
+    render.print_facts(facts)
+    click.echo()
+    names = [name for name in manifest.tables if not name.startswith("_")]
+    rows = [
+        (
+            name,
+            f"{table.rows:,}",
+            str(len(table.files)),
+            render.size(table.size_bytes),
+        )
+        for name, table in ((name, manifest.table(name)) for name in names)
+    ]
+    render.print_table(("table", ">rows", ">files", ">size"), rows)
+    click.echo()
+    _print_logs(logs, now_ns)
+
+
+def _print_logs(logs: list[LogProgress], now_ns: int) -> None:
+    shown = sorted(logs, key=lambda log: -log.left_bytes)[:_LOGS_SHOWN]
+    rows = [
+        (
+            log.device,
+            log.log_id,
+            str(log.position.lsn) if log.position is not None else "",
+            render.when(log.position.ts_ns, now_ns) if log.position is not None else "never",
+            render.size(log.left_bytes) if log.end_lsn is not None else "",
+        )
+        for log in shown
+    ]
+    render.print_table(("device~", "log", ">read to lsn", ">of", ">left"), rows)
+    if len(logs) > len(shown):
+        click.echo(f"… and {len(logs) - len(shown)} more logs; --json lists all")
+
+
+def _document(lake: Lake, manifest: Manifest, logs: list[LogProgress]) -> dict[str, Any]:
+    return {
+        "lake": str(lake.path),
+        "lake_id": lake.lake_id,
+        "version": manifest.version,
+        "committed_at": render.moment(manifest.created_ns),
+        "batch": manifest.batch.number if manifest.batch is not None else None,
+        "tables": [
+            {
+                "table": name,
+                "rows": table.rows,
+                "files": len(table.files),
+                "size_bytes": table.size_bytes,
+            }
+            for name, table in manifest.tables.items()
+        ],
+        "logs": [
+            {
+                "device": log.device,
+                "log_id": log.log_id,
+                "lsn": log.position.lsn if log.position is not None else None,
+                "read_until": render.moment(log.position.ts_ns) if log.position else None,
+                "end_lsn": log.end_lsn,
+                "left_bytes": log.left_bytes if log.end_lsn is not None else None,
+            }
+            for log in logs
+        ],
+    }
+
+
+@click.command()
+@click.argument("table")
+@lake_option
+@click.option("--where", metavar="SQL", help="Only these rows: a condition over the columns.")
+@click.option("--columns", metavar="A,B", help="These columns, in this order.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    help=f"At most so many rows.  [default: {_ROWS_SHOWN}; of --json: all]",
+)
+@click.option("--chart", is_flag=True, help="Draw it: by the hour, or the largest first.")
+@json_option
+def show(
+    table: str,
+    lake_path: Path,
+    where: str | None,
+    columns: str | None,
+    limit: int | None,
+    chart: bool,
+    as_json: bool,
+) -> None:
+    """Print rows of TABLE, such as jobs, attempts, records, rollup_hour or failures."""
+    from taskq_plugins.spark.lake import display, query  # noqa: PLC0415 - needs pyarrow, duckdb
+    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415
+
+    lake = Lake.open(lake_path)
+    names = [name.strip() for name in columns.split(",")] if columns else []
+    if chart:
+        title, bars = query.chart(lake, query.Query(table, where=where))
+        count = _BARS_SHOWN if limit is None else limit
+        by_time = "per hour" in title
+        chosen = (bars[-count:] if by_time else bars[:count]) if count else []
+        if as_json:
+            render.print_json({"title": title, "bars": [bar._asdict() for bar in chosen]})
+        else:
+            display.print_bars(title, chosen)
+        return
+    if limit is None and not as_json:
+        limit = _ROWS_SHOWN
+    found = query.rows(lake, query.Query(table, names, where, limit))
+    if as_json:
+        display.print_json_rows(found)
+        return
+    display.print_rows(found)
+    total = lake.manifest().table(table).rows
+    if where is None and found.num_rows < total:
+        click.echo(f"{found.num_rows} of {total:,} rows; --limit shows more", err=True)

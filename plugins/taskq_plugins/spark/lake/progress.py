@@ -1,0 +1,92 @@
+"""How far the tables have come with each log, and what is left to read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow.compute as pc
+
+from taskq_plugins.spark.fleet import find_logs, inventory, log_problem
+from taskq_plugins.spark.lake.store import OPEN_RECORDS, POSITION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq_plugins.spark.fleet import LogPlace, SegmentRow
+    from taskq_plugins.spark.lake.manifest import Manifest
+    from taskq_plugins.spark.lake.store import Lake
+
+_COLUMNS: Final = ("device", "log_id", "segment", "offset", "lsn", "ts_ns")
+
+
+class Position(NamedTuple):
+    """The last record of a log that the tables hold."""
+
+    device: str
+    log_id: str
+    segment: int
+    offset: int
+    lsn: int
+    ts_ns: int
+
+
+class LogProgress(NamedTuple):
+    """One log; ``position`` is None if nothing was read of it, ``end_lsn`` None if it is gone.
+
+    ``left_bytes`` is at most the size of one frame above the truth.
+    """
+
+    device: str
+    log_id: str
+    position: Position | None
+    end_lsn: int | None
+    left_bytes: int
+
+
+def positions(lake: Lake, manifest: Manifest | None = None) -> dict[str, Position]:
+    """The last record of each log, by log id.
+
+    Raises:
+        LakeDamaged: a file is missing.
+    """
+    chosen = manifest or lake.manifest()
+    if not chosen.table(OPEN_RECORDS).schema:
+        return {}
+    rows = lake.dataset(OPEN_RECORDS, manifest=chosen).to_table(
+        columns=list(_COLUMNS), filter=pc.field("kind") == POSITION
+    )
+    found = (Position(*(row[name] for name in _COLUMNS)) for row in rows.to_pylist())
+    return {one.log_id: one for one in found}
+
+
+def log_progress(
+    lake: Lake, journals: Path | None, manifest: Manifest | None = None
+) -> list[LogProgress]:
+    """Every log that the tables or the directory know, by device.
+
+    Raises:
+        FleetError: there is no such directory.
+        LakeDamaged: a file is missing.
+    """
+    known = positions(lake, manifest)
+    told: list[LogProgress] = []
+    if journals is not None:
+        for log in find_logs(journals, on_problem=log_problem):
+            rows = list(inventory([log], on_problem=log_problem))
+            told.append(_progress(log, rows, known.pop(log.log_id, None)))
+    gone = (LogProgress(one.device, one.log_id, one, None, 0) for one in known.values())
+    return sorted((*told, *gone), key=lambda one: (one.device, one.log_id))
+
+
+def _progress(log: LogPlace, rows: list[SegmentRow], position: Position | None) -> LogProgress:
+    end_lsn = max((row.next_lsn for row in rows), default=0)
+    left = 0
+    if position is None or position.lsn + 1 < end_lsn:
+        first = position.segment if position is not None else 0
+        begin = position.offset if position is not None else 0
+        left = sum(
+            row.end_offset - (begin if row.first_lsn == first else 0)
+            for row in rows
+            if row.first_lsn >= first
+        )
+    return LogProgress(log.device, log.log_id, position, end_lsn, max(left, 0))

@@ -1,0 +1,129 @@
+"""How far the stream came, held against what the lake committed.
+
+Spark notes in the checkpoint what a micro-batch is to read (``offsets/<number>``) before it runs,
+and that it ran (``commits/<number>``) afterwards; the lake commits in between. So the checkpoint
+may be one batch behind the lake, with the very same offsets, and never ahead.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq_plugins.spark.lake.durable import publish, sync_directory
+from taskq_plugins.spark.lake.errors import CheckpointMismatch
+from taskq_plugins.spark.lake.manifest import Batch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq_plugins.spark.lake import Lake, Manifest
+
+_NONE: Final = -1
+_TEXT_SIZE_MAX: Final = 256 * 1024 * 1024
+#: What Spark notes of a batch that ran.
+_RAN: Final = b'v1\n{"nextBatchWatermarkMs":0}'
+
+
+class Checkpoint(NamedTuple):
+    """What stands in the checkpoint's directory; numbers are -1 where there is none."""
+
+    stream: str
+    #: the last batch that was planned
+    planned: int
+    #: the last one that ran
+    ran: int
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """None where no stream ever started.
+
+    Raises:
+        CheckpointMismatch: it does not read.
+    """
+    planned, ran = _last(path / "offsets"), _last(path / "commits")
+    try:
+        stream = str(uuid.UUID(json.loads((path / "metadata").read_bytes())["id"]))
+    except FileNotFoundError as error:
+        if planned == ran == _NONE:
+            return None
+        raise CheckpointMismatch(path, "the file metadata is missing") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointMismatch(path, f"the file metadata does not read ({error})") from error
+    return Checkpoint(stream, planned, ran)
+
+
+def read_offsets(path: Path, number: int) -> str:
+    """The text that Spark noted for a batch before it ran."""
+    with (path / "offsets" / str(number)).open(encoding="utf-8") as file:
+        return file.read(_TEXT_SIZE_MAX)
+
+
+def _last(directory: Path) -> int:
+    try:
+        names = [path.name for path in directory.iterdir()]
+    except FileNotFoundError:
+        return _NONE
+    return max((int(name) for name in names if name.isdigit()), default=_NONE)
+
+
+def check(lake: Lake, manifest: Manifest) -> None:
+    """See that stream and tables agree, before anything is read.
+
+    Raises:
+        CheckpointMismatch: one of the two was removed or restored from a backup.
+    """
+    path = lake.checkpoint
+    found, batch = read_checkpoint(path), manifest.batch
+    if found is None:
+        if batch is not None:
+            raise CheckpointMismatch(
+                path, f"is missing, while the tables hold everything up to batch {batch.number}"
+            )
+        return
+    if batch is None:
+        if found.ran != _NONE:
+            raise CheckpointMismatch(path, f"has run batch {found.ran}, the tables hold none")
+        return
+    if found.stream != batch.stream:
+        raise CheckpointMismatch(path, "is not the one that the tables were filled from")
+    if found.ran > batch.number:
+        raise CheckpointMismatch(
+            path, f"has run batch {found.ran}, the tables hold those up to {batch.number}"
+        )
+    if found.ran < batch.number - 1 or found.planned < batch.number:
+        raise CheckpointMismatch(
+            path, f"has run batch {found.ran}, the tables hold those up to {batch.number} already"
+        )
+    if read_offsets(path, batch.number) != batch.offsets:
+        raise CheckpointMismatch(
+            path, f"plans other records for batch {batch.number} than the tables hold"
+        )
+
+
+def restore(lake: Lake, manifest: Manifest) -> None:
+    """Make the checkpoint anew as it stood after the last commit; the old one is removed."""
+    path, batch = lake.checkpoint, manifest.batch
+    shutil.rmtree(path, ignore_errors=True)
+    if batch is None:
+        return
+    for name in ("offsets", "commits", "sources"):
+        (path / name).mkdir(parents=True, exist_ok=True)
+    publish(path / "offsets" / str(batch.number), batch.offsets.encode())
+    publish(path / "commits" / str(batch.number), _RAN)
+    publish(path / "metadata", json.dumps({"id": batch.stream}).encode())
+    sync_directory(lake.path)
+
+
+def batch_of(lake: Lake, number: int) -> Batch:
+    """What a commit of this batch is to note.
+
+    Raises:
+        CheckpointMismatch: the checkpoint went while the stream runs.
+    """
+    found = read_checkpoint(lake.checkpoint)
+    if found is None:
+        raise CheckpointMismatch(lake.checkpoint, "was removed while the stream runs")
+    return Batch(found.stream, number, read_offsets(lake.checkpoint, number))

@@ -1,0 +1,163 @@
+"""``taskq pipeline run``: the tables of a lake, brought up to date with the logs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from taskq.cli.errors import WrongUsage
+from taskq.cli.options import json_option
+from taskq.core.errors import UsageError
+from taskq_plugins.spark.lake.command import lake_option
+
+if TYPE_CHECKING:
+    from taskq_plugins.spark.lake import Lake, LakeWriter
+    from taskq_plugins.spark.run.report import Report
+    from taskq_plugins.spark.run.stream import RunOptions
+
+#: Bytes of log in one micro-batch, unless told otherwise.
+MAX_BYTES_DEFAULT: Final = 64 * 1024 * 1024
+_BYTES_MIN: Final = 1
+#: Spark notes the line of our code at every step of a plan, which doubled the time to make one.
+SESSION: Final = {"spark.python.sql.dataFrameDebugging.enabled": "false"}
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes: ``64m``, ``1g``, ``500000``."""
+
+    name = "size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Read it.
+
+        Raises:
+            BadParameter: it is none.
+        """
+        if isinstance(value, int):
+            return value
+        text = str(value).strip().lower().removesuffix("ib").removesuffix("b")
+        digits = text.rstrip("kmg")
+        unit = text[len(digits) :]
+        if not digits.isdecimal() or unit not in _UNITS or int(digits) < _BYTES_MIN:
+            self.fail(f"{value!r:.40} is no size: give one such as 64m or 1g", param, ctx)
+        return int(digits) * _UNITS[unit]
+
+
+@click.command()
+@click.argument("tables", nargs=-1, metavar="[TABLE]...")
+@click.option(
+    "--journals",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The directory of the logs: one log, or one directory for each device.",
+)
+@lake_option
+@click.option("--master", help="Spark's master.  [default: all cores of this machine]")
+@click.option(
+    "--max-bytes",
+    type=Size(),
+    default=MAX_BYTES_DEFAULT,
+    show_default="64m",
+    help="Bytes of log in one micro-batch.",
+)
+@click.option(
+    "--corrupt",
+    type=click.Choice(["fail", "skip", "quarantine"]),
+    default="fail",
+    show_default=True,
+    help="Damaged frames: stop, pass over them, or keep their bytes as records of kind damaged.",
+)
+@click.option(
+    "--ignore-data-loss",
+    is_flag=True,
+    help="Go on where segments are gone that were not read yet.",
+)
+@click.option(
+    "--restore-checkpoint",
+    is_flag=True,
+    help="Make the stream's checkpoint anew from what the tables hold.",
+)
+@json_option
+def run(
+    tables: tuple[str, ...],
+    journals: Path,
+    lake_path: Path,
+    master: str | None,
+    max_bytes: int,
+    corrupt: str,
+    ignore_data_loss: bool,
+    restore_checkpoint: bool,
+    as_json: bool,
+) -> None:
+    """Read what is new in the logs, bring the tables up to date, and exit.
+
+    The tables records, jobs and attempts are always brought up to date; TABLE limits which of the
+    others are (all: rollup_hour rollup_fleet_hour failures duplicates device_lag).
+    """
+    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - needs pyarrow
+    from taskq_plugins.spark.run import checkpoint  # noqa: PLC0415
+    from taskq_plugins.spark.run.report import open_report  # noqa: PLC0415
+    from taskq_plugins.spark.run.tablenames import DERIVED  # noqa: PLC0415
+
+    for table in tables:
+        if table not in DERIVED:
+            raise WrongUsage(f"there is no derived table {table!r}: there are {', '.join(DERIVED)}")
+    if not journals.is_dir():
+        raise UsageError(f"{journals} is no directory: give the one of the logs with --journals")
+    lake = Lake.open(lake_path, create=True)
+    with lake.writer() as writer, open_report(as_json=as_json) as report:
+        if restore_checkpoint:
+            checkpoint.restore(lake, lake.manifest())
+        checkpoint.check(lake, lake.manifest())
+        names = tables or DERIVED
+        if _is_current(lake, journals, names):
+            report.nothing_new(lake.manifest())
+            return
+        from taskq_plugins.spark.run.stream import RunOptions  # noqa: PLC0415 - needs pyspark
+
+        options = RunOptions(
+            journals=journals,
+            tables=names,
+            max_bytes=max_bytes,
+            corrupt=corrupt,
+            fail_on_data_loss=not ignore_data_loss,
+        )
+        _run(writer, options, master, report)
+
+
+def _run(writer: LakeWriter, options: RunOptions, master: str | None, report: Report) -> None:
+    from taskq_plugins.spark.run.stream import run as run_stream  # noqa: PLC0415
+    from taskq_plugins.spark.session import spark_session  # noqa: PLC0415
+
+    started = time.monotonic()
+    report.starting()
+    with spark_session("taskq pipeline run", master=master, conf=SESSION) as session:
+        summary = run_stream(session, writer, options, report)
+    report.done(summary._replace(seconds=time.monotonic() - started))
+
+
+def _is_current(lake: Lake, journals: Path, names: tuple[str, ...]) -> bool:
+    """Whether there is nothing to do, which is found out without starting Java."""
+    from taskq_plugins.spark.lake.progress import log_progress  # noqa: PLC0415
+    from taskq_plugins.spark.run.tablenames import stale  # noqa: PLC0415
+
+    manifest = lake.manifest()
+    if manifest.batch is None or stale(manifest, names):
+        return False
+    if checkpoint_is_behind(lake):
+        return False
+    return not any(log.left_bytes for log in log_progress(lake, journals, manifest))
+
+
+def checkpoint_is_behind(lake: Lake) -> bool:
+    """Whether a batch was planned that the stream has not noted as run."""
+    from taskq_plugins.spark.run.checkpoint import read_checkpoint  # noqa: PLC0415
+
+    found = read_checkpoint(lake.checkpoint)
+    return found is None or found.planned != found.ran

@@ -1,0 +1,191 @@
+"""How a run goes on, and what it did: for people on a terminal, in a file, or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from taskq.cli import render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.progress import Progress, TaskID
+
+    from taskq_plugins.spark.lake.manifest import Manifest
+    from taskq_plugins.spark.run.folding import Folded
+    from taskq_plugins.spark.run.stream import Summary
+
+
+class Report(Protocol):
+    """Who is told of a run; ``on_batch`` and ``on_table`` are called from another thread."""
+
+    def starting(self) -> None:
+        """Spark is about to start, which takes seconds."""
+        ...
+
+    def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
+        """A micro-batch was committed."""
+        ...
+
+    def on_table(self, name: str) -> None:
+        """A derived table is about to be computed."""
+        ...
+
+    def nothing_new(self, manifest: Manifest) -> None:
+        """All was read before."""
+        ...
+
+    def done(self, summary: Summary) -> None:
+        """The run has ended well."""
+        ...
+
+
+@contextmanager
+def open_report(*, as_json: bool) -> Iterator[Report]:
+    """The report that fits where it goes."""
+    if as_json:
+        yield JsonLines()
+    elif not sys.stderr.isatty():
+        yield Lines()
+    else:
+        from rich.console import Console  # noqa: PLC0415 - as in render
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            yield Live(progress)
+
+
+class Lines:
+    """A plain line on stderr for each step, the summary on stdout."""
+
+    def __init__(self) -> None:
+        self.records = 0
+
+    def step(self, text: str) -> None:
+        """Tell one step."""
+        click.echo(text, err=True)
+
+    def starting(self) -> None:
+        """Spark is about to start."""
+        self.step("starting Spark")
+
+    def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
+        """A micro-batch was committed."""
+        self.records += folded.records
+        self.step(
+            f"batch {number}: {folded.records:,} records, {folded.jobs_open:,} jobs open, "
+            f"{seconds:.1f} s"
+        )
+
+    def on_table(self, name: str) -> None:
+        """A derived table is about to be computed."""
+        self.step(f"computing {name}")
+
+    def nothing_new(self, manifest: Manifest) -> None:
+        """All was read before."""
+        click.echo(f"nothing new; the tables stand at version {manifest.version}")
+
+    def done(self, summary: Summary) -> None:
+        """Print what was done, and what the tables hold."""
+        rate = summary.records / summary.seconds if summary.seconds else 0.0
+        click.echo(
+            f"{summary.records:,} records in {summary.batches} "
+            f"batch{'' if summary.batches == 1 else 'es'}, {summary.seconds:.1f} s "
+            f"({rate:,.0f} records/s); version {summary.manifest.version}"
+        )
+        rows = [
+            (name, f"{table.rows:,}", render.size(table.size_bytes))
+            for name, table in summary.manifest.tables.items()
+            if not name.startswith("_")
+        ]
+        render.print_table(("table", ">rows", ">size"), rows)
+
+
+class Live(Lines):
+    """One line on the terminal that tells what goes on."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+        self._task: TaskID = progress.add_task("looking at the logs", total=None)
+
+    def step(self, text: str) -> None:
+        """Tell one step."""
+        told = f"{self.records:,} records · {text}" if self.records else text
+        self._progress.update(self._task, description=told)
+
+    def done(self, summary: Summary) -> None:
+        """Print the summary where the line was."""
+        self._progress.stop()
+        super().done(summary)
+
+    def nothing_new(self, manifest: Manifest) -> None:
+        """Print that where the line was."""
+        self._progress.stop()
+        super().nothing_new(manifest)
+
+
+class JsonLines:
+    """One JSON object a line for each step; the last one is the summary."""
+
+    def _write(self, event: str, **told: object) -> None:
+        click.echo(json.dumps({"event": event, **told}))
+        sys.stdout.flush()
+
+    def starting(self) -> None:
+        """Spark is about to start."""
+        self._write("starting")
+
+    def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
+        """A micro-batch was committed."""
+        self._write(
+            "batch",
+            batch=number,
+            version=folded.manifest.version,
+            records=folded.records,
+            jobs_over=folded.jobs_over,
+            jobs_open=folded.jobs_open,
+            seconds=round(seconds, 3),
+        )
+
+    def on_table(self, name: str) -> None:
+        """A derived table is about to be computed."""
+        self._write("table", table=name)
+
+    def nothing_new(self, manifest: Manifest) -> None:
+        """All was read before."""
+        self._end(manifest, 0, 0, 0.0, ())
+
+    def done(self, summary: Summary) -> None:
+        """The summary."""
+        self._end(
+            summary.manifest, summary.records, summary.batches, summary.seconds, summary.refreshed
+        )
+
+    def _end(
+        self,
+        manifest: Manifest,
+        records: int,
+        batches: int,
+        seconds: float,
+        refreshed: tuple[str, ...],
+    ) -> None:
+        self._write(
+            "done",
+            version=manifest.version,
+            records=records,
+            batches=batches,
+            seconds=round(seconds, 3),
+            refreshed=list(refreshed),
+            rows={
+                name: table.rows
+                for name, table in manifest.tables.items()
+                if not name.startswith("_")
+            },
+        )

@@ -1,0 +1,169 @@
+"""The stream: from the logs to the lake until all is read that was there at the start."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from pyspark.errors import PySparkException
+
+from taskq.core.errors import TaskqError
+from taskq_plugins.spark.lake.errors import LakeError
+from taskq_plugins.spark.lake.vacuum import vacuum
+from taskq_plugins.spark.run.checkpoint import batch_of, check
+from taskq_plugins.spark.run.command import MAX_BYTES_DEFAULT
+from taskq_plugins.spark.run.derived import refresh_tables
+from taskq_plugins.spark.run.folding import Folds, fold_batch
+from taskq_plugins.spark.run.storage import prepare
+from taskq_plugins.spark.run.tablenames import DERIVED
+from taskq_plugins.spark.tables.attempts import attempts
+from taskq_plugins.spark.tables.jobs import jobs
+from taskq_plugins.spark.tables.records import records
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from taskq_plugins.spark.lake import Lake, LakeWriter, Manifest
+    from taskq_plugins.spark.run.folding import Folded
+
+#: How often the main thread looks up from waiting, so that Ctrl-C is answered.
+_LOOK_SECONDS: Final = 1
+FOLDS: Final = Folds(records, jobs, attempts)
+
+
+class PipelineFailed(LakeError):
+    """Spark failed under the run; what was committed before stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What is read, and how."""
+
+    journals: Path
+    tables: Sequence[str] = DERIVED
+    max_bytes: int = MAX_BYTES_DEFAULT
+    corrupt: str = "fail"
+    fail_on_data_loss: bool = True
+
+
+class Summary(NamedTuple):
+    """What a run did."""
+
+    batches: int
+    records: int
+    refreshed: tuple[str, ...]
+    seconds: float
+    manifest: Manifest
+
+
+class Listener(Protocol):
+    """Who is told how it goes on; from another thread than the run's."""
+
+    def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
+        """A micro-batch was committed."""
+        ...
+
+    def on_table(self, name: str) -> None:
+        """A derived table is about to be computed."""
+        ...
+
+
+def run(
+    spark: SparkSession, writer: LakeWriter, options: RunOptions, listener: Listener
+) -> Summary:
+    """Read what is new, fold it into the tables, and refresh the derived ones.
+
+    Raises:
+        CheckpointMismatch: checkpoint and tables do not belong together.
+        LakeError: the lake, or Spark, failed.
+        TaskqError: a log cannot be read as asked.
+    """
+    started = time.monotonic()
+    lake = writer.lake
+    check(lake, lake.manifest())
+    prepare(spark)
+    sink = _Sink(spark, writer, listener)
+    _follow(spark, lake, options, sink)
+    refreshed = refresh_tables(spark, writer, options.tables, options.journals, listener.on_table)
+    if sink.batches or refreshed:
+        vacuum(writer)
+    seconds = time.monotonic() - started
+    return Summary(sink.batches, sink.records, tuple(refreshed), seconds, lake.manifest())
+
+
+class _Sink:
+    """What each micro-batch is given to; it lives in the thread that Spark calls back."""
+
+    def __init__(self, spark: SparkSession, writer: LakeWriter, listener: Listener) -> None:
+        self._spark = spark
+        self._writer = writer
+        self._listener = listener
+        self.batches = self.records = 0
+        self.error: BaseException | None = None
+        self.stopped = threading.Event()
+
+    def __call__(self, rows: DataFrame, number: int) -> None:
+        began = time.monotonic()
+        try:
+            if self.stopped.is_set():
+                return
+            batch = batch_of(self._writer.lake, number)
+            folded = fold_batch(self._spark, self._writer, FOLDS, rows, batch)
+        except BaseException as error:
+            # Spark hands on no more than its text.
+            self.error = error
+            raise
+        if folded is not None:
+            self.batches += 1
+            self.records += folded.records
+            self._listener.on_batch(number, folded, time.monotonic() - began)
+
+
+def _follow(spark: SparkSession, lake: Lake, options: RunOptions, sink: _Sink) -> None:
+    """Run the stream until it has come to what was the end when it started."""
+    query = (
+        spark.readStream.format("taskq")
+        .option("path", str(options.journals))
+        .option("includeDetails", "true")
+        .option("maxBytesPerTrigger", str(options.max_bytes))
+        .option("corruptMode", options.corrupt)
+        .option("failOnDataLoss", str(options.fail_on_data_loss).lower())
+        .load()
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(lake.checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        while not query.awaitTermination(_LOOK_SECONDS):
+            pass
+    except PySparkException as error:
+        raise _reason(sink, error) from error
+    finally:
+        _stop(query, sink)
+
+
+def _stop(query: StreamingQuery, sink: _Sink) -> None:
+    sink.stopped.set()
+    if query.isActive:
+        query.stop()
+
+
+def _reason(sink: _Sink, error: PySparkException) -> TaskqError:
+    """What went wrong, without Spark's wrapping."""
+    if isinstance(sink.error, TaskqError):
+        return sink.error
+    text = str(sink.error or error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # The last lines of a Python source's traceback hold its error.
+    told = [line for line in lines if "Error: " in line or "Exception: " in line]
+    return PipelineFailed(
+        f"the run stopped ({(told or lines or ['no reason given'])[-1][:500]}); what was "
+        f"committed before stands. Remove the cause, then run again"
+    )

@@ -1,0 +1,99 @@
+"""Real logs with every kind of life in them, and their rows as the source gives them."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from taskq import Put, TaskLog
+from taskq_plugins.spark.decode import DETAILS, Corrupt, Piece, decode
+from taskq_plugins.spark.fleet import durable_mark, find_logs, segments
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq.log.reply import Delivery
+
+SEGMENT_BYTES = 64 * 1024
+
+
+def rows_of(root: Path, after: dict[str, int] | None = None) -> pa.Table:
+    """All records of the logs in a directory, behind the lsn that ``after`` has of a log id."""
+    batches: list[pa.RecordBatch] = []
+    for log in find_logs(root):
+        mark = durable_mark(log)
+        for place in segments(log):
+            end = mark.offset if place.first_lsn == mark.segment else place.size_bytes
+            piece = Piece(place.path, log.device, log.log_id, log.tag, place.first_lsn, 0, end)
+            batches.extend(decode(piece, DETAILS, corrupt=Corrupt.FAIL))
+    table = pa.Table.from_batches(batches, DETAILS)
+    for log_id, lsn in (after or {}).items():
+        is_old = pa.compute.and_(
+            pa.compute.equal(table["log_id"], log_id), pa.compute.less_equal(table["lsn"], lsn)
+        )
+        table = table.filter(pa.compute.invert(is_old))
+    return table
+
+
+def last_lsns(table: pa.Table) -> dict[str, int]:
+    """The last lsn of each log."""
+    found = table.group_by("log_id").aggregate([("lsn", "max")])
+    return dict(zip(found["log_id"].to_pylist(), found["lsn_max"].to_pylist(), strict=True))
+
+
+def cut(table: pa.Table, count: int) -> list[pa.Table]:
+    """The rows as so many batches; the records of each log stay in order."""
+    size = -(-table.num_rows // count)
+    return [table.slice(at, size) for at in range(0, table.num_rows, size)]
+
+
+async def live(path: Path, seed: int, turns: int, *, keep: str | None = None) -> None:
+    """Let a log live: jobs that succeed, fail, die, are requeued, purged or cancelled, or wait.
+
+    With ``keep`` it is compacted at the end, and finished jobs are kept so long.
+    """
+    draw = random.Random(seed)
+    ids: list[str] = []
+    async with TaskLog.open(
+        path, durability="os", upkeep=False, segment_bytes=SEGMENT_BYTES, min_free=0, reserve=0
+    ) as log:
+        for _ in range(turns):
+            ids += await log.put_many([_job(draw) for _ in range(draw.randrange(1, 6))])
+            for delivery in await log.claim(draw.randrange(1, 5)):
+                await _settle(log, delivery, draw)
+            if draw.randrange(4) == 0:
+                await log.cancel(draw.choice(ids))
+            for job in await log.dead.list():
+                if (chosen := draw.randrange(8)) < 2:
+                    await (log.dead.purge, log.dead.requeue)[chosen](job.job_id)
+        if keep is not None:
+            await log.compact(keep=keep)
+
+
+def _job(draw: random.Random) -> Put:
+    return Put(
+        payload=b"x" * draw.randrange(3_000),
+        queue=draw.choice(["mail", "default"]),
+        priority=draw.randrange(10),
+        attempts=draw.choice([1, 2, 5]),
+        delay=draw.choice([0, 0, 0, 3_600]),
+        key=draw.choice([None, draw.randbytes(8)]),
+        headers=draw.choice([{}, {"replay_of": "x-1", "a": "b"}]),
+        keep_result=draw.choice([None, "1d"]),
+    )
+
+
+async def _settle(log: TaskLog, delivery: Delivery, draw: random.Random) -> None:
+    match draw.randrange(6):
+        case 0:
+            await log.nack(delivery, "ValueError: no 17", delay=0)
+        case 1:
+            await log.release(delivery)
+        case 2:
+            await log.nack(delivery, "KeyError: 'x'", delay=3_600)
+        case 3:  # it is lost with its process
+            pass
+        case _:
+            await log.ack(delivery, draw.choice([None, b"42"]))
