@@ -7,7 +7,8 @@ holds the time of the last frame before it. So between two segments nothing is m
 - the second begins at or below the lsn after the last frame of the first (below: a recovery wrote
   frames again, elsewhere), or
 - its header holds the time of that frame, or
-- the first one's end is damaged, so that its last frame is unknown, and an epoch begins.
+- the first one's end is damaged, so that its last frame is unknown, and what is damaged has room
+  for the records up to the second, or an epoch begins.
 
 Anything else is a gap. What compaction took from the front of a log is none.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogError
+from taskq.log.codec import PREFIX
 from taskq.log.config import LSN_SKIP
 from taskq_plugins.spark.fleet.listing import segments
 from taskq_plugins.spark.fleet.marks import durable_end
@@ -34,15 +36,15 @@ class Edges(NamedTuple):
     """What a segment begins and ends with.
 
     ``created_ns`` is the time of the last frame before it, ``time_ns`` that of its own last frame
-    (the same when it has none), ``next_lsn`` the lsn after that. ``is_end_damaged``: behind that
-    frame stands something else.
+    (the same when it has none), ``next_lsn`` the lsn after that. Behind that frame nothing else
+    should stand: ``lsn_bound`` is what lsn the records there may have come to if something does.
     """
 
     created_ns: int
     time_ns: int
     next_lsn: int
     epoch: int
-    is_end_damaged: bool
+    lsn_bound: int
 
 
 class SegmentRow(NamedTuple):
@@ -87,19 +89,25 @@ def _look(file: SegmentFile, place: SegmentPlace) -> Edges:
     created_ns = header.created_ns if header is not None else 0
     found = file.last_before(place.size_bytes)
     if found is None:
-        is_damaged = header is None or place.size_bytes > START
-        return Edges(created_ns, created_ns, place.first_lsn, place.epoch, is_damaged)
+        bound = _bound(place.first_lsn, place.size_bytes - START)
+        return Edges(created_ns, created_ns, place.first_lsn, place.epoch, bound)
     offset, frame = found
-    is_damaged = offset + frame.size != place.size_bytes
-    return Edges(created_ns, frame.time_ns, frame.next_lsn, frame.epoch, is_damaged)
+    bound = _bound(frame.next_lsn, place.size_bytes - offset - frame.size)
+    return Edges(created_ns, frame.time_ns, frame.next_lsn, frame.epoch, bound)
+
+
+def _bound(next_lsn: int, size_bytes: int) -> int:
+    return next_lsn + max(size_bytes, 0) // PREFIX.size
 
 
 def follows(before: Edges, place: SegmentPlace, created_ns: int) -> bool:
     """Whether nothing is missing before a segment whose header holds that time; see above."""
     if place.first_lsn <= before.next_lsn or created_ns == before.time_ns:
         return True
+    if before.lsn_bound == before.next_lsn:
+        return False
     is_epoch = place.epoch != before.epoch and place.first_lsn - before.next_lsn >= LSN_SKIP
-    return before.is_end_damaged and is_epoch
+    return is_epoch or place.first_lsn <= before.lsn_bound
 
 
 def inventory(

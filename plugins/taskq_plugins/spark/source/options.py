@@ -23,6 +23,8 @@ PARTITION_BYTES_MIN: Final = 64 * 2**10
 PARTITION_BYTES_MAX: Final = 16 * 2**30
 _SIZE_MAX: Final = 2**60
 _NAMES_MAX: Final = 100_000
+#: Digits of a moment in milliseconds; those of the year 2262, where nanoseconds end, are fewer.
+_DIGITS_MAX: Final = 15
 
 _OFFSETS: Final = 'JSON such as {"<log id or device>": {"lsn": 17}, "<another>": "latest"}'
 _ALLOWED: Final = {
@@ -79,7 +81,7 @@ def _names(text: str) -> frozenset[object]:
 
 
 def _moment(text: str) -> int:
-    if text.isdecimal():
+    if text.isdecimal() and len(text) <= _DIGITS_MAX:
         return int(text) * 1_000_000
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
@@ -104,7 +106,7 @@ class ReadOptions(BaseModel):
     devices: Names = None
     starting_offsets: Annotated[Bound | None, _reads(parse_bound)] = None
     ending_offsets: Annotated[Bound | None, _reads(parse_bound)] = None
-    starting_timestamp: Annotated[int | None, _reads(_moment)] = None
+    starting_timestamp: Annotated[int | None, _reads(_moment), Field(lt=2**63)] = None
     max_bytes_per_trigger: Size | None = None
     max_files_per_trigger: Annotated[int | None, Field(ge=1)] = None
     target_partition_bytes: Annotated[

@@ -22,23 +22,26 @@ def pack(found: Iterable[Stretch], target_bytes: int) -> list[list[Piece]]:
     A pure function of the stretches and of bytes that never change. The partitions are made about
     equal, so that none is a small rest which some core works off alone.
     """
-    all_of_them = list(found)
-    total = sum(one.end - one.start for one in all_of_them)
-    count = max(round(total / target_bytes), 1)
-    goal = -(-total // count)
+    waiting = list(found)
+    left = sum(one.end - one.start for one in waiting)
+    count = max(round(left / target_bytes), 1)
     parts: list[list[Piece]] = []
-    room = 0
-    for stretch in all_of_them:
+    room = slack = 0
+    for stretch in waiting:
         start = stretch.start
         while start < stretch.end:
-            if room <= goal // _CUT_MIN or not parts:
+            size = stretch.end - start
+            if len(parts) < count and (room <= 0 or (room < slack < size - room)):
+                # What others took too much or too little is evened out by those to come.
+                room = -(-left // (count - len(parts)))
+                slack = room // _CUT_MIN
                 parts.append([])
-                room = goal
             end = stretch.end
-            if end - start > room + goal // _CUT_MIN:
+            if len(parts) < count and size > room + slack:
                 end = _border(stretch, start + room)
             parts[-1].append(_piece(stretch, start, end))
             room -= end - start
+            left -= end - start
             start = end
     return parts
 

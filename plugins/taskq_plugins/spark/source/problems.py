@@ -99,10 +99,12 @@ class OffsetMismatch(LogError):
 
 def loss_handler(*, fails: bool) -> Callable[[LogError], None]:
     """What is done about data that is lost: raised, or told to the process's log."""
+    return _raise_loss if fails else _log_loss
 
-    def on_loss(error: LogError) -> None:
-        if fails:
-            raise error
-        _log.warning("failOnDataLoss=false: %s", error)
 
-    return on_loss
+def _raise_loss(error: LogError) -> None:
+    raise error
+
+
+def _log_loss(error: LogError) -> None:
+    _log.warning("failOnDataLoss=false: %s", error)

@@ -60,6 +60,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._served = ""
         self._vanished: set[str] = set()
 
+    def __reduce__(self) -> tuple[type[StreamReader], tuple[ReadOptions, Reading]]:
+        # What the driver knows of the logs is nothing that every task should carry.
+        return StreamReader, (self._options, self._reading)
+
     # -- offsets ----------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's

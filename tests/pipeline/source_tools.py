@@ -1,0 +1,110 @@
+"""The source's readers called as Spark calls them, without Spark."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from pyspark_taskq import DefaultSource
+from taskq_plugins.spark.decode import DETAILS, SCHEMA
+from taskq_plugins.spark.source.stream import StreamReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+    from pyspark.sql.streaming.datasource import ReadLimit
+    from pyspark.sql.types import StructType
+
+Row = dict[str, Any]
+
+
+def spark_schema(schema: pa.Schema = SCHEMA) -> StructType:
+    converted: StructType = from_arrow_schema(schema)
+    return converted
+
+
+def source(path: Path, **options: object) -> DefaultSource:
+    return DefaultSource({"path": str(path)} | {name: str(one) for name, one in options.items()})
+
+
+def rows_of(
+    reader: DataSourceReader | DataSourceStreamReader, partitions: Any, schema: pa.Schema = SCHEMA
+) -> list[Row]:
+    """What all partitions hold; each goes to its reader through pickle, as to another process."""
+    rows: list[Row] = []
+    for one in pickle.loads(pickle.dumps(partitions)):  # noqa: S301 - our own bytes
+        for batch in batches_of(pickle.loads(pickle.dumps(reader)), one):  # noqa: S301 - likewise
+            assert batch.schema.equals(schema)
+            rows += batch.to_pylist()
+    return rows
+
+
+def batches_of(
+    reader: DataSourceReader | DataSourceStreamReader, partition: InputPartition
+) -> list[pa.RecordBatch]:
+    """The batches of one partition."""
+    found: list[Any] = list(reader.read(partition))
+    return found
+
+
+def read_batch(path: Path, *columns: str, **options: object) -> list[Row]:
+    """A batch read of these columns, or all."""
+    wanted = pa.schema([DETAILS.field(name) for name in columns]) if columns else SCHEMA
+    if not columns and options.get("includeDetails"):
+        wanted = DETAILS
+    reader = source(path, **options).reader(spark_schema(wanted))
+    return rows_of(reader, reader.partitions(), wanted)
+
+
+class Stream:
+    """A streaming query: ``step`` is one trigger, ``restart`` another process with its offsets."""
+
+    def __init__(self, path: Path, **options: object) -> None:
+        self._path, self._options = path, options
+        self.restart()
+        self.start: dict[str, Any] = _through_json(self.reader.initialOffset())
+        self.end = self.start
+
+    def restart(self) -> None:
+        reader = source(self._path, **self._options).streamReader(spark_schema())
+        assert isinstance(reader, StreamReader)
+        self.reader = reader
+
+    def advance(self, limit: ReadLimit | None = None) -> bool:
+        """Fix the next batch; False when there is nothing to read."""
+        self.start = self.end
+        limit = limit or self.reader.getDefaultReadLimit()
+        self.end = _through_json(self.reader.latestOffset(self.start, limit))
+        return self.end != self.start
+
+    def rows(self) -> list[Row]:
+        """The batch that was fixed; the same however often."""
+        return rows_of(self.reader, self.reader.partitions(self.start, self.end))
+
+    def step(self, limit: ReadLimit | None = None) -> list[Row]:
+        return self.rows() if self.advance(limit) else []
+
+    def drain(self) -> list[Row]:
+        """All batches until there is nothing left."""
+        rows: list[Row] = []
+        while self.advance():
+            rows += self.rows()
+        return rows
+
+
+def _through_json(offset: dict[str, Any]) -> dict[str, Any]:
+    restored: dict[str, Any] = json.loads(json.dumps(offset))
+    return restored
+
+
+def lsns(rows: list[Row], device: str | None = None) -> list[int]:
+    return [row["lsn"] for row in rows if device in {None, row["device"]}]
+
+
+ALL = ReadAllAvailable()

@@ -1,0 +1,364 @@
+"""A batch read of task logs: which rows, in which partitions, and what is said when one cannot."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from taskq.core.errors import LogDamaged, LogError, UsageError
+from taskq_plugins.spark.decode import SCHEMA
+from taskq_plugins.spark.fleet import FleetError, LogTwice
+from taskq_plugins.spark.source.batch import Pieces
+from taskq_plugins.spark.source.problems import DataLoss, OptionError, Unreadable
+from tests.pipeline.made_logs import BEGAN_NS, SECOND, SKIP, MadeLog, claimed, damage, succeeded
+from tests.pipeline.source_tools import batches_of, lsns, read_batch, rows_of, source, spark_schema
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> dict[str, MadeLog]:
+    """Three devices: one of a segment, one of three, one that never wrote a record."""
+    logs = {name: MadeLog(tmp_path / name) for name in ("a", "b", "c")}
+    for _ in range(4):
+        logs["a"].enqueue(3)
+    for _ in range(3):
+        for _ in range(5):
+            logs["b"].enqueue(2)
+        logs["b"].rotate()
+    return logs
+
+
+def all_lsns(made: MadeLog) -> list[int]:
+    return [lsn for place in made.frames for lsn in range(place.first_lsn, place.next_lsn)]
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def test_every_record_of_every_device_comes_once_and_in_order(
+    tmp_path: Path, fleet: dict[str, MadeLog]
+) -> None:
+    rows = read_batch(tmp_path)
+    for name, made in fleet.items():
+        assert lsns(rows, name) == all_lsns(made)
+    assert {row["log_id"] for row in rows if row["device"] == "a"} == {str(fleet["a"].log_id)}
+    assert list(rows[0]) == SCHEMA.names
+
+
+def test_only_the_columns_are_read_that_the_schema_names(
+    tmp_path: Path, fleet: dict[str, MadeLog]
+) -> None:
+    rows = read_batch(tmp_path, "queue", "lsn", "device", "job")
+    assert list(rows[0]) == ["queue", "lsn", "device", "job"]
+    assert len(rows) == sum(len(all_lsns(made)) for made in fleet.values())
+
+
+def test_details_come_when_they_are_asked_for(tmp_path: Path, fleet: dict[str, MadeLog]) -> None:
+    assert fleet
+    assert read_batch(tmp_path, includeDetails="true")[0]["attempts_max"] == 3
+    assert "attempts_max" in source(tmp_path, includeDetails="TRUE").schema().fieldNames()
+    assert "attempts_max" not in source(tmp_path).schema().fieldNames()
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (StructField("lsm", LongType()), "asks for column 'lsm', which the source taskq does not"),
+        (StructField("lsn", StringType()), "asks for column 'lsn' as string, but it is int64"),
+    ],
+)
+def test_a_schema_with_a_wrong_column_is_refused(
+    tmp_path: Path, field: StructField, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        source(tmp_path).reader(StructType([field]))
+
+
+def test_payloads_and_headers_are_left_out_when_asked(
+    tmp_path: Path, fleet: dict[str, MadeLog]
+) -> None:
+    assert fleet
+    assert {row["value"] for row in read_batch(tmp_path)} == {bytes(20)}
+    assert {row["value"] for row in read_batch(tmp_path, includePayload="false")} == {None}
+    assert {row["headers"] for row in read_batch(tmp_path, includeHeaders="false")} == {None}
+
+
+def test_devices_are_chosen(tmp_path: Path, fleet: dict[str, MadeLog]) -> None:
+    chosen = f"a, {fleet['b'].log_id}"
+    assert {row["device"] for row in read_batch(tmp_path, devices=chosen)} == {"a", "b"}
+    assert {row["device"] for row in read_batch(tmp_path, devices='["b"]')} == {"b"}
+    with pytest.raises(OptionError, match=r"option devices: none of them is in .*: nobody"):
+        read_batch(tmp_path, devices="nobody")
+
+
+def test_a_log_can_be_read_by_its_own_directory(fleet: dict[str, MadeLog]) -> None:
+    assert lsns(read_batch(fleet["b"].path)) == all_lsns(fleet["b"])
+
+
+# -- partitions -----------------------------------------------------------------------------------
+
+
+def parts(path: Path, **options: object) -> list[Any]:
+    reader = source(path, **options).reader(spark_schema())
+    found = list(reader.partitions())
+    assert all(isinstance(one, Pieces) for one in found)
+    return found
+
+
+def test_many_small_segments_make_one_partition_and_few_batches(tmp_path: Path) -> None:
+    for device in range(30):
+        made = MadeLog(tmp_path / f"{device:02d}")
+        for _ in range(4):
+            made.enqueue(3)
+            made.rotate()
+    (part,) = parts(tmp_path)
+    assert len(part.pieces) == 30 * 4
+    reader = source(tmp_path).reader(spark_schema())
+    (batch,) = batches_of(reader, part)
+    assert batch.num_rows == 30 * 4 * 3
+
+
+def test_large_segments_are_cut_at_borders_of_frames_into_even_parts(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path)
+    for _ in range(400):
+        made.enqueue(3, size=600)
+    found = parts(tmp_path, targetPartitionBytes="64k")
+    sizes = [sum(piece.end - piece.start for piece in part.pieces) for part in found]
+    assert len(found) == round(sum(sizes) / 65536)
+    assert max(sizes) < 1.2 * min(sizes)
+    borders = {place.offset for place in made.frames} | {0, made.frames[-1].end}
+    assert all({piece.start, piece.end} <= borders for part in found for piece in part.pieces)
+    assert lsns(read_batch(tmp_path, targetPartitionBytes="64k")) == all_lsns(made)
+
+
+# -- from where to where --------------------------------------------------------------------------
+
+
+def test_a_batch_begins_and_ends_where_the_options_say(
+    tmp_path: Path, fleet: dict[str, MadeLog]
+) -> None:
+    b = str(fleet["b"].log_id)
+    rows = read_batch(tmp_path, startingOffsets=f'{{"a": {{"lsn": 7}}, "{b}": "latest"}}')
+    assert lsns(rows) == list(range(7, 13))
+    # In the middle of a frame: all of it.
+    rows = read_batch(tmp_path, startingOffsets='{"a": {"lsn": 8}}', devices="a")
+    assert lsns(rows) == list(range(7, 13))
+    rows = read_batch(tmp_path, endingOffsets='{"a": {"lsn": 7}, "b": {"lsn": 13}, "c": "latest"}')
+    assert lsns(rows, "a") == list(range(1, 7))
+    assert lsns(rows, "b") == list(range(1, 13))
+    assert not read_batch(tmp_path, startingOffsets="latest")
+    assert len(read_batch(tmp_path, startingOffsets="EARLIEST", endingOffsets="latest")) == 42
+    third = fleet["b"].frames[7]
+    given = f'{{"b": {{"segment": {third.segment}, "offset": {third.offset}}}}}'
+    rows = read_batch(tmp_path, startingOffsets=given, devices="b")
+    assert lsns(rows)[0] == third.first_lsn
+    with pytest.raises(OptionError, match="startingOffsets: there is no log or device 'x'"):
+        read_batch(tmp_path, startingOffsets='{"x": "latest"}')
+
+
+@pytest.mark.parametrize("spell", ["{ms}", "2023-11-14T22:13:{s}+00:00"])
+def test_a_batch_begins_at_a_moment(tmp_path: Path, fleet: dict[str, MadeLog], spell: str) -> None:
+    """Frames of the made logs are a second apart."""
+    for after in (0, 3, 4, 12):
+        moment = BEGAN_NS + after * SECOND
+        given = spell.format(ms=moment // 1_000_000, s=20 + after)
+        for name in ("a", "b"):
+            expected = [
+                lsn
+                for n, place in enumerate(fleet[name].frames, 1)
+                for lsn in range(place.first_lsn, place.next_lsn)
+                if n >= after
+            ]
+            rows = read_batch(tmp_path, startingTimestamp=given, devices=name)
+            assert lsns(rows) == expected
+
+
+# -- queues ---------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_queue_are_those_of_its_jobs_wherever_they_were_enqueued(tmp_path: Path) -> None:
+    """Claims and ends do not name the queue; these stand in other segments and partitions."""
+    made = MadeLog(tmp_path)
+    first = [made.enqueue(2, queue=queue) for queue in ("mail", "reports") * 20]
+    made.rotate()
+    for place in first:
+        job = place.first_lsn
+        token = made.frame(claimed(job)).first_lsn
+        made.frame(succeeded(job, token, made.next_lsn))
+    mail = {lsn for place in first[::2] for lsn in (place.first_lsn, place.first_lsn + 1)}
+    rows = read_batch(tmp_path, queues="mail", includeDetails="true")
+    assert {row["job"] for row in rows} == mail
+    assert len(rows) == 20 * 2 + 20 * 2
+    second = {"startingOffsets": f'{{"{made.log_id}": {{"lsn": {first[-1].next_lsn}}}}}'}
+    rows = read_batch(tmp_path, "lsn", "kind", queues="mail", **second)
+    assert [row["kind"] for row in rows] == ["claimed", "succeeded"] * 20
+    assert len(read_batch(tmp_path, queues="mail,reports")) == 160
+    assert not read_batch(tmp_path, queues="others")
+
+
+# -- what is wrong --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["fail", "skip", "quarantine"])
+def test_a_damaged_frame_is_an_error_or_left_out_or_a_row(tmp_path: Path, mode: str) -> None:
+    made = MadeLog(tmp_path / "edge")
+    frames = [made.enqueue(2) for _ in range(4)]
+    damage(frames[1])
+    if mode == "fail":
+        with pytest.raises(LogDamaged, match=r"0001\.log.*bytes \d+ to.*corruptMode=skip"):
+            read_batch(tmp_path)
+        return
+    rows = read_batch(tmp_path, corruptMode=mode)
+    # The second record of the damaged frame is whole by its own CRC.
+    assert [lsn for lsn in lsns(rows) if lsn != 3 or mode == "skip"][:3] == [1, 2, 4]
+    bad = [row for row in rows if row["kind"] == "damaged"]
+    assert len(bad) == (mode == "quarantine")
+    assert all(row["offset"] == frames[1].offset and row["value"] for row in bad)
+
+
+@pytest.mark.parametrize("mode", ["fail", "skip", "quarantine"])
+@pytest.mark.parametrize("what", ["directory", "version"])
+def test_a_segment_that_cannot_be_used_is_an_error_or_left_out(
+    tmp_path: Path, mode: str, what: str
+) -> None:
+    made = MadeLog(tmp_path / "edge")
+    for _ in range(3):
+        made.enqueue(2)
+        made.rotate()
+    other = MadeLog(tmp_path / "whole")
+    other.enqueue(1)
+    path = made.frames[1].path
+    if what == "directory":
+        path.unlink()
+        path.mkdir()
+    else:
+        data = bytearray(path.read_bytes())
+        data[8] = 7
+        path.write_bytes(data)
+    if mode == "fail":
+        with pytest.raises(Unreadable, match=r"0003\.log.*corruptMode=skip"):
+            read_batch(tmp_path)
+        return
+    rows = read_batch(tmp_path, corruptMode=mode)
+    assert lsns(rows, "edge") == [1, 2, 5, 6]
+    assert lsns(rows, "whole") == [1]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="rights of files do not bind root")
+def test_a_file_without_the_right_to_read_it_is_named(fleet: dict[str, MadeLog]) -> None:
+    fleet["a"].frames[0].path.chmod(0)
+    with pytest.raises(Unreadable, match="Permission denied"):
+        read_batch(fleet["a"].path)
+
+
+def test_a_file_that_fails_while_it_is_read_is_named(
+    tmp_path: Path, fleet: dict[str, MadeLog]
+) -> None:
+    """It was whole when the batch was planned."""
+    assert fleet
+    for mode, count in (("fail", 0), ("skip", 30), ("quarantine", 31)):
+        reader = source(tmp_path, corruptMode=mode).reader(spark_schema())
+        planned = reader.partitions()
+        path = fleet["a"].frames[0].path
+        aside = path.rename(path.with_suffix(".aside"))
+        path.mkdir()
+        try:
+            if mode == "fail":
+                with pytest.raises(Unreadable, match=r"a/log/0*1\.log.*corruptMode"):
+                    rows_of(reader, planned)
+            else:
+                assert len(rows_of(reader, planned)) == count
+        finally:
+            path.rmdir()
+            aside.rename(path)
+
+
+def test_a_missing_segment_is_data_loss_unless_that_is_accepted(
+    tmp_path: Path, fleet: dict[str, MadeLog], caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet["b"].frames[7].path.unlink()
+    with pytest.raises(DataLoss, match=r"device b: at least one segment.*lsn 11.*failOnDataLoss"):
+        read_batch(tmp_path)
+    assert lsns(read_batch(tmp_path, failOnDataLoss="false"), "b") == [
+        *range(1, 11),
+        *range(21, 31),
+    ]
+    assert "device b: at least one segment" in caplog.text
+
+
+def test_a_segment_that_goes_between_plan_and_read_is_data_loss(
+    tmp_path: Path, fleet: dict[str, MadeLog]
+) -> None:
+    for fails in ("true", "false"):
+        reader = source(tmp_path, failOnDataLoss=fails).reader(spark_schema())
+        planned = reader.partitions()
+        path = fleet["b"].frames[0].path
+        aside = path.rename(path.with_suffix(".aside"))
+        if fails == "true":
+            with pytest.raises(DataLoss, match=r"device b: .*0001\.log.*failOnDataLoss=false"):
+                rows_of(reader, planned)
+        else:
+            assert lsns(rows_of(reader, planned), "b") == list(range(11, 31))
+        aside.rename(path)
+
+
+def test_what_compaction_took_from_the_front_is_no_loss_for_a_batch(
+    tmp_path: Path, fleet: dict[str, MadeLog]
+) -> None:
+    fleet["b"].frames[0].path.unlink()
+    assert lsns(read_batch(tmp_path), "b") == list(range(11, 31))
+
+
+def test_an_epoch_that_begins_is_no_loss(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path)
+    made.enqueue(2)
+    made.new_epoch()
+    made.enqueue(2)
+    assert lsns(read_batch(tmp_path)) == [1, 2, 3 + SKIP, 4 + SKIP]
+
+
+def test_a_torn_tail_is_not_there_yet(tmp_path: Path, fleet: dict[str, MadeLog]) -> None:
+    before = read_batch(tmp_path)
+    fleet["a"].tear()
+    assert read_batch(tmp_path) == before
+
+
+def test_a_directory_without_logs_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(FleetError, match=r"holds no task log: give the option path"):
+        read_batch(tmp_path)
+    with pytest.raises(OptionError, match=r"option path: .*nowhere' is no directory"):
+        read_batch(tmp_path / "nowhere")
+    with pytest.raises(OptionError, match=r"option path: .*notes.txt' is no directory"):
+        read_batch(tmp_path / "notes.txt")
+
+
+def test_a_copied_log_is_an_error(tmp_path: Path, fleet: dict[str, MadeLog]) -> None:
+    MadeLog(tmp_path / "d", fleet["a"].log_id)
+    with pytest.raises(LogError, match="is there twice") as caught:
+        read_batch(tmp_path)
+    assert isinstance(caught.value, Unreadable)
+    assert isinstance(caught.value.cause, LogTwice)
+
+
+def test_a_segment_that_is_not_a_log_is_damage(tmp_path: Path, fleet: dict[str, MadeLog]) -> None:
+    fleet["b"].frames[0].path.write_bytes(b"\0" * 3000)
+    with pytest.raises(LogDamaged, match=r"b/log/0*1\.log"):
+        read_batch(tmp_path)
+    assert lsns(read_batch(tmp_path, corruptMode="skip"), "b") == list(range(11, 31))
+
+
+def test_batches_have_the_schema_to_the_letter(tmp_path: Path, fleet: dict[str, MadeLog]) -> None:
+    """Spark takes no other: it reads their buffers as what it expects."""
+    assert fleet
+    wanted = StructType([StructField("lsn", LongType(), nullable=False)])
+    reader = source(tmp_path).reader(wanted)
+    for part in reader.partitions():
+        for batch in batches_of(reader, part):
+            assert batch.schema.equals(pa.schema([pa.field("lsn", pa.int64(), nullable=False)]))
