@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _TEXT: Final = pa.list_(pa.string())
+_OUTCOMES: Final = ("succeeded", "retried", "died", "released", "lost", "ended")
 _COUNTS: Final = (
-    "enqueued succeeded dead cancelled expired settled attempts_ended attempts_succeeded "
-    "attempts_retried attempts_died attempts_released attempts_lost"
-).split()
+    *("enqueued", "succeeded", "dead", "cancelled", "expired", "settled"),
+    *(f"attempts_{name}" for name in _OUTCOMES),
+)
 #: Columns of the tables that are read without Spark, and what they hold unless told otherwise.
 COLUMNS: Final[dict[str, dict[str, tuple[pa.DataType, Any]]]] = {
     "rollup_fleet_hour": {

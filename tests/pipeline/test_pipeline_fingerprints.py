@@ -10,7 +10,7 @@ from taskq_plugins.spark.tables.fingerprints import (
     NO_REASON,
     PATTERN_CHARACTERS_MAX,
     fingerprint,
-    literal_start,
+    literals,
     pattern_of,
 )
 
@@ -80,10 +80,10 @@ def test_no_reason_takes_long_to_read(piece: str) -> None:
     pattern_of(piece * 100_000)
 
 
-def test_the_literal_start_ends_at_the_first_placeholder() -> None:
-    assert literal_start("ValueError: bad <n> of <str>") == "ValueError: bad "
-    assert literal_start("ValueError: <odd>") == "ValueError: <odd>"
-    assert not literal_start("<path> is gone")
+def test_the_literals_are_what_stands_between_placeholders() -> None:
+    assert literals("ValueError: bad <n> of [<str>, ...]") == ["ValueError: bad ", " of [", "]"]
+    assert literals("ValueError: <odd>") == ["ValueError: <odd>"]
+    assert literals("<path> is gone") == ["", " is gone"]
 
 
 def test_a_fingerprint_is_of_task_and_pattern() -> None:

@@ -38,6 +38,7 @@ _GREY: Final = "#B4B4B4"
 _INK: Final = "#333333"
 _PALE: Final = "#E4E4E4"
 _LABEL_CHARACTERS: Final = 44
+_LINEAR_SECONDS: Final = 1e-3
 #: A name of a task or a reason may hold a dollar sign, which would begin a formula.
 _STYLE: Final[Any] = {
     "text.parse_math": False,
@@ -174,15 +175,24 @@ def _spreads(spreads: Sequence[Spread], span: Span) -> Figure:
             at.plot(times, shown, line, color=colour, marker=marker, linewidth=1.5,
                     markersize=_marker_size(span), label=f"{percent} % within")  # fmt: skip
         at.set_title(title)
-        # Linear up to a millisecond: a wait of nothing has no logarithm.
-        at.set_yscale("symlog", linthresh=1e-3, linscale=0.5)
-        at.set_ylim(0, 2 * max((row[-1] for row in rows if row), default=1e-3) or 1e-3)
+        _scale_of_seconds(at, [value for row in rows for value in row])
         at.yaxis.set_major_formatter(lambda seconds, _: spoken(seconds))
         at.minorticks_off()
         at.set_ylabel("logarithmic scale")
         _legend(at)
     _time_axis(axes[-1], span)
     return figure
+
+
+def _scale_of_seconds(at: Axes, values: Sequence[float]) -> None:
+    """A logarithmic scale, linear below a millisecond where there are waits of nothing."""
+    low, high = min(values, default=_LINEAR_SECONDS), max(values, default=_LINEAR_SECONDS)
+    if low > 0:
+        at.set_yscale("log")
+        at.set_ylim(low / 2, high * 2)
+    else:
+        at.set_yscale("symlog", linthresh=_LINEAR_SECONDS, linscale=0.5)
+        at.set_ylim(0, max(high, _LINEAR_SECONDS) * 2)
 
 
 def _failures(failures: Sequence[Failure]) -> Figure:
@@ -214,10 +224,12 @@ def _failures(failures: Sequence[Failure]) -> Figure:
 
 
 def _label(failure: Failure) -> str:
-    pattern = failure.pattern
+    task, pattern = failure.task, failure.pattern
+    if len(task) > _LABEL_CHARACTERS:
+        task = f"…{task[1 - _LABEL_CHARACTERS :]}"
     if len(pattern) > _LABEL_CHARACTERS:
         pattern = f"{pattern[: _LABEL_CHARACTERS - 1].rstrip()}…"
-    return f"{failure.task[-_LABEL_CHARACTERS:]}\n{pattern}"
+    return f"{task}\n{pattern}"
 
 
 def _devices(count: int) -> str:

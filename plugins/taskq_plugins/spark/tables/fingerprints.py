@@ -88,6 +88,7 @@ RULES: Final[tuple[Rule, ...]] = (
 CLASS: Final = r"(?:[A-Za-z_][0-9A-Za-z_]*\.){0,20}[A-Z][0-9A-Za-z_]*(?:: |(?![^\n]))"
 _CLASS: Final = re.compile(CLASS)
 _COMPILED: Final = tuple((re.compile(rule.pattern), rule.replacement) for rule in RULES)
+_PLACEHOLDER: Final = re.compile(r"<(?:str|url|email|uuid|time|path|addr|hex|id|n)>(?:, \.\.\.)?")
 #: What is passed over before the first line.
 BLANK: Final = " \t\r\n\f\x0b"
 
@@ -113,6 +114,6 @@ def fingerprint(task: str | None, pattern: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:FINGERPRINT_DIGITS]
 
 
-def literal_start(pattern: str) -> str:
-    """What all reasons of a pattern begin with: the text before its first placeholder."""
-    return re.split(r"<(?:str|url|email|uuid|time|path|addr|hex|id|n)>", pattern, maxsplit=1)[0]
+def literals(pattern: str) -> list[str]:
+    """What all reasons of a pattern hold, in this order; they begin with the first of it."""
+    return _PLACEHOLDER.split(pattern)

@@ -1,0 +1,218 @@
+"""Kinds of failure of a lake in the order in which to look at them, and commands about each."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+
+from taskq.core.durations import nanoseconds
+from taskq_plugins.spark.lake.errors import LakeError
+from taskq_plugins.spark.tables.fingerprints import LOST_REASON, NO_REASON, literals
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from pathlib import Path
+
+    from taskq_plugins.spark.lake import Lake, Manifest
+
+_TABLE: Final = "failures"
+#: What a shell reads into, within double quotes.
+_SHELL_READS: Final = frozenset('"$`\\!')
+
+
+class Action(NamedTuple):
+    """A command to type: what it is for, and the whole line."""
+
+    what: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One kind of failure: a row of the table ``failures``, and what is new about it."""
+
+    fingerprint: str
+    #: None: jobs that were put as bytes
+    task: str | None
+    pattern: str
+    failed_attempts: int
+    jobs: int
+    dead_jobs: int
+    devices: int
+    workers: int
+    first_seen_ns: int
+    last_seen_ns: int
+    example_device: str
+    example_job_id: str
+    example_reason: str
+    poison_jobs: int
+    poison_job_ids: tuple[str, ...]
+    #: whether it is not in the table as it was then
+    is_new: bool
+    #: failed attempts since then; None if the lake does not know any more how many there were
+    grown: int | None
+
+    def actions(self, lake: Path) -> list[Action]:
+        """What to type about it: first to look, then to act.
+
+        A poisonous job is not offered for replay: it would be exhausted once more.
+        """
+        own = f"{_equals('task', self.task)} AND {_matches(self.pattern)}"
+        dead = f"state = 'dead' AND {own}"
+        actions = []
+        if self.poison_jobs:
+            ids = ", ".join(map(_literal, self.poison_job_ids))
+            actions.append(Action("poison", _show(lake, "jobs", f"job_id IN ({ids})")))
+            dead += f" AND job_id NOT IN ({ids})"
+        if self.failed_attempts:
+            failed = f"outcome IN ('retried', 'died') AND {own}"
+            if self.pattern == LOST_REASON:
+                failed = f"outcome = 'lost' AND {_equals('task', self.task)}"
+            actions.append(Action("look", _show(lake, "attempts", failed)))
+        if self.dead_jobs > self.poison_jobs:
+            words = f"taskq pipeline replay --lake {_quoted(str(lake))} --where {_quoted(dead)}"
+            actions.append(Action("replay", f"{words} --to DIR"))
+        return actions
+
+
+class Found(NamedTuple):
+    """What triage tells: the first findings, and how many there are of all kinds."""
+
+    findings: list[Finding]
+    kinds: int
+    new: int
+    poison: int
+    since_ns: int
+
+
+def find(lake: Lake, since_ns: int, limit: int) -> Found:
+    """The kinds of failure: poison first, then new ones, then by failed attempts since then.
+
+    New is what the lake did not know at that moment, as told by its older version. If that is not
+    kept any more, or the lake is younger, it is what was first seen since then by the devices'
+    clocks.
+
+    Raises:
+        LakeError: there is no table of failures, or a file of it is damaged.
+    """
+    manifest = lake.manifest()
+    before = _known_before(lake, manifest, since_ns)
+    rows = lake.dataset(_TABLE, manifest=manifest).to_table().to_pylist()
+    findings = sorted((_finding(row, before, since_ns) for row in rows), key=_rank)
+    return Found(
+        findings[:limit],
+        len(findings),
+        sum(one.is_new for one in findings),
+        sum(one.poison_jobs > 0 for one in findings),
+        since_ns,
+    )
+
+
+def moment_ns(since: str | datetime, now_ns: int) -> int:
+    """A moment, or a span back from now, in nanoseconds since 1970."""
+    if isinstance(since, str):
+        return now_ns - nanoseconds(since)
+    return int(since.timestamp() * 1_000_000) * 1_000
+
+
+def _known_before(lake: Lake, newest: Manifest, since_ns: int) -> dict[str, int] | None:
+    """Failed attempts by fingerprint as the lake knew them then; None if it cannot be told."""
+    try:
+        older = next(iter(lake.versions_since(since_ns)), newest)
+        if older.version in (0, newest.version) or older.created_ns > since_ns:
+            return None
+        if not older.table(_TABLE).schema:
+            return None
+        columns = ["fingerprint", "failed_attempts"]
+        table = lake.dataset(_TABLE, manifest=older).to_table(columns=columns)
+    except (LakeError, OSError, pa.ArrowInvalid):  # its files may have been vacuumed, even now
+        return None
+    return dict(zip(*(table.column(name).to_pylist() for name in columns), strict=True))
+
+
+def _finding(row: dict[str, object], before: dict[str, int] | None, since_ns: int) -> Finding:
+    told = _Row(row)
+    fingerprint, failed = told.text("fingerprint"), told.count("failed_attempts")
+    first_seen_ns = told.moment("first_seen")
+    return Finding(
+        fingerprint=fingerprint,
+        task=None if row["task"] is None else told.text("task"),
+        pattern=told.text("pattern"),
+        failed_attempts=failed,
+        jobs=told.count("jobs"),
+        dead_jobs=told.count("dead_jobs"),
+        devices=told.count("devices"),
+        workers=told.count("workers"),
+        first_seen_ns=first_seen_ns,
+        last_seen_ns=told.moment("last_seen"),
+        example_device=told.text("example_device"),
+        example_job_id=told.text("example_job_id"),
+        example_reason=told.text("example_reason"),
+        poison_jobs=told.count("poison_jobs"),
+        poison_job_ids=told.texts("poison_job_ids"),
+        is_new=first_seen_ns >= since_ns if before is None else fingerprint not in before,
+        grown=None if before is None else max(failed - before.get(fingerprint, 0), 0),
+    )
+
+
+class _Row:
+    """One row as pyarrow gives it, with types."""
+
+    def __init__(self, row: dict[str, object]) -> None:
+        self._row = row
+
+    def text(self, name: str) -> str:
+        return str(self._row[name] or "")
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._row[name]
+        return tuple(map(str, value)) if isinstance(value, list) else ()
+
+    def count(self, name: str) -> int:
+        value = self._row[name]
+        return value if isinstance(value, int) else 0
+
+    def moment(self, name: str) -> int:
+        value = self._row[name]
+        seconds = getattr(value, "timestamp", lambda: 0.0)()
+        return int(seconds * 1_000_000) * 1_000
+
+
+def _rank(one: Finding) -> tuple[bool, bool, int, int, int, str]:
+    grown = one.failed_attempts if one.grown is None else one.grown
+    return (
+        not one.poison_jobs,
+        not one.is_new,
+        -grown,
+        -one.dead_jobs,
+        -one.failed_attempts,
+        one.fingerprint,
+    )
+
+
+def _show(lake: Path, table: str, where: str) -> str:
+    return f"taskq pipeline show {table} --lake {_quoted(str(lake))} --where {_quoted(where)}"
+
+
+def _quoted(text: str) -> str:
+    """For a shell: in double quotes where that does, since SQL is full of single ones."""
+    return f'"{text}"' if "'" in text and not _SHELL_READS & set(text) else shlex.quote(text)
+
+
+def _matches(pattern: str) -> str:
+    """A condition that holds for all reasons of a pattern, and hardly for others."""
+    if pattern == NO_REASON:
+        return "reason IS NULL"
+    text = "%".join(literals(pattern)).rstrip("%")
+    return f"reason LIKE {_literal(f'{text}%')}"
+
+
+def _equals(column: str, value: str | None) -> str:
+    return f"{column} IS NULL" if value is None else f"{column} = {_literal(value)}"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
