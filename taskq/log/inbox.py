@@ -82,7 +82,7 @@ class PartWriter:
         self._hash = hashlib.sha256()
         self._entries: list[bytes] = []
         self._size = self._offset = self._jobs = self._look_at = 0
-        self._tail = b""
+        self._tail: bytes | None = None
         self._known: set[bytes] = set()
         self._descriptor = -1
         try:
@@ -113,7 +113,7 @@ class PartWriter:
             self._flush()
 
     def add_many(self, tail: bytes, payloads: Sequence[bytes]) -> None:
-        """Do as ``add`` for each payload, at half the cost."""
+        """Do as ``add`` for each payload, at half the cost; on an error some may have been added."""
         if tail is not self._tail:
             self._use(tail)
         extra = len(tail) + 4
@@ -212,7 +212,7 @@ class PartWriter:
     def _close_file(self) -> None:
         self._disk.close(self._descriptor)
         self._descriptor = -1
-        self._tail = b""
+        self._tail = None
 
 
 def publish(data_dir: Path, name: str, parts: Sequence[Part]) -> bool:

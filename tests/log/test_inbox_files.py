@@ -1,0 +1,210 @@
+"""Writing parts: what goes in comes out, chunk by chunk, and what cannot is refused at once."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskq.core.errors import AppendFailed, DiskFull, LogClosed, PayloadTooLarge, UsageError
+from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
+from taskq.core.records import Flag, Option
+from taskq.log import codec
+from taskq.log.inbox import PartWriter, decode_tail, discard, encode_tail, publish
+from taskq.log.inboxfiles import Inbox
+from taskq.log.inboxformat import CHUNK_BYTES, CHUNK_HEADER, CHUNK_JOBS_MAX
+from taskq.log.inboxparts import PartFile, UploadReader
+from taskq.log.requests import EnqueueSpec
+from taskq.testing.crashable import CrashableDisk
+from tests.log.uploading import INBOX, adopt, bodies_in, numbered, write_part
+from tests.log.uploading import publish as publish_in
+from tests.log.world import PATH, World
+
+if TYPE_CHECKING:
+    from taskq.log.adopts import Plain, Slice
+    from taskq.log.inbox import Part
+    from taskq.log.inboxmanifest import Upload
+
+SPECS = [EnqueueSpec("mail", "send", 3, 1), EnqueueSpec("sync"), EnqueueSpec("é", "t", 9, 0)]
+EXTRAS = [
+    None, Extras(key=b"k"), Extras(key=b"k", window_ns=7), Extras(headers={"a": "é"}),
+    Extras(due_ns=5), Extras(due_ns=5, due_is_wall=True), Extras(expires_ns=9, keep_ns=3),
+    Extras(key=b"k", window_ns=7, until_settled=True),
+]  # fmt: skip
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    CrashableDisk(world.machine).make_directory(PATH)
+    return world
+
+
+def chunks(world: World, part: Part) -> list[int]:
+    """Jobs in each chunk."""
+    file = PartFile(CrashableDisk(world.machine), f"{INBOX}/{part.name}")
+    found, offset = [], 0
+    while offset < part.size_bytes:
+        chunk = file.chunk(offset)
+        found.append(chunk.jobs)
+        offset += CHUNK_HEADER.size + chunk.size
+    return found
+
+
+def published(world: World, *parts: Part) -> Upload:
+    publish_in(world, "it", parts)
+    (upload,) = Inbox(CrashableDisk(world.machine), world.clock, PATH).waiting().uploads
+    return upload
+
+
+def plain_bodies(piece: Slice) -> list[bytes]:
+    runs: list[Plain] = [run for run in piece.runs if not isinstance(run, list)]
+    return [body for run in runs for body in run.bodies]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("extras", EXTRAS)
+def test_a_tail_says_all_that_an_enqueue_can(spec: EnqueueSpec, extras: Extras | None) -> None:
+    job = decode_tail(encode_tail(spec, extras))
+    assert job.spec.tail == spec.tail
+    assert job.extras == extras
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"", b"x" * 40, SPECS[0].tail[:-1], SPECS[0].tail + b"x",
+        codec.enqueue_tail(77, 1, 1, 1, 0, b"q", b""),
+        codec.enqueue_tail(5, 1, 1, 0, 1, b"t", b""),
+        codec.enqueue_tail(5, 1 | Flag.SPILLED, 1, 1, 0, b"q", b""),
+        codec.enqueue_tail(5, 1 | 2**20, 1, 1, 0, b"q", b""),
+        codec.enqueue_tail(5, 1, 1, 1, 0, b"\xff", b""),
+        codec.enqueue_tail(5, 1, 1, 1, 0, b"q", bytes((Option.REPLACES, 8, 0)) + bytes(8)),
+        codec.enqueue_tail(5, 1, 1, 1, 0, b"q", bytes((Option.DUE, 1, 0, 7))),
+        codec.enqueue_tail(5, 1, 1, 1, 0, b"q", bytes((Option.KEY, 0, 0))),
+    ],
+)  # fmt: skip
+def test_a_tail_that_is_none_is_refused_before_anything_is_written(
+    world: World, tail: bytes
+) -> None:
+    writer = PartWriter(Path(PATH), "up", disk=CrashableDisk(world.machine))
+    with pytest.raises(UsageError):
+        writer.add(tail, b"x")
+    assert writer.close().jobs == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 70_000), st.booleans()), max_size=12), st.data())
+def test_what_was_written_is_read_from_any_place_on(
+    sizes: list[tuple[int, bool]], data: st.DataObject
+) -> None:
+    world = World()
+    disk = CrashableDisk(world.machine)
+    disk.make_directory(PATH)
+    bodies = [b"%d:" % n + b"." * size for n, (size, _) in enumerate(sizes)]
+    writer = PartWriter(Path(PATH), "up", disk=disk)
+    for body, (_, many) in zip(bodies, sizes, strict=True):
+        if many:
+            writer.add_many(SPECS[0].tail, [body])
+        else:
+            writer.add(SPECS[1].tail, body)
+    part = writer.close()
+    assert part.jobs == len(bodies)
+    content = world.machine.content(f"{INBOX}/{part.name}")
+    assert hashlib.sha256(content).hexdigest() == part.sha256
+    assert len(content) == part.size_bytes
+    for _ in PartFile(disk, f"{INBOX}/{part.name}").check_steps(part):
+        pass
+    reader = UploadReader(disk, INBOX, published(world, part))
+    for _ in range(4 if bodies else 0):
+        start = data.draw(st.integers(0, len(bodies) - 1))
+        found = plain_bodies(reader.slice(start, 0))
+        assert found
+        assert found == bodies[start : start + len(found)]
+
+
+def test_a_chunk_holds_about_a_batch(world: World) -> None:
+    disk = CrashableDisk(world.machine)
+    small = write_part(disk, [b""] * (CHUNK_JOBS_MAX + 1))
+    assert chunks(world, small) == [CHUNK_JOBS_MAX, 1]
+    large = write_part(disk, [b"x" * (CHUNK_BYTES // 4)] * 9)
+    assert chunks(world, large) == [4, 4, 1]
+    writer = PartWriter(Path(PATH), "up", disk=disk)
+    writer.add_many(SPECS[0].tail, [b"x" * (CHUNK_BYTES // 4)] * 9)
+    writer.add_many(SPECS[0].tail, [b"x" * (2 * CHUNK_BYTES)] * 2)
+    assert sum(chunks(world, writer.close())) == 11
+
+
+def test_a_payload_over_the_limit_is_refused_and_the_part_goes_on(world: World) -> None:
+    writer = PartWriter(Path(PATH), "up", disk=CrashableDisk(world.machine))
+    large = b"x" * (PAYLOAD_BYTES_MAX + 1)
+    with pytest.raises(PayloadTooLarge):
+        writer.add(SPECS[0].tail, large)
+    with pytest.raises(PayloadTooLarge):
+        writer.add_many(SPECS[0].tail, [b"x", large])
+    writer.add(SPECS[0].tail, large[1:])
+    publish_in(world, "large", [writer.close()])
+    assert adopt(world.process()) == 1
+    assert len(next(iter(bodies_in(world)))) == PAYLOAD_BYTES_MAX
+
+
+def test_what_is_aborted_leaves_nothing_and_takes_no_more(world: World) -> None:
+    with PartWriter(Path(PATH), "up", disk=CrashableDisk(world.machine)) as writer:
+        writer.add(SPECS[0].tail, b"x")
+    assert not [path for path in world.machine.paths() if ".part" in path]
+    with pytest.raises(LogClosed):
+        writer.add(SPECS[0].tail, b"x")
+    with pytest.raises(LogClosed):
+        writer.close()
+    writer.abort()
+
+
+def test_what_was_closed_stays_when_its_writer_is_left(world: World) -> None:
+    with PartWriter(Path(PATH), "up", disk=CrashableDisk(world.machine)) as writer:
+        part = writer.close()
+    assert f"{INBOX}/{part.name}" in world.machine.paths()
+
+
+@pytest.mark.parametrize("free", [100, 1_000_000])
+def test_a_disk_without_room_ends_a_part_and_leaves_none_of_it(world: World, free: int) -> None:
+    """It stops before the room is used up that jobs need to be settled."""
+    world.machine.total = 10_000_000
+    world.machine.free = free
+    writer = PartWriter(Path(PATH), "up", disk=CrashableDisk(world.machine))
+    with pytest.raises((DiskFull, AppendFailed)):
+        writer.add_many(SPECS[0].tail, [b"x" * 1_000] * 20_000)
+    world.machine.free = None
+    assert not [path for path in world.machine.paths() if ".part" in path]
+
+
+def test_discard_leaves_what_was_published_and_what_is_anothers(tmp_path: Path) -> None:
+    def part(upload: str) -> Part:
+        writer = PartWriter(tmp_path, upload)
+        writer.add(SPECS[0].tail, b"x")
+        return writer.close()
+
+    kept, other = part("up"), part("up.2")
+    publish(tmp_path, "it", [kept])
+    part("up")
+    PartWriter(tmp_path, "up")._flush()
+    assert discard(tmp_path, "up") == 2
+    names = sorted(path.name for path in (tmp_path / "inbox").glob("*.part*"))
+    assert names == sorted([kept.name, other.name])
+    assert discard(tmp_path / "nothing", "up") == 0
+
+
+def test_jobs_of_many_specs_keep_their_order(world: World) -> None:
+    disk = CrashableDisk(world.machine)
+    writer = PartWriter(Path(PATH), "up", disk=disk)
+    bodies = numbered(40)
+    spec, extras = EnqueueSpec(), Extras(headers={"a": "b"})
+    for number, body in enumerate(bodies):
+        writer.add(encode_tail(spec, extras if number % 3 else None), body)
+    publish_in(world, "mixed", [writer.close()])
+    process = world.process()
+    assert adopt(process) == 40
+    assert [one.payload for one in process.claim(40)] == bodies
