@@ -20,6 +20,7 @@ _LONG: Final = pa.int64()
 _FOUR: Final = 10_000
 _DIGITS: Final = np.frombuffer(b"".join(b"%04d" % number for number in range(_FOUR)), "<u4")
 _ASCII_MAX: Final = 127
+_U32_MAX: Final = 2**32 - 1
 
 
 def validity(valid: Mask | None) -> pa.Buffer | None:
@@ -105,18 +106,21 @@ def ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
 
 def _ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
     prefix = f"{tag}-".encode()
-    count, digits = len(job), len(str(job.max()))
+    count, most = len(job), int(job.max())
+    digits = len(str(most))
     if len(str(job.min())) != digits or len(prefix) < _DIGITS.itemsize:
         return pc.binary_join_element_wise(pa.scalar(tag), pa.array(job).cast(_TEXT), "-")
     size = len(prefix) + digits
     data = np.empty(count * size, np.uint8)
+    left: npt.NDArray[Any] = job.astype(np.uint32) if most <= _U32_MAX else job
     for place in range(size - 4, len(prefix) - 4, -4):
-        rest = job // _FOUR
+        rest = left // _FOUR
         column: npt.NDArray[np.uint32] = np.ndarray((count,), "<u4", data.data, place, (size,))
-        column[:] = _DIGITS[job - rest * _FOUR]
-        job = rest
+        column[:] = _DIGITS[left - rest * _FOUR]
+        left = rest
     # Last, for zeros in front of the number were written over its end.
-    data.reshape(count, size)[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
+    front: npt.NDArray[Any] = np.ndarray((count,), f"V{len(prefix)}", data.data, 0, (size,))
+    front[:] = np.void(prefix)
     offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32)
     return pa.Array.from_buffers(_TEXT, count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 

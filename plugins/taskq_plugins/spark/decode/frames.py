@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from uuid import UUID
 
@@ -17,6 +16,7 @@ import numpy as np
 from taskq.core.errors import FormatError
 from taskq.log import codec
 from taskq.log.segment import Gap, Scanner, salvage
+from taskq_plugins.spark.decode import layout
 from taskq_plugins.spark.decode.errors import (
     SegmentDamaged,
     SegmentMissing,
@@ -29,6 +29,8 @@ from taskq_plugins.spark.decode.places import places
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy.typing as npt
+
     from taskq_plugins.spark.decode.schema import Piece
 
 #: Bytes that are read at a time, unless a frame is larger: what the processor's cache holds.
@@ -37,7 +39,7 @@ CHUNK_BYTES: Final = 2 * 1024 * 1024
 _BLOCK: Final = 4_096
 _HEAD: Final = codec.SEGMENT_HEADER.size
 _FRAME: Final = codec.FRAME_HEADER_SIZE
-_U64: Final = struct.Struct("<Q")
+_SIZE_AT: Final = codec.LENGTH.size
 #: A header without its own CRC, which stands behind.
 _CHECKED_SIZE: Final = _FRAME - codec.LENGTH.size
 
@@ -186,37 +188,44 @@ class PieceReader:
     def _whole_frames(self, data: Bytes, filled: int, base: int) -> tuple[Found | None, int, int]:
         """(records of the frames that the data begins with, their bytes, bytes that are needed).
 
-        The last is not 0 if a header says that its frame is longer than the data.
+        The last is not 0 if there are no such frames, since the first is longer than the data.
         """
         view = data.data
-        unpack, crc32, pack = codec.FRAME_HEADER.unpack_from, codec.crc32, _U64.pack
-        magic, body_max, lsn_max = codec.FRAME_MAGIC, codec.FRAME_BODY_MAX, codec.LSN_MAX
-        seed, next_lsn = self._seed, self._next_lsn
-        frames: list[tuple[int, int, int, int, int, int]] = []
-        at = needed = 0
-        while at < filled:
-            if at + _FRAME > filled:
-                needed = _FRAME
-                break
-            mark, size, count, flags, _, first, epoch, time_ns, _, body_crc, crc = unpack(view, at)
-            if mark != magic or size > body_max or not count or first >= lsn_max or flags:
-                break
-            own_seed = crc32(pack(base + at), seed)
-            if crc != crc32(view[at : at + _CHECKED_SIZE], own_seed):
-                break
-            start = at + _FRAME
-            if start + size > filled:
-                needed = _FRAME + size
-                break
-            if first < next_lsn or crc32(view[start : start + size], own_seed) != body_crc:
-                break
-            frames.append((start, size, count, first, epoch, time_ns))
-            next_lsn = first + count
-            at = start + (size + 7 & ~7)
-        if not frames:
-            return None, 0, needed
-        self._next_lsn = next_lsn
-        return _found(data, base, frames), at, needed
+        at = np.array(_chain(view, filled), np.int64)
+        heads = layout.heads(data, at, _FRAME).view(layout.OF_FRAME)
+        seeds = place_seeds(self._seed, base + at).tolist()
+        good = self._fit(heads)
+        places = at[:good].tolist()
+        crcs = [
+            codec.crc32(view[one : one + _CHECKED_SIZE], seed)
+            for one, seed in zip(places, seeds, strict=False)
+        ]
+        good = _first(heads["crc"][:good] == np.array(crcs, np.uint32))
+        ends = at[:good] + _FRAME + heads["size"][:good]
+        whole = int(np.searchsorted(ends, filled, side="right"))
+        crcs = [
+            codec.crc32(view[one + _FRAME : end], seed)
+            for one, end, seed in zip(places, ends[:whole].tolist(), seeds, strict=False)
+        ]
+        count = _first(heads["body_crc"][:whole] == np.array(crcs, np.uint32))
+        if not count:
+            missing = not whole and good
+            short = _FRAME if filled < _FRAME else 0
+            return None, 0, int(ends[0]) if missing else short
+        found = _found(data, base, at[:count], heads[:count])
+        self._next_lsn = int(heads["first_lsn"][count - 1]) + int(heads["count"][count - 1])
+        return found, min(int(ends[count - 1]) + 7 & ~7, filled), 0
+
+    def _fit(self, heads: npt.NDArray[np.void]) -> int:
+        """How many of the headers say what can be, and follow each other."""
+        first, count = heads["first_lsn"], heads["count"]
+        fits = (heads["magic"] == codec.FRAME_MAGIC) & (count != 0) & (heads["flags"] == 0)
+        fits &= first < codec.LSN_MAX
+        # What comes after is only looked at where all before fits, and so does not overflow.
+        expected = np.empty(len(heads), np.uint64)
+        expected[:1] = self._next_lsn
+        expected[1:] = first[:-1] + count[:-1]
+        return _first(fits & (first >= expected))
 
     def _strange(self, offset: int) -> tuple[Found | Damage | None, int]:
         """(what stands there, offset behind it), where no frame goes on as it should."""
@@ -229,10 +238,9 @@ class PieceReader:
             self._next_lsn = item.next_lsn
             return self._damage(item), item.resume
         self._next_lsn = item.header.next_lsn
-        header = item.header
-        frame = (item.at, header.body_size, header.records, header.first_lsn, header.epoch)
-        data = _padded(item.data)
-        return _found(data, item.offset - item.at + _FRAME, [(*frame, header.time_ns)]), item.end
+        data, start = _padded(item.data), item.at - _FRAME
+        heads = layout.heads(data, np.array([start]), _FRAME).view(layout.OF_FRAME)
+        return _found(data, item.offset - start, np.array([start]), heads), item.end
 
     def _learn_lsn(self) -> None:
         """Find out which record comes first, of a piece that starts with bytes that do not say."""
@@ -311,18 +319,53 @@ def _padded(data: bytes) -> Bytes:
     return np.frombuffer(data + bytes(PAD_SIZE), np.uint8)
 
 
-def _found(data: Bytes, base: int, frames: list[tuple[int, int, int, int, int, int]]) -> Found:
-    starts, sizes, counts, lsns, epochs, times = zip(*frames, strict=True)
-    count = np.array(counts, np.int64)
-    lsn = np.array(lsns, np.int64)
-    at, length = places(data, np.array(starts, np.int64), np.array(sizes, np.int64), count, lsn)
+def _chain(view: memoryview, filled: int) -> list[int]:
+    """Where frames would start, by their sizes alone; the last may be longer than the data."""
+    size_at, size_max = codec.LENGTH.unpack_from, codec.FRAME_BODY_MAX
+    found: list[int] = []
+    at, last = 0, filled - _FRAME
+    while at <= last:
+        size = size_at(view, at + _SIZE_AT)[0]
+        if size > size_max:
+            break
+        found.append(at)
+        at += _FRAME + size + 7 & ~7
+    return found
+
+
+def _first(good: npt.NDArray[np.bool_]) -> int:
+    """How many are good before the first that is not."""
+    return len(good) if good.all() else int(np.argmin(good))
+
+
+def _crc_table() -> npt.NDArray[np.uint32]:
+    ones = 0xFFFFFFFF
+    return np.array([codec.crc32(bytes([one]), ones) ^ ones for one in range(256)], np.uint32)
+
+
+_CRC_TABLE: Final = _crc_table()
+
+
+def place_seeds(seed: int, offset: Ints) -> npt.NDArray[np.uint32]:
+    """The CRC seeds of frames at these offsets: ``crc32(u64(offset), seed)`` for all at once."""
+    state = np.full(len(offset), seed ^ 0xFFFFFFFF, np.uint32)
+    for byte in offset.astype("<u8").view(np.uint8).reshape(-1, 8).T:
+        state = _CRC_TABLE[(state ^ byte) & 0xFF] ^ (state >> np.uint32(8))
+    return ~state
+
+
+def _found(data: Bytes, base: int, at: Ints, heads: npt.NDArray[np.void]) -> Found:
+    """The records of whole frames whose headers stand at these places."""
+    count = heads["count"].astype(np.int64)
+    lsn = heads["first_lsn"].astype(np.int64)
+    place, length = places(data, at + _FRAME, heads["size"].astype(np.int64), count, lsn)
     behind = np.cumsum(count)
     return Found(
         data,
         base,
-        at,
+        place,
         length,
-        np.repeat(lsn - (behind - count), count) + np.arange(len(at)),
-        np.repeat(np.array(epochs, np.uint64).view(np.int64), count),
-        np.repeat(np.array(times, np.int64), count),
+        np.repeat(lsn - (behind - count), count) + np.arange(len(place)),
+        np.repeat(heads["epoch"].view(np.int64), count),
+        np.repeat(heads["time_ns"], count),
     )

@@ -25,14 +25,14 @@ PAD_SIZE: Final = 64
 _FORMATS: Final = {"B": "u1", "H": "<u2", "I": "<u4", "Q": "<u8", "q": "<i8"}
 
 
-def _fields(layout: Struct, names: str) -> np.dtype[np.void]:
-    """The fields of a struct, in the bytes that are gathered of each record."""
+def _fields(layout: Struct, names: str, gathered: int = HEAD_SIZE) -> np.dtype[np.void]:
+    """The fields of a struct, in so many bytes that are gathered."""
     formats = [_FORMATS[letter] for letter in layout.format.lstrip("<")]
     sizes = [np.dtype(one).itemsize for one in formats]
-    assert sum(sizes) == layout.size <= HEAD_SIZE
+    assert sum(sizes) == layout.size <= gathered
     offsets = [sum(sizes[:index]) for index in range(len(sizes))]
     fields: Any = {
-        "names": names.split(), "formats": formats, "offsets": offsets, "itemsize": HEAD_SIZE,
+        "names": names.split(), "formats": formats, "offsets": offsets, "itemsize": gathered,
     }  # fmt: skip
     made: np.dtype[np.void] = np.dtype(fields)
     return made
@@ -44,7 +44,11 @@ OF_JOB: Final = _fields(codec.CARRIED, f"{_PREFIX} attempt job token due_ns enqu
 OF_BIRTH: Final = _fields(codec.ENQUEUED, f"{_PREFIX} attempts_max queue_size task_size")
 OF_CLOCK: Final = _fields(codec.CLOCK, f"{_PREFIX} zero step_ns")
 OF_OWNER: Final = _fields(codec.OWNER, f"{_PREFIX} zero number")
-_VOID: Final = np.dtype((np.void, HEAD_SIZE))
+OF_FRAME: Final = _fields(
+    codec.FRAME_HEADER,
+    "magic size count flags zero first_lsn epoch time_ns synced body_crc crc",
+    codec.FRAME_HEADER_SIZE,
+)
 #: Types from this one on may be passed over by who does not know them.
 SKIPPABLE: Final = 128
 CHECKED: Final = 1
@@ -74,14 +78,13 @@ IS_CARRYING: Final = table(CARRYING_KINDS)
 IS_BIRTH: Final = table(CARRYING_KINDS | {Kind.ENQUEUED})
 
 
-def heads(data: Bytes, at: Ints) -> npt.NDArray[np.void]:
+def heads(data: Bytes, at: Ints, size: int = HEAD_SIZE) -> npt.NDArray[np.void]:
     """The first bytes of the records at these places; view them as one of the dtypes above.
 
     A place must be at least ``PAD_SIZE`` before the end of the data.
     """
-    every: npt.NDArray[np.void] = np.ndarray(
-        (len(data) - HEAD_SIZE + 1,), _VOID, data.data, strides=(1,)
-    )
+    kind = np.dtype((np.void, size))
+    every: npt.NDArray[np.void] = np.ndarray((len(data) - size + 1,), kind, data.data, strides=(1,))
     return every[at]
 
 

@@ -208,19 +208,27 @@ class Rows:
         return Slices(np.minimum(start, end), end, self.is_birth)
 
     @cached_property
+    def has_body(self) -> Mask:
+        """Other records that hold something: a result, a reason, the description of an owner."""
+        of_job: Mask = self.is_of_job & ((self.flags & CHECKED) != 0)
+        if self.carries:
+            of_job &= ~self.is_carrying
+        return of_job | self.is_kind(Kind.OWNER) if self.has(Kind.OWNER) else of_job
+
+    @cached_property
     def body(self) -> Slices:
-        """What other records hold: a result, a reason, the description of an owner."""
+        """What those records hold."""
         sizes = np.where(self.is_of_job, self.of_job["options_size"], 0)
         start = self.at + layout.FIXED_SIZES[self.kind] + sizes
-        of_job = self.is_of_job & ~self.is_carrying & ((self.flags & CHECKED) != 0)
-        return Slices(np.minimum(start, self.end), self.end, of_job | self.is_kind(Kind.OWNER))
+        return Slices(np.minimum(start, self.end), self.end, self.has_body)
 
     @cached_property
     def value(self) -> Slices:
         """Payload or body, whichever the record has."""
-        payload, body = self.payload, self.body
-        if not body.valid.any():
+        payload = self.payload
+        if not self.has_body.any():
             return payload
+        body = self.body
         return Slices(
             np.where(self.is_birth, payload.start, body.start),
             np.where(self.is_birth, payload.end, body.end),
