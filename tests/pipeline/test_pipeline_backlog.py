@@ -1,0 +1,332 @@
+"""What executors do with a chunk of jobs, called on a list and without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import Discard, Retry, Snooze, TaskQ, current_job, retry
+from taskq.core.records import Cause, Kind
+from taskq_plugins.spark.backlog import executing
+from taskq_plugins.spark.backlog.costs import (
+    CHUNK_BYTES_MAX,
+    CHUNK_JOBS_MAX,
+    CHUNK_SECONDS,
+    Costs,
+    cut,
+)
+from taskq_plugins.spark.backlog.executing import HOLD_SECONDS, run_chunk, run_chunks
+from taskq_plugins.spark.backlog.shipment import Chunk, Ended, Report, ship
+from tests.workers.fakes import make_delivery
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq.log.requests import Delivery
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> TaskQ:
+    """An app that the executor's side finds under any name."""
+    app = TaskQ("never-made")
+    monkeypatch.setattr(executing, "_app", lambda *_: app)
+    return app
+
+
+def claimed(task: Any, *args: Any, job: int = 1, attempt: int = 1) -> Delivery:
+    call = task.call(*args)
+    return make_delivery(call.spec, call.body, job=job, attempt=attempt)
+
+
+def chunk_of(*deliveries: Delivery, concurrency: int = 4) -> Chunk:
+    jobs = tuple(ship(delivery, None) for delivery in deliveries)
+    chunk: Chunk = pickle.loads(pickle.dumps(Chunk("jobs:app", "data", concurrency, jobs)))  # noqa: S301
+    return chunk
+
+
+def run(*deliveries: Delivery, concurrency: int = 4) -> tuple[Ended, ...]:
+    """The ends as the driver gets them, in the order of the jobs."""
+    (report,) = run_chunks([chunk_of(*deliveries, concurrency=concurrency)])
+    back: Report = pickle.loads(pickle.dumps(report))  # noqa: S301 - as Spark does
+    assert (back.lost, back.problem) == (False, "")
+    return tuple(sorted(back.ended))
+
+
+def run_one(task: Any, *args: Any, attempt: int = 1) -> Ended:
+    (ended,) = run(claimed(task, *args, attempt=attempt))
+    return ended
+
+
+def test_results_are_encoded_where_the_functions_ran(app: TaskQ) -> None:
+    @app.task
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    @app.task
+    async def greet(name: str) -> str:
+        await asyncio.sleep(0)
+        return f"hello {name}"
+
+    first, second = run(claimed(greet, "you"), claimed(add, 1, 2))
+    assert (first.kind, first.body) == (Kind.SUCCEEDED, b'"hello you"')
+    assert (second.kind, second.body) == (Kind.SUCCEEDED, b"3")
+
+
+def test_a_job_knows_its_id_attempt_task_and_headers(app: TaskQ) -> None:
+    @app.task
+    def who() -> list[Any]:
+        job = current_job()
+        return [job.id, job.attempt, job.task, job.headers]
+
+    body = run_one(who, attempt=3).body
+    assert json.loads(body or b"") == ["fake-1", 3, who.name, {}]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_whatever_a_function_raises_is_an_outcome(app: TaskQ, is_async: bool) -> None:
+    errors = [ValueError("no"), SystemExit(3), KeyboardInterrupt(), StopIteration(), Retry(delay=7)]
+
+    def raises(number: int) -> None:
+        raise errors[number]
+
+    async def raises_later(number: int) -> None:
+        raise errors[number]
+
+    policy = retry.fixed(5, delay=0)
+    task = app.task(retry=policy)(raises_later if is_async else raises)
+    ended = run(*(claimed(task, number) for number in range(len(errors))))
+    assert {one.kind for one in ended} == {Kind.RETRIED}
+    assert (ended[0].body or b"").startswith(b"ValueError: no\n")
+    assert ended[4].delay_ns == 7_000_000_000
+
+
+def test_the_last_attempt_is_death_and_wishes_are_granted(app: TaskQ) -> None:
+    @app.task(retry=retry.fixed(2))
+    def fail() -> None:
+        raise ValueError
+
+    @app.task
+    def discard() -> None:
+        raise Discard("useless")
+
+    @app.task
+    def snooze() -> None:
+        raise Snooze(60)
+
+    call = fail.options(attempts=2).call()
+    last = make_delivery(call.spec, call.body, attempt=2)
+    dead, discarded, snoozed = run(last, claimed(discard), claimed(snooze))
+    assert (dead.kind, dead.cause) == (Kind.DIED, Cause.EXHAUSTED)
+    assert (discarded.kind, discarded.cause) == (Kind.DIED, Cause.REJECTED)
+    assert (snoozed.kind, snoozed.delay_ns) == (Kind.RELEASED, 60_000_000_000)
+
+
+def test_arguments_that_no_longer_fit_are_death_without_a_retry(app: TaskQ) -> None:
+    @app.task
+    def add(a: int) -> int:
+        return a
+
+    ended = run(make_delivery(add.spec, b'{"a":"many"}'))[0]
+    assert (ended.kind, ended.cause) == (Kind.DIED, Cause.REJECTED)
+    assert b"InvalidCall" in (ended.body or b"")
+
+
+def test_a_result_that_does_not_fit_its_annotation_is_death(app: TaskQ) -> None:
+    @app.task
+    def lie() -> int:
+        return "many"  # type: ignore[return-value]
+
+    assert run_one(lie).kind == Kind.DIED
+
+
+def test_async_jobs_run_together_but_no_more_than_the_limit(app: TaskQ) -> None:
+    running = most = 0
+
+    @app.task
+    async def meet() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        running -= 1
+
+    assert len(run(*(claimed(meet, job=one) for one in range(1, 21)), concurrency=3)) == 20
+    assert most == 3
+
+
+def test_a_timeout_ends_an_async_job(app: TaskQ) -> None:
+    @app.task(timeout=0.001)
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    ended = run_one(hang)
+    assert ended.kind == Kind.RETRIED
+    assert b"not done within its timeout" in (ended.body or b"")
+
+
+def test_children_come_back_with_the_success_and_not_with_a_failure(app: TaskQ) -> None:
+    @app.task
+    def child(number: int) -> None: ...
+
+    @app.task
+    def parent(fails: bool) -> None:
+        for number in range(3):
+            current_job().enqueue(child.options(priority=9).call(number))
+        if fails:
+            raise ValueError
+
+    good, bad = run(claimed(parent, False), claimed(parent, True))
+    bodies = [body for (_, body, _), *_ in good.children]
+    assert bodies == [child.encode((number,), {}) for number in range(3)]
+    assert {spec.priority for (spec, *_), *_ in good.children} == {9}
+    assert not bad.children
+
+
+def test_context_variables_of_one_job_do_not_reach_the_next(app: TaskQ) -> None:
+    import contextvars  # noqa: PLC0415
+
+    seen: contextvars.ContextVar[int] = contextvars.ContextVar("seen", default=0)
+
+    @app.task
+    def leave() -> int:
+        seen.set(seen.get() + 1)
+        return seen.get()
+
+    assert [one.body for one in run(claimed(leave), claimed(leave, job=2))] == [b"1", b"1"]
+
+
+def test_after_its_time_a_chunk_begins_no_further_job(app: TaskQ) -> None:
+    """Jobs that were slower than expected must not keep those behind them from others."""
+    now = 0.0
+
+    @app.task
+    def slow() -> None:
+        nonlocal now
+        now += HOLD_SECONDS * 0.6
+
+    @app.task
+    async def late() -> None: ...
+
+    deliveries = [claimed(slow, job=number) for number in range(1, 6)]
+    report = run_chunk(chunk_of(*deliveries, claimed(late)), clock=lambda: now)
+    assert [one.number for one in report.ended] == [0, 1]
+    assert report.ended[0].seconds == pytest.approx(HOLD_SECONDS * 0.6)
+
+
+def test_a_partition_that_spark_runs_again_runs_no_job(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its executor died over it: which jobs ran is not known, and attempts have to be counted."""
+    ran = []
+
+    @app.task
+    def note() -> None:
+        ran.append(1)
+
+    monkeypatch.setattr(executing, "_ran_before", lambda: True)
+    assert list(run_chunks([chunk_of(claimed(note))])) == [Report(lost=True)]
+    assert not ran
+
+
+def test_a_task_that_the_executors_copy_lacks_is_left_for_others(app: TaskQ) -> None:
+    other = TaskQ("never-made")
+
+    @other.task
+    def new() -> None: ...
+
+    ended = run_one(new)
+    assert (ended.kind, ended.delay_ns) == (Kind.RELEASED, 60_000_000_000)
+    assert b"no task" in (ended.body or b"")
+
+
+def test_an_app_that_cannot_be_imported_is_told_and_fails_no_spark_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "broken_backlog.py").write_text("import not_there_at_all\n")
+    report = run_chunk(Chunk("broken_backlog:app", "data", 1, ()))
+    assert "not_there_at_all" in report.problem
+    assert not report.ended
+
+
+# -- how large chunks are --------------------------------------------------------------------------
+
+
+def waiting(*names: str, size_bytes: int = 10) -> deque[Delivery]:
+    app = TaskQ("never-made")
+    tasks = {name: app.task(name=name)(lambda: None) for name in set(names)}
+    return deque(
+        make_delivery(tasks[name].spec, bytes(size_bytes), job=number)
+        for number, name in enumerate(names, 1)
+    )
+
+
+def lengths(chunks: list[list[Delivery]]) -> list[int]:
+    return [len(chunk) for chunk in chunks]
+
+
+def never(_: Delivery) -> bool:
+    return False
+
+
+def test_jobs_of_unknown_length_go_one_by_one() -> None:
+    costs, jobs = Costs(), waiting(*"aaaaa")
+    assert costs.chunk_jobs() == 1
+    assert lengths(cut(jobs, 4, costs, never)) == [1, 1, 1, 1]
+    assert len(jobs) == 1
+
+
+def test_a_chunk_of_fast_jobs_takes_about_its_time() -> None:
+    costs, jobs = Costs(), waiting(*"a" * 1000)
+    costs.learn([("a", CHUNK_SECONDS / 100.5, 100)] * 8)
+    assert costs.chunk_jobs() == 100
+    assert lengths(cut(jobs, 2, costs, never)) == [100, 100]
+
+
+def test_few_jobs_are_spread_over_all_partitions() -> None:
+    costs, jobs = Costs(), waiting(*"a" * 100)
+    costs.learn([("a", 0.004, 100)])
+    assert lengths(cut(jobs, 2, costs, never)) == [50, 50]
+    assert not jobs
+
+
+def test_slow_jobs_go_alone_and_none_is_claimed_ahead() -> None:
+    costs, jobs = Costs(), waiting(*"aab")
+    costs.learn([("a", 3.0, 100)])
+    assert costs.is_slow
+    assert costs.chunk_jobs() == 1
+    assert lengths(cut(jobs, 3, costs, never)) == [1, 1, 1]
+
+
+def test_chunks_are_bounded_in_jobs_and_bytes() -> None:
+    costs = Costs()
+    costs.learn([("a", 0.000_001, 100)])
+    assert costs.chunk_jobs() == CHUNK_JOBS_MAX
+    assert lengths(cut(waiting(*"a" * 1500), 1, costs, never)) == [CHUNK_JOBS_MAX]
+    large = waiting(*"a" * 12, size_bytes=1 << 20)
+    assert lengths(cut(large, 1, costs, never)) == [CHUNK_BYTES_MAX // (1 << 20) - 1]
+    costs.learn([("a", 0.000_001, CHUNK_BYTES_MAX)] * 9)
+    assert costs.chunk_jobs() == 2
+
+
+def test_a_suspect_gets_a_chunk_of_its_own() -> None:
+    costs, jobs = Costs(), waiting(*"aaaaa")
+    costs.learn([("a", 0.000_001, 100)])
+    assert lengths(cut(jobs, 4, costs, lambda one: one.job == 3)) == [2, 1, 2]
+
+
+def test_costs_follow_a_change_of_speed() -> None:
+    costs = Costs()
+    costs.learn([("a", 1.0, 100)])
+    for _ in range(12):
+        costs.learn([("a", 0.01, 100)])
+    assert costs.seconds("a") < 0.02
+    assert costs.seconds("b") == CHUNK_SECONDS
