@@ -228,3 +228,12 @@ def test_it_needs_no_spark(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
     assert len(bodies(tmp_path / "data")) == 3
+
+
+def test_jobs_whose_key_is_held_are_counted(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", [{"n": 1}, {"n": 2}, {"n": 1}])
+    done = enqueue(file, "--key", "n")
+    assert done.output == (
+        f"enqueued 2 jobs in {tmp_path}/data\n1 job left out: another job holds the key\n"
+    )
+    assert json.loads(enqueue(file, "--key", "n", "--again", "--json").output)["duplicates"] == 3

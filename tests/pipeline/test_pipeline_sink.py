@@ -152,7 +152,7 @@ def test_nulls_in_reserved_columns_leave_it_to_the_options(tmp_path: Path) -> No
 
 def test_many_rows_come_in_order_and_each_once(tmp_path: Path) -> None:
     batch = pa.RecordBatch.from_pydict({"n": range(40_000), "priority": [1, 2] * 20_000})
-    assert sink(batch, tmp_path, task="t").adopted == 40_000
+    assert sink(batch, tmp_path, task="t").jobs == 40_000
     found = jobs(tmp_path)
     assert [job.body for job in found] == [b'{"n":%d}' % n for n in range(40_000)]
     assert [job.priority for job in found[:3]] == [1, 2, 1]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from taskq.core.errors import UsageError
+from taskq.core.errors import LogLocked, UploadDamaged, UsageError
 from taskq.log.requests import EnqueueSpec
 from taskq_plugins.spark.sink import writers
 from taskq_plugins.spark.sink.encoding import BadRow, Entries
@@ -199,3 +199,33 @@ def test_a_write_that_fails_removes_the_part_it_was_at(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="gone"):
         write_parts(tmp_path, "u", entries())
     assert not files(tmp_path)
+
+
+def test_a_write_stands_though_the_log_cannot_be_opened_right_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is published is written: to fail then would let callers write it a second time."""
+
+    def busy(path: Path) -> int:
+        raise LogLocked(str(path), 7, "stopped", 30.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("taskq_plugins.spark.sink.uploads.adopt_all", busy)
+        writer = batch(tmp_path)
+        writer.commit([writer.write(rows(1))])
+    assert "1 jobs were written, and will be taken up later: " in capsys.readouterr().err
+    other = batch(tmp_path)
+    other.commit([other.write(rows(2))])
+    assert len(bodies(tmp_path)) == 2
+
+
+def test_parts_that_were_changed_after_they_were_written_fail_the_write(tmp_path: Path) -> None:
+    writer = batch(tmp_path)
+    message = writer.write(rows(1))
+    (part,) = (tmp_path / "inbox").glob("*.part")
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(UploadDamaged):
+        writer.commit([message])
+    assert bodies(tmp_path) == []

@@ -15,7 +15,7 @@ from taskq.cli.errors import WrongUsage
 from taskq.cli.many import count_of, dry_run_option
 from taskq.cli.options import json_option
 from taskq.core.model import PRIORITY_MAX
-from taskq_plugins.spark.bulk.bar import progress
+from taskq_plugins.spark.bulk.telling import progress, tell_rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,7 +197,7 @@ def _tell(sink: SinkOptions, done: Published, upload: str, *, as_json: bool) -> 
                 "upload": upload,
                 "jobs": done.jobs if done.is_new else 0,
                 "enqueued_before": bool(done.jobs) and not done.is_new,
-                "adopted": done.adopted,
+                "duplicates": done.duplicates,
             }
         )
         return
@@ -210,4 +210,5 @@ def _tell(sink: SinkOptions, done: Published, upload: str, *, as_json: bool) -> 
         )
     else:
         waits = "" if sink.adopt else "; running workers take them up"
-        click.echo(f"enqueued {count_of(done.jobs)} in {sink.data_dir}{waits}")
+        click.echo(f"enqueued {count_of(done.jobs - done.duplicates)} in {sink.data_dir}{waits}")
+        tell_rest(done)

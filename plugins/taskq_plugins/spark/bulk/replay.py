@@ -13,7 +13,7 @@ from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED
 from taskq.cli.many import count_of, yes_option
 from taskq.cli.options import json_option
-from taskq_plugins.spark.bulk.bar import progress
+from taskq_plugins.spark.bulk.telling import progress, tell_rest
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.bulk.past import Counted, PastJobs
@@ -146,6 +146,7 @@ def _tell(found: Counted, past: PastJobs, done: Published, run: str, *, as_json:
         click.echo("no job that is over fits: enqueued nothing")
     elif done.is_new:
         click.echo(f"enqueued {count_of(done.jobs)} once more (run {run})")
+        tell_rest(done)
     else:
         click.echo(f"run {run} was done before, so nothing was enqueued; name another with --run")
     _tell_live(found)

@@ -6,13 +6,16 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskq.core.errors import LogError, TaskqError
 from taskq.log.inbox import Part, PartWriter, discard, publish
+from taskq.log.inboxmanifest import DONE, INBOX, MANIFEST, REFUSED, decode_ended
 from taskq.tasklog import TaskLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from taskq.log.inboxmanifest import Ended
     from taskq_plugins.spark.sink.encoding import Entries
 
 #: A part is closed when it has so many jobs, and the next begun.
@@ -26,12 +29,14 @@ class Published(NamedTuple):
     Attributes:
         jobs: in its parts.
         is_new: False if one of that name was published before; then nothing was done.
-        adopted: jobs that this process adopted, of this upload and of others that waited.
+        duplicates: jobs that were left out, since their keys are held.
+        problem: why the jobs could not be adopted right away; "" if they were, or were not to be.
     """
 
     jobs: int
     is_new: bool
-    adopted: int = 0
+    duplicates: int = 0
+    problem: str = ""
 
 
 def new_upload(prefix: str) -> str:
@@ -85,23 +90,46 @@ def finish(
 ) -> Published:
     """Publish the parts under a name, which is when their jobs exist, and adopt them.
 
-    Calling it again with the same name does nothing, but adopts what still waits.
+    Calling it again with the same name does nothing, but adopts what still waits. What fails after
+    the publication is no failure of the write: whoever works on the log next adopts the jobs.
 
     Raises:
-        LogError: the log could not be written.
+        LogError: nothing was published, or the parts no longer read back.
     """
     jobs = sum(part.jobs for part in parts)
     is_new = bool(parts) and publish(data_dir, name, parts)
     # What is not published: the parts of second attempts, or all of them if the name was used.
     discard(data_dir, upload)
-    adopted = _adopt(data_dir) if adopt and parts else 0
-    return Published(jobs, is_new, adopted)
+    if not (adopt and parts):
+        return Published(jobs, is_new)
+    problem = ""
+    try:
+        adopt_all(data_dir)
+    except TaskqError as error:
+        if (data_dir / INBOX / REFUSED / f"{name}{MANIFEST}").exists():
+            raise
+        problem = str(error)
+    ended = _ended(data_dir, name)
+    return Published(jobs, is_new, ended.duplicates if ended else 0, problem)
 
 
-def _adopt(data_dir: Path) -> int:
+def adopt_all(data_dir: Path) -> int:
+    """Enqueue the jobs of all uploads that were published; returns how many they were.
+
+    Raises:
+        LogError: an upload does not read back, or the log could not be written.
+    """
     # Without an event loop of its own: there may be one in this thread already.
     log = TaskLog.open(data_dir, upkeep=False)
     try:
         return log.adopt_sync()
     finally:
         log._connection.close()
+
+
+def _ended(data_dir: Path, name: str) -> Ended | None:
+    path = data_dir / INBOX / DONE / f"{name}{MANIFEST}"
+    try:
+        return decode_ended(path.read_bytes(), str(path))
+    except (OSError, LogError):  # it waits still, or somebody forgot it already
+        return None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from taskq.app import TaskQ
+    from taskq_plugins.spark.sink.uploads import Published
 
 #: What Spark tells each task of a stream: its query, which the checkpoint names, and the batch.
 _QUERY_ID: Final = "sql.streaming.queryId"
@@ -112,6 +113,7 @@ class BatchWriter(DataSourceArrowWriter):
                 f"upload {self._name!r} was written before, so its {done.jobs} jobs were not "
                 f"enqueued again; give another name to enqueue them once more"
             )
+        _tell(done)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what was written."""
@@ -144,7 +146,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         for stream in streams:
             name = f"{stream}@{batchId}"
             adopt = self._options.adopt
-            finish(self._options.data_dir, name, name, _parts(messages), adopt=adopt)
+            _tell(finish(self._options.data_dir, name, name, _parts(messages), adopt=adopt))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove what the tasks that ended have written; of the others the next sweep does."""
@@ -160,10 +162,15 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
             "see taskq purge"
         )
     checked = parse_options(options)
-    shape_of(to_arrow_schema(schema), task=checked.task)
+    shape_of(_arrow_schema(schema), task=checked.task)
     if checked.app:
         _load(checked.app)  # here as well, so that a wrong name fails before any row is read
     return checked
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    # Any zone will do, but there must be one.
+    return to_arrow_schema(schema, timezone="UTC")
 
 
 def _write(
@@ -202,6 +209,11 @@ def _stream_batch() -> tuple[str, int]:
             "'upload' naming the batch"
         )
     return stream, int(batch)
+
+
+def _tell(done: Published) -> None:
+    if done.problem:
+        _say(f"{done.jobs} jobs were written, and will be taken up later: {done.problem}")
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""How far a long command has come, on a terminal."""
+"""What both commands tell: how far they have come, and what became of the jobs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import click
+
+from taskq.cli import render
+from taskq.cli.many import count_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from taskq_plugins.spark.sink.uploads import Published
 
 
 @contextmanager
@@ -25,3 +32,12 @@ def progress(total: int | None, what: str) -> Iterator[Callable[[int], None]]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+def tell_rest(done: Published) -> None:
+    """Say what is not as it was asked for: keys that are held, jobs that wait to be taken up."""
+    if done.duplicates:
+        click.echo(f"{count_of(done.duplicates)} left out: another job holds the key")
+    if done.problem:
+        text = f"the jobs stand, but wait until a worker takes them up: {done.problem}"
+        click.echo(f"taskq: {render.printable(text)}", err=True)
