@@ -113,7 +113,7 @@ class PartWriter:
             self._flush()
 
     def add_many(self, tail: bytes, payloads: Sequence[bytes]) -> None:
-        """Do as ``add`` for each payload, at half the cost; on an error some may have been added."""
+        """Do as ``add`` for each payload, at half the cost; after an error some may be added."""
         if tail is not self._tail:
             self._use(tail)
         extra = len(tail) + 4

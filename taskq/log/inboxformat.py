@@ -9,11 +9,12 @@ Moments that are relative are spans here: they count from the publication.
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError, UploadDamaged, UsageError
-from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX
+from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, PRIORITY_MAX
 from taskq.core.records import Flag, Kind, Option
 from taskq.log import codec
 from taskq.log.options import decode_extras, each_option, encode_extras
@@ -44,13 +45,18 @@ _KNOWN_FLAGS: Final = int(
     | Flag.ZLIB
     | Flag.ZSTD
 )
-_KNOWN_OPTIONS: Final = frozenset(
-    int(tag)
-    for tag in (
-        Option.DUE, Option.DUE_WALL, Option.EXPIRES, Option.EXPIRES_RELATIVE, Option.KEY,
-        Option.WINDOW, Option.HEADERS, Option.KEEP,
-    )
-)  # fmt: skip
+#: Options that a job of an upload may have, and the least and the most bytes of each.
+_KNOWN_OPTIONS: Final[dict[int, tuple[int, int]]] = {
+    Option.DUE: (8, 8),
+    Option.DUE_WALL: (8, 8),
+    Option.EXPIRES: (8, 8),
+    Option.EXPIRES_RELATIVE: (8, 8),
+    Option.KEY: (1, KEY_BYTES_MAX),
+    Option.WINDOW: (8, 8),
+    Option.HEADERS: (0, HEADERS_BYTES_MAX),
+    Option.KEEP: (8, 8),
+}
+_SPECS_MAX: Final = 1_024
 
 
 class Job(NamedTuple):
@@ -97,25 +103,29 @@ def decode_tail(tail: bytes) -> Job:
             f"a job of an upload has flags {flags & ~_KNOWN_FLAGS:#x}: payloads in files of their "
             f"own cannot be uploaded, compress them or pass a path"
         )
-    try:
-        queue = tail[names : names + queue_size].decode()
-        task = tail[names + queue_size : at].decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the names in the tail of a job are no UTF-8: {error}") from error
-    spec = EnqueueSpec(queue, task, priority, attempts, flags & ~_KEYED)
+    spec = _spec(priority, flags & ~_KEYED, attempts, tail[names:at], queue_size)
     return Job(spec, _decode_options(tail, at, options_size, flags) if options_size else None)
 
 
-def _decode_options(tail: bytes, at: int, size: int, flags: int) -> Extras:
-    for tag, _ in each_option(tail, at, size):
-        if tag not in _KNOWN_OPTIONS:
-            raise UsageError(f"a job of an upload has option {tag}, which no upload may have")
+@functools.lru_cache(_SPECS_MAX)
+def _spec(priority: int, flags: int, attempts: int, names: bytes, queue_size: int) -> EnqueueSpec:
     try:
-        extras = decode_extras(tail, at, size)
-    except FormatError as error:
-        raise UsageError(str(error)) from error
+        queue, task = names[:queue_size].decode(), names[queue_size:].decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the names in the tail of a job are no UTF-8: {error}") from error
+    return EnqueueSpec(queue, task, priority, attempts, flags)
+
+
+def _decode_options(tail: bytes, at: int, size: int, flags: int) -> Extras:
+    for tag, value in each_option(tail, at, size):
+        least, most = _KNOWN_OPTIONS.get(tag, (1, 0))
+        if not least <= len(value) <= most:
+            raise UsageError(
+                f"a job of an upload has option {tag} of {len(value)} bytes, which none may have: "
+                f"make its tail with encode_tail"
+            )
+    extras = decode_extras(tail, at, size)
     extras.until_settled = bool(extras.window_ns and flags & _KEYED)
-    encode_extras(extras, 0)  # it checks key and headers
     return extras
 
 

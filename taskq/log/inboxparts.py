@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from taskq.log.enqueues import Item
     from taskq.log.inboxmanifest import Part, Upload
     from taskq.log.ports import Disk
+    from taskq.log.requests import EnqueueSpec
+
+    _Item = tuple[EnqueueSpec, bytes, Extras]
 
 _PIECE_BYTES: Final = 256 * 1024
 #: Headers of chunks that are read in one step.
@@ -34,9 +37,10 @@ _STEP_CHUNKS: Final = 64
 _TAILS_MAX: Final = 1_024
 #: What a slice holds at most: plain jobs count one, those with options, which take longer, so many.
 _WEIGHT_MAX: Final = 4_096
-_ITEM_WEIGHT: Final = 16
-#: What a record has besides tail and payload: length and CRC.
+_ITEM_WEIGHT: Final = 32
+#: What a record has besides tail and payload: length and CRC; and about what options take.
 _RECORD_BYTES: Final = 8
+_OPTIONS_BYTES: Final = 64
 
 
 class PartFile:
@@ -137,9 +141,9 @@ class UploadReader:
         self._upload = upload
         self._tails: dict[bytes, Job] = {}
         self._next = self._place = _Place(0, 0, 0)
-        self._file = PartFile(disk, path)
-        self._body = b""
-        self._entries: list[tuple[int, int]] = []
+        #: of the chunk at ``_place``, up to the job ``_end``
+        self._runs: list[Plain | list[_Item]] = []
+        self._end = 0
 
     def slice(self, start: int, age_ns: int) -> Slice:
         """The next jobs behind the first ``start``, as many as suit one batch.
@@ -153,33 +157,31 @@ class UploadReader:
         """
         if start < self._place.row:
             self._next = self._place = _Place(0, 0, 0)
-            self._entries = []
-        while start >= self._place.row + len(self._entries):
+            self._runs, self._end = [], 0
+        while start >= self._end:
             self._load_next(start)
         runs: list[Plain | list[Item]] = []
-        weight = size = 0
-        is_keyed = False
-        for at, end in self._entries[start - self._place.row :]:
-            job, body_at = self._job(at, end)
-            body = self._body[body_at:end]
-            size += end - at + _RECORD_BYTES
-            last = runs[-1] if runs else None
-            if job.extras is None:
-                weight += 1
-                if isinstance(last, Plain) and last.spec is job.spec:
-                    last.bodies.append(body)
+        skip, room, size, is_keyed = start - self._place.row, _WEIGHT_MAX, 0, False
+        for run in self._runs:
+            length = _length(run)
+            count = min(length - skip, max(room // _weight(run), 1))
+            if count > 0:
+                room -= count * _weight(run)
+                stop = skip + count
+                if isinstance(run, Plain):
+                    part = Plain(run.spec, run.bodies[skip:stop])
+                    size += sum(map(len, part.bodies))
+                    size += (len(part.spec.tail) + _RECORD_BYTES) * count
+                    runs.append(part)
                 else:
-                    runs.append(Plain(job.spec, [body]))
-            else:
-                weight += _ITEM_WEIGHT
-                is_keyed = is_keyed or job.extras.key is not None
-                item = (job.spec, body, _aged(job.extras, age_ns))
-                if isinstance(last, list):
-                    last.append(item)
-                else:
-                    runs.append([item])
-            if weight >= _WEIGHT_MAX:
-                break
+                    runs.append(
+                        [(spec, body, _aged(x, age_ns)) for spec, body, x in run[skip:stop]]
+                    )
+                    size += sum(map(_item_size, run[skip:stop]))
+                    is_keyed = is_keyed or any(x.key is not None for _, _, x in run[skip:stop])
+                if room <= 0 or stop < length:
+                    break
+            skip = max(skip - length, 0)
         upload = self._upload
         return Slice(upload.id, start, upload.jobs, runs, size, is_keyed)
 
@@ -192,34 +194,68 @@ class UploadReader:
         if row + part.jobs <= start and not offset:
             self._next = _Place(number + 1, 0, row + part.jobs)
             return
-        self._file = file = PartFile(self._disk, f"{self._path}/{part.name}")
+        file = PartFile(self._disk, f"{self._path}/{part.name}")
         chunk = file.chunk(offset)
         end = offset + CHUNK_HEADER.size + chunk.size
         following = (number, end) if end < part.size_bytes else (number + 1, 0)
         self._place, self._next = self._next, _Place(*following, row + chunk.jobs)
-        self._entries = []
-        if row + chunk.jobs <= start:
-            return
-        self._body = file.entries(chunk, offset)
-        self._entries = list(each_entry(self._body, file.path))
-        if len(self._entries) != chunk.jobs:
-            raise UploadDamaged(f"{file.path}: the chunk at offset {offset} has not its jobs")
+        self._end, self._runs = row + chunk.jobs, []
+        if self._end > start:
+            self._runs = self._parse(file.entries(chunk, offset), file.path)
+            if sum(map(_length, self._runs)) != chunk.jobs:
+                raise UploadDamaged(f"{file.path}: the chunk at offset {offset} has not its jobs")
 
-    def _job(self, at: int, end: int) -> tuple[Job, int]:
-        """The job of an entry, and where its payload begins."""
-        body_at = at + tail_size(self._body, at, end, self._file.path)
-        tail = self._body[at:body_at]
+    def _parse(self, body: bytes, what: str) -> list[Plain | list[_Item]]:
+        """The jobs of a chunk, those together that are of one kind."""
+        runs: list[Plain | list[_Item]] = []
+        bodies: list[bytes] = []
+        items: list[_Item] | None = None
+        tail, extra = b"", 0
+        for at, end in each_entry(body, what):
+            # Nearly always another of the same task: a tail that begins like one is one.
+            if extra and body.startswith(tail, at):
+                bodies.append(body[at + extra : end])
+                continue
+            tail = body[at : at + tail_size(body, at, end, what)]
+            job = self._job(tail, what)
+            payload = body[at + len(tail) : end]
+            if job.extras is None:
+                extra, bodies, items = len(tail), [payload], None
+                runs.append(Plain(job.spec, bodies))
+                continue
+            if items is None:
+                extra, items = 0, []
+                runs.append(items)
+            items.append((job.spec, payload, job.extras))
+        return runs
+
+    def _job(self, tail: bytes, what: str) -> Job:
         job = self._tails.get(tail)
         if job is None:
             try:
                 job = decode_tail(tail)
             except UsageError as error:
-                raise UploadDamaged(f"{self._file.path}: {error}") from error
+                raise UploadDamaged(f"{what}: {error}") from error
             if job.extras is None:
                 if len(self._tails) >= _TAILS_MAX:
                     self._tails.clear()
                 self._tails[tail] = job
-        return job, body_at
+        return job
+
+
+def _item_size(item: _Item) -> int:
+    """About how many bytes it adds to the log."""
+    spec, body, extras = item
+    headers = sum(len(name) + len(value) for name, value in extras.headers.items())
+    return len(spec.tail) + len(body) + len(extras.key or b"") + headers + _OPTIONS_BYTES
+
+
+def _length(run: Plain | list[_Item]) -> int:
+    return len(run.bodies) if isinstance(run, Plain) else len(run)
+
+
+def _weight(run: Plain | list[_Item]) -> int:
+    return 1 if isinstance(run, Plain) else _ITEM_WEIGHT
 
 
 def _aged(extras: Extras, age_ns: int) -> Extras:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from taskq.core.errors import AppendFailed, DiskFull, LogClosed, PayloadTooLarge, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
 from taskq.core.records import Flag, Option
-from taskq.log import codec
+from taskq.log import codec, inboxparts
 from taskq.log.inbox import PartWriter, decode_tail, discard, encode_tail, publish
 from taskq.log.inboxfiles import Inbox
 from taskq.log.inboxformat import CHUNK_BYTES, CHUNK_HEADER, CHUNK_JOBS_MAX
@@ -25,7 +25,7 @@ from tests.log.uploading import publish as publish_in
 from tests.log.world import PATH, World
 
 if TYPE_CHECKING:
-    from taskq.log.adopts import Plain, Slice
+    from taskq.log.adopts import Slice
     from taskq.log.inbox import Part
     from taskq.log.inboxmanifest import Upload
 
@@ -61,9 +61,11 @@ def published(world: World, *parts: Part) -> Upload:
     return upload
 
 
-def plain_bodies(piece: Slice) -> list[bytes]:
-    runs: list[Plain] = [run for run in piece.runs if not isinstance(run, list)]
-    return [body for run in runs for body in run.bodies]
+def bodies_of(piece: Slice) -> list[bytes]:
+    found: list[bytes] = []
+    for run in piece.runs:
+        found += [body for _, body, _ in run] if isinstance(run, list) else run.bodies
+    return found
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -122,9 +124,33 @@ def test_what_was_written_is_read_from_any_place_on(
     reader = UploadReader(disk, INBOX, published(world, part))
     for _ in range(4 if bodies else 0):
         start = data.draw(st.integers(0, len(bodies) - 1))
-        found = plain_bodies(reader.slice(start, 0))
+        found = bodies_of(reader.slice(start, 0))
         assert found
         assert found == bodies[start : start + len(found)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(EXTRAS[:3]), st.integers(1, 9))), st.integers(1, 200))
+def test_a_slice_leaves_out_no_job_whatever_kinds_come_in_turn(
+    kinds: list[tuple[Extras | None, int]], weight_max: int
+) -> None:
+    world = World()
+    disk = CrashableDisk(world.machine)
+    disk.make_directory(PATH)
+    writer = PartWriter(Path(PATH), "up", disk=disk)
+    for number, (extras, count) in enumerate(kinds):
+        for more in range(count):
+            writer.add(encode_tail(SPECS[number % 2], extras), b"%d.%d" % (number, more))
+    bodies = [b"%d.%d" % (n, more) for n, (_, count) in enumerate(kinds) for more in range(count)]
+    reader = UploadReader(disk, INBOX, published(world, writer.close()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inboxparts, "_WEIGHT_MAX", weight_max)
+        start = 0
+        while start < len(bodies):
+            found = bodies_of(reader.slice(start, 0))
+            assert found
+            assert found == bodies[start : start + len(found)]
+            start += len(found)
 
 
 def test_a_chunk_holds_about_a_batch(world: World) -> None:
