@@ -1,0 +1,118 @@
+"""Whether the tables of a lake equal the Python fold of the logs, to the row."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from . import fold
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from datetime import datetime
+    from pathlib import Path
+
+    from taskq_plugins.spark.lake import Lake
+
+#: Differences that are told one by one.
+SHOWN_MAX: Final = 5
+_HOUR_SECONDS: Final = 3_600
+
+
+class Check(NamedTuple):
+    """One table and what was found."""
+
+    table: str
+    rows: int
+    differences: tuple[str, ...]
+
+
+def check(lake: Lake, root: Path) -> Iterator[Check]:
+    """Compare table by table, all of one version of the lake."""
+    logs = fold.read_logs(root)
+    tables = _Tables(lake)
+    wanted_jobs = {
+        (log.log_id, view.lsn): fold.job_row(log, view) for log in logs for view in log.views
+    }
+    found_jobs = {(row["log_id"], row["job"]): row for row in tables.rows("jobs")}
+    yield _compare("jobs", wanted_jobs, found_jobs)
+    wanted_attempts = {
+        (key, number): {**attempt, "task": row["task"], "device": row["device"]}
+        for key, row in wanted_jobs.items()
+        for number, attempt in enumerate(row["attempts"])
+    }
+    yield _compare("attempts", wanted_attempts, _numbered(tables.rows("attempts")))
+    for table, by_device in (("rollup_hour", True), ("rollup_fleet_hour", False)):
+        found = {_hour_key(row): row for row in tables.rows(table)}
+        yield _compare(table, fold.hours(logs, by_device=by_device), found)
+    failed: dict[str, int] = {}
+    for row in tables.rows("failures"):
+        failed[row["task"]] = failed.get(row["task"], 0) + row["failed_attempts"]
+    wanted_failed = {task: {"failed": count} for task, count in fold.failed_attempts(logs).items()}
+    yield _compare("failures", wanted_failed, {task: {"failed": n} for task, n in failed.items()})
+    names = ("devices", "jobs", "succeeded")
+    wanted_duplicates = {
+        key: dict(zip(names, counts, strict=True)) for key, counts in fold.duplicates(logs).items()
+    }
+    found_duplicates = {(row["queue"], row["key"]): row for row in tables.rows("duplicates")}
+    yield _compare("duplicates", wanted_duplicates, found_duplicates)
+    found_lag = {row["log_id"]: row for row in tables.rows("device_lag")}
+    yield _compare("device_lag", fold.backlogs(logs), found_lag)
+
+
+class _Tables:
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._manifest = lake.manifest()
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """All rows of a table."""
+        found: list[dict[str, Any]] = (
+            self._lake.dataset(table, manifest=self._manifest).to_table().to_pylist()
+        )
+        return found
+
+
+def _numbered(rows: list[dict[str, Any]]) -> dict[tuple[tuple[str, int], int], dict[str, Any]]:
+    """Attempts by their job and place among its attempts."""
+    rows.sort(key=lambda row: (row["log_id"], row["job"], row["started_ns"], row["number"]))
+    found: dict[tuple[tuple[str, int], int], dict[str, Any]] = {}
+    last, number = None, 0
+    for row in rows:
+        key = (row["log_id"], row["job"])
+        number = number + 1 if key == last else 0
+        last = key
+        found[key, number] = row
+    return found
+
+
+def _hour_key(row: Mapping[str, Any]) -> fold.HourKey:
+    hour: datetime = row["hour"]
+    seconds = math.floor(hour.timestamp())
+    return fold.HourKey(row.get("device", ""), row["queue"], row["task"], seconds // _HOUR_SECONDS)
+
+
+def _compare(
+    table: str, wanted: Mapping[Any, Mapping[str, Any]], found: Mapping[Any, Mapping[str, Any]]
+) -> Check:
+    """Each row that is wanted, with at least these columns, and no other row."""
+    problems = [f"{key} is missing" for key in wanted.keys() - found.keys()]
+    problems += [f"{key} is not in any log" for key in found.keys() - wanted.keys()]
+    for key in wanted.keys() & found.keys():
+        row = found[key]
+        problems += [
+            f"{key}: {name} is {row.get(name)!r:.80}, by the log {value!r:.80}"
+            for name, value in wanted[key].items()
+            if not _same(row.get(name), value)
+        ]
+    return Check(table, len(found), tuple(problems))
+
+
+def _same(found: object, wanted: object) -> bool:
+    if isinstance(found, float) and isinstance(wanted, float):
+        return math.isclose(found, wanted, rel_tol=1e-9, abs_tol=1e-9)
+    if isinstance(found, list) and isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(_same, found, wanted))
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        return all(_same(found.get(name), value) for name, value in wanted.items())
+    return found == wanted

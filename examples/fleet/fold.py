@@ -1,0 +1,184 @@
+"""The same figures by another way: each log is read and folded in plain Python, without Spark."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from taskq.log.exporting import Chosen, each_job
+from taskq.log.reader import LogReader
+from taskq.log.walking import entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from taskq.core.model import JobView
+
+_HOUR_NS: Final = 3_600_000_000_000
+_SECOND_NS: Final = 1_000_000_000
+_SETTLED: Final = frozenset({"succeeded", "dead", "cancelled", "expired"})
+_FAILED: Final = frozenset({"retried", "died", "lost"})
+PERCENTILES: Final = (50, 95, 99)
+
+
+class Log(NamedTuple):
+    """One device's log and its jobs."""
+
+    device: str
+    log_id: str
+    views: list[JobView]
+    last_record_ns: int
+
+
+class HourKey(NamedTuple):
+    """Which row of an hourly table; ``device`` is "" in those of the fleet."""
+
+    device: str
+    queue: str
+    task: str | None
+    hour: int
+
+
+@dataclass(slots=True)
+class Hour:
+    """What happened within it."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    run_seconds: list[float] = field(default_factory=list)
+
+    def row(self) -> dict[str, float | None]:
+        """Its columns, as far as they are computed here."""
+        failed = sum(self.counts[f"attempts_{name}"] for name in _FAILED)
+        ran = failed + self.counts["attempts_succeeded"]
+        return {
+            **{name: count for name, count in self.counts.items() if count},
+            "failure_rate": failed / ran if ran else None,
+            **{
+                f"run_p{rank}_seconds": (
+                    float(np.percentile(self.run_seconds, rank)) if self.run_seconds else None
+                )
+                for rank in PERCENTILES
+            },
+        }
+
+
+def read_logs(root: Path) -> list[Log]:
+    """Every task log below the directory, folded."""
+    found = []
+    for identity in sorted(root.rglob("taskq.json")):
+        path = identity.parent
+        device = path.relative_to(root).parts[0]
+        with_log = LogReader.open(str(path))
+        last_ns = max((entry.time_ns for entry in entries(with_log.journal)), default=0)
+        views = [
+            with_log._bodies.show_view(view)
+            for view in each_job(with_log.journal, Chosen(), last_ns)
+        ]
+        with_log.close()
+        found.append(Log(device, str(with_log.log_id), views, last_ns))
+    return found
+
+
+def job_row(log: Log, view: JobView) -> dict[str, Any]:
+    """A job as the table ``jobs`` has it."""
+    return {
+        "device": log.device,
+        "log_id": log.log_id,
+        "job": view.lsn,
+        "job_id": view.job_id,
+        "queue": view.queue,
+        "task": view.task or None,
+        "priority": view.priority,
+        "state": view.state.name.lower(),
+        "attempt": view.attempt,
+        "attempts_max": view.attempts_max or None,
+        "enqueued_ns": view.enqueued_ns,
+        "due_ns": view.due_ns or None,
+        "expires_ns": view.expires_ns or None,
+        "settled_ns": view.settled_ns or None,
+        "key": view.key,
+        "payload": view.payload,
+        "result": view.result,
+        "reason": view.reason or None,
+        "attempts": [
+            {
+                "number": attempt.number,
+                "owner": _signed(attempt.owner),
+                "started_ns": attempt.started_ns or None,
+                "ended_ns": attempt.ended_ns or None,
+                "outcome": attempt.outcome or None,
+                "reason": attempt.reason or None,
+            }
+            for attempt in view.attempts
+        ],
+    }
+
+
+def hours(logs: Iterable[Log], *, by_device: bool) -> dict[HourKey, dict[str, float | None]]:
+    """The rows of ``rollup_hour``, or of ``rollup_fleet_hour``."""
+    found: defaultdict[HourKey, Hour] = defaultdict(Hour)
+    for log in logs:
+        device = log.device if by_device else ""
+        for view in log.views:
+            state = view.state.name.lower()
+
+            def at(moment_ns: int, device: str = device, view: JobView = view) -> Hour:
+                return found[HourKey(device, view.queue, view.task or None, moment_ns // _HOUR_NS)]
+
+            at(view.enqueued_ns).counts["enqueued"] += 1
+            if state in _SETTLED:
+                at(view.settled_ns).counts[state] += 1
+                at(view.settled_ns).counts["settled"] += 1
+            for attempt in view.attempts:
+                if attempt.ended_ns:
+                    hour = at(attempt.ended_ns)
+                    hour.counts["attempts_ended"] += 1
+                    hour.counts[f"attempts_{attempt.outcome}"] += 1
+                    hour.run_seconds.append((attempt.ended_ns - attempt.started_ns) / _SECOND_NS)
+    return {key: hour.row() for key, hour in found.items()}
+
+
+def failed_attempts(logs: Iterable[Log]) -> Counter[str]:
+    """How many attempts of each task failed."""
+    return Counter(
+        view.task
+        for log in logs
+        for view in log.views
+        for attempt in view.attempts
+        if attempt.outcome in _FAILED
+    )
+
+
+def duplicates(logs: Iterable[Log]) -> dict[tuple[str, bytes], tuple[int, int, int]]:
+    """(queue, key) that ran on several devices -> (devices, jobs, jobs that succeeded)."""
+    ran: defaultdict[tuple[str, bytes], list[tuple[str, bool]]] = defaultdict(list)
+    for log in logs:
+        for view in log.views:
+            if view.key is not None and view.attempts:
+                succeeded = view.state.name == "SUCCEEDED"
+                ran[view.queue, view.key].append((log.device, succeeded))
+    found = {}
+    for key, runs in ran.items():
+        devices = len({device for device, _ in runs})
+        if devices > 1:
+            found[key] = devices, len(runs), sum(succeeded for _, succeeded in runs)
+    return found
+
+
+def backlogs(logs: Iterable[Log]) -> dict[str, dict[str, int]]:
+    """Log id -> how many jobs wait, are scheduled, run, and are dead."""
+    names = {"ready": "waiting", "scheduled": "scheduled", "running": "running", "dead": "dead"}
+    found = {}
+    for log in logs:
+        counts = Counter(names.get(view.state.name.lower(), "") for view in log.views)
+        found[log.log_id] = {name: counts[name] for name in names.values()}
+    return found
+
+
+def _signed(number: int) -> int:
+    """A number of 64 bits as the tables have it."""
+    return number - 2**64 if number >= 2**63 else number
