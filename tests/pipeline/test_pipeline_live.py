@@ -1,0 +1,157 @@
+"""Reading a log while processes write it at full speed."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.log.reader import open_journal
+from taskq.log.walking import entries
+from tests.pipeline.made_logs import MadeLog, damage
+from tests.pipeline.source_tools import Row, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+WRITER = Path(__file__).parent / "scripts" / "busy_writer.py"
+PRODUCED = 5
+SEGMENTS = 8
+
+
+@contextlib.contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Two processes write the log; they end in good order."""
+    writers = [
+        subprocess.Popen(
+            [sys.executable, WRITER, directory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"writing\n"
+        yield
+    finally:
+        codes = []
+        for writer in writers:
+            writer.communicate(timeout=50)
+            codes.append(writer.returncode)
+    assert codes == [0, 0]
+
+
+def records_of_log(directory: Path) -> list[tuple[int, int]]:
+    """(epoch, lsn) of every record, as the log's own readers see them."""
+    journal = open_journal(str(directory))
+    found = [(_signed(entry.epoch), entry.lsn) for entry in entries(journal)]
+    journal.close()
+    return found
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
+
+
+def one_trigger(stream: Stream) -> list[Row]:
+    """Available now, as another run of the query does it."""
+    stream.restart()
+    stream.reader.prepareForTriggerAvailableNow()
+    return stream.drain()
+
+
+def test_successive_triggers_read_every_record_once_while_two_processes_write(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "edge"
+    rows: list[Row] = []
+    with writing(log):
+        stream = Stream(tmp_path, maxBytesPerTrigger="1m")
+        batches: list[int] = []
+        # As long as there is more to see: triggers that read something, and segments that fill.
+        while len(batches) < PRODUCED or len({row["segment"] for row in rows}) < SEGMENTS:
+            found = one_trigger(stream)
+            batches += [len(found)] if found else []
+            rows += found
+    rows += one_trigger(stream)
+    assert not one_trigger(stream)
+    assert [(row["epoch"], row["lsn"]) for row in rows] == records_of_log(log)
+    kinds = {row["kind"] for row in rows}
+    assert {"enqueued", "claimed", "succeeded"} <= kinds
+    assert not kinds & {"damaged", "unknown"}
+    assert all(row["value"] is not None for row in rows if row["kind"] == "enqueued")
+
+
+@pytest.mark.timeout(240)
+def test_a_query_of_spark_reads_every_record_once_while_two_processes_write(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    log = tmp_path / "logs" / "edge"
+    seen: list[tuple[int, int]] = []
+
+    def keep(batch: DataFrame, _: int) -> None:
+        seen.extend((row.epoch, row.lsn) for row in batch.select("epoch", "lsn").collect())
+
+    def trigger() -> None:
+        frame = spark.readStream.format("taskq").option("maxBytesPerTrigger", "4m")
+        query = (
+            frame.load(str(tmp_path / "logs"))
+            .writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+
+    MadeLog(log)
+    # Before the cores are busy: Spark starts its Python processes.
+    trigger()
+    with writing(log):
+        trigger()
+        first = len(seen)
+        trigger()
+    assert 0 < first < len(seen)
+    trigger()
+    assert len(seen) == len(set(seen))
+    assert sorted(seen) == sorted(records_of_log(log))
+
+
+@pytest.mark.timeout(240)
+def test_spark_reads_filters_and_explains_what_is_wrong(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The batch reader, filters that are handed down, and errors as a person sees them."""
+    made = [MadeLog(tmp_path / name) for name in ("a", "b")]
+    for log in made:
+        for _ in range(5):
+            log.enqueue(4)
+    frame = spark.read.format("taskq").load(str(tmp_path))
+    assert frame.count() == 40
+    assert frame.filter("device = 'b' and lsn > 10").count() == 10
+    one = spark.read.format("taskq").schema("lsn long, device string").load(str(tmp_path))
+    assert sorted(map(tuple, one.collect())) == [(n, d) for n in range(1, 21) for d in "ab"]
+    condition = "device = 'b' and lsn > 10 and kind = 'enqueued' and queue in ('mail', 'x')"
+    handed = spark.read.format("taskq").option("pushdown", "true").load(str(tmp_path))
+    with pytest.raises(Exception, match=r"spark.sql.python.filterPushdown.enabled"):
+        handed.count()
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        filtered = handed.filter(condition)
+        assert "Filter" not in filtered._jdf.queryExecution().executedPlan().toString()
+        assert filtered.count() == 10
+        assert handed.filter(f"{condition} or lsn = 3").count() == 12
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    with pytest.raises(Exception, match=r"option maxFiles is unknown: did you mean maxFilesPer"):
+        spark.read.format("taskq").option("maxFiles", "1").load(str(tmp_path))
+    damage(made[1].frames[2])
+    with pytest.raises(Exception, match=r"b/log/0*1\.log.*corruptMode=skip"):
+        frame.count()
