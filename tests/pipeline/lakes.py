@@ -23,18 +23,21 @@ _COUNTS: Final = (
 )
 #: Columns of the tables that are read without Spark, and what they hold unless told otherwise.
 COLUMNS: Final[dict[str, dict[str, tuple[pa.DataType, Any]]]] = {
-    "rollup_fleet_hour": {
+    "rollup_hour": {
+        "device": (pa.string(), "d1"),
         "queue": (pa.string(), "default"),
         "task": (pa.string(), "app.send"),
         "hour": (_TIME, None),
         **{name: (pa.int64(), 0) for name in _COUNTS},
     },
     "attempts": {
+        "device": (pa.string(), "d1"),
         "task": (pa.string(), "app.send"),
         "ended_ns": (pa.int64(), None),
         "wait_ns": (pa.int64(), None),
         "run_ns": (pa.int64(), None),
     },
+    "device_lag": {"device": (pa.string(), "d1"), "clock": (pa.string(), "ok")},
     "jobs": {
         "job_id": (pa.string(), None),
         "task": (pa.string(), "app.send"),

@@ -41,7 +41,7 @@ ROLLUP = [
 
 
 def test_the_hours_are_whole_and_those_of_wrong_clocks_are_counted(tmp_path: Path) -> None:
-    data = ChartData(fill(tmp_path, rollup_fleet_hour=ROLLUP, attempts=[], failures=[]))
+    data = ChartData(fill(tmp_path, rollup_hour=ROLLUP, attempts=[], failures=[], device_lag=[]))
     span = data.span(hours_max=100)
     assert span == Span(FIRST, FIRST + 2, 5)
     assert [tuple(one)[1:] for one in data.hours(span)] == [
@@ -49,6 +49,19 @@ def test_the_hours_are_whole_and_those_of_wrong_clocks_are_counted(tmp_path: Pat
         (0, 0, 0, 0, 0),
         (1, 0, 0, 0, 0),
     ]
+    data.close()
+
+
+@pytest.mark.parametrize("others", [2, 0])
+def test_devices_whose_clocks_are_ahead_are_left_out_if_they_are_few(
+    tmp_path: Path, others: int
+) -> None:
+    rows = [*ROLLUP, hour(26, device="d2", succeeded=9, settled=9)]
+    lag = [{"device": "d2", "clock": "ahead"}, *[{"clock": "ok"}] * others]
+    tries = [attempt(0, SECOND, SECOND), attempt(0, SECOND, SECOND) | {"device": "d2"}]
+    data = ChartData(fill(tmp_path, rollup_hour=rows, attempts=tries, failures=[], device_lag=lag))
+    span = data.span(hours_max=100)
+    assert span == (Span(FIRST, FIRST + 2, 14) if others else Span(FIRST, FIRST + 26, 5))
     data.close()
 
 
@@ -60,7 +73,7 @@ def test_spreads_are_those_of_the_raw_attempts(tmp_path: Path) -> None:
         attempt(2, None, SECOND),
         attempt(9, SECOND, SECOND),
     ]
-    data = ChartData(fill(tmp_path, rollup_fleet_hour=ROLLUP, attempts=rows, failures=[]))
+    data = ChartData(fill(tmp_path, rollup_hour=ROLLUP, attempts=rows, failures=[], device_lag=[]))
     first, second, third = data.spreads(Span(FIRST, FIRST + 2, 0))
     assert first.wait == pytest.approx(tuple(np.percentile(waits, [50, 95, 99]) / SECOND))
     assert first.run == pytest.approx(tuple(np.percentile(waits, [50, 95, 99]) / 2 / SECOND))
@@ -82,20 +95,22 @@ def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
         {"pattern": "odd $ and \\frac{ of <str>" * 9, "poison": True},
         {"task": None, "failed_attempts": 0},
     ]
-    lake = fill(tmp_path / "lake", rollup_fleet_hour=ROLLUP, attempts=rows, failures=failures)
+    lake = fill(
+        tmp_path / "lake", rollup_hour=ROLLUP, attempts=rows, failures=failures, device_lag=[]
+    )
     paths = draw(lake, tmp_path / "new" / "pictures")
     assert [path.name for path in paths] == ["throughput.png", "waits_and_runs.png", "failures.png"]
     assert all(path.read_bytes().startswith(PNG) for path in paths)
 
 
 def test_of_an_empty_lake_there_is_no_picture(tmp_path: Path) -> None:
-    lake = fill(tmp_path, rollup_fleet_hour=[], attempts=[], failures=[])
+    lake = fill(tmp_path, rollup_hour=[], attempts=[], failures=[], device_lag=[])
     assert draw(lake, tmp_path / "pictures") == []
 
 
 def test_a_missing_table_is_named(tmp_path: Path) -> None:
-    lake = fill(tmp_path, attempts=[], failures=[])
-    with pytest.raises(LakeError, match="there is no table 'rollup_fleet_hour'"):
+    lake = fill(tmp_path, attempts=[], failures=[], device_lag=[])
+    with pytest.raises(LakeError, match="there is no table 'rollup_hour'"):
         draw(lake, tmp_path / "pictures")
 
 

@@ -19,13 +19,23 @@ FAILURES_MAX: Final = 10
 HOUR_SECONDS: Final = 3_600
 _HOUR_NS: Final = HOUR_SECONDS * 1_000_000_000
 _SECOND_NS: Final = 1e9
+#: Devices whose clocks are known to be ahead. Their hours are not those of the others; were they
+#: half of the fleet, it would rather be the hub whose clock is wrong.
+_AHEAD: Final = """
+    CREATE VIEW ahead AS
+    SELECT DISTINCT device FROM device_lag WHERE clock = 'ahead' AND 0.5 > (
+        SELECT count(*) FILTER (clock = 'ahead') / count(*) FROM device_lag
+    );
+    CREATE VIEW rollup AS SELECT * FROM rollup_hour WHERE device NOT IN (FROM ahead);
+    CREATE VIEW attempt AS SELECT * FROM attempts WHERE device NOT IN (FROM ahead);
+"""
 
 
 class Span(NamedTuple):
     """The hours that are drawn, both inclusive, as numbers of hours since 1970.
 
-    ``left_out`` counts the attempts and jobs of other hours: of devices whose clocks are wrong, or
-    of a past before a long silence.
+    ``left_out`` counts the attempts and jobs that are not drawn: those of devices whose clocks are
+    ahead, and those of other hours.
     """
 
     first: int
@@ -74,8 +84,9 @@ class ChartData:
         manifest = manifest or lake.manifest()
         self._duck = duckdb.connect(":memory:")
         self._duck.execute("SET TimeZone = 'UTC'; SET enable_external_access = false")
-        for table in ("rollup_fleet_hour", "attempts", "failures"):
+        for table in ("rollup_hour", "attempts", "failures", "device_lag"):
             self._duck.register(table, lake.dataset(table, manifest=manifest))
+        self._duck.execute(_AHEAD)
 
     def close(self) -> None:
         """Let the memory go."""
@@ -83,12 +94,19 @@ class ChartData:
 
     def span(self, hours_max: int) -> Span | None:
         """The stretch of time in which most happened, its last hours; None: nothing happened."""
+        counted = "coalesce(sum(settled + attempts_ended), 0)::BIGINT"
         found = self._duck.execute(
-            "SELECT epoch(hour)::BIGINT // ? AS hour, sum(settled + attempts_ended)::BIGINT "
-            "FROM rollup_fleet_hour GROUP BY 1 HAVING sum(settled + attempts_ended) > 0 ORDER BY 1",
+            f"SELECT epoch(hour)::BIGINT // ? AS hour, {counted} AS counted "  # noqa: S608 - ours
+            "FROM rollup GROUP BY 1 HAVING counted > 0 ORDER BY 1",
             [HOUR_SECONDS],
         ).fetchall()
-        return densest(found, hours_max)
+        span = densest(found, hours_max)
+        if span is None:
+            return None
+        (ahead,) = self._duck.execute(
+            f"SELECT {counted} FROM rollup_hour WHERE device IN (FROM ahead)"  # noqa: S608 - ours
+        ).fetchall()[0]
+        return span._replace(left_out=span.left_out + ahead)
 
     def hours(self, span: Span) -> list[Hour]:
         """Every hour of the span, also those in which nothing happened."""
@@ -97,7 +115,7 @@ class ChartData:
             "sum(cancelled + expired)::BIGINT, "
             "sum(attempts_retried + attempts_died + attempts_lost)::BIGINT, "
             "sum(attempts_retried + attempts_died + attempts_lost + attempts_succeeded)::BIGINT "
-            "FROM rollup_fleet_hour GROUP BY 1",
+            "FROM rollup GROUP BY 1",
             [HOUR_SECONDS],
         ).fetchall()
         told = {row[0]: Hour(*row) for row in found}
@@ -112,7 +130,7 @@ class ChartData:
             for name in ("wait", "run")
         )
         found = self._duck.execute(
-            f"SELECT ended_ns // ?, {wait}, {run} FROM attempts "  # noqa: S608
+            f"SELECT ended_ns // ?, {wait}, {run} FROM attempt "  # noqa: S608
             "WHERE ended_ns >= ? AND ended_ns < ? GROUP BY 1",
             [_HOUR_NS, span.first * _HOUR_NS, (span.last + 1) * _HOUR_NS],
         ).fetchall()

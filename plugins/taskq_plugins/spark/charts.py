@@ -65,7 +65,7 @@ def draw(lake: Lake, directory: Path, hours_max: int = HOURS_DEFAULT) -> list[Pa
     """Draw a lake's pictures as PNG files into a directory; returns their paths.
 
     Args:
-        lake: with the tables rollup_fleet_hour, attempts and failures.
+        lake: with the tables rollup_hour, attempts, failures and device_lag.
         directory: made when it is missing.
         hours_max: how many hours back the pictures go.
 
@@ -258,7 +258,7 @@ def _time_axis(at: Axes, span: Span) -> None:
     at.set_xlim(_time(span.first - 0.5), _time(span.last + 1.5))
     note = "hour (UTC, by the devices' clocks)"
     if span.left_out:
-        note += f"; {span.left_out:,} jobs and attempts of other times are left out"
+        note += f"; {span.left_out:,} jobs and attempts of wrong clocks or other times left out"
     at.set_xlabel(note)
 
 

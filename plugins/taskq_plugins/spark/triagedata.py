@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.lake import Lake, Manifest
 
 _TABLE: Final = "failures"
+#: Poisonous jobs that a command names.
+_POISON_SHOWN: Final = 5
 #: What a shell reads into, within double quotes.
 _SHELL_READS: Final = frozenset('"$`\\!')
 
@@ -58,21 +60,23 @@ class Finding:
     def actions(self, lake: Path) -> list[Action]:
         """What to type about it: first to look, then to act.
 
-        A poisonous job is not offered for replay: it would be exhausted once more.
+        A poisonous job is not offered for replay, as it would be exhausted once more; where there
+        are more of them than the table names, none of the kind is.
         """
         own = f"{_equals('task', self.task)} AND {_matches(self.pattern)}"
         dead = f"state = 'dead' AND {own}"
         actions = []
         if self.poison_jobs:
-            ids = ", ".join(map(_literal, self.poison_job_ids))
-            actions.append(Action("poison", _show(lake, "jobs", f"job_id IN ({ids})")))
-            dead += f" AND job_id NOT IN ({ids})"
+            ids = [_literal(job_id) for job_id in self.poison_job_ids]
+            some = ", ".join(ids[:_POISON_SHOWN])
+            actions.append(Action("poison", _show(lake, "jobs", f"job_id IN ({some})")))
+            dead += f" AND job_id NOT IN ({', '.join(ids)})"
         if self.failed_attempts:
             failed = f"outcome IN ('retried', 'died') AND {own}"
             if self.pattern == LOST_REASON:
                 failed = f"outcome = 'lost' AND {_equals('task', self.task)}"
             actions.append(Action("look", _show(lake, "attempts", failed)))
-        if self.dead_jobs > self.poison_jobs:
+        if self.dead_jobs > self.poison_jobs == len(self.poison_job_ids):
             words = f"taskq pipeline replay --lake {_quoted(str(lake))} --where {_quoted(dead)}"
             actions.append(Action("replay", f"{words} --to DIR"))
         return actions

@@ -28,9 +28,9 @@ missing_from            list    the first lsn of each gap, in order, at most 20
 **Clock skew.** A record cannot arrive before it is written. So for each segment the device's clock
 is ahead of the hub's by at least (time of its last record - time of its arrival), and the largest
 such difference over its segments is the best that the hub can know. Above 60 s the device's clock
-is ahead, that is certain. Down to -600 s it is "ok": what is copied every few minutes looks like
-this. Below that the clock is behind, or all that the device sent took so long to arrive; the two
-cannot be told apart from here ("behind or late").
+is ahead, that is certain. Down to an hour below it is "ok": a device that has little to do and is
+heard of now and then looks like this. Below that the clock is behind, or all that the device sent
+took so long to arrive; the two cannot be told apart from here ("behind or late").
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 MISSING_MAX: Final = 20
 #: Differences of clocks that are no news: NTP keeps far closer, devices without it do not.
 AHEAD_SECONDS_MAX: Final = 60
-#: How long a record may take to arrive before it is told: hubs copy every few minutes.
-ARRIVAL_SECONDS_MAX: Final = 600
+#: How long a record may take to arrive before it is told.
+ARRIVAL_SECONDS_MAX: Final = 3_600
 _LOG: Final = ("device", "log_id")
 _BACKLOG: Final = {
     "waiting": "ready",
