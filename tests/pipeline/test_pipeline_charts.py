@@ -125,7 +125,15 @@ def test_without_matplotlib_the_extra_is_named(
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0"), (0.0123, "12.3 ms"), (1, "1 s"), (90, "1.5 min"), (1e-5, "10 µs"), (1e5, "27.8 h")],
+    [
+        (0, "0"),
+        (0.0123, "12.3 ms"),
+        (1, "1 s"),
+        (90, "1.5 min"),
+        (1e-5, "10 µs"),
+        (4e4, "11.1 h"),
+        (86_400, "1 d"),
+    ],
 )
 def test_spans_are_spoken_in_their_largest_unit(seconds: float, text: str) -> None:
     assert spoken(seconds) == text

@@ -39,6 +39,12 @@ _INK: Final = "#333333"
 _PALE: Final = "#E4E4E4"
 _LABEL_CHARACTERS: Final = 44
 _LINEAR_SECONDS: Final = 1e-3
+#: Steps of a scale of time that people know; every other one where there is room for few.
+_TICKS_SECONDS: Final = (
+    *(1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30),
+    *(60, 180, 600, 1_800, 3_600, 10_800, 36_000, 86_400, 259_200, 864_000, 2_592_000),
+)
+_TICKS_MAX: Final = 8
 #: A name of a task or a reason may hold a dollar sign, which would begin a formula.
 _STYLE: Final[Any] = {
     "text.parse_math": False,
@@ -176,8 +182,6 @@ def _spreads(spreads: Sequence[Spread], span: Span) -> Figure:
                     markersize=_marker_size(span), label=f"{percent} % within")  # fmt: skip
         at.set_title(title)
         _scale_of_seconds(at, [value for row in rows for value in row])
-        at.yaxis.set_major_formatter(lambda seconds, _: spoken(seconds))
-        at.minorticks_off()
         at.set_ylabel("logarithmic scale")
         _legend(at)
     _time_axis(axes[-1], span)
@@ -189,10 +193,19 @@ def _scale_of_seconds(at: Axes, values: Sequence[float]) -> None:
     low, high = min(values, default=_LINEAR_SECONDS), max(values, default=_LINEAR_SECONDS)
     if low > 0:
         at.set_yscale("log")
-        at.set_ylim(low / 2, high * 2)
+        bottom, top = low / 2, high * 2
     else:
         at.set_yscale("symlog", linthresh=_LINEAR_SECONDS, linscale=0.5)
-        at.set_ylim(0, max(high, _LINEAR_SECONDS) * 2)
+        # A little below 0, or else the line of those that did not wait would hide in the axis.
+        bottom, top = -_LINEAR_SECONDS / 4, max(high, _LINEAR_SECONDS) * 2
+    ticks = [tick for tick in _TICKS_SECONDS if (bottom if low > 0 else _LINEAR_SECONDS) <= tick]
+    ticks = [tick for tick in ticks if tick <= top]
+    if len(ticks) > _TICKS_MAX:
+        ticks = [tick for tick in ticks if tick in _TICKS_SECONDS[::2]]
+    at.set_yticks(ticks if low > 0 else [0, *ticks])
+    at.minorticks_off()
+    at.set_ylim(bottom, top)
+    at.yaxis.set_major_formatter(lambda seconds, _: spoken(seconds))
 
 
 def _failures(failures: Sequence[Failure]) -> Figure:
@@ -270,7 +283,7 @@ def spoken(seconds: float) -> str:
     """A length of time in its largest unit: ``0``, ``10 ms``, ``3 s``, ``2 min``, ``28 h``."""
     if seconds <= 0:
         return "0"
-    for unit, size in (("h", 3_600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+    for unit, size in (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
         if seconds >= size * 0.999:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} µs"
