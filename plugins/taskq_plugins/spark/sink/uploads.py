@@ -68,7 +68,7 @@ def write_parts(
     try:
         for entries in found:
             if writer is None:
-                writer, count = PartWriter(data_dir, upload), 0
+                writer, count = PartWriter(data_dir, upload, trusted=True), 0
             entries.write_to(writer)
             count += len(entries.payloads)
             if on_rows is not None:
