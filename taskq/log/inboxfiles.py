@@ -290,11 +290,16 @@ class Inbox:
     # -- files ------------------------------------------------------------------------------------
 
     def _write(self, path: str, data: bytes) -> None:
-        """Write a file as a whole, durably."""
-        folder = path.rpartition("/")[0]
+        """Write a file as a whole, durably, or not at all."""
         write_file(self.disk, f"{path}{TEMPORARY}", data)
         self.disk.rename(f"{path}{TEMPORARY}", path)
-        self.disk.sync_directory(folder)
+        try:
+            self.disk.sync_directory(path.rpartition("/")[0])
+        except OSError:
+            # Another sync may succeed and mean nothing: nobody may find what is not durable.
+            with contextlib.suppress(OSError):
+                self.disk.remove(path)
+            raise
 
     def _read(self, name: str) -> bytes | None:
         """A small file of the inbox; None if there is none."""

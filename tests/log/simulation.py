@@ -33,6 +33,7 @@ from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.memory import Memory
 from tests.log.reference import Reference
 from tests.log.simulated_care import Care
+from tests.log.simulated_uploads import Uploads
 from tests.log.world import Process, World
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ _ENDS: Final = {Kind.SUCCEEDED: State.SUCCEEDED, Kind.DIED: State.DEAD}
 _ROOM_BYTES: Final = 50_000_000
 
 
-class Simulation(Care):
+class Simulation(Care, Uploads):
     """One run; every draw comes from the seed."""
 
     def __init__(
@@ -64,6 +65,7 @@ class Simulation(Care):
         steps_of_clock: bool = False,
         faults: bool = False,
     ) -> None:
+        super().__init__()
         self.chance = random.Random(seed)
         config = LogConfig(
             durability=durability,
@@ -90,7 +92,9 @@ class Simulation(Care):
         for _ in range(steps):
             self.act()
         self.calm()
+        self.adopt_rest()
         self.power_loss()
+        self.adopt_rest()
         self.check()
 
     # -- what happens -----------------------------------------------------------------------------
@@ -101,7 +105,7 @@ class Simulation(Care):
             (30, self.work), (12, self.sync), (6, self.pass_time), (3, self.appear),
             (2, self.kill), (1, self.power_loss), (2, self.plan_a_crash), (1, self.check),
             (1 if self._steps_of_clock else 0, self.step_clock),
-            (2 if self._faults else 0, self.fault),
+            (2 if self._faults else 0, self.fault), (2, self.upload), (4, self.adopt),
         ]  # fmt: skip
         weights = [weight for weight, _ in acts]
         act = self.chance.choices([one for _, one in acts], weights)[0]
@@ -120,6 +124,7 @@ class Simulation(Care):
             for process in [one for one in self.processes if one.disk.is_dead]:
                 self._bury(process)
             self.check()
+        self.forget_adopters()
         self._take_answers()
 
     def appear(self) -> None:
