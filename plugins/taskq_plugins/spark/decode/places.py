@@ -3,7 +3,8 @@
 Each record tells where the next one starts, so this is the one walk that numpy cannot take at once.
 Frames are independent of each other, though: many small ones are walked in step, a record of each
 at a time. In large ones records of one size often follow each other, and are told by a glance at
-where the next ones' lengths would be.
+where the next ones' lengths would be;
+records of all sizes are left to ``stretches``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 
 from taskq.core.errors import FormatError
 from taskq.log import codec
-from taskq_plugins.spark.decode.layout import FIXED_SIZES, Bytes, Ints, numbers_at
+from taskq_plugins.spark.decode.layout import FIXED_SIZES, PAD_SIZE, Bytes, Ints, numbers_at
+from taskq_plugins.spark.decode.stretches import RECORD_BYTES_MAX, RECORDS_MIN, walk_in_stretches
 
 #: From so many frames on a step for all of them costs less than one for each.
 _IN_STEP_MIN: Final = 48
@@ -44,7 +46,9 @@ def places(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, lsns: Ints) -> 
     room = np.minimum(counts, sizes // _NO_RECORD + 1)
     ends = np.cumsum(room)
     at = np.zeros(int(ends[-1]) if len(ends) else 0, np.int64)
-    _walk_all(data, starts, room, ends - room, at)
+    _walk_all(data, starts, sizes, room, ends - room, at)
+    # Behind a wrong length, of which the check tells, a place may be anywhere.
+    np.minimum(at, len(data) - PAD_SIZE, out=at)
     length = numbers_at(data, at, "<u4").astype(np.int64)
     least = FIXED_SIZES[data[at + 4]]
     limit = np.repeat(starts + sizes, room)
@@ -59,8 +63,13 @@ def places(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, lsns: Ints) -> 
     return at, length
 
 
-def _walk_all(data: Bytes, starts: Ints, counts: Ints, first: Ints, out: Ints) -> None:
+def _walk_all(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, first: Ints, out: Ints) -> None:
     """Write the places of frame ``n`` to ``out[first[n]:]``; beyond a wrong length anything."""
+    is_long = counts >= RECORDS_MIN
+    if is_long.any():
+        long = [one[is_long] for one in (starts, sizes, counts, first)]
+        _walk_long(data, long[0], long[1], long[2], long[3], out)
+        starts, counts, first = starts[~is_long], counts[~is_long], first[~is_long]
     order = np.argsort(-counts, kind="stable")
     last = len(data) - 8
     place, slot, left = starts[order], first[order], counts[order]
@@ -72,13 +81,34 @@ def _walk_all(data: Bytes, starts: Ints, counts: Ints, first: Ints, out: Ints) -
         slot = slot + 1
         step += 1
         active = int(np.searchsorted(-left, -step, side="left"))
-    for at, begin, count in zip(
-        place[:active].tolist(),
-        slot[:active].tolist(),
-        (left[:active] - step).tolist(),
-        strict=True,
-    ):
+    rest = (place[:active].tolist(), slot[:active].tolist(), (left[:active] - step).tolist())
+    for at, begin, count in zip(*rest, strict=True):
         _walk_one(data, at, out[begin : begin + count])
+
+
+def _walk_long(
+    data: Bytes, starts: Ints, sizes: Ints, counts: Ints, first: Ints, out: Ints
+) -> None:
+    """Do so for frames of many records."""
+    slots = [out[begin : begin + count] for begin, count in zip(first, counts, strict=True)]
+    left: list[int] = []
+    for index, (at, slot) in enumerate(zip(starts.tolist(), slots, strict=True)):
+        length = codec.LENGTH.unpack_from(data.data, at)[0]
+        room = (len(data) - 8 - at) // max(length, 1) + 1
+        if _run(data, at, length, min(len(slot), room)) == len(slot):
+            slot[:] = at + length * np.arange(len(slot))
+        elif sizes[index] <= RECORD_BYTES_MAX * counts[index]:
+            left.append(index)
+        else:
+            _walk_one(data, at, slot)
+    if not left:
+        return
+    walked = walk_in_stretches(data, starts[left], sizes[left], counts[left])
+    for index, found in zip(left, walked, strict=True):
+        if found is None:
+            _walk_one(data, int(starts[index]), slots[index])
+        else:
+            slots[index][:] = found
 
 
 def _walk_one(data: Bytes, at: int, out: Ints) -> None:
