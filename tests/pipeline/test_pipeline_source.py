@@ -339,6 +339,14 @@ def test_a_directory_without_logs_is_told_from_one_that_is_not_there(tmp_path: P
         read_batch(tmp_path / "notes.txt")
 
 
+def test_a_directory_whose_name_is_no_text_is_read_like_any_other(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "made")
+    made.enqueue(2)
+    os.rename(os.fsencode(made.path), os.fsencode(tmp_path) + b"/caf\xe9")  # noqa: PTH104 - bytes
+    rows = read_batch(tmp_path)
+    assert [(row["device"], row["lsn"]) for row in rows] == [(r"caf\xe9", 1), (r"caf\xe9", 2)]
+
+
 def test_a_copied_log_is_an_error(tmp_path: Path, fleet: dict[str, MadeLog]) -> None:
     MadeLog(tmp_path / "d", fleet["a"].log_id)
     with pytest.raises(LogError, match="is there twice") as caught:

@@ -358,6 +358,30 @@ def test_a_log_that_vanishes_is_data_loss_unless_that_is_accepted(
     assert lsns(again.step(), "gone") == [2]
 
 
+def test_a_log_whose_segments_are_all_gone_is_data_loss(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "edge")
+    made.enqueue(1)
+    stream = Stream(tmp_path)
+    assert len(stream.step()) == 1
+    made.file.unlink()
+    with pytest.raises(LogVanished, match="device edge"):
+        stream.step()
+
+
+def test_another_segment_of_the_same_name_is_a_mismatch(tmp_path: Path) -> None:
+    """The stream had come to its start, and read nothing of it yet."""
+    made = MadeLog(tmp_path / "edge")
+    made.enqueue(1)
+    made.rotate()
+    stream = Stream(tmp_path)
+    assert len(stream.step()) == 1
+    made.epoch = 99
+    made.rotate()
+    made.enqueue(1)
+    with pytest.raises(OffsetMismatch, match=r"0*2\.log, offset 64"):
+        stream.step()
+
+
 def test_damage_is_read_past_when_asked_and_the_stream_goes_on_behind_it(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "edge")
     frames = [made.enqueue(1, size=500) for _ in range(6)]

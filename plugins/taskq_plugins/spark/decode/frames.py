@@ -211,7 +211,7 @@ class PieceReader:
         if not count:
             missing = not whole and good
             short = _FRAME if filled < _FRAME else 0
-            return None, 0, int(ends[0]) if missing else short
+            return None, 0, int(ends[0]) + 7 & ~7 if missing else short
         found = _found(data, base, at[:count], heads[:count])
         self._next_lsn = int(heads["first_lsn"][count - 1]) + int(heads["count"][count - 1])
         return found, min(int(ends[count - 1]) + 7 & ~7, filled), 0

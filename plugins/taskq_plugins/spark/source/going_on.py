@@ -85,7 +85,10 @@ def _stands(file: SegmentFile, position: Position) -> bool:
             and header.next_lsn == position.lsn
             and position.frame + header.size == position.offset
         )
-    if position.offset <= START or position.offset == file.size_bytes:
+    if position.offset <= START:
+        start = file.header()
+        return start is None or position.epoch in {0, start.epoch}
+    if position.offset == file.size_bytes:
         return True
     header = file.frame_at(position.offset)
     # Nothing readable stands there after damage, and a place that a person named has no lsn.

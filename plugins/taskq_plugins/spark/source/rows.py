@@ -16,6 +16,7 @@ from taskq_plugins.spark.decode import (
     SegmentUnreadable,
     decode,
 )
+from taskq_plugins.spark.fleet.problems import shown
 from taskq_plugins.spark.source.problems import DataLoss, Unreadable
 from taskq_plugins.spark.source.queues import NEEDED, QueueFilter
 
@@ -90,7 +91,7 @@ def _decoded(piece: Piece, schema: pa.Schema, reading: Reading) -> Iterator[pa.R
             headers=reading.headers,
         )
     except SegmentMissing:
-        where = f"{piece.path}, bytes {piece.start} to {piece.end}"
+        where = f"{shown(piece.path)}, bytes {piece.start} to {piece.end}"
         loss = DataLoss(piece.device, where, piece.segment, "without it")
         if reading.fails_on_loss:
             raise loss from None

@@ -146,7 +146,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._targets is not None and log_id not in self._targets:
             return None
         target = standing.latest if self._targets is None else self._targets[log_id]
-        if not target.segment or (position is not None and position.place == target.place):
+        if position is not None and position.place == target.place:
+            return None
+        if not target.segment:
+            if position is not None and not standing.left_out:
+                self._on_loss(LogVanished(standing.log.device, log_id))
             return None
         if position is None:
             position = beginning(self._options, standing, is_new=True)
