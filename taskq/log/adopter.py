@@ -155,8 +155,7 @@ class Adopter:
         self._look_at_ns = self._journal.clock.steady_ns() + pause_ns
 
     def _trouble(self, error: Exception) -> None:
-        is_full = isinstance(error, AppendFailed)
-        self._stop(_FULL_NS if is_full else _TROUBLE_NS)
+        self._stop(_FULL_NS if isinstance(error, (AppendFailed, OSError)) else _TROUBLE_NS)
         what = type(error).__name__
         if what not in self._complained:
             self._complained.add(what)
@@ -165,6 +164,9 @@ class Adopter:
                 "%s: uploads wait a while: %s", self._inbox.path, error,
                 exc_info=None if is_known else error,
             )  # fmt: skip
+        if isinstance(error, OSError):
+            where = f"{self._inbox.path}: {error.strerror or error}"
+            error = LogError(f"{where}; what was adopted stands, and the rest waits")
         self._answer(failure(error))
 
     def _answer(self, error: TaskqError | None) -> None:
