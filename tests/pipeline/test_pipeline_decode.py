@@ -11,8 +11,9 @@ import pytest
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.lanes import Lane
 from taskq.core.model import Extras, State
-from taskq.core.records import Cause, Flag, Kind
+from taskq.core.records import Cause, Flag, Kind, Option
 from taskq.log import codec
+from taskq.log.adopted import Adopted, encode_adopted
 from taskq.log.bodies import compress
 from taskq.log.carrying import (
     Carried,
@@ -120,6 +121,7 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     (encode_queue(Kind.RESUMED, "réseau", 31), {"queue": "réseau"}),
     (encode_tally(_LANE, 31), _NAMES),
     (encode_compacted(77, 31), {"token": 77}),
+    (encode_adopted(Adopted(bytes(16), 3, 9, 0, 31), 31), {}),
     (codec.encode_clock(-5, 31), {"step_ns": -5}),
     (codec.encode_owner(2**63, b'{"pid":1}', 31), {"owner": -(2**63), "value": b'{"pid":1}'}),
 ]  # fmt: skip
@@ -151,8 +153,7 @@ def test_every_kind_of_record_has_these_columns(tmp_path: Path) -> None:
 
 def test_every_kind_of_record_is_pinned() -> None:
     pinned = {Kind(r[4] if isinstance(r, bytes) else r(1)[4]) for r, _ in _GOLDEN}
-    # ADOPTED records tell of an upload, which no column does.
-    assert {kind.name for kind in set(Kind) - pinned} <= {"ADOPTED"}
+    assert pinned == set(Kind)
 
 
 def test_gathering_never_leaves_the_data() -> None:
@@ -202,6 +203,33 @@ def test_payloads_and_headers_can_be_left_out(tmp_path: Path) -> None:
     )
     rows = _rows(segments, payload=False, headers=False)
     assert [(row["value"], row["headers"]) for row in rows] == [(None, None), (b"42", None)]
+
+
+def test_headers_come_as_every_reader_takes_them(tmp_path: Path) -> None:
+    """Also where they are cut short, no text, or a name comes twice: then the last value counts."""
+
+    def option(*texts: bytes) -> bytes:
+        value = b"".join(len(text).to_bytes(2, "little") + text for text in texts)
+        return bytes([Option.HEADERS]) + len(value).to_bytes(2, "little") + value
+
+    cases: list[tuple[bytes, dict[str, str] | None]] = [
+        (option(b"a", b"b", b"c", b"d"), {"a": "b", "c": "d"}),
+        (b"", None),
+        (option(), None),
+        (option(b"a"), None),
+        (option(b"", b""), {"": ""}),
+        (option(b"a", b"b", b"c"), {"a": "b"}),
+        (option(b"a", b"long")[:-2], {"a": "lo"}),
+        (option(b"\xff", "é".encode()), {"\ufffd": "é"}),
+        (option(b"x", b"y") + option(b"z", b"w"), {"z": "w"}),
+    ]
+    segments = Segments(tmp_path)
+    segments.frame(*(enqueued(b"", options) for options, _ in cases))
+    assert [row["headers"] for row in _rows(segments)] == [headers for _, headers in cases]
+    twice = option(b"a", b"1", b"b", b"2", b"a", b"3")
+    segments.frame(enqueued(b"", twice), enqueued(b""), enqueued(b"", cases[0][0]))
+    told = [row["headers"] for row in _rows(segments)]
+    assert told[len(cases) :] == [{"a": "3", "b": "2"}, None, cases[0][1]]
 
 
 def test_bodies_come_as_they_were_given(tmp_path: Path) -> None:

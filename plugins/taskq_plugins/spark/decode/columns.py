@@ -10,7 +10,7 @@ import pyarrow as pa
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind, Option
 from taskq_plugins.spark.decode import arrays, layout
-from taskq_plugins.spark.decode.options import decode_headers
+from taskq_plugins.spark.decode.headers import headers_of
 from taskq_plugins.spark.decode.schema import DETAILS, UNKNOWN
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.decode.schema import Piece
 
 _INT: Final = pa.int32()
-_NO_HEADERS: Final = DETAILS.field("headers").type
 _KINDS: Final = sorted(Kind)
 _KIND_NAMES: Final = pa.array([*(kind.name.lower() for kind in _KINDS), UNKNOWN])
 _WITH_CAUSE: Final = layout.table(
@@ -117,19 +116,7 @@ def _history(rows: Rows) -> pa.Array:
 
 
 def _headers(rows: Rows) -> pa.Array:
-    told: dict[int, list[tuple[str, str]]] = {}
-    seen: dict[bytes, list[tuple[str, str]]] = {}
-    for step in rows.birth_options.each(Option.HEADERS):
-        for row, at, size in zip(
-            step.row.tolist(), step.at.tolist(), step.size.tolist(), strict=True
-        ):
-            value = rows.data[at : at + size].tobytes()
-            if value not in seen:
-                seen[value] = decode_headers(value)
-            told[row] = seen[value]
-    if not told:
-        return pa.nulls(len(rows), _NO_HEADERS)
-    return pa.array([told.get(row) or None for row in range(len(rows))], _NO_HEADERS)
+    return headers_of(rows.data, rows.birth_options, len(rows))
 
 
 def _attempt(rows: Rows) -> pa.Array:

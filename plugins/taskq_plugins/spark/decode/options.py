@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 #: Tag and length; ``taskq.log.options`` has it as a struct.
 _OPTION: Final = struct.Struct("<BH")
 _I64: Final = struct.Struct("<q")
-_SIZE: Final = struct.Struct("<H")
 
 
 class Step(NamedTuple):
@@ -118,15 +117,3 @@ class Options:
                 f"option {step.tag[index]} has {step.size[index]} bytes, this taskq knows it with "
                 f"{_I64.size}: use a newer one"
             )
-
-
-def decode_headers(value: bytes) -> list[tuple[str, str]]:
-    """The pairs of a HEADERS option, as ``taskq.log.options`` reads them."""
-    texts: list[str] = []
-    at = 0
-    while at + _SIZE.size <= len(value):
-        (size,) = _SIZE.unpack_from(value, at)
-        at += _SIZE.size
-        texts.append(value[at : at + size].decode("utf-8", "replace"))
-        at += size
-    return list(dict(zip(texts[::2], texts[1::2], strict=False)).items())
