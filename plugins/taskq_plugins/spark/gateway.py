@@ -86,7 +86,7 @@ class Output:
         self._thread.start()
         options = {"stdout": self._writer, "stderr": self._writer, "start_new_session": True}
         try:
-            return launch_gateway(conf, options)
+            return launch_gateway(conf, options)  # type: ignore[no-untyped-call,unused-ignore]
         finally:
             os.close(self._writer)
 
@@ -110,6 +110,8 @@ def end(gateway: Any) -> None:
     process: subprocess.Popen[bytes] | None = gateway.proc
     if process is None:  # started by somebody else
         return
+    # Else objects that are collected from here on would tell Java so, and complain that it is gone.
+    gateway._gateway_client.is_connected = False
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
