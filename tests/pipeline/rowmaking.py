@@ -14,7 +14,7 @@ from taskq_plugins.spark.fleet import durable_mark, find_logs, segments
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.log.reply import Delivery
+    from taskq.log.requests import Delivery
 
 SEGMENT_BYTES = 64 * 1024
 

@@ -24,6 +24,9 @@ _BYTES_MIN: Final = 1
 #: Spark notes the line of our code at every step of a plan, which doubled the time to make one.
 SESSION: Final = {"spark.python.sql.dataFrameDebugging.enabled": "false"}
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+#: Java's second compiler pays in minutes; until then it takes the cores from the work.
+SMALL_SESSION: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+SMALL_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class Size(click.ParamType[int]):
@@ -116,7 +119,8 @@ def run(
             checkpoint.restore(lake, lake.manifest())
         checkpoint.check(lake, lake.manifest())
         names = tables or DERIVED
-        if _is_current(lake, journals, names):
+        left_bytes = _left(lake, journals, names)
+        if not left_bytes:
             report.nothing_new(lake.manifest())
             return
         from taskq_plugins.spark.run.stream import RunOptions  # noqa: PLC0415 - needs pyspark
@@ -128,36 +132,35 @@ def run(
             corrupt=corrupt,
             fail_on_data_loss=not ignore_data_loss,
         )
-        _run(writer, options, master, report)
+        _run(writer, options, report, master, left_bytes)
 
 
-def _run(writer: LakeWriter, options: RunOptions, master: str | None, report: Report) -> None:
+def _run(
+    writer: LakeWriter, options: RunOptions, report: Report, master: str | None, left_bytes: int
+) -> None:
     from taskq_plugins.spark.run.stream import run as run_stream  # noqa: PLC0415
     from taskq_plugins.spark.session import spark_session  # noqa: PLC0415
 
     started = time.monotonic()
     report.starting()
-    with spark_session("taskq pipeline run", master=master, conf=SESSION) as session:
+    conf = SESSION if left_bytes > SMALL_BYTES_MAX else SESSION | SMALL_SESSION
+    with spark_session("taskq pipeline run", master=master, conf=conf) as session:
         summary = run_stream(session, writer, options, report)
     report.done(summary._replace(seconds=time.monotonic() - started))
 
 
-def _is_current(lake: Lake, journals: Path, names: tuple[str, ...]) -> bool:
-    """Whether there is nothing to do, which is found out without starting Java."""
+def _left(lake: Lake, journals: Path, names: tuple[str, ...]) -> int:
+    """About how many bytes of log are to be read; 0: there is nothing to do, so no Java is needed.
+
+    1 stands for work that is left although all was read.
+    """
     from taskq_plugins.spark.lake.progress import log_progress  # noqa: PLC0415
+    from taskq_plugins.spark.run.checkpoint import read_checkpoint  # noqa: PLC0415
     from taskq_plugins.spark.run.tablenames import stale  # noqa: PLC0415
 
     manifest = lake.manifest()
-    if manifest.batch is None or stale(manifest, names):
-        return False
-    if checkpoint_is_behind(lake):
-        return False
-    return not any(log.left_bytes for log in log_progress(lake, journals, manifest))
-
-
-def checkpoint_is_behind(lake: Lake) -> bool:
-    """Whether a batch was planned that the stream has not noted as run."""
-    from taskq_plugins.spark.run.checkpoint import read_checkpoint  # noqa: PLC0415
-
+    left = sum(log.left_bytes for log in log_progress(lake, journals, manifest))
     found = read_checkpoint(lake.checkpoint)
-    return found is None or found.planned != found.ran
+    if found is None or found.planned != found.ran or stale(manifest, names):
+        return max(left, 1)
+    return left

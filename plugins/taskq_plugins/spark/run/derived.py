@@ -16,7 +16,7 @@ from taskq_plugins.spark.fleet import find_logs, inventory, log_problem
 from taskq_plugins.spark.lake import OPEN, OVER, Change
 from taskq_plugins.spark.lake.hours import overlap, union
 from taskq_plugins.spark.lake.manifest import Refresh
-from taskq_plugins.spark.run.storage import read_table, write_table
+from taskq_plugins.spark.run.storage import read_table, tune, write_table
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, base_version, stale
 from taskq_plugins.spark.tables.device_lag import device_lag
 from taskq_plugins.spark.tables.duplicates import duplicates
@@ -110,6 +110,7 @@ def refresh_tables(
     behind = stale(manifest, names)
     if not behind:
         return []
+    tune(spark, manifest.table(JOBS).rows)
     source = _Source(spark, lake, manifest, journals)
     refresh = Refresh(base_version(manifest), _open_hours(manifest))
     changes: dict[str, Change] = {}

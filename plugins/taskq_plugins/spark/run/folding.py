@@ -19,7 +19,7 @@ from taskq_plugins.spark.lake import OPEN, OVER, Change
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
 from taskq_plugins.spark.lake.staging import PART_COLUMN
 from taskq_plugins.spark.lake.store import OPEN_RECORDS, ORIGIN, POSITION
-from taskq_plugins.spark.run.storage import read_staged, read_table, write_table
+from taskq_plugins.spark.run.storage import read_staged, read_table, tune, write_table
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, RECORDS
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def fold_batch(
     if _is_committed(lake, manifest, batch):
         return None
     records = write_table(writer, RECORDS, folds.records(rows))
+    tune(spark, _rows(records) + manifest.table(OPEN_RECORDS).rows)
     told = _without_closed(spark, lake, manifest, records)
     if manifest.table(OPEN_RECORDS).schema:
         told = read_table(spark, lake, OPEN_RECORDS, manifest=manifest).unionByName(told)

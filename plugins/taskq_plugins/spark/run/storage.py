@@ -28,12 +28,22 @@ SETTINGS: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     "spark.sql.files.ignoreMissingFiles": "false",
 }
+#: Fewer rows than these are gone through sooner than a plan is compiled.
+COMPILED_ROWS_MIN: Final = 200_000
 
 
 def prepare(spark: SparkSession) -> None:
     """Set what reading and writing tables relies on."""
     for key, value in SETTINGS.items():
         spark.conf.set(key, value)
+
+
+def tune(spark: SparkSession, rows: int) -> None:
+    """Have Spark compile its plans to Java where there are rows enough for that to pay.
+
+    Compiling took longer than anything else in a batch of some thousand records, each time.
+    """
+    spark.conf.set("spark.sql.codegen.wholeStage", str(rows >= COMPILED_ROWS_MIN).lower())
 
 
 def write_table(writer: LakeWriter, table: str, frame: DataFrame, *, parts: bool = False) -> Staged:
