@@ -204,6 +204,7 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
                 "segments": counts.segments,
                 "size_bytes": counts.size,
                 "next_lsn": counts.next_lsn,
+                "uploads": counts.uploads,
                 "queues": [asdict(queue) for queue in counts.queues],
             }
         )
@@ -226,6 +227,9 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
         f"next position {counts.next_lsn}, log {reader.log_id}"
         f"{'' if at_text is None else f', as of {at_text}'}"
     )
+    if counts.uploads:
+        verb = "waits" if counts.uploads == 1 else "wait"
+        click.echo(f"{_plural(counts.uploads, 'upload')} {verb} to be adopted by a worker")
 
 
 def _count_row(queue: QueueStats, title: str) -> tuple[str, ...]:

@@ -235,6 +235,8 @@ class LogStats:
     next_lsn: int
     #: of the answering process; None when the log was only read
     engine: EngineStats | None = None
+    #: that were published and are not adopted as a whole
+    uploads: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,7 +180,7 @@ class Adopter:
 
     def _work(self) -> Steps:
         self._refused.clear()
-        while self._inbox.has_manifests():
+        while self._inbox.count_waiting():
             if self._lock < 0 and not (yield from self._take_turn()):
                 break
             waiting = self._inbox.waiting()
@@ -200,7 +200,7 @@ class Adopter:
         disk, clock = self._journal.disk, self._journal.clock
         descriptor = disk.open(f"{self._inbox.path}/adopt.lock", create=True)
         while not disk.try_lock(descriptor):
-            if not self._orders or not self._inbox.has_manifests():
+            if not self._orders or not self._inbox.count_waiting():
                 disk.close(descriptor)
                 return False
             self._pause_until_ns = clock.steady_ns() + _TURN_NS

@@ -200,9 +200,9 @@ class Inbox:
         found.uploads.sort(key=lambda upload: (upload.sequence, upload.name))
         return found
 
-    def has_manifests(self) -> bool:
-        """Whether anything may wait."""
-        return bool(self._manifests())
+    def count_waiting(self) -> int:
+        """How many uploads there are that may not be adopted as a whole."""
+        return len(self._manifests())
 
     def signal(self) -> int | None:
         """Another number after each publication; None: nobody ever published."""

@@ -20,6 +20,7 @@ from taskq.log.adopter import AdoptOrder
 from taskq.log.bell import Bell
 from taskq.log.gauges import engine_stats
 from taskq.log.history import tell
+from taskq.log.inboxfiles import Inbox
 from taskq.log.queues import Withdrawal
 from taskq.log.reply import Reply
 from taskq.log.requests import ClaimRequest, Op, Settlement
@@ -343,6 +344,7 @@ def _stats(committer: Committer) -> LogStats:
         size=journal.files.total_size(),
         next_lsn=journal.next_lsn,
         engine=engine_stats(committer),
+        uploads=Inbox(journal.disk, journal.clock, journal.path).count_waiting(),
     )
 
 

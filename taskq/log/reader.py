@@ -18,6 +18,7 @@ from taskq.log.files import SegmentGone
 from taskq.log.gauges import Gauges
 from taskq.log.history import tell
 from taskq.log.identity import read_identity
+from taskq.log.inboxfiles import Inbox
 from taskq.log.journal import Journal
 from taskq.log.listing import Wanted, newest_jobs
 from taskq.log.ownerviews import owner_views
@@ -226,12 +227,14 @@ def _stats(journal: Journal, now_ns: int) -> LogStats:
     agenda = Facets(journal).need_agenda()
     agenda.promote(now_ns, 2**62)
     files, end = journal.files, journal.end()
+    inbox = Inbox(journal.disk, journal.clock, journal.path)
     sealed = [lsn for lsn in files.lsns if lsn < end.segment]
     return LogStats(
         queues=Gauges(journal).queues(agenda, now_ns),
         segments=len(sealed) + bool(files.lsns),
         size=sum(map(files.size, sealed)) + end.offset,
         next_lsn=journal.next_lsn,
+        uploads=0 if journal.is_past else inbox.count_waiting(),
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import TaskLog
+from taskq.log.inbox import publish
 from tests.cli.helpers import Sample, taskq, taskq_json
 
 if TYPE_CHECKING:
@@ -127,6 +128,13 @@ def test_stats_counts_by_queue_and_state(sample: Sample) -> None:
     shown = taskq("stats", "-d", sample.path).stdout
     assert "(all)" in shown
     assert "OLDEST READY" in shown
+
+
+def test_stats_tell_of_uploads_that_nobody_has_adopted_yet(tmp_path: Path) -> None:
+    for number in (1, 2):
+        publish(tmp_path, f"nightly@{number}", [])
+        assert taskq_json("stats", "-d", tmp_path)["uploads"] == number
+    assert "2 uploads wait to be adopted" in taskq("stats", "-d", tmp_path).stdout
 
 
 async def test_workers_shows_who_has_the_log_open_and_what_they_hold(tmp_path: Path) -> None:

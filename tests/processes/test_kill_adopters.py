@@ -109,7 +109,9 @@ async def test_adopt_enqueues_all_that_was_published_in_a_log_that_nobody_has_op
         writer.add(encode_tail(EnqueueSpec(), Extras(key=b"%d" % (number % 200))), b"keyed")
     publish(path, "nightly", [writer.close()])
     async with TaskLog.open(path, upkeep=False) as log:
+        assert (await log.stats()).uploads == 1
         assert await log.adopt() == 3_200
+        assert (await log.stats()).uploads == 0
         assert await log.adopt() == 0
         deliveries = await log.claim(3_000)
         assert [one.payload for one in deliveries] == [b"%d" % number for number in range(3_000)]
