@@ -22,7 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq import TaskQ
+from taskq import TaskLog, TaskQ
 from taskq.core.model import SECOND_NS
 from tests.bench.backlog_jobs import count
 from tests.bench.process import ROOT
@@ -35,7 +35,7 @@ TARGET: Final = "tests.bench.backlog_jobs:app"
 RATIO_MIN: Final = 1.6
 RECLAIM_SECONDS_MAX: Final = 1.0
 _ROWS: Final = 2_000
-_LOOK_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 0.1
 
 
 class Stretch(NamedTuple):
@@ -124,32 +124,33 @@ def kill_in_the_midst(
     process: subprocess.Popen[bytes], directory: Path, queue: str, at: int
 ) -> int:
     """Kill the driver's whole group once so many jobs succeeded; how many had, at the last look."""
-    while process.poll() is None:
-        done = sum(ends(directory, queue).successes.values()) if _exists(directory) else 0
-        if done >= at:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return done
-        time.sleep(_LOOK_SECONDS)
-    raise AssertionError("the worker ended before it could be killed: give more --jobs")
 
+    async def kill() -> int:
+        async with TaskQ(directory, upkeep=False) as app:
+            while process.poll() is None:
+                stats = {one.queue: one for one in (await app.stats()).queues}
+                if stats[queue].succeeded >= at:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                    return stats[queue].succeeded
+                await asyncio.sleep(_LOOK_SECONDS)
+        raise AssertionError("the worker ended before it could be killed: give more --jobs")
 
-def _exists(directory: Path) -> bool:
-    return (directory / "taskq.json").exists()
+    return asyncio.run(kill())
 
 
 def reclaim_seconds(directory: Path, queue: str) -> float:
-    """How long until somebody else can claim the jobs of the driver that was just killed."""
+    """How long until somebody else has a job of the driver that was just killed."""
 
     async def wait() -> float:
         began = time.perf_counter()
-        app = TaskQ(directory)
-        async with app:
-            while True:
-                stats = {one.queue: one for one in (await app.stats()).queues}
-                if not stats[queue].running:
-                    return time.perf_counter() - began
-                await asyncio.sleep(0.01)
+        async with TaskLog.open(directory) as log:
+            (delivery,) = await log.claim(1, queues=[queue], wait=10.0)
+            waited = time.perf_counter() - began
+            # Those that it had are older than all that wait.
+            assert delivery.attempt > 1
+            await log.release(delivery)
+        return waited
 
     return asyncio.run(wait())
 
