@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -23,6 +24,12 @@ _ASCII_MAX: Final = 127
 _U32_MAX: Final = 2**32 - 1
 
 
+@functools.lru_cache(maxsize=256)
+def nothing(kind: Any, count: int) -> pa.Array:
+    """So many nulls; most columns of details are, and arrays do not change."""
+    return pa.nulls(count, kind)
+
+
 def validity(valid: Mask | None) -> pa.Buffer | None:
     """Bits that say which rows are not null; None stands for all."""
     if valid is None or valid.all():
@@ -32,6 +39,8 @@ def validity(valid: Mask | None) -> pa.Buffer | None:
 
 def numbers(values: npt.NDArray[Any], valid: Mask | None = None, kind: Any = _LONG) -> pa.Array:
     """Numbers of a type of Arrow that has the width of numpy's."""
+    if valid is not None and not valid.any():
+        return nothing(kind, len(values))
     values = np.ascontiguousarray(values)
     assert values.itemsize * 8 == kind.bit_width
     return pa.Array.from_buffers(kind, len(values), [validity(valid), pa.py_buffer(values)])
@@ -56,7 +65,7 @@ def slices(
         return _text(taken) if is_text else taken
     some = np.flatnonzero(valid)
     if not len(some):
-        return pa.nulls(len(start), kind)
+        return nothing(kind, len(start))
     taken = _taken(data, start[some], end[some])
     return spread(_text(taken) if is_text else taken, some, valid)
 
@@ -100,7 +109,7 @@ def ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
         return _ids(tag, job)
     some = np.flatnonzero(valid)
     if not len(some):
-        return pa.nulls(len(job), _TEXT)
+        return nothing(_TEXT, len(job))
     return spread(_ids(tag, job[some]), some, valid)
 
 
@@ -127,6 +136,8 @@ def _ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
 
 def named(names: pa.Array, index: npt.NDArray[Any], valid: Mask | None = None) -> pa.Array:
     """The name at the index of each row."""
+    if valid is not None and not valid.any():
+        return nothing(names.type, len(index))
     mask = None if valid is None else ~valid
     return names.take(pa.array(index, mask=mask))
 

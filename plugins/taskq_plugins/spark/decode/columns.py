@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.decode.schema import Piece
 
 _INT: Final = pa.int32()
+_LONG: Final = pa.int64()
+_BYTES: Final = pa.binary()
 _KINDS: Final = sorted(Kind)
 _KIND_NAMES: Final = pa.array([*(kind.name.lower() for kind in _KINDS), UNKNOWN])
 _WITH_CAUSE: Final = layout.table(
@@ -96,6 +98,8 @@ def _timestamp(rows: Rows) -> pa.Array:
 
 def _option_bytes(option: Option) -> Callable[[Rows], pa.Array]:
     def build(rows: Rows) -> pa.Array:
+        if not rows.birth_options:
+            return arrays.nothing(_BYTES, len(rows))
         start, end, valid = _places(rows)
         rows.birth_options.bytes_of(option, start, end, valid)
         return arrays.slices(rows.data, start, end, valid)
@@ -109,9 +113,10 @@ def _places(rows: Rows) -> tuple[Ints, Ints, Mask]:
 
 
 def _history(rows: Rows) -> pa.Array:
+    if not rows.carries:
+        return arrays.nothing(_BYTES, len(rows))
     start, end, valid = _places(rows)
-    if rows.carries:
-        rows.carried_options.bytes_of(Option.HISTORY, start, end, valid)
+    rows.carried_options.bytes_of(Option.HISTORY, start, end, valid)
     return arrays.slices(rows.data, start, end, valid & (end > start))
 
 
@@ -140,6 +145,8 @@ def _token(rows: Rows) -> pa.Array:
 
 
 def _cause(rows: Rows) -> pa.Array:
+    if not rows.counts[_WITH_CAUSE].any():
+        return arrays.nothing(_CAUSE_NAMES.type, len(rows))
     index = _CAUSE_INDEX[rows.of_job["byte"]]
     return arrays.named(_CAUSE_NAMES, index, _WITH_CAUSE[rows.kind])
 
@@ -196,36 +203,44 @@ def _flags(rows: Rows) -> pa.Array:
 
 def _state(rows: Rows) -> pa.Array:
     if not rows.carries:
-        return pa.nulls(len(rows), pa.string())
+        return arrays.nothing(pa.string(), len(rows))
     return arrays.named(_STATE_NAMES, _STATE_INDEX[rows.of_job["byte"]], rows.is_carrying)
 
 
 def _enqueued_ns(rows: Rows) -> pa.Array:
+    if not rows.carries:
+        return arrays.nothing(_LONG, len(rows))
     return arrays.somewhere(np.where(rows.is_carrying, rows.of_job["enqueued_ns"], 0))
 
 
 def _carried_number(option: Option) -> Callable[[Rows], pa.Array]:
     def build(rows: Rows) -> pa.Array:
+        if not rows.carries:
+            return arrays.nothing(_LONG, len(rows))
         out = np.zeros(len(rows), np.int64)
-        if rows.carries:
-            _carried_only(rows, option, out)
+        _carried_only(rows, option, out)
         return arrays.somewhere(out)
 
     return build
 
 
 def _step_ns(rows: Rows) -> pa.Array:
-    valid = rows.is_kind(Kind.CLOCK)
-    return arrays.numbers(rows.other(layout.OF_CLOCK)["step_ns"], valid)
+    if not rows.has(Kind.CLOCK):
+        return arrays.nothing(_LONG, len(rows))
+    return arrays.numbers(rows.other(layout.OF_CLOCK)["step_ns"], rows.is_kind(Kind.CLOCK))
 
 
 def _key_hash(rows: Rows) -> pa.Array:
+    if not rows.plain_options:
+        return arrays.nothing(_LONG, len(rows))
     out = np.zeros(len(rows), np.int64)
     rows.plain_options.find_numbers(Option.KEY_HASH, out, strict=True)
     return arrays.somewhere(out)
 
 
 def _lease_ns(rows: Rows) -> pa.Array:
+    if not rows.plain_options and not rows.carries:
+        return arrays.nothing(_LONG, len(rows))
     out = np.zeros(len(rows), np.int64)
     rows.plain_options.find_numbers(Option.LEASE, out)
     if rows.carries:
@@ -234,6 +249,8 @@ def _lease_ns(rows: Rows) -> pa.Array:
 
 
 def _replaces(rows: Rows) -> pa.Array:
+    if not rows.birth_options:
+        return arrays.nothing(_LONG, len(rows))
     out = np.zeros(len(rows), np.int64)
     rows.birth_options.find_numbers(Option.REPLACES, out)
     return arrays.somewhere(out)

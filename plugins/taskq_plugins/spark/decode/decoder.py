@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from taskq.core.errors import FormatError, UsageError
+from taskq_plugins.spark.decode import arrays
 from taskq_plugins.spark.decode.columns import BUILDERS, CONSTANTS
 from taskq_plugins.spark.decode.frames import Damage, PieceReader
 from taskq_plugins.spark.decode.rows import Rows
@@ -128,7 +129,7 @@ class _Decoder:
         elif name in CONSTANTS:
             array = self._constant(name, len(rows))
         elif name == "headers" and not self._headers:
-            array = pa.nulls(len(rows), field.type)
+            array = arrays.nothing(field.type, len(rows))
         else:
             array = BUILDERS[name](rows)
         return array if array.type == field.type else array.cast(field.type)

@@ -24,12 +24,14 @@ _SIZE_SIZE: Final = 2
 
 def headers_of(data: Bytes, options: Options, count: int) -> pa.Array:
     """The headers among the options of so many rows, null where there are none."""
+    if not options:
+        return arrays.nothing(_TYPE, count)
     start, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
     valid = np.zeros(count, np.bool_)
     options.bytes_of(Option.HEADERS, start, end, valid)
     row = np.flatnonzero(valid)
     if not len(row):
-        return pa.nulls(count, _TYPE)
+        return arrays.nothing(_TYPE, count)
     texts = _texts(data, row, start[row], end[row])
     pairs = [
         # Of a last name without a value nothing is told.
@@ -37,7 +39,7 @@ def headers_of(data: Bytes, options: Options, count: int) -> pa.Array:
         for name, value in zip(texts[::2], texts[1::2], strict=False)
     ]
     if not pairs:
-        return pa.nulls(count, _TYPE)
+        return arrays.nothing(_TYPE, count)
     every = np.concatenate(pairs, axis=1)
     row, name_at, name_end, value_at, value_end = every[:, np.argsort(every[0], kind="stable")]
     names = arrays.slices(data, name_at, name_end, None, is_text=True)

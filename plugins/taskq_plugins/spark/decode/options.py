@@ -54,6 +54,10 @@ class Options:
             more = at + _OPTION.size <= end
             row, at, end = row[more], at[more], end[more]
 
+    def __bool__(self) -> bool:
+        """Whether any row has any."""
+        return bool(self._steps)
+
     def each(self, option: Option) -> Iterator[Step]:
         """The rows that have the option; those that have it twice come twice, in order."""
         for step in self._steps:

@@ -76,7 +76,7 @@ class Values:
         """Why a value or a result is missing."""
         of_value, of_result = self._value[1], self._result[1]
         if not of_value and not of_result:
-            return pa.nulls(len(self._rows), pa.string())
+            return arrays.nothing(pa.string(), len(self._rows))
         told = (
             "; ".join(one[row] for one in (of_value, of_result) if row in one)
             for row in range(len(self._rows))
@@ -95,7 +95,7 @@ class Values:
     def _result(self) -> tuple[pa.Array, dict[int, str]]:
         rows = self._rows
         if not rows.carries:
-            return pa.nulls(len(rows), pa.binary()), {}
+            return arrays.nothing(pa.binary(), len(rows)), {}
         return self._built(rows.result, rows.result_packing)
 
     def _built(self, slices: Slices, packing: Ints) -> tuple[pa.Array, dict[int, str]]:
