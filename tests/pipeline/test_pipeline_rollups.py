@@ -117,8 +117,10 @@ def test_the_fleets_spreads_are_taken_of_all_raw_values(of_fleet: Rows, by_devic
     assert len(of_fleet) == len(by_device) - 1
 
 
-@pytest.mark.parametrize("rollup", [rollup_hour, rollup_fleet_hour])
-@pytest.mark.parametrize("hours", [[NOON_HOUR - 1, NOON_HOUR + 1], []])
+@pytest.mark.parametrize(
+    ("rollup", "hours"),
+    [(rollup_hour, [NOON_HOUR - 1, NOON_HOUR + 1]), (rollup_fleet_hour, [NOON_HOUR])],
+)
 def test_some_hours_have_the_rows_that_they_have_in_the_whole_table(
     rollup: Callable[[DataFrame, DataFrame, Collection[int] | None], DataFrame],
     hours: list[int],
