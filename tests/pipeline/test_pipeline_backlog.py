@@ -296,6 +296,8 @@ def test_few_jobs_are_spread_over_all_partitions() -> None:
     costs.learn([("a", 0.004, 100)])
     assert lengths(cut(jobs, 2, costs, never)) == [50, 50]
     assert not jobs
+    jobs = waiting(*"a" * 100)
+    assert lengths(cut(jobs, 1, costs, never, 2)) == [50]
 
 
 def test_slow_jobs_go_alone_and_none_is_claimed_ahead() -> None:

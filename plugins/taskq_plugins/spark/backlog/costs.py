@@ -82,6 +82,7 @@ def cut(
     partitions: int,
     costs: Costs,
     alone: Callable[[Delivery], bool],
+    free: int = 0,
 ) -> list[list[Delivery]]:
     """Take jobs from the left of ``waiting`` for so many partitions, about equally long ones.
 
@@ -90,9 +91,10 @@ def cut(
         partitions: how many chunks to make at most.
         costs: of the tasks.
         alone: whether a job is to have a chunk of its own.
+        free: how many partitions could run them, if more than these.
     """
     total = sum(costs.seconds(one.task) for one in waiting)
-    goal = min(CHUNK_SECONDS, max(CHUNK_SECONDS_MIN, total / max(partitions, 1)))
+    goal = min(CHUNK_SECONDS, max(CHUNK_SECONDS_MIN, total / max(partitions, free, 1)))
     chunks: list[list[Delivery]] = []
     while waiting and len(chunks) < partitions:
         chunk = [waiting.popleft()]

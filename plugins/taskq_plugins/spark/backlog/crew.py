@@ -128,7 +128,7 @@ class SparkCrew:
         limit = self._chunks_max()
         while self.feed.buffer and room > 0:
             width = min(room, max(-(-limit // _WAVE_PARTS), 1))
-            chunks = cut(self.feed.buffer, width, self._costs, self._runs_alone)
+            chunks = cut(self.feed.buffer, width, self._costs, self._runs_alone, room)
             wave = self._loop.create_task(self._send(chunks), name="taskq-wave")
             self._out[wave] = chunks, len(chunks)
             wave.add_done_callback(self._on_returned)
