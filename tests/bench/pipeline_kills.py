@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LOGS: Final = 4
 KILLS: Final = 5
-#: Batches that the records are cut into, at least, so that there are moments to be killed at.
+#: Batches that the records are cut into, about, so that there are moments to be killed at.
 BATCHES: Final = 12
 _TURN_JOBS: Final = 500
 #: What tells a row from all others.
@@ -184,6 +184,7 @@ def main() -> None:
     """Make the logs, run twice, compare."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--batches", type=int, default=BATCHES)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", type=Path, default=None, help="where all is made")
     chosen = parser.parse_args()
@@ -194,7 +195,7 @@ def main() -> None:
             path = journals / f"device-{number}"
             asyncio.run(make_log(path, chosen.records // LOGS, chosen.seed + number))
         size = sum(path.stat().st_size for path in journals.rglob("*.log"))
-        max_bytes = size // BATCHES
+        max_bytes = size // chosen.batches
         print(f"seed {chosen.seed}, {size / 2**20:.0f} MiB of log", flush=True)
         started = time.monotonic()
         pace = undisturbed(journals, directory / "whole", max_bytes)

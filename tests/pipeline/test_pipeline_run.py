@@ -4,12 +4,15 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.lake import Lake, LakeWriter
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
+from taskq_plugins.spark.lake.hours import HOUR_NS
 from taskq_plugins.spark.lake.manifest import Batch
 from taskq_plugins.spark.lake.progress import log_progress
+from taskq_plugins.spark.run.tablenames import DERIVED
 from tests.pipeline.rowmaking import cut, last_lsns, live, rows_of
 
 if TYPE_CHECKING:
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.timeout(240)
 Row = dict[str, Any]
+HOURS = 5
 
 
 class Logs(NamedTuple):
@@ -39,21 +44,41 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Logs:
     asyncio.run(live(root / "edge-1", 4, 15))
     behind = rows_of(root, last_lsns(before) | last_lsns(carried))
     assert "succeeded" in carried["state"].to_pylist(), "a finished job is carried"
-    return Logs(root, (before, carried, behind))
+    return Logs(root, (before, carried, later(behind, HOURS)))
 
 
-def fold(spark: SparkSession, path: Path, batches: Sequence[pa.Table]) -> Lake:
-    from taskq_plugins.spark.run.folding import fold_batch  # noqa: PLC0415 - imports pyspark
-    from taskq_plugins.spark.run.storage import prepare  # noqa: PLC0415
-    from taskq_plugins.spark.run.stream import FOLDS  # noqa: PLC0415
+def later(rows: pa.Table, hours: int) -> pa.Table:
+    """The rows as if they had been written so many hours later."""
+    shifted = pc.add(rows["ts_ns"], hours * HOUR_NS)
+    return rows.set_column(rows.schema.get_field_index("ts_ns"), "ts_ns", shifted)
 
-    prepare(spark)
-    lake = Lake.open(path, create=True)
-    with lake.writer() as writer:
-        for number, rows in enumerate(batches):
-            batch = Batch("stream", number, f"offsets {number}")
-            fold_batch(spark, writer, FOLDS, spark.createDataFrame(rows), batch)
-    return lake
+
+class Folding:
+    """Folds batches into a lake."""
+
+    def __init__(self, spark: SparkSession, path: Path) -> None:
+        from taskq_plugins.spark.run.storage import prepare  # noqa: PLC0415 - imports pyspark
+
+        prepare(spark)
+        self.spark = spark
+        self.lake = Lake.open(path, create=True)
+
+    def batch(self, rows: pa.Table, number: int, offsets: str = "", stream: str = "s") -> bool:
+        """Whether it was folded: False if the lake had it."""
+        from taskq_plugins.spark.run.folding import fold_batch  # noqa: PLC0415
+        from taskq_plugins.spark.run.stream import FOLDS  # noqa: PLC0415
+
+        batch = Batch(stream, number, offsets or f"offsets {number}")
+        frame = self.spark.createDataFrame(rows)
+        with self.lake.writer() as writer:
+            return fold_batch(self.spark, writer, FOLDS, frame, batch) is not None
+
+    def refresh(self, names: Sequence[str], journals: Path | None = None) -> list[str]:
+        """Which of the derived tables were behind."""
+        from taskq_plugins.spark.run.derived import refresh_tables  # noqa: PLC0415
+
+        with self.lake.writer() as writer:
+            return refresh_tables(self.spark, writer, names, journals)
 
 
 def table(lake: Lake, name: str, *keys: str) -> dict[tuple[object, ...], Row]:
@@ -72,84 +97,84 @@ def base_tables(lake: Lake) -> tuple[dict[tuple[object, ...], Row], ...]:
 
 
 @pytest.fixture(scope="module")
-def small_batches(
-    spark: SparkSession, logs: Logs, tmp_path_factory: pytest.TempPathFactory
-) -> Lake:
+def small(spark: SparkSession, logs: Logs, tmp_path_factory: pytest.TempPathFactory) -> Folding:
+    """Three batches, cut anywhere; the rollups are refreshed before the last one, too."""
+    folding = Folding(spark, tmp_path_factory.mktemp("small") / "lake")
     before, carried, behind = logs.parts
-    batches = [*cut(before, 3), carried, behind]
-    return fold(spark, tmp_path_factory.mktemp("small") / "lake", batches)
+    first, second = cut(before, 2)
+    assert folding.batch(first, 0)
+    assert folding.batch(pa.concat_tables([second, carried]), 1)
+    assert folding.refresh(["rollup_hour"]) == ["rollup_hour"]
+    assert folding.batch(behind, 2)
+    assert folding.refresh(DERIVED, logs.root) == list(DERIVED)
+    return folding
 
 
-@pytest.mark.timeout(180)
-def test_many_small_batches_make_the_tables_that_one_large_one_makes(
-    spark: SparkSession, logs: Logs, small_batches: Lake, tmp_path: Path
+@pytest.fixture(scope="module")
+def whole(spark: SparkSession, logs: Logs, tmp_path_factory: pytest.TempPathFactory) -> Folding:
+    folding = Folding(spark, tmp_path_factory.mktemp("whole") / "lake")
+    folding.batch(pa.concat_tables(logs.parts), 0)
+    folding.refresh(["rollup_hour"])
+    return folding
+
+
+def test_small_batches_make_the_tables_that_one_large_one_makes(
+    small: Folding, whole: Folding
 ) -> None:
-    whole = fold(spark, tmp_path / "whole", [pa.concat_tables(logs.parts)])
-    for small, large in zip(base_tables(small_batches), base_tables(whole), strict=True):
-        assert small == large
-    assert small_batches.manifest().version == 5
-    states = {row["state"] for row in base_tables(small_batches)[1].values()}
+    for one, other in zip(base_tables(small.lake), base_tables(whole.lake), strict=True):
+        assert one == other
+    states = {row["state"] for row in base_tables(small.lake)[1].values()}
     assert {"succeeded", "dead", "cancelled", "ready", "scheduled"} <= states
 
 
-@pytest.mark.timeout(120)
-def test_open_records_are_no_more_than_what_is_open(logs: Logs, small_batches: Lake) -> None:
-    kept = small_batches.dataset("_open").to_table(columns=["log_id", "job", "kind"])
-    opened = small_batches.dataset("jobs", "open").to_table(columns=["log_id", "job", "is_over"])
+def test_rollups_of_touched_hours_equal_those_of_everything(small: Folding, whole: Folding) -> None:
+    keys = ("device", "queue", "task", "hour")
+    by_hour = table(small.lake, "rollup_hour", *keys)
+    assert by_hour == table(whole.lake, "rollup_hour", *keys)
+    assert len({row["hour"] for row in by_hour.values()}) > 1
+    jobs = table(small.lake, "jobs", "log_id", "job")
+    assert sum(row["enqueued"] for row in by_hour.values()) == len(jobs)
+
+
+def test_what_is_kept_of_records_is_of_open_jobs(logs: Logs, small: Folding) -> None:
+    kept = small.lake.dataset("_open").to_table(columns=["log_id", "job", "kind"]).to_pylist()
+    opened = small.lake.dataset("jobs", "open").to_table(columns=["log_id", "job", "is_over"])
     assert not any(opened["is_over"].to_pylist())
-    of_jobs = {(row["log_id"], row["job"]) for row in kept.to_pylist() if row["job"] is not None}
+    others = {"clock", "position", "told"}
+    of_jobs = {(row["log_id"], row["job"]) for row in kept if row["kind"] not in others}
     assert of_jobs == {(row["log_id"], row["job"]) for row in opened.to_pylist()}
-    others = sorted(row["kind"] for row in kept.to_pylist() if row["job"] is None)
-    assert others == ["origin", "origin", "position", "position"]
-    progress = log_progress(small_batches, logs.root)
+    progress = log_progress(small.lake, logs.root)
     assert [(log.device, log.left_bytes) for log in progress] == [("edge-1", 0), ("edge-2", 0)]
 
 
-@pytest.mark.timeout(120)
-def test_a_batch_that_the_lake_has_is_passed_over_and_another_under_its_number_refused(
-    spark: SparkSession, logs: Logs, small_batches: Lake
+def test_what_the_lake_has_is_passed_over_and_others_under_its_number_are_refused(
+    logs: Logs, small: Folding
 ) -> None:
-    from taskq_plugins.spark.run.folding import fold_batch  # noqa: PLC0415 - imports pyspark
-    from taskq_plugins.spark.run.stream import FOLDS  # noqa: PLC0415
-
-    before = small_batches.manifest()
-    rows = spark.createDataFrame(logs.parts[0])
-    with small_batches.writer() as writer:
-        for number in (4, 3, 0):
-            again = Batch("stream", number, f"offsets {number}")
-            assert fold_batch(spark, writer, FOLDS, rows, again) is None
-        with pytest.raises(CheckpointMismatch, match="plans other records for batch 4"):
-            fold_batch(spark, writer, FOLDS, rows, Batch("stream", 4, "others"))
-        with pytest.raises(CheckpointMismatch, match="not the one that the tables"):
-            fold_batch(spark, writer, FOLDS, rows, Batch("other", 5, "offsets 5"))
-    assert small_batches.manifest() == before
+    before = small.lake.manifest()
+    rows = logs.parts[0]
+    assert not small.batch(rows, 2)
+    assert not small.batch(rows, 0)
+    with pytest.raises(CheckpointMismatch, match="plans other records for batch 2"):
+        small.batch(rows, 2, "others")
+    with pytest.raises(CheckpointMismatch, match="not the one that the tables"):
+        small.batch(rows, 3, stream="other")
+    assert small.refresh(DERIVED, logs.root) == []
+    assert small.lake.manifest() == before
 
 
-@pytest.mark.timeout(120)
-def test_rollups_of_touched_hours_equal_those_of_everything(
-    spark: SparkSession, logs: Logs, tmp_path: Path
+def test_a_crash_before_the_manifest_leaves_the_last_version(
+    logs: Logs, whole: Folding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from taskq_plugins.spark.run.derived import refresh_tables  # noqa: PLC0415 - imports pyspark
-    from taskq_plugins.spark.run.folding import fold_batch  # noqa: PLC0415
-    from taskq_plugins.spark.run.stream import FOLDS  # noqa: PLC0415
-    from taskq_plugins.spark.run.tablenames import DERIVED  # noqa: PLC0415
+    before = whole.lake.manifest()
+    files = len(list(whole.lake.path.rglob("*.parquet")))
 
-    before, carried, behind = logs.parts
-    lake = fold(spark, tmp_path / "lake", [before])
-    with lake.writer() as writer:
-        assert refresh_tables(spark, writer, ["rollup_hour"], None) == ["rollup_hour"]
-        rest = spark.createDataFrame(pa.concat_tables([carried, behind]))
-        fold_batch(spark, writer, FOLDS, rest, Batch("stream", 1, "offsets 1"))
-        assert refresh_tables(spark, writer, DERIVED, logs.root) == list(DERIVED)
-        version = lake.manifest().version
-        assert refresh_tables(spark, writer, DERIVED, logs.root) == []
-        assert lake.manifest().version == version
-    by_hour = table(lake, "rollup_hour", "device", "queue", "task", "hour")
-    jobs = table(lake, "jobs", "log_id", "job").values()
-    assert sum(row["enqueued"] for row in by_hour.values()) == len(jobs)
-    settled = [row for row in jobs if row["settled_ns"] is not None]
-    assert sum(row["settled"] for row in by_hour.values()) == len(settled)
-    assert {row["device"] for row in lake.dataset("device_lag").to_table().to_pylist()} == {
-        "edge-1",
-        "edge-2",
-    }
+    def killed(*_args: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as crash:
+        crash.setattr(LakeWriter, "commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            whole.batch(logs.parts[2].slice(0, 0), 1)
+    assert Lake.open(whole.lake.path).manifest() == before
+    assert len(list(whole.lake.path.rglob("*.parquet"))) > files
+    assert len(whole.lake.files("jobs")) < files

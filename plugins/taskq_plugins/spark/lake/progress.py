@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.lake.manifest import Manifest
     from taskq_plugins.spark.lake.store import Lake
 
-_COLUMNS: Final = ("device", "log_id", "segment", "offset", "lsn", "ts_ns")
+_COLUMNS: Final = ("device", "log_id", "lsn", "ts_ns")
 
 
 class Position(NamedTuple):
@@ -24,8 +24,6 @@ class Position(NamedTuple):
 
     device: str
     log_id: str
-    segment: int
-    offset: int
     lsn: int
     ts_ns: int
 
@@ -33,7 +31,7 @@ class Position(NamedTuple):
 class LogProgress(NamedTuple):
     """One log; ``position`` is None if nothing was read of it, ``end_lsn`` None if it is gone.
 
-    ``left_bytes`` is at most the size of one frame above the truth.
+    ``left_bytes`` is reckoned from numbers of records: about that many, and 0 only if none is left.
     """
 
     device: str
@@ -80,13 +78,10 @@ def log_progress(
 
 def _progress(log: LogPlace, rows: list[SegmentRow], position: Position | None) -> LogProgress:
     end_lsn = max((row.next_lsn for row in rows), default=0)
-    left = 0
-    if position is None or position.lsn + 1 < end_lsn:
-        first = position.segment if position is not None else 0
-        begin = position.offset if position is not None else 0
-        left = sum(
-            row.end_offset - (begin if row.first_lsn == first else 0)
-            for row in rows
-            if row.first_lsn >= first
-        )
-    return LogProgress(log.device, log.log_id, position, end_lsn, max(left, 0))
+    read_lsn = position.lsn + 1 if position is not None else 0
+    left = 0.0
+    for row in rows:
+        if row.next_lsn > max(read_lsn, row.first_lsn):
+            share = (row.next_lsn - max(read_lsn, row.first_lsn)) / (row.next_lsn - row.first_lsn)
+            left += max(row.end_offset * share, 1.0)
+    return LogProgress(log.device, log.log_id, position, end_lsn, round(left))

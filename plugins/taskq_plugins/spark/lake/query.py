@@ -81,7 +81,7 @@ def select(lake: Lake, query: Query, what: str, order: str = "", group: str = ""
         connection.register("rows", lake.dataset(query.table))
         # A condition reads the table and nothing else of this machine.
         connection.execute("SET TimeZone='UTC'; SET enable_external_access=false")
-        return connection.execute(text).to_arrow_table()
+        return connection.sql(text).to_arrow_table()
     except duckdb.Error as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(

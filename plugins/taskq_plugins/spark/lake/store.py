@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 
 #: Raw records of jobs that are not over: of the pipeline alone.
 OPEN_RECORDS: Final = "_open"
-#: ``kind`` of rows of that table that are no records, so no fold makes a job of them: the last
-#: place that was read of a log, and the first segment of it that ever was.
+#: ``kind`` of the rows of that table which say how far each log was read.
 POSITION: Final = "position"
-ORIGIN: Final = "origin"
 CHECKPOINT: Final = "_checkpoint"
 
 

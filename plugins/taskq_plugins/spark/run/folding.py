@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import dataset
 from pyspark.sql import functions as F  # noqa: N812 - as all the world calls it
 
 from taskq_plugins.spark.lake import OPEN, OVER, Change
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
 from taskq_plugins.spark.lake.staging import PART_COLUMN
-from taskq_plugins.spark.lake.store import OPEN_RECORDS, ORIGIN, POSITION
+from taskq_plugins.spark.lake.store import OPEN_RECORDS
 from taskq_plugins.spark.run.storage import read_staged, read_table, tune, write_table
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, RECORDS
+from taskq_plugins.spark.tables.going_on import keep_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,13 +32,8 @@ if TYPE_CHECKING:
 #: Replaced as a whole by each commit.
 _REPLACED: Final = frozenset({OPEN})
 _ALL: Final = frozenset({OPEN, OVER})
-#: States that a carried record may bring a job in, and that nothing changes any more.
-_OVER_STATES: Final = ("succeeded", "cancelled", "expired")
-_JOB: Final = ("log_id", "job")
 #: Files that the open records are written to.
 _FILES: Final = 2
-#: What is kept of a log's last record: how far its time has come.
-_POSITION: Final = ("device", "segment", "offset", "epoch", "lsn", "timestamp", "ts_ns")
 
 
 class Folds(NamedTuple):
@@ -74,14 +67,14 @@ def fold_batch(
         return None
     records = write_table(writer, RECORDS, folds.records(rows))
     tune(spark, _rows(records) + manifest.table(OPEN_RECORDS).rows)
-    told = _without_closed(spark, lake, manifest, records)
+    told = read_staged(spark, lake, records)
     if manifest.table(OPEN_RECORDS).schema:
         told = read_table(spark, lake, OPEN_RECORDS, manifest=manifest).unionByName(told)
     jobs = write_table(writer, JOBS, with_part(folds.jobs(told)), parts=True)
     jobs_now = read_staged(spark, lake, jobs)
     attempts = write_table(writer, ATTEMPTS, with_part(folds.attempts(jobs_now)), parts=True)
     still_open = read_staged(spark, lake, jobs, OPEN)
-    kept = write_table(writer, OPEN_RECORDS, open_records(told, still_open))
+    kept = write_table(writer, OPEN_RECORDS, keep_open(told, still_open).coalesce(_FILES))
     changes = {
         RECORDS: Change(records.files, schema=records.schema),
         JOBS: Change(jobs.files, _REPLACED, schema=jobs.schema),
@@ -111,64 +104,6 @@ def with_part(frame: DataFrame) -> DataFrame:
     """With a column that says whether a row can still change."""
     part = F.when(F.col("is_over"), F.lit(OVER)).otherwise(F.lit(OPEN))
     return frame.withColumn(PART_COLUMN, part)
-
-
-def open_records(told: DataFrame, still_open: DataFrame) -> DataFrame:
-    """The records that later batches need: those of open jobs and of clocks.
-
-    Beside them two rows of each log that are no records: how far it was read, and from where.
-    """
-    is_clock = F.col("kind") == "clock"
-    wanted = told.join(still_open.select(*_JOB), on=list(_JOB), how="left_semi")
-    by_log = told.groupBy("log_id")
-    last = by_log.agg(F.max_by(F.struct(*_POSITION), "lsn").alias("last"))
-    first = by_log.agg(F.min_by(F.struct("device", "segment"), "segment").alias("first"))
-    filled = last.select("log_id", "last.*", F.lit(POSITION).alias("kind"))
-    filled = filled.unionByName(
-        first.select("log_id", "first.*", F.lit(ORIGIN).alias("kind")), allowMissingColumns=True
-    )
-    clocks = told.where(is_clock)
-    kept = wanted.unionByName(clocks).unionByName(filled, allowMissingColumns=True)
-    return kept.select(*told.columns).coalesce(_FILES)
-
-
-def _without_closed(
-    spark: SparkSession, lake: Lake, manifest: Manifest, records: Staged
-) -> DataFrame:
-    """The batch's records, but for those that carry a job which the lake holds as over.
-
-    Compaction writes finished jobs again that must be kept. Of one whose first records were read in
-    an earlier batch that would make a second row; of one that was finished before the log's oldest
-    segment that is left, it is the first that we hear.
-    """
-    rows = read_staged(spark, lake, records)
-    closed = _closed(lake, manifest, records)
-    if closed is None or not closed.num_rows:
-        return rows
-    known = spark.createDataFrame(closed)
-    # A job without a number is in no such pair, and a left anti join keeps it.
-    return rows.join(F.broadcast(known), on=list(_JOB), how="left_anti").select(*rows.columns)
-
-
-def _closed(lake: Lake, manifest: Manifest, records: Staged) -> pa.Table | None:
-    """Those jobs, as (log_id, job); None where there can be none.
-
-    It costs two columns of the jobs that are over, in batches behind a compaction alone.
-    """
-    if not records.files or not manifest.table(JOBS).schema:
-        return None
-    paths = [str(lake.path / file.path) for file in records.files]
-    carried = (pc.field("kind") == "carried") & pc.field("state").isin(_OVER_STATES)
-    told = dataset.dataset(paths, format="parquet").to_table(columns=list(_JOB), filter=carried)
-    if not told.num_rows:
-        return None
-    numbers = pc.min_max(told["job"])
-    among = pc.field("log_id").isin(pc.unique(told["log_id"])) & (
-        (pc.field("job") >= numbers["min"]) & (pc.field("job") <= numbers["max"])
-    )
-    over = lake.dataset(JOBS, OVER, manifest).to_table(columns=list(_JOB), filter=among)
-    found = over.join(told, keys=list(_JOB), join_type="left semi")
-    return found.group_by(list(_JOB)).aggregate([])
 
 
 def _rows(staged: Staged, part: str | None = None) -> int:
