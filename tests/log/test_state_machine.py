@@ -14,12 +14,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from taskq.core.errors import KeyHeld
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
+from taskq.log.adopter import Adopter
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
 from taskq.log.selection import letters
-from taskq.testing.crashable import PowerLost, ProcessKilled
+from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.log.jobmodel import ATTEMPTS, Model, ModelJob, later
 from tests.log.tending import FILLER, keeping, tend
+from tests.log.uploading import adopt as adopt_all
+from tests.log.uploading import order, publish, step, write_part
 from tests.log.world import Process, World
 
 if TYPE_CHECKING:
@@ -64,7 +67,9 @@ class LogMachine(RuleBasedStateMachine):
         self.model = Model()
         self.processes: list[Process] = []
         self.held: dict[int, Delivery] = {}
-        self.bodies = 0
+        self.bodies = self.uploads = 0
+        #: payloads of published jobs that are not in the log yet, with their queues
+        self.published: list[tuple[bytes, str]] = []
         self.appear()
 
     # -- processes come and go --------------------------------------------------------------------
@@ -219,6 +224,42 @@ class LogMachine(RuleBasedStateMachine):
         op = Op.REQUEUE if again else Op.PURGE
         self._do(process, op, operand, happens, crash, power, lambda: answer)
 
+    @rule(queue=st.sampled_from(QUEUES), count=st.integers(1, 4))
+    def upload(self, queue: str, count: int) -> None:
+        """Publish jobs, as somebody who has the log not open; nothing is in it yet."""
+        self._tick()
+        bodies = [b"up %d.%d" % (self.uploads, number) for number in range(count)]
+        disk = CrashableDisk(self.world.machine)
+        part = write_part(disk, bodies, spec=SPECS[queue, 5], alone=True)
+        assert publish(self.world, f"stream@{self.uploads}", [part], disk)
+        self.uploads += 1
+        self.published += [(body, queue) for body in bodies]
+
+    @precondition(lambda self: self.published)
+    @rule(pick=PICK, steps=st.integers(1, 30), crash=st.integers(0, 60), power=st.booleans())
+    def adopt(self, pick: int, steps: int, crash: int, power: bool) -> None:
+        """Adopt some of it; one time in two the process or its machine dies within it."""
+        process, machine, now_ns = self._process(pick), self.world.machine, self._tick()
+        adopter = Adopter(process.committer)
+        order(adopter)
+        if crash <= 30:
+            machine.stop_at(machine.steps + crash, power=power)
+        try:
+            for _ in range(steps):
+                step(process, adopter)
+            process.sync()
+            adopter.close()
+        except (PowerLost, ProcessKilled):
+            self._died(process, power)
+        machine.stop_at(None)
+        if not self.processes:
+            self.appear()
+        # Whoever was killed has synced nothing; what is learned here must not be lost later.
+        self.processes[0].journal.refresh()
+        self.processes[0].journal.sync()
+        self._learn_of_uploads(now_ns)
+        self._learn_of_claims()
+
     @rule(pick=PICK, queue=st.sampled_from(QUEUES))
     def pause(self, pick: int, queue: str) -> None:
         self._tick()
@@ -245,12 +286,7 @@ class LogMachine(RuleBasedStateMachine):
         try:
             answer = process.ask(op, operand)
         except (PowerLost, ProcessKilled):
-            machine.stop_at(None)
-            if power:
-                self.world.everyone_is_gone(1)
-                self._all_are_gone()
-            else:
-                self._bury(process)
+            self._died(process, power)
             if any(lsn >= start_lsn for lsn in self._traces(op)):
                 # It is in the log, though nobody was told: all of it, or nothing.
                 happens(would_answer())
@@ -261,6 +297,26 @@ class LogMachine(RuleBasedStateMachine):
             return
         machine.stop_at(None)
         happens(answer)
+
+    def _died(self, process: Process, power: bool) -> None:
+        self.world.machine.stop_at(None)
+        if power:
+            self.world.everyone_is_gone(1)
+            self._all_are_gone()
+        else:
+            self._bury(process)
+
+    def _learn_of_uploads(self, now_ns: int) -> None:
+        """What is in the log of what was published: the first so many, each once."""
+        births = [one for one in self.world.records() if one.kind == Kind.ENQUEUED]
+        while self.published:
+            body, queue = self.published[0]
+            found = [one.lsn for one in births if one.body == body]
+            if not found:
+                break
+            assert len(found) == 1, "a job came twice"
+            del self.published[0]
+            self.model.put(ModelJob(found[0], queue, 5, body, None, 0, State.READY, 0, 0), now_ns)
 
     def _traces(self, op: Op) -> set[int]:
         """The records that an operation of this kind leaves."""
@@ -329,10 +385,13 @@ class LogMachine(RuleBasedStateMachine):
         """Every job is what the log tells of it, or is not kept any more."""
         if not hasattr(self, "model"):
             return
-        self._tick()
+        now_ns = self._tick()
         if self.processes:
             self.processes[0].commit([])
+            adopt_all(self.processes[0])
             self.processes[0].sync()
+            self._learn_of_uploads(now_ns)
+            assert not self.published, "a published job is gone"
         for job in self.model.jobs.values():
             view = self.world.view(job.lsn)
             if view is None:

@@ -54,12 +54,15 @@ def write_part(
     *,
     upload: str = "up",
     spec: EnqueueSpec = PLAIN,
+    alone: bool = False,
 ) -> Part:
-    """A part that holds these jobs."""
+    """A part that holds these jobs, each in a chunk of its own if they are to be ``alone``."""
     writer = PartWriter(Path(PATH), upload, disk=disk)
     tail = encode_tail(spec, extras)
     for body in bodies:
         writer.add(tail, body)
+        if alone:
+            writer._flush()
     return writer.close()
 
 
