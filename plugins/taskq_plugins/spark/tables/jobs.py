@@ -38,6 +38,9 @@ _SCHEDULED: Final = told(State.SCHEDULED)
 _SUCCEEDED: Final = told(State.SUCCEEDED)
 _DUE_IS_WALL: Final = "moments & 1 <> 0"
 _EXPIRES_IS_WALL: Final = "moments & 2 <> 0"
+_EVENTS: Final = told_any(EVENT_KINDS)
+#: Kinds of records that concern one job.
+CONCERNING: Final = told_any(EVENT_KINDS | CARRYING_KINDS | {Kind.ENQUEUED})
 #: Whether a record may bring a job; it depends on the log whether one that carries a job does.
 BEGINS: Final = f"kind = {_ENQUEUED} or kind in ({_CARRYING}) and state <> {told(State.ABSENT)}"
 _TEXT: Final = "if(length({0}) > 0, make_valid_utf8(string({0})), null)"
@@ -110,25 +113,26 @@ def jobs(records: DataFrame, as_of: DataFrame | None = None) -> DataFrame:
 
 
 def gather(records: DataFrame) -> DataFrame:
-    """One row per log_id and job: ``born``, ``events`` behind it, and ``was_told``."""
-    wanted = f"kind in ({told_any(EVENT_KINDS | CARRYING_KINDS | {Kind.ENQUEUED})}, '{TOLD}')"
-    rows = records.where(wanted).withColumns(
-        {"begins": F.expr(BEGINS), "born_state": F.expr(_BORN_STATE)}
+    """One row per log_id and job: ``born``, ``events`` behind it by lsn, and ``was_told``."""
+    rows = records.where(f"kind in ({CONCERNING}, '{TOLD}')").withColumn(
+        "born_state", F.expr(_BORN_STATE)
     )
-    return (
-        rows.groupBy("log_id", "job")
-        .agg(
-            F.expr(f"min_by(if(begins, {_BORN}, null), if(begins, lsn, null))").alias("born"),
-            F.expr(
-                f"collect_list(if(kind in ({told_any(EVENT_KINDS)}), {_EVENT}, null))"
-            ).alias("happened"),
-            F.expr(f"bool_or(kind = '{TOLD}')").alias("was_told"),
+    # Sorted first, and told apart before that: aggregates of structs and arrays are worked out by
+    # sorting anyway, but else twice, on both sides of the exchange, for 1.7 times the time.
+    parted = (
+        rows.selectExpr(
+            "log_id", "job", "lsn", f"if({BEGINS}, {_BORN}, null) as born",
+            f"if(kind in ({_EVENTS}), {_EVENT}, null) as event", f"kind = '{TOLD}' as is_told",
         )
-        .select(
-            "log_id", "job", "born", "was_told",
-            F.expr("filter(array_sort(happened), one -> one.lsn > born.lsn)").alias("events"),
-        )
+        .repartition("log_id", "job")
+        .sortWithinPartitions("log_id", "job", "lsn")
     )  # fmt: skip
+    gathered = parted.groupBy("log_id", "job").agg(
+        F.expr("min_by(born, if(born is null, null, lsn))").alias("born"),
+        F.expr("sort_array(collect_list(event))").alias("events"),
+        F.expr("bool_or(is_told)").alias("was_told"),
+    )
+    return gathered.withColumn("events", F.expr("filter(events, one -> one.lsn > born.lsn)"))
 
 
 def logs(records: DataFrame, as_of: DataFrame | None = None) -> DataFrame:

@@ -1,0 +1,142 @@
+"""Logs as Spark's fold of them gets them, and the jobs that the Python fold tells of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from taskq.log.bodystore import BodyStore
+from taskq.log.config import LogConfig
+from taskq.log.exporting import Chosen, each_job
+from taskq.log.reader import open_journal
+from taskq_plugins.spark.decode import DETAILS, Corrupt, decode
+from tests.pipeline.rows_of_log import pieces, save
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+    from taskq.core.model import JobView
+    from tests.log.world import World
+
+Row = dict[str, Any]
+#: name of the log and number of the job -> its row
+Jobs = dict[tuple[str, int], Row]
+
+
+class JobLog(NamedTuple):
+    """Records, columns DETAILS, and the jobs as of the last of them."""
+
+    records: pa.Table
+    jobs: Jobs
+
+
+def of_world(world: World, directory: Path) -> JobLog:
+    """A world's log; the directory's name is that of the log."""
+    return of_directory(save(world.machine, directory))
+
+
+def of_directory(directory: Path) -> JobLog:
+    """The log in it. In the rows the directory's name stands for the log's id."""
+    name = directory.name
+    journal = open_journal(str(directory))
+    try:
+        batches = [
+            batch
+            for piece in pieces(journal, directory, name)
+            for batch in decode(piece, DETAILS, corrupt=Corrupt.SKIP)
+        ]
+        found = pa.Table.from_batches(batches, DETAILS)
+        place = DETAILS.get_field_index("log_id")
+        named = pa.array([name] * found.num_rows, pa.string())
+        table = found.set_column(place, DETAILS.field(place), named)
+        if not table.num_rows:
+            return JobLog(table, {})
+        now_ns = table["ts_ns"][-1].as_py()
+        bodies = BodyStore(str(directory), LogConfig())
+        views = [bodies.open_view(view) for view in each_job(journal, Chosen(), now_ns)]
+        return JobLog(table, {(name, view.lsn): _row(view) for view in views})
+    finally:
+        journal.close()
+
+
+def joined(logs: Iterable[JobLog]) -> JobLog:
+    """Several logs as one."""
+    logs = list(logs)
+    jobs: Jobs = {}
+    for log in logs:
+        assert not jobs.keys() & log.jobs.keys(), "each log has a name of its own"
+        jobs |= log.jobs
+    return JobLog(pa.concat_tables(log.records for log in logs), jobs)
+
+
+def collected(jobs: DataFrame) -> list[Row]:
+    """The rows of ``jobs``, in plain values."""
+    return [row.asDict(recursive=True) for row in jobs.collect()]
+
+
+def by_job(rows: Iterable[Row]) -> Jobs:
+    """The rows by log and number; each job has one."""
+    found: Jobs = {}
+    for row in rows:
+        key = row["log_id"], row["job"]
+        assert key not in found, f"job {key} has two rows"
+        found[key] = row
+    return found
+
+
+def check_equal(told: Jobs, wanted: Jobs) -> None:
+    """What Spark tells, against what the Python fold tells."""
+    assert told.keys() == wanted.keys()
+    for key, row in wanted.items():
+        got = comparable(told[key])
+        different = {name: (got[name], row[name]) for name in row if got[name] != row[name]}
+        assert not different, (key, row["state"])
+
+
+def comparable(row: Row) -> Row:
+    """A row of Spark's with attempts as the Python fold has them."""
+    attempts = [
+        {name: one[name] for name in one if name not in {"wait_ns", "run_ns"}}
+        for one in row["attempts"]
+    ]
+    return row | {"attempts": attempts}
+
+
+def _row(view: JobView) -> Row:
+    return {
+        "job_id": view.job_id,
+        "queue": view.queue,
+        "task": view.task or None,
+        "priority": view.priority,
+        "state": view.state.name.lower(),
+        "attempt": view.attempt,
+        "attempts_max": view.attempts_max or None,
+        "enqueued_ns": view.enqueued_ns,
+        "due_ns": view.due_ns or None,
+        "expires_ns": view.expires_ns or None,
+        "first_started_ns": view.attempts[0].started_ns if view.attempts else None,
+        "settled_ns": view.settled_ns or None,
+        "key": view.key,
+        "headers": view.headers or None,
+        "payload": view.payload,
+        "result": view.result,
+        "reason": view.reason or None,
+        "keeps_result": view.keeps_result,
+        "replay_of": view.headers.get("replay_of"),
+        "is_over": view.state.name.lower() in {"succeeded", "cancelled", "expired"},
+        "attempts": [
+            {
+                "number": one.number,
+                "owner": one.owner - 2**64 if one.owner >= 2**63 else one.owner,
+                "started_ns": one.started_ns,
+                "ended_ns": one.ended_ns or None,
+                "outcome": one.outcome or None,
+                "reason": one.reason or None,
+            }
+            for one in view.attempts
+        ],
+    }

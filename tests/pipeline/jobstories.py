@@ -1,0 +1,210 @@
+"""Logs with one kind of story each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq import TaskLog
+from taskq.core.model import SECOND_NS, Conflict, Extras
+from taskq.core.records import Cause, Flag, Kind
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.selection import letters
+from tests.log.tending import fill_segment, keeping, tend
+from tests.log.world import SMALL, Process, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from taskq.log.requests import Delivery
+
+_TIGHT: Final = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)
+_HOUR_NS: Final = 3_600 * SECOND_NS
+_REASON: Final = "ValueError: né".encode()
+
+
+def _one(process: Process) -> Delivery:
+    (delivery,) = process.claim()
+    return delivery
+
+
+def _requeue(process: Process, job: int) -> None:
+    process.catch_up()
+    assert process.ask(Op.REQUEUE, letters(process.committer, [job]).items) == [None]
+
+
+def _dead(process: Process, body: bytes = _REASON, extras: Extras | None = None) -> int:
+    job = process.enqueue(b"to die", extras)
+    process.settle(_one(process), Kind.DIED, body=body, cause=Cause.REJECTED)
+    return job
+
+
+def jobs_that_succeed_wait_and_run(world: World) -> None:
+    process = world.process()
+    for _ in range(5):
+        process.enqueue()
+        world.clock.advance(1)
+    process.settle(_one(process), body=b"42")
+    process.settle(_one(process), body=b"")
+    process.settle(_one(process))
+    _one(process)
+
+
+def retries_with_and_without_delay(world: World) -> None:
+    process = world.process()
+    process.enqueue()
+    for delay_ns in (0, 60 * SECOND_NS, 0):
+        process.settle(_one(process), Kind.RETRIED, body=_REASON, delay_ns=delay_ns)
+        world.clock.advance(61)
+    process.settle(_one(process), body=b"at last")
+    process.enqueue()
+    process.settle(_one(process), Kind.RETRIED, body=b"\xff no text", delay_ns=_HOUR_NS)
+
+
+def releases_by_drain_and_snooze(world: World) -> None:
+    process = world.process()
+    process.enqueue()
+    process.settle(_one(process), Kind.RELEASED, cause=Cause.DRAIN)
+    world.clock.advance(2)
+    process.settle(_one(process), Kind.RELEASED, cause=Cause.SNOOZE, delay_ns=_HOUR_NS)
+
+
+def an_owner_that_is_lost(world: World) -> None:
+    process, other = world.process(), world.process()
+    process.enqueue()
+    process.enqueue()
+    _one(other)
+    world.clock.advance(3)
+    other.kill()
+    process.commit([])
+    process.sync()
+    process.settle(_one(process), body=b"done by another")
+
+
+def dead_letters_requeued_and_purged(world: World) -> None:
+    process = world.process()
+    expires = Extras(expires_ns=_HOUR_NS, key=b"k")
+    first, second, third = _dead(process, extras=expires), _dead(process, b""), _dead(process)
+    for job in (first, second):
+        _requeue(process, job)
+        world.clock.advance(1)
+    process.settle(_one(process), Kind.RETRIED, body=b"again", delay_ns=60 * SECOND_NS)
+    world.clock.step(-7_200)
+    process.enqueue()
+    process.ask(Op.PURGE, [third])
+    _dead(process)
+
+
+def jobs_withdrawn_and_expired(world: World) -> None:
+    process = world.process()
+    job = process.enqueue()
+    process.ask(Op.CANCEL, job)
+    later = process.enqueue(extras=Extras(due_ns=_HOUR_NS))
+    process.ask(Op.CANCEL, later)
+    process.enqueue(extras=Extras(expires_ns=60 * SECOND_NS))
+    process.enqueue(extras=Extras(expires_ns=world.clock.wall_ns() + 1, expires_is_wall=True))
+    world.clock.advance(120)
+    for _ in range(3):
+        process.commit([])
+        process.sync()
+
+
+def keys_and_headers(world: World) -> None:
+    process = world.process()
+    keyed = Extras(key=b"\x00key", headers={"replay_of": "other-7", "trace": "é"})
+    process.enqueue(extras=keyed)
+    process.offer(b"second", Extras(key=b"\x00key"))
+    process.offer(b"third", Extras(key=b"\x00key", on_conflict=Conflict.REPLACE))
+    process.enqueue(extras=Extras(headers={"empty": ""}), spec=EnqueueSpec("réseau", "", 9, 0))
+    dropping = EnqueueSpec("mail", "drop", 9, 1, flags=int(Flag.DROP_RESULT))
+    process.enqueue(spec=dropping)
+    process.settle(_one(process))
+
+
+def clocks_that_are_set(world: World) -> None:
+    """Delays, expiries and backoff shift; dates do not. One job runs meanwhile."""
+    process = world.process()
+    date_ns = world.clock.wall_ns() + 2 * _HOUR_NS
+    process.enqueue(b"runs")
+    _one(process)
+    process.enqueue(extras=Extras(due_ns=10 * SECOND_NS))
+    process.enqueue(extras=Extras(due_ns=_HOUR_NS, expires_ns=9 * _HOUR_NS))
+    process.enqueue(extras=Extras(due_ns=date_ns, due_is_wall=True, expires_ns=9 * _HOUR_NS))
+    process.enqueue(extras=Extras(expires_ns=date_ns, expires_is_wall=True))
+    process.enqueue(b"backs off", spec=EnqueueSpec(priority=9))
+    process.settle(_one(process), Kind.RETRIED, body=b"no", delay_ns=_HOUR_NS)
+    for step in (-3_000, 10**8, -(10**8), 600):
+        world.clock.step(step)
+        process.enqueue()
+    world.clock.advance(20)
+    for _ in range(9):
+        for delivery in process.claim():
+            process.settle(delivery, body=b"ok")
+
+
+def compacted_logs(world: World) -> None:
+    """What began in segments that are gone is told by the records that carry it."""
+    process = world.process()
+    keep = Extras(keep_ns=999 * _HOUR_NS, headers={"replay_of": "1"})
+    process.enqueue(b"kept", keep)
+    process.settle(_one(process), Kind.RETRIED, body=b"first", delay_ns=SECOND_NS)
+    world.clock.advance(2)
+    process.settle(_one(process), body=b"kept result")
+    _dead(process)
+    process.enqueue(b"waits", Extras(due_ns=_HOUR_NS, expires_ns=5 * _HOUR_NS))
+    process.enqueue(b"dated", Extras(due_ns=world.clock.wall_ns() + _HOUR_NS, due_is_wall=True))
+    low = EnqueueSpec(priority=0)
+    process.enqueue(b"is ready", spec=low)
+    process.enqueue(b"tried", spec=EnqueueSpec(priority=9))
+    process.settle(_one(process), Kind.RETRIED, body=b"", delay_ns=900 * _HOUR_NS)
+    process.enqueue(b"runs", spec=EnqueueSpec(priority=9))
+    running = _one(process)
+    for _ in range(4):
+        fill_segment(process)
+        tend(process)
+    world.clock.step(-600)
+    process.enqueue(spec=low)
+    process.settle(running, Kind.RETRIED, body=b"carried while it ran", delay_ns=SECOND_NS)
+
+
+def dead_letters_requeued_in_compacted_logs(world: World) -> None:
+    """The first records of them that are left are those that requeued them."""
+    process = world.process()
+    dead = [_dead(process), _dead(process)]
+    begun = process.journal.segment
+    while process.journal.segment == begun:
+        process.enqueue(bytes(20_000), spec=EnqueueSpec(priority=0))
+    for job in dead:
+        _requeue(process, job)
+    process.settle(_one(process), Kind.RETRIED, body=b"once more", delay_ns=SECOND_NS)
+    process.journal.files.remove(begun)
+
+
+STORIES: Final[dict[str, Callable[[World], None]]] = {
+    story.__name__: story
+    for story in (
+        jobs_that_succeed_wait_and_run, retries_with_and_without_delay,
+        releases_by_drain_and_snooze, an_owner_that_is_lost, dead_letters_requeued_and_purged,
+        jobs_withdrawn_and_expired, keys_and_headers, clocks_that_are_set, compacted_logs,
+        dead_letters_requeued_in_compacted_logs,
+    )
+}  # fmt: skip
+
+
+def world_of(story: str) -> World:
+    """A world in which it has happened."""
+    world = World(config=_TIGHT if story == "compacted_logs" else SMALL)
+    STORIES[story](world)
+    return world
+
+
+async def bodies(path: Path) -> None:
+    """A log whose payloads and results are compressed or in files, each in every way."""
+    large = b"all work and no play " * 80_000
+    async with TaskLog.open(path, durability="os", min_free=0, reserve=0) as log:
+        for compress in ("none", "zlib", "zstd"):
+            for body in (b"small", large[:9_000], large):
+                await log.put(body, compress=compress, spill=True)
+                (delivery,) = await log.claim()
+                await log.ack(delivery, body, compress=compress, spill=True)

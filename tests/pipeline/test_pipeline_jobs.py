@@ -1,0 +1,207 @@
+"""``jobs`` and ``attempts`` are the Python fold of the same log, to the row, whatever happened."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from taskq.core.records import Kind
+from taskq_plugins.spark.tables import schemas
+from taskq_plugins.spark.tables.attempts import attempts
+from taskq_plugins.spark.tables.jobs import jobs
+from taskq_plugins.spark.tables.records import records
+from tests.log.acts import History
+from tests.log.simulation import Simulation
+from tests.log.test_compaction_mix import CONFIGS, Mix
+from tests.pipeline.joblogs import (
+    JobLog,
+    Jobs,
+    by_job,
+    check_equal,
+    collected,
+    joined,
+    of_directory,
+    of_world,
+)
+from tests.pipeline.jobstories import STORIES, bodies, world_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+#: The fold of them all, with a session that may have to start first.
+pytestmark = pytest.mark.timeout(240)
+SECOND: Final = 10**9
+SEEDS: Final = range(6)
+DAMAGED: Final = range(12)
+
+
+class Folded(NamedTuple):
+    """Many logs in one data frame, folded once, since each of Spark's actions takes its time."""
+
+    logs: dict[str, JobLog]
+    jobs: Jobs
+    frame: DataFrame
+    spark: SparkSession
+
+    def check(self, *names: str) -> None:
+        """The rows of these logs are those of the Python fold."""
+        assert names
+        for name in names:
+            told = {key: row for key, row in self.jobs.items() if key[0] == name}
+            check_equal(told, self.logs[name].jobs)
+
+
+def _logs(path: Path) -> Iterator[JobLog]:
+    for story in STORIES:
+        yield of_world(world_of(story), path / story)
+    asyncio.run(bodies(path / "bodies"))
+    yield of_directory(path / "bodies")
+    for seed in SEEDS:
+        mix = Mix(seed, CONFIGS[seed % len(CONFIGS)], locked=False)
+        for _ in range(150):
+            mix.act()
+        yield of_world(mix.world, path / f"mix-{seed}")
+        simulation = Simulation(seed, steps_of_clock=True, faults=bool(seed % 2))
+        simulation.run(120)
+        yield of_world(simulation.world, path / f"simulation-{seed}")
+        history = History(seed, steps_of_clock=True, small=bool(seed % 2))
+        history.run(20)
+        if seed % 2:
+            history.compact()
+            history.run(20)
+        yield of_world(history.world, path / f"history-{seed}")
+    yield from _damaged(path)
+
+
+def _damaged(path: Path) -> Iterator[JobLog]:
+    """A log with flipped bits: what is whole by its own CRC is salvaged, the rest is not there."""
+    mix = Mix(1, CONFIGS[1], locked=False)
+    for _ in range(120):
+        mix.act()
+    for seed in DAMAGED:
+        chance = random.Random(seed)
+        directory = path / f"damaged-{seed}"
+        of_world(mix.world, directory)
+        file = chance.choice(sorted((directory / "log").glob("*.log")))
+        data = bytearray(file.read_bytes())
+        for _ in range(3):
+            data[chance.randrange(64, len(data))] ^= 1 << chance.randrange(8)
+        file.write_bytes(data)
+        yield of_directory(directory)
+
+
+@pytest.fixture(scope="module")
+def folded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Folded:
+    """Every log of this file, folded at once."""
+    path = tmp_path_factory.mktemp("logs")
+    logs = {log.records["log_id"][0].as_py(): log for log in _logs(path) if len(log.records)}
+    # Some copies of records, in no order at all: a fold goes by the lsn.
+    table = joined(logs.values()).records
+    order = list(range(len(table)))
+    random.Random(7).shuffle(order)
+    shuffled = spark.createDataFrame(table.take([*order, *order[:500]]))
+    frame = jobs(records(shuffled)).cache()
+    return Folded(logs, by_job(collected(frame)), frame, spark)
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_story_is_told_as_the_log_tells_it(story: str, folded: Folded) -> None:
+    folded.check(story)
+
+
+def test_bodies_are_as_they_were_given(folded: Folded) -> None:
+    folded.check("bodies")
+    rows = [row for (log_id, _), row in folded.jobs.items() if log_id == "bodies"]
+    assert len(rows) == 9
+    assert all(row["payload"] == row["result"] for row in rows)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_logs_are_told_as_they_tell_it(seed: int, folded: Folded) -> None:
+    """Of processes that crash, die, compact against each other, while somebody sets the clock."""
+    folded.check(f"mix-{seed}", f"simulation-{seed}", f"history-{seed}")
+
+
+def test_damaged_logs_are_told_as_they_tell_it(folded: Folded) -> None:
+    folded.check(*(f"damaged-{seed}" for seed in DAMAGED))
+
+
+def test_these_logs_have_all_kinds_of_life_in_them(folded: Folded) -> None:
+    """Else what the tests above say would be worth less."""
+    kinds = Counter(
+        kind for log in folded.logs.values() for kind in log.records["kind"].to_pylist()
+    )
+    of_jobs = {kind.name.lower() for kind in Kind if Kind.ENQUEUED <= kind <= Kind.CLOCK}
+    assert not of_jobs - kinds.keys()
+    rows = folded.jobs.values()
+    states = {row["state"] for row in rows}
+    assert states == {"scheduled", "ready", "running", "succeeded", "dead", "cancelled", "expired"}
+    outcomes = {one["outcome"] for row in rows for one in row["attempts"]}
+    assert outcomes == {None, "succeeded", "retried", "died", "released", "lost"}
+
+
+def test_the_columns_are_those_that_the_other_tables_expect(folded: Folded) -> None:
+    assert _plain(folded.frame.schema) == _plain(schemas.JOBS)
+    assert _plain(attempts(folded.frame).schema) == _plain(schemas.ATTEMPTS)
+
+
+def _plain(kind: DataType) -> str:
+    """The type without what may be null."""
+    return kind.simpleString()
+
+
+def test_there_is_a_row_for_each_attempt(folded: Folded) -> None:
+    told = [row.asDict() for row in attempts(folded.frame).collect()]
+    wanted = [
+        (key, one["number"], one["started_ns"], one["outcome"], one["reason"], row["is_over"])
+        for key, row in folded.jobs.items()
+        for one in row["attempts"]
+    ]
+    names = ("number", "started_ns", "outcome", "reason", "is_over")
+    found = [((one["log_id"], one["job"]), *(one[name] for name in names)) for one in told]
+    assert Counter(found) == Counter(wanted)
+
+
+def _times(folded: Folded, log_id: str, job: int) -> list[tuple[Any, Any]]:
+    """Seconds of wait and run of each attempt of a job."""
+    return [
+        tuple(None if one[name] is None else one[name] / SECOND for name in ("wait_ns", "run_ns"))
+        for one in folded.jobs[log_id, job]["attempts"]
+    ]  # type: ignore[return-value]
+
+
+def test_a_wait_counts_from_the_enqueue_and_not_from_before_a_job_is_due(folded: Folded) -> None:
+    first = folded.logs["jobs_that_succeed_wait_and_run"].jobs
+    waits = [_times(folded, *key)[0][0] for key in sorted(first) if first[key]["attempts"]]
+    assert waits == [5, 4, 3, 2]
+    [job] = [key for key, row in folded.jobs.items() if row["result"] == b"at last"]
+    assert [wait for wait, _ in _times(folded, *job)] == [0, 61, 1, 61]
+
+
+def test_steps_of_the_clock_are_no_waits_and_no_runs(folded: Folded) -> None:
+    """Twenty seconds passed, and the clock was set by years."""
+    rows = folded.logs["clocks_that_are_set"].jobs
+    times = [times for key in rows for times in _times(folded, *key)]
+    assert len(times) > 7
+    assert {wait for wait, _ in times} <= {0, 10, 20}
+    assert {run for _, run in times} <= {None, 0}
+
+
+def test_waiting_jobs_are_looked_at_when_the_caller_says(folded: Folded) -> None:
+    log = folded.logs["retries_with_and_without_delay"]
+    [(key, row)] = [one for one in log.jobs.items() if one[1]["state"] == "scheduled"]
+    frame = folded.spark.createDataFrame(log.records)
+    due_ns = row["due_ns"]
+    moments = folded.spark.createDataFrame([(key[0], due_ns)], "log_id string, now_ns long")
+    told = by_job(collected(jobs(frame, moments)))
+    assert (told[key]["state"], told[key]["due_ns"]) == ("ready", None)
