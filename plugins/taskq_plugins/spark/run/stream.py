@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from pyspark.errors import PySparkException
 
 from taskq.core.errors import TaskqError
-from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.vacuum import vacuum
 from taskq_plugins.spark.run.checkpoint import batch_of, check
 from taskq_plugins.spark.run.command import MAX_BYTES_DEFAULT
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.folding import Folds, fold_batch
+from taskq_plugins.spark.run.reasons import failure
 from taskq_plugins.spark.run.storage import prepare
 from taskq_plugins.spark.run.tablenames import DERIVED
 from taskq_plugins.spark.tables.attempts import attempts
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 #: How often the main thread looks up from waiting, so that Ctrl-C is answered.
 _LOOK_SECONDS: Final = 1
 FOLDS: Final = Folds(records, jobs, attempts)
-
-
-class PipelineFailed(LakeError):
-    """Spark failed under the run; what was committed before stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +86,20 @@ def run(
     prepare(spark)
     sink = _Sink(spark, writer, listener)
     _follow(spark, lake, options, sink)
-    refreshed = refresh_tables(spark, writer, options.tables, options.journals, listener.on_table)
+    refreshed = _refresh(spark, writer, options, listener)
     if sink.batches or refreshed:
         vacuum(writer)
     seconds = time.monotonic() - started
     return Summary(sink.batches, sink.records, tuple(refreshed), seconds, lake.manifest())
+
+
+def _refresh(
+    spark: SparkSession, writer: LakeWriter, options: RunOptions, listener: Listener
+) -> list[str]:
+    try:
+        return refresh_tables(spark, writer, options.tables, options.journals, listener.on_table)
+    except PySparkException as error:
+        raise failure(str(error)) from error
 
 
 class _Sink:
@@ -159,11 +164,4 @@ def _reason(sink: _Sink, error: PySparkException) -> TaskqError:
     """What went wrong, without Spark's wrapping."""
     if isinstance(sink.error, TaskqError):
         return sink.error
-    text = str(sink.error or error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # The last lines of a Python source's traceback hold its error.
-    told = [line for line in lines if "Error: " in line or "Exception: " in line]
-    return PipelineFailed(
-        f"the run stopped ({(told or lines or ['no reason given'])[-1][:500]}); what was "
-        f"committed before stands. Remove the cause, then run again"
-    )
+    return failure(str(sink.error or error))
