@@ -116,7 +116,7 @@ async def _ends(directory: Path, queue: str) -> Ends:
 
 def stretches(found: Ends) -> Iterator[Stretch]:
     """What each process did, in the order in which they began."""
-    for first, last, done in sorted(found.owners.values()):
+    for first, last, done in sorted(one for one in found.owners.values() if one[2]):
         yield Stretch(done, max(last - first, 1) / SECOND_NS)
 
 
