@@ -158,6 +158,9 @@ def test_a_batch_begins_and_ends_where_the_options_say(
     given = f'{{"b": {{"segment": {third.segment}, "offset": {third.offset}}}}}'
     rows = read_batch(tmp_path, startingOffsets=given, devices="b")
     assert lsns(rows)[0] == third.first_lsn
+    # The offset of a row, in the middle of a frame.
+    given = f'{{"b": {{"segment": {third.segment}, "offset": {rows[1]["offset"]}}}}}'
+    assert read_batch(tmp_path, startingOffsets=given, devices="b") == rows
     with pytest.raises(OptionError, match="startingOffsets: there is no log or device 'x'"):
         read_batch(tmp_path, startingOffsets='{"x": "latest"}')
 

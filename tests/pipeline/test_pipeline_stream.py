@@ -80,6 +80,25 @@ def test_a_stream_begins_where_it_is_told(tmp_path: Path) -> None:
     assert not stream.step()
 
 
+def test_a_log_that_is_to_begin_at_its_end_does_while_others_begin_elsewhere(
+    tmp_path: Path,
+) -> None:
+    made = {name: MadeLog(tmp_path / name) for name in "abc"}
+    for log in made.values():
+        log.enqueue(1)
+        log.enqueue(1)
+    stream = Stream(tmp_path, startingOffsets='{"a": "latest", "b": {"lsn": 2}}')
+    rows = stream.step()
+    assert [lsns(rows, name) for name in "abc"] == [[], [2], [1, 2]]
+    for log in made.values():
+        log.enqueue(1)
+    stream.restart()
+    rows = stream.step()
+    assert [lsns(rows, name) for name in "abc"] == [[3], [3], [3]]
+    with pytest.raises(OptionError, match="there is no log or device 'z'"):
+        Stream(tmp_path, startingOffsets='{"z": "latest"}')
+
+
 def test_a_batch_is_the_same_bytes_whenever_it_is_asked_for(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "a")
     for _ in range(3):
@@ -160,6 +179,20 @@ def test_a_frame_that_is_larger_than_the_limit_is_read_alone(tmp_path: Path) -> 
         made.enqueue(1, size=size)
     stream = Stream(tmp_path, maxBytesPerTrigger="1k")
     assert [lsns(stream.step()) for _ in range(4)] == [[1], [2], [3], []]
+
+
+def test_large_frames_get_their_turn_among_many_small_ones(tmp_path: Path) -> None:
+    """A share of the trigger is less than one of them."""
+    large = MadeLog(tmp_path / "large")
+    for _ in range(3):
+        large.enqueue(1, size=600_000)
+    for n in range(3):
+        small = MadeLog(tmp_path / f"small{n}")
+        for _ in range(60):
+            small.enqueue(1, size=20_000)
+    stream = Stream(tmp_path, maxBytesPerTrigger="1400k")
+    seen = [len(lsns(stream.step(), "large")) for _ in range(3)]
+    assert sum(seen) >= 2
 
 
 def test_a_limit_of_files_is_kept_to(tmp_path: Path) -> None:

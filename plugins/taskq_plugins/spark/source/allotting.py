@@ -59,7 +59,9 @@ def allot(backlogs: Sequence[Backlog], limits: Limits) -> tuple[list[Position], 
         has_moved = False
         for n in waiting:
             share = Limits(min(size_share, size_left), min(files_share, files_left))
-            step = _advance(backlogs[n]._replace(here=here[n]), share, must=last < 0)
+            # A frame that is larger than the share still goes if the trigger has room for it.
+            frame_max = size_left if last >= 0 else UNLIMITED
+            step = _advance(backlogs[n]._replace(here=here[n]), share, frame_max)
             if step.here == here[n]:
                 continue
             here[n], last, has_moved = step.here, n, True
@@ -71,8 +73,8 @@ def allot(backlogs: Sequence[Backlog], limits: Limits) -> tuple[list[Position], 
             return here, last
 
 
-def _advance(backlog: Backlog, share: Limits, *, must: bool) -> _Step:
-    """As far as a share goes; ``must``: one frame at least."""
+def _advance(backlog: Backlog, share: Limits, frame_max: int) -> _Step:
+    """As far as a share goes; one frame at least, if it has no more than ``frame_max`` bytes."""
     standing, here, target = backlog
     size = files = 0
     while here.place < target.place and files < share.files:
@@ -86,8 +88,8 @@ def _advance(backlog: Backlog, share: Limits, *, must: bool) -> _Step:
             size += max(rest, 0)
             files += rest > 0
             continue
-        cut = _cut(standing, here, place, limit, room, must=must and not size)
-        if cut is not None:
+        cut = _cut(standing, here, place, limit, room)
+        if cut.offset - here.offset <= (room if size else max(room, frame_max)):
             size += cut.offset - here.offset
             files += 1
             here = cut
@@ -110,15 +112,11 @@ def _cut(
     place: SegmentPlace,
     limit: int,
     room: int,
-    *,
-    must: bool,
-) -> Position | None:
-    """The last border of frames within the room, or with ``must`` the first one beyond it."""
+) -> Position:
+    """The last border of frames within the room, or else the first one beyond it."""
     with standing.open(place) as file:
         found = file.last_before(min(here.offset + room + 1, limit), here.offset + 8)
         if found is None:
-            if not must:
-                return None
             found = file.first_from(here.offset + 8, limit)
             if found is None:
                 return _at(here, limit)

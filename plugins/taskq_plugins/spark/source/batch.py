@@ -89,10 +89,10 @@ class BatchReader(DataSourceReader):
 
 
 def beginning(options: ReadOptions, standing: Standing, *, is_new: bool = False) -> Position:
-    """Where reading a log begins; ``is_new``: it appeared after a stream began at the end."""
+    """Where reading a log begins; ``is_new``: it was not there when a stream began."""
     if options.starting_timestamp is not None:
         return at_time(standing, options.starting_timestamp)
-    if options.starting_offsets is None or (is_new and options.starting_offsets == "latest"):
+    if options.starting_offsets is None or is_new:
         return standing.earliest
     return bound_of(options.starting_offsets, standing) or standing.earliest
 
@@ -110,11 +110,10 @@ def check_found(options: ReadOptions, sight: Sight) -> None:
     """Let nobody take the wrong directory for one without records.
 
     Raises:
-        FleetError: there is no log, or none of the devices.
-        OptionError: offsets are given of a log that is not there.
+        FleetError: there is no log.
+        OptionError: there is none of the devices, or of those that offsets are given of.
     """
-    logs = [standing.log for standing in sight.standings]
-    if not logs and not sight.has_problems:
+    if not sight.standings and not sight.has_problems:
         if options.devices is not None:
             names = ", ".join(sorted(options.devices)[:5])
             raise OptionError("devices", f": none of them is in {options.path}: {names}")
@@ -122,6 +121,16 @@ def check_found(options: ReadOptions, sight: Sight) -> None:
             f"{options.path} holds no task log: give the option path the directory of one (it has "
             f"a file taskq.json), or one that holds such directories"
         )
+    check_named(options, sight)
+
+
+def check_named(options: ReadOptions, sight: Sight) -> None:
+    """Let nobody misspell whose offsets he gives.
+
+    Raises:
+        OptionError: offsets are given of a log that is not there.
+    """
+    logs = [standing.log for standing in sight.standings]
     known = {name for log in logs for name in (log.log_id, log.device)}
     for option, bound in (
         ("startingOffsets", options.starting_offsets),

@@ -115,8 +115,19 @@ def place_of(standing: Standing, given: Given) -> Position:
         return standing.latest.begun()
     if isinstance(given, Lsn):
         return at_lsn(standing, given.lsn).begun()
-    position = given._replace(device=standing.log.device)
-    return position if position.from_segment else position.begun()
+    return _at_border(standing, given._replace(device=standing.log.device)).begun()
+
+
+def _at_border(standing: Standing, position: Position) -> Position:
+    """The place itself, or the start of the frame that it is in, such as a row's offset."""
+    place = standing.find(position.segment)
+    if place is None or position.frame:
+        return position
+    with standing.open(place) as file:
+        found = file.last_before(position.offset + 1)
+    if found is None or found[0] + found[1].size <= position.offset:
+        return position
+    return position._replace(offset=found[0], lsn=found[1].first_lsn, epoch=found[1].epoch)
 
 
 def at_lsn(standing: Standing, lsn: int) -> Position:

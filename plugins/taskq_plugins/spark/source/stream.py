@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from taskq_plugins.spark.source.allotting import UNLIMITED, Backlog, Limits, allot
-from taskq_plugins.spark.source.batch import Pieces, beginning, patiently
+from taskq_plugins.spark.source.batch import Pieces, beginning, bound_of, check_named, patiently
 from taskq_plugins.spark.source.going_on import Stretch, go_on, stretches
 from taskq_plugins.spark.source.packing import pack
 from taskq_plugins.spark.source.positions import (
@@ -67,16 +67,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- offsets ----------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
-        """Nothing read of any log; of those that are there now all, if startingOffsets is latest.
+        """Nothing read of any log, but for those of which startingOffsets says something else.
 
         Raises:
             Unreadable: a log cannot be read.
         """
-        if self._options.starting_offsets != "latest":
+        bound = self._options.starting_offsets
+        if bound is None or bound == "earliest":
             return {}
-        standings = look(self._options).standings
-        pinned = {one.log.log_id: one.latest.begun() for one in standings if one.end.mark.segment}
-        return offsets_to_json(pinned)
+        sight = look(self._options)
+        check_named(self._options, sight)
+        found = {one.log.log_id: bound_of(bound, one) for one in sight.standings}
+        return offsets_to_json({one: at for one, at in found.items() if at and at.segment})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
         """What the options limit; where they limit both, the other is kept to as well."""
