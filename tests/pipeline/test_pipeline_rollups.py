@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from taskq_plugins.spark.tables.rollups import rollup_fleet_hour, rollup_hour, touched_hours
+from taskq_plugins.spark.tables.rollups import rollup_fleet_hour, rollup_hour
 from taskq_plugins.spark.tables.schemas import ATTEMPTS, JOBS
 from tests.pipeline.tablerows import HOUR, NOON, NOON_HOUR, SECOND, attempt, frame, job
 
@@ -133,13 +133,6 @@ def test_some_hours_have_the_rows_that_they_have_in_the_whole_table(
     names = ("device", "task", "hour") if rollup is rollup_hour else ("task", "hour")
     wanted = {key: row for key, row in whole.items() if key[-1] in {at(hour) for hour in hours}}
     assert collected(rollup(jobs, attempts, hours), *names) == wanted
-
-
-def test_the_touched_hours_are_those_that_have_rows(
-    jobs: DataFrame, attempts: DataFrame, by_device: Rows
-) -> None:
-    touched = {at(row.hour) for row in touched_hours(jobs, attempts).collect()}
-    assert touched == {key[-1] for key in by_device}
 
 
 def test_percentiles_are_those_of_numpy(spark: SparkSession) -> None:

@@ -2,8 +2,8 @@
 
 A row is one hour (UTC, by the device's own clock) of one task in one queue. It tells of three
 things, each in the hour in which it happened: jobs enqueued, jobs settled, attempts ended. So a job
-that waits over midnight counts in two rows, and a row may change only as long as its hour is
-touched (``touched_hours``). Jobs that were purged are gone from here as well.
+that waits over midnight counts in two rows, and a row changes only when a job or an attempt does
+that counts in its hour. Jobs that were purged are gone from here as well.
 
 =======================  ======  ==================================================================
 column                   type    meaning
@@ -83,19 +83,6 @@ def rollup_fleet_hour(
 ) -> DataFrame:
     """One row per queue, task and hour over all devices; otherwise as ``rollup_hour``."""
     return _rollup(jobs, attempts, ("queue", "task"), hours)
-
-
-def touched_hours(jobs: DataFrame, attempts: DataFrame) -> DataFrame:
-    """The hours that these jobs and attempts have a part in: ``hour``, a long, hours since 1970.
-
-    Whoever replaces rows passes the old ones and the new ones: both hours change when a dead letter
-    is requeued and dies again.
-    """
-    moments = [
-        jobs.select(hour_number(name).alias("hour")) for name in ("enqueued_ns", "settled_ns")
-    ]
-    moments.append(attempts.select(hour_number("ended_ns").alias("hour")))
-    return _union(moments).where("hour is not null").distinct()
 
 
 def _rollup(
