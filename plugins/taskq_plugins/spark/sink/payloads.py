@@ -1,7 +1,8 @@
 """Columns as JSON payloads, byte for byte as an enqueue by name writes them.
 
 Whole numbers, booleans and text are written column by column; the rest goes through pydantic's
-writer value by value. Two columns of text and one number: 3.3 M rows/s, against 0.5 M row by row.
+writer value by value. Two columns of text and one number: four times as fast as row by row, which
+does 0.4 M rows/s.
 """
 
 from __future__ import annotations
