@@ -24,9 +24,13 @@ _ASCII_MAX: Final = 127
 _U32_MAX: Final = 2**32 - 1
 
 
-@functools.lru_cache(maxsize=256)
 def nothing(kind: Any, count: int) -> pa.Array:
-    """So many nulls; most columns of details are, and arrays do not change."""
+    """So many nulls: most columns of details are, and arrays do not change, so they are shared."""
+    return _nulls(kind, 1 << count.bit_length())[:count]
+
+
+@functools.lru_cache(maxsize=64)
+def _nulls(kind: Any, count: int) -> pa.Array:
     return pa.nulls(count, kind)
 
 
