@@ -110,6 +110,18 @@ def test_an_identity_that_does_not_read_is_named_and_can_be_left_out(
     assert len(problems) == 1
 
 
+def test_pipes_in_the_place_of_files_hold_up_nobody(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    os.mkfifo(tmp_path / "a" / "taskq.json")
+    made = MadeLog(tmp_path / "b")
+    made.file.unlink()
+    os.mkfifo(made.file)
+    log = only(tmp_path)
+    assert log.device == "b"
+    with pytest.raises(SegmentUnreadable, match="it is no file"):
+        fleet.segments(log)
+
+
 def test_an_empty_directory_has_no_logs_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     assert not fleet.find_logs(tmp_path)
     with pytest.raises(FleetError, match="nowhere is no directory"):

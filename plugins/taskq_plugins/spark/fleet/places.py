@@ -89,7 +89,7 @@ def find_logs(
     if not _is_directory(top, follow=True):
         raise FleetError(f"{shown(top)} is no directory: give one that holds task logs")
     disk, found = LocalDisk(), dict[str, LogPlace]()
-    for device, path in _candidates(disk, top, on_problem):
+    for device, path in _candidates(top, on_problem):
         try:
             place = _look(disk, device, path)
         except LogError as error:
@@ -109,20 +109,20 @@ def find_logs(
 
 
 def _candidates(
-    disk: LocalDisk, top: str, on_problem: Callable[[LogError], None] | None
+    top: str, on_problem: Callable[[LogError], None] | None
 ) -> Iterator[tuple[str, str]]:
     """(device, directory) of everything that may be a log."""
-    if _has_identity(disk, top):
+    if _has_identity(top):
         yield shown(Path(top).name) or top, top
         return
     for name in _directories(top, None):
         path = f"{top.rstrip('/')}/{name}"
         device = shown(name)
-        if _has_identity(disk, path):
+        if _has_identity(path):
             yield device, path
             continue
         for below in _directories(path, on_problem):
-            if _has_identity(disk, f"{path}/{below}"):
+            if _has_identity(f"{path}/{below}"):
                 yield device, f"{path}/{below}"
 
 
@@ -133,8 +133,13 @@ def _look(disk: LocalDisk, device: str, path: str) -> LogPlace | None:
     return LogPlace(device, path, str(identity.log_id), identity.tag, identity.created_ns)
 
 
-def _has_identity(disk: LocalDisk, path: str) -> bool:
-    return disk.modified_ns(f"{path}/{FILE}") is not None
+def _has_identity(path: str) -> bool:
+    """Whether there is a file of that name; a pipe would hold up whoever opens it."""
+    try:
+        mode = os.stat(f"{path}/{FILE}").st_mode  # noqa: PTH116 - text, maybe no UTF-8
+    except OSError:
+        return False
+    return stat.S_ISREG(mode)
 
 
 def _directories(path: str, on_problem: Callable[[LogError], None] | None) -> list[str]:
