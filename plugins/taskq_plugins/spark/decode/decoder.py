@@ -78,7 +78,7 @@ class _Decoder:
             raise UsageError(f"there is no column {unknown[0]!r}: {', '.join(DETAILS.names)}")
         self._piece = piece
         self._schema = schema
-        self._corrupt = corrupt
+        self._corrupt = Corrupt(corrupt)
         self._rows_max = rows_max
         self._payload = payload
         self._headers = headers

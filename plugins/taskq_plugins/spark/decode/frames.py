@@ -122,12 +122,13 @@ class PieceReader:
             if damage is not None:
                 yield damage
             offset = _HEAD
-        chunk = np.zeros(CHUNK_BYTES + PAD_SIZE, np.uint8)
+        # Of thousands of small segments each needs a small one.
+        chunk = np.zeros(min(CHUNK_BYTES, end - offset) + PAD_SIZE, np.uint8)
         wanted = CHUNK_BYTES
         while offset < end:
-            if wanted > len(chunk) - PAD_SIZE:
-                chunk = np.zeros(wanted + PAD_SIZE, np.uint8)
             asked = min(wanted, end - offset)
+            if asked > len(chunk) - PAD_SIZE:
+                chunk = np.zeros(asked + PAD_SIZE, np.uint8)
             filled = self._fill(chunk, asked, offset)
             found, size, needed = self._whole_frames(chunk, filled, offset)
             if found is not None:
