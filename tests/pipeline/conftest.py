@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import warnings
 from typing import TYPE_CHECKING
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+#: In the environment of a machine that has Java, so that no test is left out unnoticed.
+JAVA_IS_A_MUST = "TASKQ_TESTS_NEED_JAVA"
+TIMEOUT_SECONDS = 300
 #: A session that lives for minutes: Java's second compiler, and noting each line of ours that adds
 #: to a plan, took twice the processor time of the tests themselves.
 CONF = {
@@ -23,7 +27,10 @@ CONF = {
 def spark() -> Iterator[SparkSession]:
     """The one Spark session of all tests that need one; starting it takes seconds."""
     if shutil.which("java") is None:
-        pytest.skip("there is no Java on this machine, and Spark needs Java 17")
+        reason = "there is no Java on this machine, and Spark needs Java 17"
+        if os.environ.get(JAVA_IS_A_MUST):
+            pytest.fail(reason)
+        pytest.skip(reason)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from taskq_plugins.spark.session import open_session  # noqa: PLC0415 - 1 s to import
@@ -40,3 +47,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
+            # Whichever comes first starts Java, too; a busy machine takes its time for that.
+            item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
