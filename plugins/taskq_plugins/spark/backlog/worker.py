@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from taskq_plugins.spark.backlog.cluster import Cluster
 from taskq_plugins.spark.backlog.crew import Executors, SparkCrew
@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from taskq_workers.elsewhere import Order
 
 #: A lost executor is our business: Spark's own second try of its jobs would count no attempt, so
-#: it runs none, but lets the other partitions of that batch end.
-_CONF = {"spark.scheduler.mode": "FAIR", "spark.task.maxFailures": "2"}
+#: it runs none, but lets the other partitions of that batch end. And a cancelled Python process is
+#: to end well within the time that a worker gives cancelled jobs.
+_CONF: Final = {
+    "spark.python.task.killTimeout": "200ms",
+    "spark.scheduler.mode": "FAIR",
+    "spark.task.maxFailures": "2",
+}
 
 
 class SparkWorker(Worker):
