@@ -123,7 +123,7 @@ class PieceReader:
                 yield damage
             offset = _HEAD
         # Of thousands of small segments each needs a small one.
-        chunk = np.zeros(min(CHUNK_BYTES, end - offset) + PAD_SIZE, np.uint8)
+        chunk = np.zeros(min(CHUNK_BYTES, max(end - offset, 0)) + PAD_SIZE, np.uint8)
         wanted = CHUNK_BYTES
         while offset < end:
             asked = min(wanted, end - offset)
