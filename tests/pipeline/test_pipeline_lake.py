@@ -24,6 +24,7 @@ from taskq_plugins.spark.lake.errors import (
 from taskq_plugins.spark.lake.history import manifest_path
 from taskq_plugins.spark.lake.hours import HOUR_NS, RANGES_MAX, overlap, ranges, union
 from taskq_plugins.spark.lake.manifest import FULL_EVERY, Batch, Refresh
+from taskq_plugins.spark.lake.merging import SMALL_FILES_MAX, merge_small_files
 from taskq_plugins.spark.lake.vacuum import vacuum
 
 if TYPE_CHECKING:
@@ -138,6 +139,27 @@ def test_vacuum_keeps_what_a_reader_of_the_newest_version_starts_from(tmp_path: 
         assert jobs(Lake.open(tmp_path / "lake")) == list(range(FULL_EVERY * 2 + 5))
         append(writer, [99])
     assert jobs(Lake.open(tmp_path / "lake"))[-1] == 99
+
+
+def test_many_small_files_are_written_together_and_count_from_the_same_version(
+    tmp_path: Path,
+) -> None:
+    lake = Lake.open(tmp_path / "lake", create=True)
+    with lake.writer() as writer:
+        for row in range(SMALL_FILES_MAX - 1):
+            append(writer, [row])
+        staged = write(writer, [77], part=OPEN)
+        writer.commit({"jobs": Change(staged.files)})
+        assert merge_small_files(writer, ["jobs", "records"]) == 0
+        last = append(writer, [SMALL_FILES_MAX - 1])
+        opened = lake.dataset("jobs")
+        assert merge_small_files(writer, ["jobs", "records"]) == SMALL_FILES_MAX
+        assert merge_small_files(writer, ["jobs", "records"]) == 0
+    still, merged = lake.manifest().table("jobs").files
+    assert (still.part, merged.part, merged.version) == (OPEN, OVER, last.version)
+    assert merged.hours == ((0, SMALL_FILES_MAX - 1),)
+    assert jobs(lake) == [*range(SMALL_FILES_MAX), 77]
+    assert opened.to_table().num_rows == SMALL_FILES_MAX + 1, "a reader keeps its files"
 
 
 def test_one_process_writes_at_a_time_and_the_other_is_told_which(tmp_path: Path) -> None:

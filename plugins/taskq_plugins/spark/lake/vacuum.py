@@ -49,6 +49,9 @@ def vacuum(writer: LakeWriter, *, keep_seconds: float = KEEP_SECONDS) -> Vacuume
         return Vacuumed(0, 0, 0)
     count, size_bytes = _remove_files(lake.path, named, limit_ns)
     gone = [version for version in versions(directory) if version < full_before(oldest)]
+    for left in directory.glob(".*.tmp"):  # of a process that was killed while it published
+        if left.stat().st_mtime_ns < limit_ns:
+            left.unlink(missing_ok=True)
     for version in gone:
         manifest_path(directory, version).unlink(missing_ok=True)
     return Vacuumed(count, size_bytes, len(gone))

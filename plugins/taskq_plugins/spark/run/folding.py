@@ -37,9 +37,12 @@ _FILES: Final = 2
 
 
 class Folds(NamedTuple):
-    """The functions that make the base tables."""
+    """The functions that make the base tables out of the records.
 
-    records: Callable[[DataFrame], DataFrame]
+    Those are kept as the source gives them: it gives each once, and refuses a log that is there
+    twice, so looking for copies (``tables.records``) would cost a sort of all payloads for nothing.
+    """
+
     jobs: Callable[[DataFrame], DataFrame]
     attempts: Callable[[DataFrame], DataFrame]
 
@@ -65,7 +68,7 @@ def fold_batch(
     manifest = lake.manifest()
     if _is_committed(lake, manifest, batch):
         return None
-    records = write_table(writer, RECORDS, folds.records(rows))
+    records = write_table(writer, RECORDS, rows)
     tune(spark, _rows(records) + manifest.table(OPEN_RECORDS).rows)
     told = read_staged(spark, lake, records)
     if manifest.table(OPEN_RECORDS).schema:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from pyspark.errors import PySparkException
 
 from taskq.core.errors import TaskqError
+from taskq_plugins.spark.lake.merging import merge_small_files
 from taskq_plugins.spark.lake.vacuum import vacuum
 from taskq_plugins.spark.run.checkpoint import batch_of, check
 from taskq_plugins.spark.run.command import MAX_BYTES_DEFAULT
@@ -17,10 +18,9 @@ from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.folding import Folds, fold_batch
 from taskq_plugins.spark.run.reasons import failure
 from taskq_plugins.spark.run.storage import prepare
-from taskq_plugins.spark.run.tablenames import DERIVED
+from taskq_plugins.spark.run.tablenames import ATTEMPTS, DERIVED, JOBS, RECORDS
 from taskq_plugins.spark.tables.attempts import attempts
 from taskq_plugins.spark.tables.jobs import jobs
-from taskq_plugins.spark.tables.records import records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: How often the main thread looks up from waiting, so that Ctrl-C is answered.
 _LOOK_SECONDS: Final = 1
-FOLDS: Final = Folds(records, jobs, attempts)
+FOLDS: Final = Folds(jobs, attempts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,7 @@ def run(
     _follow(spark, lake, options, sink)
     refreshed = _refresh(spark, writer, options, listener)
     if sink.batches or refreshed:
+        merge_small_files(writer, (RECORDS, JOBS, ATTEMPTS))
         vacuum(writer)
     seconds = time.monotonic() - started
     return Summary(sink.batches, sink.records, tuple(refreshed), seconds, lake.manifest())
