@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -133,6 +134,7 @@ def test_a_session_of_the_users_is_neither_changed_nor_stopped(
     assert spark.range(3).count() == 3
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.usefixtures("spark")
 def test_a_killed_process_leaves_no_java_and_its_files_go_with_the_next_start(
     tmp_path: Path,
@@ -166,11 +168,9 @@ def test_a_killed_process_leaves_no_java_and_its_files_go_with_the_next_start(
 
 def signal_of_its_end(pidfd: int) -> None:
     """Return once the process is gone."""
-    import select  # noqa: PLC0415
-
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    assert poll.poll(20_000), "Java went on without its driver"
+    assert poll.poll(60_000), "Java went on without its driver"
     os.close(pidfd)
 
 
