@@ -33,14 +33,14 @@ class Stream:
 
     def __init__(self, folder: Path) -> None:
         self._commits = folder / "checkpoint" / "commits"
-        self._out = (folder / "output").open("ab")
         names = ("rows", "data", "checkpoint")
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *(str(folder / name) for name in names)],
-            stdout=self._out,
-            stderr=self._out,
-            start_new_session=True,
-        )
+        with (folder / "output").open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), *(str(folder / name) for name in names)],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
 
     def batches(self) -> int:
         return len([one for one in self._commits.glob("*") if one.name.isdigit()])
