@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
 
 #: What a chunk is to take.
-CHUNK_SECONDS: Final = 0.8
+CHUNK_SECONDS: Final = 1.0
 #: A chunk is not made shorter to keep all executors busy: starting it would take most of the time.
 CHUNK_SECONDS_MIN: Final = 0.1
 #: Slower jobs are claimed only for executors that are free.

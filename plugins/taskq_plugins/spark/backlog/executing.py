@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.backlog.shipment import Chunk
 
 #: After so long no further job of a chunk begins.
-HOLD_SECONDS: Final = 2.0
+HOLD_SECONDS: Final = 2.5
 #: Nor once its results are larger together.
 RESULT_BYTES_MAX: Final = 32 << 20
 
