@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -145,6 +146,9 @@ def _run(
     report.starting()
     conf = SESSION if left_bytes > SMALL_BYTES_MAX else SESSION | SMALL_SESSION
     with spark_session("taskq pipeline run", master=master, conf=conf) as session:
+        # What fails is told by us, in a line.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        session.sparkContext.setLogLevel("OFF")
         summary = run_stream(session, writer, options, report)
     report.done(summary._replace(seconds=time.monotonic() - started))
 

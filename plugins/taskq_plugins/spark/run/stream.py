@@ -16,6 +16,7 @@ from taskq_plugins.spark.run.checkpoint import batch_of, check
 from taskq_plugins.spark.run.command import MAX_BYTES_DEFAULT
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.folding import Folds, fold_batch
+from taskq_plugins.spark.run.interrupting import interruptible
 from taskq_plugins.spark.run.reasons import failure
 from taskq_plugins.spark.run.storage import prepare
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, DERIVED, JOBS, RECORDS
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.lake import Lake, LakeWriter, Manifest
     from taskq_plugins.spark.run.folding import Folded
 
-#: How often the main thread looks up from waiting, so that Ctrl-C is answered.
+#: How often the main thread looks up from waiting, so that Ctrl-C is answered soon.
 _LOOK_SECONDS: Final = 1
 FOLDS: Final = Folds(jobs, attempts)
 
@@ -85,8 +86,9 @@ def run(
     check(lake, lake.manifest())
     prepare(spark)
     sink = _Sink(spark, writer, listener)
-    _follow(spark, lake, options, sink)
-    refreshed = _refresh(spark, writer, options, listener)
+    with interruptible(spark.sparkContext.cancelAllJobs) as asked:
+        _follow(spark, lake, options, sink, asked)
+        refreshed = [] if asked.is_set() else _refresh(spark, writer, options, listener)
     if sink.batches or refreshed:
         merge_small_files(writer, (RECORDS, JOBS, ATTEMPTS))
         vacuum(writer)
@@ -101,6 +103,10 @@ def _refresh(
         return refresh_tables(spark, writer, options.tables, options.journals, listener.on_table)
     except PySparkException as error:
         raise failure(str(error)) from error
+
+
+class _Stopped(Exception):
+    """What Spark is told when a batch failed; the run knows why."""
 
 
 class _Sink:
@@ -121,17 +127,19 @@ class _Sink:
                 return
             batch = batch_of(self._writer.lake, number)
             folded = fold_batch(self._spark, self._writer, FOLDS, rows, batch)
-        except BaseException as error:
-            # Spark hands on no more than its text.
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the run tells it
             self.error = error
-            raise
+            # Spark looks through the text by a regular expression that a long one is too much for.
+            raise _Stopped from None
         if folded is not None:
             self.batches += 1
             self.records += folded.records
             self._listener.on_batch(number, folded, time.monotonic() - began)
 
 
-def _follow(spark: SparkSession, lake: Lake, options: RunOptions, sink: _Sink) -> None:
+def _follow(
+    spark: SparkSession, lake: Lake, options: RunOptions, sink: _Sink, asked: threading.Event
+) -> None:
     """Run the stream until it has come to what was the end when it started."""
     query = (
         spark.readStream.format("taskq")
@@ -147,7 +155,7 @@ def _follow(spark: SparkSession, lake: Lake, options: RunOptions, sink: _Sink) -
         .start()
     )
     try:
-        while not query.awaitTermination(_LOOK_SECONDS):
+        while not asked.is_set() and not query.awaitTermination(_LOOK_SECONDS):
             pass
     except PySparkException as error:
         raise _reason(sink, error) from error
