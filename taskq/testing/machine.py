@@ -73,7 +73,8 @@ class Machine:
         root = File()
         self._names: dict[str, File] = {"/": root}
         self._kept_names: dict[str, File] = {"/": root}
-        self._directories = {id(root)}
+        #: the objects themselves: the id of one that is gone may be that of a file some day
+        self._directories = {root}
         self._changes: dict[str, list[_Change]] = {}
         self._open: dict[int, _Open] = {}
         self._seen: dict[int, int] = {}
@@ -129,7 +130,7 @@ class Machine:
 
     def paths(self) -> list[str]:
         """Every file, sorted."""
-        return sorted(p for p, file in self._names.items() if id(file) not in self._directories)
+        return sorted(p for p, file in self._names.items() if file not in self._directories)
 
     # -- for the disks ----------------------------------------------------------------------------
 
@@ -161,7 +162,7 @@ class Machine:
         file = self._names[path] = File()
         file.modified_ns = self.wall_ns()
         if directory:
-            self._directories.add(id(file))
+            self._directories.add(file)
         self._changes.setdefault(directory_path, []).append(_Change(path, file))
         return file
 
