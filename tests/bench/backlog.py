@@ -4,7 +4,8 @@
 record although the driver and all its processes were killed in the midst, that others could claim
 within a second of that, and that two cores on Spark are at least 1.6 times as fast as one worker
 process. Speeds are taken from the log: jobs ended over the time from the first claim to the last
-success of an undisturbed stretch, starting Java and Python left out.
+success of an undisturbed stretch, starting Java and Python left out. That needs a machine with
+nothing else to do: Linux shares busy cores among sessions, and all of Spark is one.
 """
 
 from __future__ import annotations
