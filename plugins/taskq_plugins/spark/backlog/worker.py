@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: A lost executor is our business: Spark's own second try of its jobs would count no attempt, so
 #: it runs none, but lets the other partitions of that batch end. And a cancelled Python process is
-#: to end well within the time that a worker gives cancelled jobs. Java itself has little to do here:
+#: to end well within the time that a worker gives cancelled jobs. Java itself has little to do:
 #: without its second compiler a chunk cost it 44 ms of a core, with it 158.
 _CONF: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
