@@ -15,6 +15,7 @@ from taskq.core.model import State
 from taskq.core.records import CARRYING_KINDS, Flag, Kind
 from taskq_plugins.spark.tables.stories import (
     EVENT_KINDS,
+    GONE,
     OVER_STATES,
     states,
     told,
@@ -104,12 +105,12 @@ def jobs(records: DataFrame, as_of: DataFrame | None = None) -> DataFrame:
         Columns as ``schemas.JOBS``.
     """
     gathered = gather(records)
-    looked_at = gathered.join(F.broadcast(logs(records, as_of)), "log_id")
-    wanted = looked_at.where(
-        f"not was_told and born is not null and (born.kind = {_ENQUEUED} or job < first_segment)"
-    )
-    folded = with_story(wanted).where(f"state <> {told(State.ABSENT)}")
-    return folded.selectExpr(*_COLUMNS)
+    # Asked of the events: a condition on the state that the story ends with would be pushed down
+    # to here with all of the story in it.
+    jobs_left = gathered.where(f"not was_told and born is not null and not ({GONE})")
+    looked_at = jobs_left.join(F.broadcast(logs(records, as_of)), "log_id")
+    wanted = looked_at.where(f"born.kind = {_ENQUEUED} or job < first_segment")
+    return with_story(wanted).selectExpr(*_COLUMNS)
 
 
 def gather(records: DataFrame) -> DataFrame:

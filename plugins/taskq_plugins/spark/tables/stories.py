@@ -91,6 +91,11 @@ slice(events, 1, int(coalesce(
   nullif(array_position(transform(events, one -> one.kind in ({_FOR_GOOD})), true), 0),
   size(events))))
 """
+#: Whether the job was purged: then there is none.
+GONE: Final = f"""
+coalesce(get(filter(events, one -> one.kind in ({_FOR_GOOD})), 0).kind = {told(Kind.PURGED)}, false)
+  and born.state not in ({told_any(OVER_STATES)})
+"""
 #: What settled the job, or made it begin anew; what gave a reason, or took it back.
 _SETTLING: Final = f"try_element_at(filter(acting, one -> one.kind in ({_FINAL}, {_ANEW})), -1)"
 _TELLING: Final = f"""
@@ -183,7 +188,7 @@ _RESULT: Final = f"if(last.kind = {_SUCCEEDED}, last.result, born.result)"
 
 
 def with_story(jobs: DataFrame) -> DataFrame:
-    """Adds what ``jobs`` tells beside ``born``; ``state`` is "absent" for a job that was purged."""
+    """Adds what ``jobs`` tells beside ``born``, of jobs that were not purged."""
     # What several expressions need is a column of the level below: else Spark works it out again
     # for each of them, and within lambdas for each element.
     heard = with_history(jobs.withColumn("acting", F.expr(_ACTING))).withColumns(
