@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq import Put, TaskLog
 from taskq_plugins.spark.lake import Lake
@@ -122,36 +122,36 @@ def undisturbed(journals: Path, lake: Path, max_bytes: int) -> tuple[float, floa
     seconds: list[float] = []
     first = 0.0
     with pipeline(journals, lake, max_bytes) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            event = json.loads(line)
+        for event in events(process):
             if event["event"] == "batch":
                 first = first or time.monotonic() - started
                 seconds.append(event["seconds"])
     assert process.returncode == 0, process.returncode
-    return first, sum(seconds) / len(seconds)
+    return first, sum(seconds) / max(len(seconds), 1)
+
+
+def events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    """What it tells, as it tells it."""
+    assert process.stdout is not None
+    return map(json.loads, process.stdout)
 
 
 def killed(
-    journals: Path, lake: Path, max_bytes: int, pace: tuple[float, float], draw: random.Random
+    journals: Path, lake: Path, max_bytes: int, start_seconds: float, draw: random.Random
 ) -> list[str]:
-    """Run, killed five times, then to the end; returns what each run had committed."""
+    """Run, killed five times, then to the end; returns what was committed at each death."""
     told: list[str] = []
     for number in range(KILLS):
         with pipeline(journals, lake, max_bytes) as process:
-            assert process.stdout is not None
             if number % KILLS == 2:  # while Spark starts, or in the very first steps
-                time.sleep(draw.uniform(0.2, pace[0]))
+                time.sleep(draw.uniform(0.2, start_seconds))
             else:
-                for line in process.stdout:
-                    if json.loads(line)["event"] == "batch":
-                        break
-                time.sleep(draw.uniform(0.0, 1.5 * pace[1]))
-            assert process.poll() is None, "it ended before it was killed: take more records"
+                batches = (one["seconds"] for one in events(process) if one["event"] == "batch")
+                time.sleep(draw.uniform(0.0, next(batches)))
+            assert process.poll() is None, "it ended before it was killed: take more batches"
             kill_all(process.pid)
         assert process.returncode == -signal.SIGKILL
-        manifest = Lake.open(lake).manifest() if (lake / "taskq-lake.json").exists() else None
-        batch = manifest.batch if manifest is not None else None
+        batch = Lake.open(lake).manifest().batch
         told.append(f"batch {batch.number}" if batch is not None else "nothing")
     undisturbed(journals, lake, max_bytes)
     return told
@@ -204,7 +204,7 @@ def main() -> None:
         records = whole.manifest().table("records").rows
         print(f"undisturbed: {records:,} records, {seconds:.0f} s, {pace[1]:.1f} s a batch")
         draw = random.Random(chosen.seed)
-        told = killed(journals, directory / "killed", max_bytes, pace, draw)
+        told = killed(journals, directory / "killed", max_bytes, pace[0], draw)
         print(f"killed {len(told)} times, behind: {', '.join(told)}")
         compare(whole, Lake.open(directory / "killed")).print()
     finally:
