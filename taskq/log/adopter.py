@@ -183,7 +183,7 @@ class Adopter:
         while self._inbox.count_waiting():
             if self._lock < 0 and not (yield from self._take_turn()):
                 break
-            waiting = self._inbox.waiting()
+            waiting = self._inbox.published()
             for name, problem in waiting.damaged.items():
                 self._refuse(name, None, UploadDamaged(problem))
             for upload in waiting.uploads:

@@ -200,6 +200,16 @@ class Inbox:
         found.uploads.sort(key=lambda upload: (upload.sequence, upload.name))
         return found
 
+    def published(self) -> Waiting:
+        """Do as ``waiting``, with what stands for good only: its jobs may be enqueued.
+
+        Until a manifest's name is on disk, whoever publishes it may take it back, or a loss of power
+        may; were its jobs there by then, publishing it again would bring them twice.
+        """
+        with self._locked():
+            self.disk.sync_directory(self.path)
+            return self.waiting()
+
     def count_waiting(self) -> int:
         """How many uploads there are that may not be adopted as a whole."""
         return len(self._manifests())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from taskq.core.errors import AppendFailed
 from taskq.core.model import Extras
 from taskq.log.adopter import Adopter
 from taskq.log.inboxfiles import Inbox
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.log.uploading import (
+    INBOX,
     adopt,
     bodies_in,
     files_left,
@@ -176,3 +180,30 @@ def test_a_failed_sync_at_the_end_keeps_the_upload_until_the_log_was_opened_agai
     process.kill()
     assert adopt(world.process()) in (0, len(BODIES))
     assert bodies_in(world) == dict.fromkeys(BODIES, 1)
+
+
+@pytest.mark.parametrize(("power", "seed"), [(False, 0), *((True, seed) for seed in range(6))])
+def test_jobs_of_a_publication_that_does_not_last_are_taken_by_nobody(
+    power: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is there, but not on disk: the disk refuses that, or forgets it."""
+    small_chunks(monkeypatch, 2)
+    world = World(seed)
+    process = world.process()
+    disk = CrashableDisk(world.machine)
+    part = write_part(disk, BODIES)
+    sync_directory = disk.sync_directory
+
+    def adopt_meanwhile(path: str) -> None:
+        if path == INBOX and f"{INBOX}/nightly@1.json" in world.machine.paths():
+            adopt(process)  # waits in vain for who publishes
+            process.sync()
+            if power:
+                world.lose_power()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync_directory(path)
+
+    monkeypatch.setattr(disk, "sync_directory", adopt_meanwhile)
+    with pytest.raises((AppendFailed, PowerLost)):
+        publish(world, "nightly@1", [part], disk)
+    check(world)
