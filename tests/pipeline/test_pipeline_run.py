@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from taskq import TaskLog
 from taskq_plugins.spark.lake import Lake, LakeWriter
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
 from taskq_plugins.spark.lake.hours import HOUR_NS
@@ -177,3 +178,29 @@ def test_a_crash_before_the_manifest_leaves_the_last_version(
     assert Lake.open(whole.lake.path).manifest() == before
     assert len(list(whole.lake.path.rglob("*.parquet"))) > files
     assert len(whole.lake.files("jobs")) < files
+
+
+async def unused(path: Path, jobs: int) -> None:
+    """Records that concern no job, and jobs that nobody claims."""
+    async with TaskLog.open(path, durability="os", upkeep=False) as log:
+        await log.pause("mail")
+        for _ in range(jobs):
+            await log.put(b"x")
+
+
+def test_a_batch_without_jobs_and_one_without_attempts_leave_tables_that_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    root = tmp_path / "journals"
+    folding = Folding(spark, tmp_path / "lake")
+    asyncio.run(unused(root / "edge-1", 0))
+    assert folding.batch(rows := rows_of(root), 0)
+    assert folding.refresh(DERIVED, root) == list(DERIVED)
+    assert [folding.lake.dataset(name).count_rows() for name in ("jobs", "attempts")] == [0, 0]
+    asyncio.run(unused(root / "edge-1", 2))
+    assert folding.batch(rows_of(root, last_lsns(rows)), 1)
+    assert folding.refresh(["failures", "duplicates"], root) == ["failures", "duplicates"]
+    lake = folding.lake
+    assert lake.dataset("jobs").to_table(columns=["state"])["state"].to_pylist() == ["ready"] * 2
+    assert lake.dataset("attempts").count_rows() == 0
+    assert {"number", "outcome"} <= set(lake.schema("attempts").names)

@@ -59,6 +59,12 @@ def write_table(writer: LakeWriter, table: str, frame: DataFrame, *, parts: bool
     if parts:
         options = options.partitionBy(PART_COLUMN)
     options.parquet(str(directory))
+    staged = writer.stage(table, directory)
+    if staged.schema:
+        return staged
+    # Of no row Spark writes no file where there are parts, and so nothing that tells the columns.
+    columns = frame.drop(PART_COLUMN).schema
+    frame.sparkSession.createDataFrame([], columns).write.mode("append").parquet(str(directory))
     return writer.stage(table, directory)
 
 
