@@ -106,7 +106,7 @@ def _refresh(
 
 
 class _Stopped(Exception):
-    """What Spark is told when a batch failed; the run knows why."""
+    """What Spark is told of a batch that failed, or was not to run; the run knows why."""
 
 
 class _Sink:
@@ -124,7 +124,8 @@ class _Sink:
         began = time.monotonic()
         try:
             if self.stopped.is_set():
-                return
+                # Of a batch whose function returns Spark notes that it ran.
+                raise _Stopped
             batch = batch_of(self._writer.lake, number)
             folded = fold_batch(self._spark, self._writer, FOLDS, rows, batch)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the run tells it
