@@ -340,6 +340,22 @@ def test_other_records_in_the_place_of_those_read_are_a_mismatch(tmp_path: Path)
         stream.step()
 
 
+def test_other_records_of_the_same_numbers_and_size_are_a_mismatch(tmp_path: Path) -> None:
+    """As after a restore while the machine was up: no new epoch tells of it, but the time does."""
+    made = MadeLog(tmp_path / "edge")
+    made.enqueue(1)
+    backup = made.file.read_bytes()
+    made.enqueue(1)
+    stream = Stream(tmp_path)
+    assert len(stream.step()) == 2
+    made.file.write_bytes(backup)
+    made.next_lsn = 2
+    made.enqueue(1)
+    made.enqueue(1)
+    with pytest.raises(OffsetMismatch, match="device edge"):
+        stream.step()
+
+
 def test_frames_that_a_recovery_moved_are_found_again(tmp_path: Path) -> None:
     """After a failed fsync the last frames are written again, as they are, in another segment."""
     made = MadeLog(tmp_path / "edge")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskq.core.errors import LogError
+    from taskq.log.codec import FrameHeader
     from taskq_plugins.spark.fleet.places import LogPlace, SegmentPlace
     from taskq_plugins.spark.source.positions import Position
     from taskq_plugins.spark.source.standing import Standing
@@ -80,9 +81,9 @@ def _stands(file: SegmentFile, position: Position) -> bool:
         return False
     if position.frame:
         header = file.frame_at(position.frame)
-        return header is not None and (
-            header.epoch == position.epoch
-            and header.next_lsn == position.lsn
+        return (
+            header is not None
+            and _is_last(header, position)
             and position.frame + header.size == position.offset
         )
     if position.offset <= START:
@@ -95,6 +96,17 @@ def _stands(file: SegmentFile, position: Position) -> bool:
     return header is None or header.first_lsn >= position.lsn
 
 
+def _is_last(header: FrameHeader, position: Position) -> bool:
+    """Whether it is the frame that was read last.
+
+    Its time decides where a log was restored and went on in its epoch: numbers and places of frames
+    are then the same again.
+    """
+    return (header.epoch, header.next_lsn) == (position.epoch, position.lsn) and (
+        header.time_ns == position.time_ns
+    )
+
+
 def _moved(standing: Standing, position: Position) -> Position | None:
     """Where the frame stands now that was read last; None if it is not in the log."""
     if not position.frame:
@@ -105,7 +117,7 @@ def _moved(standing: Standing, position: Position) -> Position | None:
         return None
     with standing.open(place) as file:
         header = file.frame_at(found.offset)
-    if header is None or (header.epoch, header.next_lsn) != (position.epoch, position.lsn):
+    if header is None or not _is_last(header, position):
         return None
     return position._replace(
         segment=found.segment, offset=found.offset + header.size, frame=found.offset
