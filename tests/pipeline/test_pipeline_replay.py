@@ -164,7 +164,9 @@ def test_what_cannot_be_replayed_is_told_and_the_rest_is_done(tmp_path: Path) ->
     [
         ("stat = 'dead'", "The columns of jobs are: device, log_id, job_id"),
         ("state =", "--where 'state =': Parser Error"),
-        ("true); DROP TABLE jobs; SELECT (1", "one condition, no statements"),
+        ("true); DROP TABLE jobs; SELECT (1", "Parser Error"),
+        ("true; DROP TABLE jobs", "Parser Error"),
+        ("true) OR (true", "Parser Error"),
         ("job_id IN (SELECT content FROM read_text('/etc/hostname'))", "--where"),
         ("reason", "--where 'reason'"),
     ],

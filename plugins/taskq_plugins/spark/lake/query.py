@@ -81,6 +81,8 @@ def select(lake: Lake, query: Query, what: str, order: str = "", group: str = ""
         connection.register("rows", lake.dataset(query.table))
         # A condition reads the table and nothing else of this machine.
         connection.execute("SET TimeZone='UTC'; SET enable_external_access=false")
+        if query.where is not None:
+            check_condition(connection, "rows", query.where)
         return connection.sql(text).to_arrow_table()
     except duckdb.Error as error:
         reason = str(error).partition("\n")[0]
@@ -90,6 +92,18 @@ def select(lake: Lake, query: Query, what: str, order: str = "", group: str = ""
         ) from error
     finally:
         connection.close()
+
+
+def check_condition(connection: duckdb.DuckDBPyConnection, table: str, where: str) -> None:
+    """Let nothing pass but one condition over the rows of a table that the connection has.
+
+    Brackets of its own could end the place that it is put in and begin something else there: a
+    further choice of rows, or a statement.
+
+    Raises:
+        duckdb.Error: it does not read.
+    """
+    connection.table(table).filter(where)
 
 
 def _default(table: str) -> list[str]:
