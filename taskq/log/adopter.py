@@ -66,7 +66,8 @@ class Adopter:
         self._orders: list[tuple[AdoptOrder, int]] = []
         self._jobs = 0
         self._refused: list[UploadDamaged] = []
-        self._pause_until_ns = self._look_at_ns = self._sweep_at_ns = 0
+        self._pause_until_ns = self._sweep_at_ns = 0
+        self._look_at_ns = journal.clock.steady_ns() + _LOOK_NS
         self._signal: int | None = None
         self._complained: set[str] = set()
 
@@ -93,13 +94,13 @@ class Adopter:
 
         Raises nothing: trouble is logged, told to who asked, and looked at again later.
         """
-        if self._steps is None:
-            if not self._orders and not self._wants_to_look():
-                return []
-            self._steps = self._work()
-        if not self.busy:
-            return []
         try:
+            if self._steps is None:
+                if not self._orders and not self._wants_to_look():
+                    return []
+                self._steps = self._work()
+            if not self.busy:
+                return []
             errand = self._advance(self._steps)
         except StopIteration:
             self._complained.clear()
@@ -136,11 +137,10 @@ class Adopter:
         signal = self._inbox.signal()
         if signal != self._signal:
             self._signal = signal
-            # Whoever only enqueues leaves it to the workers, if there are any.
-            if self._committer.facets.agenda is None:
-                self._look_at_ns = now_ns + _LOOK_NS
-            else:
-                self._look_at_ns = now_ns
+            # Whoever only enqueues leaves it to the workers, if there are any; no longer than that,
+            # though one publication may follow upon the other.
+            is_worker = self._committer.facets.agenda is not None
+            self._look_at_ns = min(self._look_at_ns, now_ns + (0 if is_worker else _LOOK_NS))
         if now_ns < self._look_at_ns:
             return False
         self._look_at_ns = now_ns + (_LOOK_NS if signal is not None else _IDLE_LOOK_NS)
@@ -199,13 +199,16 @@ class Adopter:
         """Whether this process is the one that does it; who was asked waits until nothing waits."""
         disk, clock = self._journal.disk, self._journal.clock
         descriptor = disk.open(f"{self._inbox.path}/adopt.lock", create=True)
-        while not disk.try_lock(descriptor):
-            if not self._orders or not self._inbox.count_waiting():
+        try:
+            while not disk.try_lock(descriptor):
+                if not self._orders or not self._inbox.count_waiting():
+                    return False
+                self._pause_until_ns = clock.steady_ns() + _TURN_NS
+                yield None
+            self._lock = descriptor
+        finally:
+            if self._lock < 0:
                 disk.close(descriptor)
-                return False
-            self._pause_until_ns = clock.steady_ns() + _TURN_NS
-            yield None
-        self._lock = descriptor
         return True
 
     def _adopt(self, upload: Upload) -> Steps:

@@ -203,8 +203,8 @@ class Inbox:
     def published(self) -> Waiting:
         """Do as ``waiting``, with what stands for good only: its jobs may be enqueued.
 
-        Until a manifest's name is on disk, whoever publishes it may take it back, or a loss of power
-        may; were its jobs there by then, publishing it again would bring them twice.
+        Until a manifest's name is on disk, whoever publishes it may take it back, or the power may
+        go; were its jobs there by then, publishing it again would bring them twice.
         """
         with self._locked():
             self.disk.sync_directory(self.path)

@@ -251,6 +251,34 @@ def test_one_process_adopts_at_a_time_and_another_waits_for_it() -> None:
     assert waiter.answer == 0
 
 
+def test_who_stops_waiting_for_his_turn_leaves_no_file_open() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    upload(world, "nightly", numbered(3))
+    adopter, other = Adopter(first.committer), Adopter(second.committer)
+    order(adopter)
+    step(first, adopter)
+    before = len(world.machine._open)
+    order(other)
+    step(second, other)
+    other.close()
+    assert len(world.machine._open) == before
+
+
+def test_who_only_enqueues_adopts_however_often_something_is_published() -> None:
+    """It leaves uploads to workers for a second; where there are none, that must come to an end."""
+    world = World()
+    process = world.process()
+    process.enqueue(b"before")
+    adopter = Adopter(process.committer)
+    for number in range(4):
+        upload(world, f"stream@{number}", [b"%d" % number])
+        for _ in range(20):
+            step(process, adopter)
+        world.clock.advance(0.6)
+    assert bodies_in(world)[b"0"] == 1
+
+
 def test_a_log_that_holds_adopted_jobs_is_closed_to_a_taskq_that_does_not_know_them() -> None:
     world = World()
     process = world.process()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -207,3 +209,28 @@ def test_a_part_that_is_missing_or_short_is_not_published() -> None:
     with pytest.raises(UploadDamaged, match="is missing"):
         publish(world, "nightly", [part])
     assert adopt(world.process()) == 0
+
+
+def test_an_inbox_that_may_not_be_looked_at_stops_no_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another user made it, or there is a file of that name."""
+    world = World()
+    process = world.process()
+    upload(world, "nightly", BODIES)
+    adopter = Adopter(process.committer)
+    world.clock.advance(60)
+
+    def refuse(path: str) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process.disk, "modified_ns", refuse)
+        for _ in range(3):
+            assert adopter.step() == []
+            world.clock.advance(60)
+    assert caplog.text.count("inbox/lock") == 1
+    assert adopter.seconds_until_look() == 0
+    while step(process, adopter):
+        pass
+    assert bodies_in(world) == dict.fromkeys(BODIES, 1)
