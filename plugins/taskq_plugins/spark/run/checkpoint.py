@@ -25,6 +25,9 @@ _NONE: Final = -1
 _TEXT_SIZE_MAX: Final = 256 * 1024 * 1024
 #: What Spark notes of a batch that ran.
 _RAN: Final = b'v1\n{"nextBatchWatermarkMs":0}'
+#: How its notes begin and end: with a version, and with an object.
+_BEGIN: Final = b"v"
+_END: Final = b"}"
 
 
 class Checkpoint(NamedTuple):
@@ -83,6 +86,7 @@ def check(lake: Lake, manifest: Manifest) -> None:
                 path, f"is missing, while the tables hold everything up to batch {batch.number}"
             )
         return
+    _check_whole(path, found)
     if batch is None:
         if found.ran != _NONE:
             raise CheckpointMismatch(path, f"has run batch {found.ran}, the tables hold none")
@@ -101,6 +105,20 @@ def check(lake: Lake, manifest: Manifest) -> None:
         raise CheckpointMismatch(
             path, f"plans other records for batch {batch.number} than the tables hold"
         )
+
+
+def _check_whole(path: Path, found: Checkpoint) -> None:
+    """See that what Spark goes on from is there: it does not wait for the disk with its notes.
+
+    Raises:
+        CheckpointMismatch: a power loss took bytes of it.
+    """
+    for name, number in (("offsets", found.planned), ("commits", found.ran)):
+        if number == _NONE:
+            continue
+        data = (path / name / str(number)).read_bytes().rstrip()
+        if not (data.startswith(_BEGIN) and data.endswith(_END)):
+            raise CheckpointMismatch(path, f"its file {name}/{number} is not whole")
 
 
 def restore(lake: Lake, manifest: Manifest) -> None:

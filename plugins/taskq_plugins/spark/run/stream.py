@@ -121,11 +121,11 @@ class _Sink:
         self.stopped = threading.Event()
 
     def __call__(self, rows: DataFrame, number: int) -> None:
+        if self.stopped.is_set():
+            # Of a batch whose function returns Spark notes that it ran.
+            raise _Stopped
         began = time.monotonic()
         try:
-            if self.stopped.is_set():
-                # Of a batch whose function returns Spark notes that it ran.
-                raise _Stopped
             batch = batch_of(self._writer.lake, number)
             folded = fold_batch(self._spark, self._writer, FOLDS, rows, batch)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the run tells it
