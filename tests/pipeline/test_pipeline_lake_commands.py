@@ -14,7 +14,9 @@ from taskq.cli.main import main
 from taskq_plugins.spark.lake import OPEN, OVER, Change, Lake
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
 from taskq_plugins.spark.lake.manifest import Batch
+from taskq_plugins.spark.lake.progress import log_progress
 from taskq_plugins.spark.run import checkpoint
+from tests.pipeline.made_logs import MadeLog
 from tests.pipeline.rowmaking import live, rows_of
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
+LONG = pa.int64()
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 JOBS = [
     {
@@ -114,6 +117,8 @@ def test_show_draws_a_bar_for_each_hour(lake: Lake) -> None:
     [
         (["jobs", "--where", "stat = 1"], "The columns of jobs are: job_id, device"),
         (["jobs", "--where", "1 = 1) UNION SELECT (1"], "--where"),
+        (["jobs", "--where", "true); SET threads = 1; SELECT (1"], "--where"),
+        (["jobs", "--where", "true) OR (true"], "--where"),
         (["jobs", "--where", "job_id IN (SELECT * FROM '/etc/passwd')"], "--where"),
         (["jobs", "--columns", "nme"], "jobs has no column 'nme'; it has: job_id"),
     ],
@@ -174,12 +179,17 @@ def test_run_refuses_what_cannot_be_meant_before_it_starts_java(tmp_path: Path) 
 STREAM = "7d4f3f0e-6f1c-4a8c-9a55-0d3a7c3d2b10"
 
 
+def noted(number: int, what: str = "offsets") -> str:
+    """What Spark writes of a batch, more or less."""
+    return f'v1\n{{"{what}":{number}}}'
+
+
 def note(lake: Lake, planned: int, ran: int, offsets: str = "offsets") -> None:
     path = lake.checkpoint
     for name, last in (("offsets", planned), ("commits", ran)):
         (path / name).mkdir(parents=True, exist_ok=True)
         for number in range(last + 1):
-            (path / name / str(number)).write_text(f"{offsets} {number}")
+            (path / name / str(number)).write_text(noted(number, offsets))
     (path / "metadata").write_text(json.dumps({"id": STREAM}))
 
 
@@ -187,7 +197,7 @@ def note(lake: Lake, planned: int, ran: int, offsets: str = "offsets") -> None:
 def test_a_checkpoint_as_a_kill_leaves_it_is_gone_on_with(
     lake: Lake, planned: int, ran: int
 ) -> None:
-    commit(lake, Batch(STREAM, 2, "offsets 2"))
+    commit(lake, Batch(STREAM, 2, noted(2)))
     note(lake, planned, ran)
     checkpoint.check(lake, lake.manifest())
 
@@ -204,19 +214,53 @@ def test_a_checkpoint_as_a_kill_leaves_it_is_gone_on_with(
 def test_a_checkpoint_or_lake_from_a_backup_is_refused_and_can_be_made_anew(
     lake: Lake, planned: int, ran: int, offsets: str, problem: str
 ) -> None:
-    commit(lake, Batch(STREAM, 2, "offsets 2"))
+    commit(lake, Batch(STREAM, 2, noted(2)))
     note(lake, planned, ran, offsets)
     with pytest.raises(CheckpointMismatch, match=rf"{problem}.*--restore-checkpoint"):
         checkpoint.check(lake, lake.manifest())
     checkpoint.restore(lake, lake.manifest())
     checkpoint.check(lake, lake.manifest())
     assert checkpoint.read_checkpoint(lake.checkpoint) == (STREAM, 2, 2)
-    assert checkpoint.batch_of(lake, 2) == Batch(STREAM, 2, "offsets 2")
+    assert checkpoint.batch_of(lake, 2) == Batch(STREAM, 2, noted(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("offsets", 3), ("commits", 2)], ids=["planned", "ran"]
+)
+@pytest.mark.parametrize("left", ["", "\0\0\0\0", 'v1\n{"batch'])
+def test_a_checkpoint_that_lost_bytes_with_the_power_is_refused_and_can_be_made_anew(
+    lake: Lake, name: str, number: int, left: str
+) -> None:
+    """Spark does not wait for the disk with what it notes; the tables' commits do."""
+    commit(lake, Batch(STREAM, 2, noted(2)))
+    note(lake, 3, 2)
+    checkpoint.check(lake, lake.manifest())
+    (lake.checkpoint / name / str(number)).write_text(left)
+    with pytest.raises(
+        CheckpointMismatch, match=rf"{name}/{number} is not whole.*--restore-checkpoint"
+    ):
+        checkpoint.check(lake, lake.manifest())
+    checkpoint.restore(lake, lake.manifest())
+    checkpoint.check(lake, lake.manifest())
+
+
+def test_a_log_of_which_only_damage_was_read_has_no_position(lake: Lake, tmp_path: Path) -> None:
+    """Such as one that a newer taskq wrote: its row tells neither a record nor a time."""
+    made = MadeLog(tmp_path / "journals" / "edge-1")
+    made.enqueue(3)
+    names = ("device", "log_id", "kind")
+    columns = [*((name, pa.string()) for name in names), ("lsn", LONG), ("ts_ns", LONG)]
+    row = dict.fromkeys(names) | {"log_id": str(made.log_id), "kind": "position"}
+    commit(lake, _open=(pa.schema(columns), [row | {"lsn": None, "ts_ns": None}]))
+    (progress,) = log_progress(lake, tmp_path / "journals")
+    assert (progress.device, progress.position) == ("edge-1", None)
+    assert progress.left_bytes > 0
+    assert not log_progress(lake, None)
 
 
 def test_a_checkpoint_that_was_removed_is_told(lake: Lake) -> None:
     checkpoint.check(lake, lake.manifest())
-    commit(lake, Batch(STREAM, 2, "offsets 2"))
+    commit(lake, Batch(STREAM, 2, noted(2)))
     with pytest.raises(CheckpointMismatch, match=r"is missing, while the tables hold .* batch 2"):
         checkpoint.check(lake, lake.manifest())
     note(lake, 2, 2)

@@ -51,7 +51,9 @@ def positions(lake: Lake, manifest: Manifest | None = None) -> dict[str, Positio
     if not chosen.table(OPEN_RECORDS).schema:
         return {}
     rows = lake.dataset(OPEN_RECORDS, manifest=chosen).to_table(
-        columns=list(_COLUMNS), filter=pc.field("kind") == POSITION
+        columns=list(_COLUMNS),
+        # Of a log of which nothing but damage was read, the row tells no record.
+        filter=(pc.field("kind") == POSITION) & pc.field("lsn").is_valid(),
     )
     found = (Position(*(row[name] for name in _COLUMNS)) for row in rows.to_pylist())
     return {one.log_id: one for one in found}
