@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.errors import UsageError
+from taskq_plugins.spark import workdir
 from taskq_plugins.spark.errors import JavaMissing, SparkError
 from taskq_plugins.spark.masters import check_master, cores_of, is_local
 from taskq_plugins.spark.startfailures import start_error
@@ -172,6 +173,29 @@ def signal_of_its_end(pidfd: int) -> None:
     poll.register(pidfd, select.POLLIN)
     assert poll.poll(60_000), "Java went on without its driver"
     os.close(pidfd)
+
+
+def test_a_folder_that_is_being_made_is_not_taken_for_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever makes another at that moment sees either no lock or one that is held."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lock_file = fcntl.flock
+
+    def look_first(descriptor: int, operation: int) -> None:
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(fcntl, "flock", lock_file)
+            assert remove_abandoned() == []
+        lock_file(descriptor, operation)
+
+    with monkeypatch.context() as made:
+        made.setattr(fcntl, "flock", look_first)
+        made.setattr(workdir, "_made", {})
+        folder = workdir.work_dir()
+        assert remove_abandoned() == []
+        assert sorted(path.name for path in folder.iterdir()) == ["alive", "tmp"]
+        workdir.remove(os.getpid())
+    assert not folder.exists()
 
 
 def test_the_folder_of_a_process_that_lives_is_left_alone(

@@ -70,8 +70,11 @@ def remove_abandoned() -> list[Path]:
 def _make() -> tuple[Path, int]:
     try:
         path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
-        lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        # Locked before it has its name: a free lock of that name says that its process is gone.
+        unnamed = path / f".{_LOCK}"
+        lock = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
+        unnamed.rename(path / _LOCK)
         (path / "tmp").mkdir()
     except OSError as error:
         why = "is full" if error.errno == errno.ENOSPC else f"cannot be used ({error.strerror})"
