@@ -195,6 +195,8 @@ class Inbox:
                     continue
                 file = f"{self.path}/{name}{MANIFEST}"
                 found.uploads.append(decode_upload(data, name, file))
+            except IsADirectoryError:
+                found.damaged[name] = f"{self.path}/{name}{MANIFEST}: a directory"
             except UploadDamaged as error:
                 found.damaged[name] = str(error)
         found.uploads.sort(key=lambda upload: (upload.sequence, upload.name))

@@ -14,7 +14,14 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError, UploadDamaged, UsageError
-from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, PRIORITY_MAX
+from taskq.core.model import (
+    HEADERS_BYTES_MAX,
+    KEY_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    PRIORITY_MAX,
+    TIME_NS_MAX,
+    Extras,
+)
 from taskq.core.records import Flag, Kind, Option
 from taskq.log import codec
 from taskq.log.options import decode_extras, each_option, encode_extras
@@ -22,8 +29,6 @@ from taskq.log.requests import EnqueueSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from taskq.core.model import Extras
 
 VERSION: Final = 1
 CHUNK_HEADER: Final = struct.Struct("<IHHIIII")
@@ -125,6 +130,12 @@ def _decode_options(tail: bytes, at: int, size: int, flags: int) -> Extras:
                 f"make its tail with encode_tail"
             )
     extras = decode_extras(tail, at, size)
+    moments = extras.due_ns, extras.expires_ns, extras.window_ns, extras.keep_ns
+    if not 0 <= min(moments) <= max(moments) <= TIME_NS_MAX:
+        raise UsageError("a span or moment of a job of an upload is negative or over 146 years")
+    if extras.headers:
+        # What is no text reads as longer text: found out now, or whoever adopts could not go on.
+        encode_extras(Extras(headers=extras.headers), 0)
     extras.until_settled = bool(extras.window_ns and flags & _KEYED)
     return extras
 

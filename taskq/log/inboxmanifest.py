@@ -35,6 +35,7 @@ _STREAM: Final = re.compile(r"(?P<stream>.+)@(?P<batch>0|[1-9][0-9]{0,17})", re.
 _HEX: Final = re.compile(r"[0-9a-f]+", re.ASCII)
 _SHA256_DIGITS: Final = 64
 _ID_DIGITS: Final = 32
+_NUMBER_END: Final = 2**64
 
 
 class Part(NamedTuple):
@@ -183,7 +184,7 @@ def decode_upload(data: bytes, name: str, what: str) -> Upload:
     values = _open(data, what)
     try:
         parts = tuple(check_part(Part(*one)) for one in values["parts"])
-        numbers = (int(values[field]) for field in Upload._fields[2:-1])
+        numbers = (_number(values[field]) for field in Upload._fields[2:-1])
         upload = Upload._make((values["name"], values["token"], *numbers, parts))
         if not _is_hex(upload.token, _ID_DIGITS) or len(parts) > PARTS_MAX:
             raise UsageError("its token or its parts are none")
@@ -208,12 +209,18 @@ def decode_ended(data: bytes, what: str) -> Ended:
     """
     values = _open(data, what)
     try:
-        numbers = (int(values[field]) for field in Ended._fields[2:-1])
+        numbers = (_number(values[field]) for field in Ended._fields[2:-1])
         texts = (str(values[field]) for field in ("name", "token", "problem"))
         name, token, problem = texts
         return Ended._make((name, token, *numbers, problem))
     except (KeyError, TypeError, ValueError, TaskqError) as error:
         raise UploadDamaged(f"{what}: not readable ({error})") from error
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < _NUMBER_END:
+        raise UsageError(f"{value!r:.40} is no number of 64 bits")
+    return value
 
 
 def _seal(values: dict[str, Any]) -> bytes:

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from taskq import TaskLog
 from taskq.core.errors import LogError, UploadDamaged
 from taskq.log import codec
 from taskq.log.adopted import Adopted, encode_adopted
 from taskq.log.adopter import Adopter
+from taskq.log.inbox import publish as publish_real
 from taskq.log.inboxfiles import Inbox
+from taskq.log.inboxformat import VERSION
+from taskq.log.inboxmanifest import _seal
 from taskq.testing.crashable import CrashableDisk
 from tests.log.uploading import (
     INBOX,
@@ -32,6 +36,7 @@ from tests.log.world import PATH, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 BODIES: Final = numbered(6)
 
@@ -148,6 +153,29 @@ def test_every_byte_of_a_manifest_is_checked() -> None:
         found = inbox.waiting()
         assert found.damaged or found.uploads == good
         world.machine.corrupt(f"{INBOX}/nightly.json", at, data[at : at + 1])
+
+
+@pytest.mark.parametrize("field", ["sequence", "published_ns", "steady_ns", "boot", "from_lsn"])
+@pytest.mark.parametrize("value", ["Infinity", "NaN", "-1", "1e3", "18446744073709551616", '"7"'])
+def test_a_number_that_a_manifest_cannot_have_stops_nobody(field: str, value: str) -> None:
+    world = World()
+    upload(world, "bad", BODIES)
+    (found,) = Inbox(CrashableDisk(world.machine), world.clock, PATH).waiting().uploads
+    data = _seal({**found._asdict(), "version": VERSION, field: json.loads(value)})
+    world.machine.unlink(f"{INBOX}/bad.json")
+    world.machine.put(f"{INBOX}/bad.json", data)
+    upload(world, "good", [b"good"])
+    assert "bad was refused" in str(adopt(world.process()))
+    assert bodies_in(world) == {b"good": 1}
+
+
+async def test_a_directory_called_like_a_manifest_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "log/inbox/odd.json").mkdir(parents=True)
+    publish_real(tmp_path / "log", "nothing", [])
+    async with TaskLog.open(tmp_path / "log", upkeep=False) as log:
+        with pytest.raises(UploadDamaged, match=r"odd was refused: .*/odd\.json: a directory"):
+            await log.adopt()
+        assert await log.adopt() == 0
 
 
 def test_a_manifest_under_another_name_is_none() -> None:

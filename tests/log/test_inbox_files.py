@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,9 @@ EXTRAS = [
     None, Extras(key=b"k"), Extras(key=b"k", window_ns=7), Extras(headers={"a": "é"}),
     Extras(due_ns=5), Extras(due_ns=5, due_is_wall=True), Extras(expires_ns=9, keep_ns=3),
     Extras(key=b"k", window_ns=7, until_settled=True),
+]  # fmt: skip
+MOMENTS = [
+    Option.DUE, Option.DUE_WALL, Option.EXPIRES, Option.EXPIRES_RELATIVE, Option.WINDOW, Option.KEEP
 ]  # fmt: skip
 
 
@@ -88,6 +92,15 @@ def test_a_tail_says_all_that_an_enqueue_can(spec: EnqueueSpec, extras: Extras |
         codec.enqueue_tail(5, 1, 1, 1, 0, b"q", bytes((Option.REPLACES, 8, 0)) + bytes(8)),
         codec.enqueue_tail(5, 1, 1, 1, 0, b"q", bytes((Option.DUE, 1, 0, 7))),
         codec.enqueue_tail(5, 1, 1, 1, 0, b"q", bytes((Option.KEY, 0, 0))),
+        *(
+            codec.enqueue_tail(5, 1, 1, 1, 0, b"q", bytes((option, 8, 0)) + moment)
+            for option in MOMENTS
+            for moment in (b"\xff" * 8, b"\xff" * 7 + b"\x7f")
+        ),
+        codec.enqueue_tail(
+            5, 1, 1, 1, 0, b"q",
+            struct.pack("<BHHH", Option.HEADERS, 30_004, 0, 30_000) + b"\xff" * 30_000,
+        ),
     ],
 )  # fmt: skip
 def test_a_tail_that_is_none_is_refused_before_anything_is_written(
