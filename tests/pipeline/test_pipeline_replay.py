@@ -130,6 +130,16 @@ def test_a_run_is_done_once_under_its_name(tmp_path: Path) -> None:
     assert made.manifest().table("jobs").rows == 2
 
 
+@pytest.mark.parametrize("name", ["a/b", "x" * 200])
+def test_a_name_that_no_run_can_have_is_refused_before_jobs_are_read(
+    name: str, tmp_path: Path
+) -> None:
+    lake(tmp_path / "lake", [job(1)])
+    failed = replay("--yes", "--run", name)
+    assert (failed.exit_code, "run name" in failed.output) == (2, True)
+    assert not (tmp_path / "data").exists()
+
+
 def test_jobs_that_are_not_over_are_left_alone(tmp_path: Path) -> None:
     live = [job(2, "ready"), job(3, "running"), job(4, "scheduled"), job(5)]
     lake(tmp_path / "lake", [job(1, "expired")], live)

@@ -12,7 +12,7 @@ from taskq.core.errors import LogLocked, UploadDamaged, UsageError
 from taskq.log.requests import EnqueueSpec
 from taskq_plugins.spark.sink import writers
 from taskq_plugins.spark.sink.encoding import BadRow, Entries
-from taskq_plugins.spark.sink.uploads import write_parts
+from taskq_plugins.spark.sink.uploads import finish, write_parts
 from taskq_plugins.spark.sink.writers import batch_writer, stream_writer
 from tests.pipeline.sinking import jobs, table
 
@@ -161,6 +161,19 @@ def test_a_batch_of_a_stream_is_published_once(tmp_path: Path, in_batch: Any) ->
     assert not files(tmp_path)
 
 
+def test_a_batch_that_was_written_before_is_told_of(
+    tmp_path: Path, in_batch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its rows may be new: two streams may have copies of one checkpoint, or it was set back."""
+    for numbers in ((1,), (2, 3)):
+        in_batch("query", 7)
+        assert not capsys.readouterr().err
+        stream(tmp_path).commit([stream(tmp_path).write(rows(*numbers))], 7)
+    told = capsys.readouterr().err
+    assert "batch 7 of stream query was written before, so its 2 jobs were not enqueued" in told
+    assert bodies(tmp_path) == [b'{"n":1}']
+
+
 def test_an_aborted_batch_leaves_nothing_and_may_be_written_again(
     tmp_path: Path, in_batch: Any
 ) -> None:
@@ -217,6 +230,13 @@ def test_a_write_stands_though_the_log_cannot_be_opened_right_away(
     other = batch(tmp_path)
     other.commit([other.write(rows(2))])
     assert len(bodies(tmp_path)) == 2
+
+
+def test_what_cannot_be_published_leaves_no_files(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path, "u", [Entries([b"{}"], EnqueueSpec().tail, None)])
+    with pytest.raises(UsageError, match="publication name 'a/b'"):
+        finish(tmp_path, "a/b", "u", parts, adopt=True)
+    assert not files(tmp_path)
 
 
 def test_parts_that_were_changed_after_they_were_written_fail_the_write(tmp_path: Path) -> None:

@@ -62,12 +62,13 @@ def replay(
     --where "state = 'dead' AND task = 'mail.send' AND settled_at > now() - INTERVAL 1 DAY".
     """
     from taskq.log.inbox import discard  # noqa: PLC0415 - help must not import the log
+    from taskq.log.inboxmanifest import check_upload_name  # noqa: PLC0415
     from taskq_plugins.spark.bulk.past import PastJobs  # noqa: PLC0415 - loads duckdb
     from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - likewise pyarrow
     from taskq_plugins.spark.sink.uploads import finish, new_upload, write_parts  # noqa: PLC0415
 
+    run = check_upload_name(run_name, "run") if run_name else _run_of(lake, where)
     opened = Lake.open(lake)
-    run = run_name or _run_of(lake, where)
     with PastJobs(opened, where) as past:
         found = past.counted(_SAMPLE_ROWS)
         if not yes:

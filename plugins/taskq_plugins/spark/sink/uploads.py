@@ -97,9 +97,12 @@ def finish(
         LogError: nothing was published, or the parts no longer read back.
     """
     jobs = sum(part.jobs for part in parts)
-    is_new = bool(parts) and publish(data_dir, name, parts)
-    # What is not published: the parts of second attempts, or all of them if the name was used.
-    discard(data_dir, upload)
+    try:
+        is_new = bool(parts) and publish(data_dir, name, parts)
+    finally:
+        # What is not published: the parts of second attempts, or all of them if the name was used
+        # or refused.
+        discard(data_dir, upload)
     if not (adopt and parts):
         return Published(jobs, is_new)
     problem = ""

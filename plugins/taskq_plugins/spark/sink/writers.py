@@ -146,7 +146,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         for stream in streams:
             name = f"{stream}@{batchId}"
             adopt = self._options.adopt
-            _tell(finish(self._options.data_dir, name, name, _parts(messages), adopt=adopt))
+            done = finish(self._options.data_dir, name, name, _parts(messages), adopt=adopt)
+            if not done.is_new and done.jobs:
+                _say(
+                    f"batch {batchId} of stream {stream} was written before, so its {done.jobs} "
+                    f"jobs were not enqueued again; a checkpoint that was copied, or set back, "
+                    f"numbers new rows as old ones: begin a new one then"
+                )
+            _tell(done)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove what the tasks that ended have written; of the others the next sweep does."""
