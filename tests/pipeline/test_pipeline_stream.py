@@ -80,6 +80,21 @@ def test_a_stream_begins_where_it_is_told(tmp_path: Path) -> None:
     assert not stream.step()
 
 
+def test_a_first_batch_that_is_run_again_is_the_one_that_was_planned(tmp_path: Path) -> None:
+    """Spark asks anew where to begin, after a kill in the first batch."""
+    made = MadeLog(tmp_path / "a")
+    made.enqueue(3)
+    stream = Stream(tmp_path, startingOffsets="latest")
+    made.enqueue(2)
+    assert stream.advance()
+    for later in range(2):
+        again = Stream(tmp_path, startingOffsets="latest")
+        again.start, again.end = again.end, stream.end
+        assert lsns(again.rows()) == [4, 5]
+        made.enqueue(1)
+        assert lsns(again.step()) == list(range(6, 7 + later))
+
+
 def test_a_log_that_is_to_begin_at_its_end_does_while_others_begin_elsewhere(
     tmp_path: Path,
 ) -> None:

@@ -187,11 +187,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Pieces(part) for part in pack(found, self._options.target_partition_bytes)]
 
     def _between(self, begins: Offsets, ends: Offsets) -> list[Stretch]:
-        changed = {
-            log_id: end
-            for log_id, end in ends.items()
-            if log_id not in begins or begins[log_id].place != end.place
-        }
+        starts = {log_id: _start_of(begins.get(log_id), end) for log_id, end in ends.items()}
+        changed = {log_id: end for log_id, end in ends.items() if starts[log_id].place != end.place}
         if not changed:
             return []
         sight, self._sight = self._sight, None
@@ -204,8 +201,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if standing is None:
                 self._on_loss(LogVanished(end.device, log_id))
                 continue
-            begin = begins.get(log_id) or end.origin()
-            start = go_on(standing, begin, self._on_loss)
+            start = go_on(standing, starts[log_id], self._on_loss)
             found += stretches(standing, start, end.place, self._on_loss)
         return found
 
@@ -213,6 +209,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of one partition, in batches of about 8 000."""
         pieces = partition.pieces if isinstance(partition, Pieces) else []
         return read_pieces(pieces, self._reading)
+
+
+def _start_of(begin: Position | None, end: Position) -> Position:
+    """Where a batch begins in a log, given both of its offsets.
+
+    A first batch that is run again is given the offset with which a stream would begin now: with
+    "latest" that is another than when the batch was planned, which the end still knows.
+    """
+    if begin is None:
+        return end.origin()
+    is_new = begin.place == begin.origin().place
+    return end.origin() if is_new and begin.place != end.origin().place else begin
 
 
 def _covers(sight: Sight, ends: Offsets) -> bool:
