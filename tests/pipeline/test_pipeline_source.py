@@ -12,6 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from taskq.core.errors import LogDamaged, LogError, UsageError
 from taskq_plugins.spark.decode import SCHEMA
 from taskq_plugins.spark.fleet import FleetError, LogTwice
+from taskq_plugins.spark.source import rows as source_rows
 from taskq_plugins.spark.source.batch import Pieces
 from taskq_plugins.spark.source.problems import DataLoss, OptionError, Unreadable
 from tests.pipeline.made_logs import BEGAN_NS, SECOND, SKIP, MadeLog, claimed, damage, succeeded
@@ -373,3 +374,17 @@ def test_batches_have_the_schema_to_the_letter(tmp_path: Path, fleet: dict[str, 
     for part in reader.partitions():
         for batch in batches_of(reader, part):
             assert batch.schema.equals(pa.schema([pa.field("lsn", pa.int64(), nullable=False)]))
+
+
+def test_small_batches_are_joined_up_to_a_size(
+    tmp_path: Path, fleet: dict[str, MadeLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few rows may hold large payloads: joining by their number alone would take any memory."""
+    reader = source(tmp_path).reader(spark_schema())
+    (part,) = reader.partitions()
+    (whole,) = batches_of(reader, part)
+    assert whole.num_rows == sum(len(all_lsns(made)) for made in fleet.values())
+    monkeypatch.setattr(source_rows, "JOINED_BYTES_MAX", whole.nbytes // 4)
+    parts = batches_of(reader, part)
+    assert len(parts) > 1
+    assert pa.Table.from_batches(parts).equals(pa.Table.from_batches([whole]))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.decode import Piece
 
 _log: Final = logging.getLogger("taskq")
+#: Batches are joined up to so many bytes: a few compressed payloads may be as much.
+JOINED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class Reading(NamedTuple):
@@ -118,17 +120,19 @@ def _damaged_row(piece: Piece, schema: pa.Schema, error: LogError) -> pa.RecordB
 
 def _joined(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     waiting: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size_bytes = 0
     for batch in batches:
         if not batch.num_rows:
             continue
-        if not waiting and batch.num_rows >= ROWS_MAX // 2:
+        is_large = batch.num_rows >= ROWS_MAX // 2 or batch.nbytes >= JOINED_BYTES_MAX // 2
+        if not waiting and is_large:
             yield batch
             continue
         waiting.append(batch)
         rows += batch.num_rows
-        if rows >= ROWS_MAX:
+        size_bytes += batch.nbytes
+        if rows >= ROWS_MAX or size_bytes >= JOINED_BYTES_MAX:
             yield from pa.Table.from_batches(waiting, schema).combine_chunks().to_batches()
-            waiting, rows = [], 0
+            waiting, rows, size_bytes = [], 0, 0
     if waiting:
         yield from pa.Table.from_batches(waiting, schema).combine_chunks().to_batches()
