@@ -20,6 +20,7 @@ from taskq.log.inboxmanifest import Ended, Upload
 from taskq.log.inboxparts import PartFile, UploadReader
 from taskq.log.operations import failure
 from taskq.log.requests import Op
+from taskq.log.room import with_reserve
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -231,7 +232,9 @@ class Adopter:
                 yield from self._adopt_slices(upload)
             self._make_durable(upload)
         lsn, latest = adoptions.progress(upload.id) or (0, _nothing(upload))
-        inbox.finish(upload, self._ended(upload, lsn, latest))
+        ended = self._ended(upload, lsn, latest)
+        # On a full disk, too: it gives back all that the files hold.
+        with_reserve(inbox.disk, self._journal.path, lambda: inbox.finish(upload, ended))
         adoptions.forget(upload.id)
 
     def _adopt_slices(self, upload: Upload) -> Steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,7 +27,7 @@ from tests.log.uploading import (
     upload,
     write_part,
 )
-from tests.log.world import PATH, World
+from tests.log.world import PATH, SMALL, World
 
 if TYPE_CHECKING:
     from taskq.log.adopted import Adopted
@@ -341,6 +342,28 @@ def test_an_upload_waits_while_the_disk_has_no_room_and_goes_on_when_it_has(
     world.clock.advance(60)
     assert adopt(process) == 4
     assert bodies_in(world) == dict.fromkeys(numbered(6), 1)
+
+
+def test_an_upload_ends_on_a_full_disk_since_that_frees_its_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of its jobs are in the log; what says so takes bytes of the reserve."""
+    small_chunks(monkeypatch, 2)
+    reserve = 64 * 1024
+    world = World(config=replace(SMALL, reserve_bytes=reserve))
+    process = world.process()
+    upload(world, "nightly", numbered(6))
+    process.enqueue(b"before")
+    world.machine.free = 4 * reserve
+    adopter = Adopter(process.committer)
+    waiter = order(adopter)
+    while not progress(world) or progress(world)[-1].done < 6:
+        step(process, adopter)
+    world.machine.free = 0
+    while step(process, adopter):
+        pass
+    assert waiter.answer == 6
+    assert files_left(world) == ["done/nightly.json"]
 
 
 def test_of_a_stream_the_last_hundred_batches_are_remembered_and_earlier_ones_refused() -> None:
