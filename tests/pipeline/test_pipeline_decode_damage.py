@@ -6,11 +6,13 @@ import errno
 import os
 import pickle
 import uuid
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from taskq.core.errors import FormatError
+from taskq.core.records import Flag
 from taskq.log import codec
 from taskq_plugins.spark.decode import (
     DETAILS,
@@ -23,9 +25,6 @@ from taskq_plugins.spark.decode import (
 )
 from tests.pipeline.rows_of_log import Row, decoded_rows, rows_of_directory
 from tests.pipeline.segmentfiles import EPOCH, Segments, claimed, enqueued
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _three_frames(tmp_path: Path) -> tuple[Segments, Path, list[int]]:
@@ -241,3 +240,21 @@ def test_frames_larger_than_what_is_read_at_once_are_whole(tmp_path: Path) -> No
     segments.frame(enqueued(b"small"))
     rows = decoded_rows([segments.piece()])
     assert [row["value"] for row in rows] == [*bodies, b"small"]
+
+
+def test_errors_name_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
+    """Whoever passes them on encodes them: Spark's tasks, Arrow's columns, a terminal."""
+    directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    segments = Segments(directory)
+    lost = bytes(32) + (7).to_bytes(8, "little")
+    segments.frame(enqueued(lost, flags=int(Flag.SPILLED)))
+    (row,) = decoded_rows([segments.piece()])
+    assert r"caf\xe9/spill/" in str(row["problem"])
+    path = segments.begin()
+    piece = segments.piece(path=path)
+    path.write_bytes(b"\0" * 300)
+    with pytest.raises(SegmentDamaged, match=r"caf\\xe9/log/"):
+        list(decode(piece._replace(end=300), DETAILS))
+    path.unlink()
+    with pytest.raises(SegmentMissing, match=r"caf\\xe9/log/"):
+        list(decode(piece._replace(end=300), DETAILS))

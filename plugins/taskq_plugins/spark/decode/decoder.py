@@ -14,6 +14,7 @@ from taskq_plugins.spark.decode.frames import Damage, PieceReader
 from taskq_plugins.spark.decode.rows import Rows
 from taskq_plugins.spark.decode.schema import DAMAGED, DETAILS, ROWS_MAX, Corrupt
 from taskq_plugins.spark.decode.values import UNPACKED_BYTES_MAX, Bodies, Values, unpacked_sizes
+from taskq_plugins.spark.fleet.problems import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +115,7 @@ class _Decoder:
                 for begin, end in _cut(sizes):
                     yield self._batch(Rows(self._piece, found, first + begin, first + end))
         except FormatError as error:
-            path = self._piece.path
+            path = shown(self._piece.path)
             raise error if path in str(error) else FormatError(f"{path}: {error}") from error
 
     def _batch(self, rows: Rows) -> pa.RecordBatch:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from taskq.core.errors import LogDamaged, LogError
+from taskq_plugins.spark.fleet.problems import shown
 
 
 class SegmentMissing(LogError):
@@ -28,8 +29,8 @@ class SegmentMissing(LogError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: the segment is missing: compaction took it, or it was not copied; "
-            f"with failOnDataLoss=false it is passed over"
+            f"{shown(self.path)}: the segment is missing: compaction took it, or it was not "
+            f"copied; with failOnDataLoss=false it is passed over"
         )
 
 
@@ -47,7 +48,10 @@ class SegmentUnreadable(LogError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.path}: cannot be read ({self.reason}): check its permissions and its disk"
+        return (
+            f"{shown(self.path)}: cannot be read ({self.reason}): check its permissions and its "
+            f"disk"
+        )
 
 
 class WrongSegment(LogError):
@@ -67,7 +71,7 @@ class WrongSegment(LogError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: this is {self.found}, where {self.wanted} should be: "
+            f"{shown(self.path)}: this is {self.found}, where {self.wanted} should be: "
             f"put each log into a directory of its own"
         )
 
@@ -92,7 +96,7 @@ class SegmentDamaged(LogDamaged):
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: {self.what}, bytes {self.offset} to {self.resume}, from lsn {self.lsn} "
-            f"on: corruptMode=skip reads past them, corruptMode=quarantine keeps them as rows of "
-            'kind "damaged"'
+            f"{shown(self.path)}: {self.what}, bytes {self.offset} to {self.resume}, from lsn "
+            f"{self.lsn} on: corruptMode=skip reads past them, corruptMode=quarantine keeps them "
+            'as rows of kind "damaged"'
         )

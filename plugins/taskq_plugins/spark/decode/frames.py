@@ -25,6 +25,7 @@ from taskq_plugins.spark.decode.errors import (
 )
 from taskq_plugins.spark.decode.layout import PAD_SIZE, Bytes, Ints
 from taskq_plugins.spark.decode.places import places
+from taskq_plugins.spark.fleet.problems import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +111,7 @@ class PieceReader:
         try:
             yield from self._items()
         except FormatError as error:
-            path = self.piece.path
+            path = shown(self.piece.path)
             raise error if path in str(error) else FormatError(f"{path}: {error}") from error
 
     def _items(self) -> Iterator[Found | Damage]:
@@ -256,7 +257,7 @@ class PieceReader:
 
     def _check_header(self) -> Damage | None:
         data = self._read(_HEAD, 0)
-        header = codec.decode_segment_header(data, self.piece.path)
+        header = codec.decode_segment_header(data, shown(self.piece.path))
         segment = self.piece.segment
         if header is None:
             is_ours = data[:8] == codec.SEGMENT_MAGIC
@@ -275,7 +276,7 @@ class PieceReader:
     def _opened(self) -> tuple[int, int]:
         """(epoch, time) that the segment's header, or else its first frame, tells."""
         data = self._read(_HEAD + _FRAME, 0)
-        header = codec.decode_segment_header(data, self.piece.path)
+        header = codec.decode_segment_header(data, shown(self.piece.path))
         if header is not None and header.first_lsn == self.piece.segment:
             return header.epoch, header.created_ns
         frame = codec.decode_frame_header(data, _HEAD, self._seed, _HEAD)

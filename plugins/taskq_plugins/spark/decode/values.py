@@ -15,6 +15,7 @@ from taskq.log.bodies import original_size
 from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
 from taskq_plugins.spark.decode import arrays
+from taskq_plugins.spark.fleet.problems import shown
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.decode.layout import Ints
@@ -36,7 +37,7 @@ class Bodies:
         try:
             return self._store.unpack(stored, flags, what), ""
         except TaskqError as error:
-            return None, str(error)
+            return None, shown(str(error))
 
     @staticmethod
     def size(stored: bytes, flags: int) -> int:
