@@ -10,6 +10,7 @@ themselves.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import struct
 import time
@@ -64,7 +65,9 @@ class SyncTurn:
             return
         if durable_lsn > self._published(boot, generation):
             packed = _MARK.pack(boot, generation, durable_lsn)
-            write_all(self._disk, self._file, packed + crc32(packed).to_bytes(4, "little"), 0)
+            # What is synced is, whoever knows of it: others that do not just sync for themselves.
+            with contextlib.suppress(OSError):
+                write_all(self._disk, self._file, packed + crc32(packed).to_bytes(4, "little"), 0)
         self.give_up()
 
     def give_up(self) -> None:

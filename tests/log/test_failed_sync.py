@@ -314,3 +314,17 @@ def test_a_killed_recovery_does_not_let_others_write() -> None:
         if _MARKER in world.machine.paths():
             with pytest.raises(LogFailed):
                 failed.second.enqueue()
+
+
+def test_that_a_full_disk_does_not_take_the_word_of_a_sync_makes_it_no_failed_one() -> None:
+    """The first one in a crowd makes the file longer that tells the others of it."""
+    world = World()
+    process = world.process()
+    waiting = process.send(Op.ENQUEUE, (PLAIN, b"in the air", None))
+    world.machine.free = 0
+    process.sync()
+    assert isinstance(waiting.result(0), int)
+    world.machine.free = None
+    assert _MARKER not in world.machine.paths()
+    world.lose_power()
+    assert [record.body for record in world.records() if record.body] == [b"in the air"]
