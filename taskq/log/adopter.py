@@ -8,8 +8,9 @@ the first job of an upload is taken, all of its parts are read and found to be w
 
 from __future__ import annotations
 
+import functools
 import logging
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from taskq.core.errors import AppendFailed, LogClosed, LogError, TaskqError, UploadDamaged
 from taskq.core.model import SECOND_NS
@@ -23,13 +24,15 @@ from taskq.log.requests import Op
 from taskq.log.room import with_reserve
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from taskq.log.committer import Committer
     from taskq.log.inboxmanifest import Part
     from taskq.log.survey import Request
 
     Steps = Generator[Errand | None, None, None]
+
+T = TypeVar("T")
 
 _log: Final = logging.getLogger("taskq")
 #: How often a process looks for uploads where there were some before, and where there were none;
@@ -184,16 +187,16 @@ class Adopter:
         while self._inbox.count_waiting():
             if self._lock < 0 and not (yield from self._take_turn()):
                 break
-            waiting = self._inbox.published()
+            waiting = yield from self._holding(self._inbox.published)
             for name, problem in waiting.damaged.items():
-                self._refuse(name, None, UploadDamaged(problem))
+                yield from self._refuse(name, None, UploadDamaged(problem))
             for upload in waiting.uploads:
                 yield from self._adopt(upload)
             yield None
         now_ns = self._journal.clock.steady_ns()
         if self._lock >= 0 and now_ns >= self._sweep_at_ns:
             self._sweep_at_ns = now_ns + _SWEEP_NS
-            self._inbox.sweep()
+            yield from self._holding(self._inbox.sweep)
         self._answer(self._refused[0] if self._refused else None)
 
     def _take_turn(self) -> Generator[None, None, bool]:
@@ -212,11 +215,21 @@ class Adopter:
                 disk.close(descriptor)
         return True
 
+    def _holding(self, action: Callable[[], T]) -> Generator[None, None, T]:
+        """Do what must not meet a publication; who is stopped in one stops no worker."""
+        while not self._inbox.try_hold():
+            self._pause_until_ns = self._journal.clock.steady_ns() + _TURN_NS
+            yield None
+        try:
+            return action()
+        finally:
+            self._inbox.let_go()
+
     def _adopt(self, upload: Upload) -> Steps:
         try:
             yield from self._adopt_whole(upload)
         except UploadDamaged as error:
-            self._refuse(upload.name, upload, error)
+            yield from self._refuse(upload.name, upload, error)
 
     def _adopt_whole(self, upload: Upload) -> Steps:
         inbox, adoptions = self._inbox, self._committer.facets.adoptions
@@ -234,7 +247,8 @@ class Adopter:
         lsn, latest = adoptions.progress(upload.id) or (0, _nothing(upload))
         ended = self._ended(upload, lsn, latest)
         # On a full disk, too: it gives back all that the files hold.
-        with_reserve(inbox.disk, self._journal.path, lambda: inbox.finish(upload, ended))
+        finish = functools.partial(inbox.finish, upload, ended)
+        yield from self._holding(lambda: with_reserve(inbox.disk, self._journal.path, finish))
         adoptions.forget(upload.id)
 
     def _adopt_slices(self, upload: Upload) -> Steps:
@@ -287,7 +301,7 @@ class Adopter:
             self._journal.clock.wall_ns(), problem,
         )  # fmt: skip
 
-    def _refuse(self, name: str, upload: Upload | None, error: UploadDamaged) -> None:
+    def _refuse(self, name: str, upload: Upload | None, error: UploadDamaged) -> Steps:
         if upload is None:
             ended = Ended(name, "", 0, 0, 0, 0, 0, self._journal.clock.wall_ns(), str(error))
             parts: tuple[Part, ...] = ()
@@ -297,7 +311,7 @@ class Adopter:
             problem = f"{error}; {latest.done} of its {upload.jobs} jobs were adopted"
             ended = self._ended(upload, lsn, latest, problem)
             parts = upload.parts
-        self._inbox.refuse(name, parts, ended)
+        yield from self._holding(lambda: self._inbox.refuse(name, parts, ended))
         _log.error(
             "%s: the upload %s was refused and set aside in %s/refused: %s",
             self._journal.path, name, self._inbox.path, ended.problem,

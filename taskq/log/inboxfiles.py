@@ -89,6 +89,7 @@ class Inbox:
         self._clock = clock
         self._log_path = path
         self.path = f"{path}/{INBOX}"
+        self._held = -1
 
     def keep(self) -> None:
         """Make the directory, and its entry durable; whoever made it may have died before that."""
@@ -99,12 +100,29 @@ class Inbox:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
+        if self._held >= 0:
+            yield self._held
+            return
         descriptor = self.disk.open(f"{self.path}/lock", create=True)
         try:
             self.disk.lock(descriptor)
             yield descriptor
         finally:
             self.disk.close(descriptor)
+
+    def try_hold(self) -> bool:
+        """Take the lock for what is called next, until ``let_go``; False: somebody else has it."""
+        descriptor = self.disk.open(f"{self.path}/lock", create=True)
+        if self.disk.try_lock(descriptor):
+            self._held = descriptor
+            return True
+        self.disk.close(descriptor)
+        return False
+
+    def let_go(self) -> None:
+        """Give the lock back."""
+        self.disk.close(self._held)
+        self._held = -1
 
     # -- publishing -------------------------------------------------------------------------------
 

@@ -252,6 +252,26 @@ def test_one_process_adopts_at_a_time_and_another_waits_for_it() -> None:
     assert waiter.answer == 0
 
 
+def test_a_publisher_who_is_stopped_with_the_lock_stops_nobody_else() -> None:
+    world = World()
+    process = world.process()
+    upload(world, "nightly", numbered(3))
+    publisher = CrashableDisk(world.machine)
+    lock = publisher.open(f"{PATH}/inbox/lock")
+    publisher.lock(lock)
+    adopter = Adopter(process.committer)
+    waiter = order(adopter)
+    for _ in range(5):
+        assert not step(process, adopter), "it would spin"
+        assert process.enqueue(b"meanwhile")
+        world.clock.advance(1)
+    assert waiter.answer is None
+    publisher.close(lock)
+    while step(process, adopter):
+        pass
+    assert waiter.answer == 3
+
+
 def test_who_stops_waiting_for_his_turn_leaves_no_file_open() -> None:
     world = World()
     first, second = world.process(), world.process()
