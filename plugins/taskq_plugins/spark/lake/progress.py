@@ -56,7 +56,8 @@ def positions(lake: Lake, manifest: Manifest | None = None) -> dict[str, Positio
         filter=(pc.field("kind") == POSITION) & pc.field("lsn").is_valid(),
     )
     found = (Position(*(row[name] for name in _COLUMNS)) for row in rows.to_pylist())
-    return {one.log_id: one for one in found}
+    # One row for each stretch that was read without a gap: the last one tells how far.
+    return {one.log_id: one for one in sorted(found, key=lambda one: one.lsn)}
 
 
 def log_progress(
