@@ -192,7 +192,8 @@ def test_a_batch_without_jobs_and_one_without_attempts_leave_tables_that_read(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     root = tmp_path / "journals"
-    folding = Folding(spark, tmp_path / "lake")
+    # A name that Spark would take for a pattern, if it were asked to.
+    folding = Folding(spark, tmp_path / "la[k]e {a,b}*")
     asyncio.run(unused(root / "edge-1", 0))
     assert folding.batch(rows := rows_of(root), 0)
     assert folding.refresh(DERIVED, root) == list(DERIVED)

@@ -101,4 +101,5 @@ def _read(spark: SparkSession, paths: Sequence[str], schema: bytes) -> DataFrame
     struct = from_arrow_schema(pa.ipc.read_schema(pa.py_buffer(schema)))
     if not paths:
         return spark.createDataFrame([], struct)
-    return spark.read.schema(struct).parquet(*paths)
+    # A lake's directory may be called what Spark would take for a pattern.
+    return spark.read.option("__globPaths__", "false").schema(struct).parquet(*paths)
