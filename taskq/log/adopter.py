@@ -188,6 +188,7 @@ class Adopter:
             if self._lock < 0 and not (yield from self._take_turn()):
                 break
             waiting = yield from self._holding(self._inbox.published)
+            self._committer.facets.adoptions.keep_only(waiting.uploads)
             for name, problem in waiting.damaged.items():
                 yield from self._refuse(name, None, UploadDamaged(problem))
             for upload in waiting.uploads:
@@ -249,7 +250,6 @@ class Adopter:
         # On a full disk, too: it gives back all that the files hold.
         finish = functools.partial(inbox.finish, upload, ended)
         yield from self._holding(lambda: with_reserve(inbox.disk, self._journal.path, finish))
-        adoptions.forget(upload.id)
 
     def _adopt_slices(self, upload: Upload) -> Steps:
         reader = UploadReader(self._inbox.disk, self._inbox.path, upload)

@@ -20,9 +20,10 @@ from taskq.log.logrecord import places
 from taskq.log.segment import Frame, Gap, salvage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from taskq.log.cursor import Cursor
+    from taskq.log.inboxmanifest import Upload
     from taskq.log.journal import Journal
 
 #: What is read of a frame to see whether any stand at its end.
@@ -71,9 +72,14 @@ class Adoptions:
             self._cursor = self._journal.files.cursor_at(lsn)
             self._found.clear()
 
-    def forget(self, upload: bytes) -> None:
-        """It is over."""
-        self._found.pop(upload, None)
+    def keep_only(self, waiting: Iterable[Upload]) -> None:
+        """Forget all others: they are over, whoever adopted them.
+
+        Called with what waits just now, before looking further: of an upload that was published
+        since then nothing was found yet.
+        """
+        kept = {upload.id for upload in waiting}
+        self._found = {one: found for one, found in self._found.items() if one in kept}
 
     def catch_up(self) -> None:
         """Look at all that was written since, up to the journal's known end."""

@@ -187,6 +187,7 @@ class Compaction:
         """
         journal, adoptions = self._journal, self._committer.facets.adoptions
         waiting = Inbox(journal.disk, journal.clock, journal.path).waiting().uploads
+        adoptions.keep_only(waiting)
         if waiting:
             adoptions.look_from(min(upload.from_lsn for upload in waiting))
             journal.refresh()

@@ -234,6 +234,16 @@ def test_two_that_adopt_in_turn_bring_no_job_twice(monkeypatch: pytest.MonkeyPat
     assert max(one.done for one in progress(world)) == 20
 
 
+def test_what_others_adopted_is_remembered_no_longer_than_it_waits() -> None:
+    world = World()
+    processes = [world.process(), world.process()]
+    for number in range(10):
+        upload(world, f"stream@{number}", numbered(2))
+        adopt(processes[number % 2])
+    for one in processes:
+        assert len(one.committer.facets.adoptions._found) < 3
+
+
 def test_one_process_adopts_at_a_time_and_another_waits_for_it() -> None:
     world = World()
     first, second = world.process(), world.process()
