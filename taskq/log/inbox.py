@@ -231,7 +231,8 @@ def publish(data_dir: Path, name: str, parts: Sequence[Part]) -> bool:
 
     Raises:
         UsageError: a name is none, or there are too many parts.
-        LogError: a part is missing, the name was refused before, or the directory cannot be used.
+        LogError: a part is missing, the name was refused before or is of a batch that is forgotten,
+            or the directory cannot be used.
     """
     path = os.path.abspath(data_dir)  # noqa: PTH100 - resolve() would follow links
     published = publish_with(PatientDisk(), SystemClock(), path, name, parts)

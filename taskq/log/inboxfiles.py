@@ -131,8 +131,8 @@ class Inbox:
 
         Raises:
             UsageError: a name is none, or there are too many parts.
-            LogError: a part is missing or has another size, the name was refused before, or too
-                many uploads wait.
+            LogError: a part is missing or has another size, the name was refused before or is of a
+                batch that is forgotten, or too many uploads wait.
         """
         check_publication_name(name)
         checked = tuple(check_part(part) for part in parts)
@@ -157,19 +157,19 @@ class Inbox:
         return True
 
     def _was_published(self, name: str) -> bool:
-        if self._is_there(f"{name}{MANIFEST}") or self._is_there(f"{DONE}/{name}{MANIFEST}"):
-            return True
-        place = stream_batch(name)
-        if place is None:
-            return False
-        stream, batch = place
-        kept = [
-            number for one, number in self._done_batches() if one == stream
-        ]  # the files of earlier ones are gone
-        return len(kept) >= STREAM_DONE_MAX and batch < min(kept)
+        return self._is_there(f"{name}{MANIFEST}") or self._is_there(f"{DONE}/{name}{MANIFEST}")
 
     def _check_published(self, name: str, parts: tuple[Part, ...]) -> None:
         """Raise unless the parts are there, and may be published."""
+        place = stream_batch(name)
+        if place is not None:
+            kept = [batch for stream, batch in self._done_batches() if stream == place[0]]
+            if len(kept) >= STREAM_DONE_MAX and place[1] < min(kept):
+                raise LogError(
+                    f"{name}: whether it was published is not known any more: of {place[0]!r} the "
+                    f"batches from {min(kept)} on are remembered. Give its jobs another name if "
+                    f"they are new"
+                )
         if self._is_there(f"{REFUSED}/{name}{MANIFEST}"):
             file = f"{self.path}/{REFUSED}/{name}{MANIFEST}"
             problem = self.refusal(name)

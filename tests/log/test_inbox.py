@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskq.core.errors import LogError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.log.adopter import Adopter
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
@@ -403,7 +404,10 @@ def test_of_a_stream_the_last_hundred_batches_are_remembered_and_earlier_ones_re
         assert publish(world, f"stream@{number}", [])
         adopt(process)
     assert len(files_left(world)) == 100
-    assert not publish(world, "stream@1", [])
+    for number in (0, 2):
+        with pytest.raises(LogError, match=rf"stream@{number}: whether it .* batches from 3 on"):
+            publish(world, f"stream@{number}", [])
+    assert not publish(world, "stream@3", [])
     assert not publish(world, "stream@50", [])
     assert publish(world, "stream@103", [])
     assert publish(world, "other@1", [])
