@@ -203,18 +203,16 @@ class Adopter:
     def _take_turn(self) -> Generator[None, None, bool]:
         """Whether this process is the one that does it; who was asked waits until nothing waits."""
         disk, clock = self._journal.disk, self._journal.clock
-        descriptor = disk.open(f"{self._inbox.path}/adopt.lock", create=True)
-        try:
-            while not disk.try_lock(descriptor):
-                if not self._orders or not self._inbox.count_waiting():
-                    return False
-                self._pause_until_ns = clock.steady_ns() + _TURN_NS
-                yield None
-            self._lock = descriptor
-        finally:
-            if self._lock < 0:
-                disk.close(descriptor)
-        return True
+        while True:
+            descriptor = disk.open(f"{self._inbox.path}/adopt.lock", create=True)
+            if disk.try_lock(descriptor):
+                self._lock = descriptor
+                return True
+            disk.close(descriptor)  # before a pause that may be the last of these steps
+            if not self._orders or not self._inbox.count_waiting():
+                return False
+            self._pause_until_ns = clock.steady_ns() + _TURN_NS
+            yield None
 
     def _holding(self, action: Callable[[], T]) -> Generator[None, None, T]:
         """Do what must not meet a publication; who is stopped in one stops no worker."""
