@@ -151,9 +151,11 @@ class Inbox:
                 name, os.urandom(16).hex(), sequence, self._clock.wall_ns(),
                 self._clock.steady_ns(), self.disk.boot_id(), self._last_segment(), checked,
             )  # fmt: skip
-            self._write(f"{self.path}/{name}{MANIFEST}", encode_upload(upload))
-            # Adopters look at when this file was written.
             write_all(self.disk, lock, sequence.to_bytes(_SEQUENCE_BYTES, "little"), 0)
+            self._write(f"{self.path}/{name}{MANIFEST}", encode_upload(upload))
+            # Adopters look at when this file was written. It stands as published, whatever happens.
+            with contextlib.suppress(OSError):
+                self.disk.touch(f"{self.path}/lock")
         return True
 
     def _was_published(self, name: str) -> bool:

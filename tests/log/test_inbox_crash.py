@@ -207,3 +207,27 @@ def test_jobs_of_a_publication_that_does_not_last_are_taken_by_nobody(
     with pytest.raises((AppendFailed, PowerLost)):
         publish(world, "nightly@1", [part], disk)
     check(world)
+
+
+def test_who_is_told_that_nothing_was_published_is_told_the_truth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever then publishes under another name would have all jobs twice."""
+    world = World()
+    disk = CrashableDisk(world.machine)
+    disk.make_directory(PATH)
+    part = write_part(disk, BODIES)
+    write_through = disk.write
+
+    def write(descriptor: int, data: bytes, offset: int) -> int:
+        if world.machine.describe(descriptor).path == f"{INBOX}/lock":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_through(descriptor, data, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write", write)
+        with pytest.raises(AppendFailed):
+            publish(world, "first", [part], disk)
+    assert publish(world, "second", [part], disk)
+    assert adopt(world.process()) == len(BODIES)
+    assert bodies_in(world) == dict.fromkeys(BODIES, 1)
