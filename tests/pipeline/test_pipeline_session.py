@@ -83,6 +83,19 @@ def test_nothing_listens_beyond_loopback(spark: SparkSession) -> None:
     assert listening <= _LOOPBACKS
 
 
+def test_what_listens_takes_orders_from_who_knows_the_secret_alone(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Loopback is everybody's who has an account on the machine."""
+    from taskq_plugins.spark.session import settings  # noqa: PLC0415 - 1 s to import
+
+    assert spark.sparkContext.getConf().get("spark.authenticate") == "true"
+    folder = tmp_path / "session"
+    own = settings("own", "local[2]", folder, {"spark.authenticate": "false"})
+    assert own["spark.authenticate"] == "false", "what is given wins"
+    assert "spark.authenticate" not in settings("far", "spark://host:7077", folder, {})
+
+
 def test_a_session_has_a_clock_without_zones_and_folders_of_its_own(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"

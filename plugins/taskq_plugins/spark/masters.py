@@ -10,6 +10,8 @@ from taskq.core.errors import UsageError
 from taskq_plugins.spark.errors import SparkError
 
 _LOCAL: Final = re.compile(r"local(\[(\*|\d+)(,\s*\d+)?\])?")
+#: How the names of masters begin that run executors of their own on this machine.
+LOCAL_CLUSTER: Final = "local-cluster"
 _LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]")
 _ELSEWHERE: Final = re.compile(r"(spark://|k8s://).+|yarn")
 _ADDRESS: Final = re.compile(r"(?P<host>[^,:]+|\[[^\]]+\]):(?P<port>\d{1,5})")
@@ -27,7 +29,7 @@ def cores_of(master: str) -> int | None:
     found = re.match(r"local(?:-cluster)?\[\s*(\d+)\s*(?:,\s*(\d+))?", master)
     if found is None:
         return 1 if master == "local" else None
-    if master.startswith("local-cluster"):
+    if master.startswith(LOCAL_CLUSTER):
         return int(found[1]) * int(found[2])
     return int(found[1])
 

@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 
 from taskq_plugins.spark.gateway import Output, end, environment, write_log_settings
 from taskq_plugins.spark.java import find_java, write_shim
-from taskq_plugins.spark.masters import check_master, is_local
+from taskq_plugins.spark.masters import LOCAL_CLUSTER, check_master, is_local
 from taskq_plugins.spark.startfailures import start_error
 from taskq_plugins.spark.workdir import work_dir
 
@@ -118,6 +118,10 @@ def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> d
             "spark.driver.host": LOOPBACK,
             "spark.executorEnv.PYTHONPATH": import_path(),
         }
+    if local and not master.startswith(LOCAL_CLUSTER):
+        # Other users of this machine reach loopback, too. Java makes the secret up and tells
+        # nobody; executors in processes of their own would be given one for everybody to read.
+        ours["spark.authenticate"] = "true"
     ours |= conf
     ours[_JAVA_OPTIONS] = " ".join([*java, *conf.get(_JAVA_OPTIONS, "").split()])
     return ours
