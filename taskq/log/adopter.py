@@ -194,11 +194,14 @@ class Adopter:
             for upload in waiting.uploads:
                 yield from self._adopt(upload)
             yield None
+        self._answer(self._refused[0] if self._refused else None)
         now_ns = self._journal.clock.steady_ns()
-        if self._lock >= 0 and now_ns >= self._sweep_at_ns:
+        if now_ns < self._sweep_at_ns:
+            return
+        # Also where nothing waits: the last who wrote may have died.
+        if self._lock >= 0 or (self._signal is not None and (yield from self._take_turn())):
             self._sweep_at_ns = now_ns + _SWEEP_NS
             yield from self._holding(self._inbox.sweep)
-        self._answer(self._refused[0] if self._refused else None)
 
     def _take_turn(self) -> Generator[None, None, bool]:
         """Whether this process is the one that does it; who was asked waits until nothing waits."""

@@ -426,6 +426,20 @@ def test_files_that_were_never_published_go_after_a_week() -> None:
     assert files_left(world) == ["done/nightly.json", "done/weekly.json"]
 
 
+def test_they_go_though_nothing_is_published_any_more() -> None:
+    world = World()
+    process = world.process()
+    upload(world, "nightly", numbered(1))
+    adopt(process)
+    write_part(process.disk, numbered(3), upload="dead")
+    adopter = Adopter(process.committer)
+    for _ in range(8):
+        world.clock.advance(86_400)
+        while step(process, adopter):
+            pass
+    assert files_left(world) == ["done/nightly.json"]
+
+
 def test_what_was_published_is_known_by_looking_at_one_file() -> None:
     world = World()
     inbox = Inbox(CrashableDisk(world.machine), world.clock, PATH)
