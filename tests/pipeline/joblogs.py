@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from taskq.core.model import JobView
     from tests.log.world import World
@@ -71,6 +71,11 @@ def joined(logs: Iterable[JobLog]) -> JobLog:
         assert not jobs.keys() & log.jobs.keys(), "each log has a name of its own"
         jobs |= log.jobs
     return JobLog(pa.concat_tables(log.records for log in logs), jobs)
+
+
+def framed(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """The table in Spark. Of one in many chunks Spark 4.3 loses rows without a word."""
+    return spark.createDataFrame(table.combine_chunks())
 
 
 def collected(jobs: DataFrame) -> list[Row]:

@@ -25,6 +25,7 @@ from tests.pipeline.joblogs import (
     by_job,
     check_equal,
     collected,
+    framed,
     joined,
     of_directory,
     of_world,
@@ -109,7 +110,7 @@ def folded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Fol
     table = joined(logs.values()).records
     order = list(range(len(table)))
     random.Random(7).shuffle(order)
-    shuffled = spark.createDataFrame(table.take([*order, *order[:500]]))
+    shuffled = framed(spark, table.take([*order, *order[:500]]))
     frame = jobs(records(shuffled)).cache()
     return Folded(logs, by_job(collected(frame)), frame, spark)
 
@@ -200,7 +201,7 @@ def test_steps_of_the_clock_are_no_waits_and_no_runs(folded: Folded) -> None:
 def test_waiting_jobs_are_looked_at_when_the_caller_says(folded: Folded) -> None:
     log = folded.logs["retries_with_and_without_delay"]
     [(key, row)] = [one for one in log.jobs.items() if one[1]["state"] == "scheduled"]
-    frame = folded.spark.createDataFrame(log.records)
+    frame = framed(folded.spark, log.records)
     due_ns = row["due_ns"]
     moments = folded.spark.createDataFrame([(key[0], due_ns)], "log_id string, now_ns long")
     told = by_job(collected(jobs(frame, moments)))

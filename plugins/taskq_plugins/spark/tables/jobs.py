@@ -1,8 +1,8 @@
 """One row per job, with its attempts: the fold of its records, equal to the Python fold.
 
-``taskq.log.exporting.each_job`` is what it is held to. A job begins with its ENQUEUED record; one
-whose ENQUEUED record is older than the log's first segment, with the first record that carries it.
-Records of a job without either make no row, nor do those of a job that was purged.
+``taskq.log.exporting.each_job`` is what it is held to. A job begins with its ENQUEUED record, or,
+if that was in a segment that nobody read, with the first record that carries it. Records of a job
+without either make no row, nor do those of a job that was purged.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 #: ``kind`` of a row that stands for a job which was told as over: no record tells of it again.
 TOLD: Final = "told"
+#: Whether a job's number lies in what was read of its log: then its ENQUEUED record was seen, too.
+WAS_READ: Final = "exists(segments, one -> job between one.segment and one.last_lsn)"
+#: What is told of the last record that was read.
+LAST: Final = ("device", "epoch", "timestamp", "ts_ns")
 #: Header that links a job to the one that it runs again.
 REPLAY_OF: Final = "replay_of"
 
@@ -105,12 +109,13 @@ def jobs(records: DataFrame, as_of: DataFrame | None = None) -> DataFrame:
         Columns as ``schemas.JOBS``.
     """
     gathered = gather(records)
-    # Asked of the events: a condition on the state that the story ends with would be pushed down
-    # to here with all of the story in it.
     jobs_left = gathered.where(f"not was_told and born is not null and not ({GONE})")
     looked_at = jobs_left.join(F.broadcast(logs(records, as_of)), "log_id")
-    wanted = looked_at.where(f"born.kind = {_ENQUEUED} or job < first_segment")
-    return with_story(wanted).selectExpr(*_COLUMNS)
+    wanted = looked_at.where(f"born.kind = {_ENQUEUED} or not ({WAS_READ})")
+    told_jobs = with_story(wanted).selectExpr(*_COLUMNS)
+    # A condition on these columns would be pushed down below the joins with all of the story in
+    # it, to be worked out twice: nothing is pushed through this.
+    return told_jobs.selectExpr(f"inline(array(struct({', '.join(told_jobs.columns)})))")
 
 
 def gather(records: DataFrame) -> DataFrame:
@@ -136,12 +141,29 @@ def gather(records: DataFrame) -> DataFrame:
     return gathered.withColumn("events", F.expr("filter(events, one -> one.lsn > born.lsn)"))
 
 
+def stretches(records: DataFrame) -> DataFrame:
+    """One row per log_id and segment: last_lsn and ``last``, which tells of that record."""
+    return (
+        records.where("segment is not null and ts_ns is not null")
+        .groupBy("log_id", "segment")
+        .agg(
+            F.max("lsn").alias("last_lsn"),
+            F.expr(f"max_by(struct({', '.join(LAST)}), lsn)").alias("last"),
+            F.expr(f"collect_list({_STEP})").alias("steps"),
+        )
+    )
+
+
 def logs(records: DataFrame, as_of: DataFrame | None = None) -> DataFrame:
-    """One row per log: log_id, first_segment, now_ns, and ``steps`` of its clock."""
-    found = records.groupBy("log_id").agg(
-        F.min("segment").alias("first_segment"),
-        F.expr("max_by(ts_ns, if(ts_ns is null, null, lsn))").alias("now_ns"),
-        F.expr(f"collect_list({_STEP})").alias("steps"),
+    """One row per log: log_id, now_ns, ``steps`` of its clock, ``segments`` and where they end."""
+    found = (
+        stretches(records)
+        .groupBy("log_id")
+        .agg(
+            F.expr("collect_list(struct(segment, last_lsn))").alias("segments"),
+            F.expr("max_by(last.ts_ns, last_lsn)").alias("now_ns"),
+            F.expr("flatten(collect_list(steps))").alias("steps"),
+        )
     )
     if as_of is None:
         return found

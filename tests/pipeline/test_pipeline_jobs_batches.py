@@ -1,0 +1,163 @@
+"""Jobs folded batch by batch are those of a fold at once, wherever the records are cut."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from taskq_plugins.spark.tables.going_on import fold_batch
+from taskq_plugins.spark.tables.jobs import jobs
+from tests.log.acts import History
+from tests.log.tending import fill_segment, tend
+from tests.log.test_compaction_mix import CONFIGS, Mix
+from tests.pipeline.joblogs import (
+    JobLog,
+    Jobs,
+    Row,
+    by_job,
+    collected,
+    comparable,
+    framed,
+    joined,
+    of_world,
+)
+from tests.pipeline.jobstories import STORIES, world_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+#: The fold of them all, with a session that may have to start first.
+pytestmark = pytest.mark.timeout(240)
+BATCHES: Final = 4
+SEEDS: Final = range(3)
+#: Attempts that a record keeps which carries a job.
+CARRIED_MAX: Final = 20
+
+
+def _ever(worlds: Iterator[JobLog]) -> JobLog:
+    """All records that a log ever had, those that compaction removed included; its jobs now."""
+    parts: list[pa.Table] = []
+    last_lsn = 0
+    seen: JobLog | None = None
+    for seen in worlds:
+        lsns = seen.records["lsn"]
+        if not len(lsns):
+            continue
+        parts.append(seen.records.filter(pa.compute.greater(lsns, last_lsn)))
+        last_lsn = max(last_lsn, lsns[-1].as_py())
+    assert seen is not None
+    return JobLog(pa.concat_tables(parts), seen.jobs)
+
+
+def _grown(path: Path, seed: int) -> Iterator[JobLog]:
+    """A log that is read before each time that it is compacted, and after."""
+    history = History(seed, steps_of_clock=bool(seed % 2), small=True)
+    for turn in range(4):
+        history.run(12)
+        process = history.processes[0]
+        for again in range(3):
+            fill_segment(process)
+            yield of_world(history.world, path / f"{turn}-{again}" / f"history-{seed}")
+            tend(process)
+    yield of_world(history.world, path / f"history-{seed}")
+
+
+def _mixed(path: Path, seed: int) -> JobLog:
+    """A log that several processes compacted before anybody read it."""
+    mix = Mix(seed, CONFIGS[seed % len(CONFIGS)], locked=False)
+    for _ in range(200):
+        mix.act()
+    return of_world(mix.world, path / f"mix-{seed}")
+
+
+def _logs(path: Path) -> Iterator[JobLog]:
+    for seed in SEEDS:
+        yield _ever(_grown(path / f"{seed}", seed))
+        yield _mixed(path, seed)
+    for story in STORIES:
+        yield of_world(world_of(story), path / story)
+
+
+def _cut(log: JobLog, chance: random.Random) -> list[pa.Table]:
+    """The records in batches, cut anywhere; some are empty."""
+    count = len(log.records)
+    ends = [0, *sorted(chance.randint(0, count) for _ in range(BATCHES - 1)), count]
+    return [log.records.slice(start, end - start) for start, end in pairwise(ends)]
+
+
+class Run(NamedTuple):
+    """Jobs at once, batch by batch, as the logs tell them; and what was kept at the end."""
+
+    at_once: Jobs
+    by_batch: Jobs
+    of_logs: Jobs
+    kept: list[Row]
+
+
+def _kept_in_memory(spark: SparkSession, frame: DataFrame) -> tuple[pa.Table, DataFrame]:
+    """What a lake would have in files."""
+    table = frame.toArrow()
+    return table, framed(spark, table)
+
+
+@pytest.fixture(scope="module")
+def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    chance = random.Random(4)
+    logs = list(_logs(tmp_path_factory.mktemp("logs")))
+    whole = joined(logs)
+    cut = [_cut(log, chance) for log in logs]
+    over: list[Row] = []
+    still_open: list[Row] = []
+    open_records: DataFrame | None = None
+    for number in range(BATCHES):
+        batch = framed(spark, pa.concat_tables(parts[number] for parts in cut))
+        folded = fold_batch(open_records, batch)
+        rows = collected(folded.jobs_over.unionByName(folded.jobs_open))
+        over += [row for row in rows if row["is_over"]]
+        still_open = [row for row in rows if not row["is_over"]]
+        table, open_records = _kept_in_memory(spark, folded.open_records)
+    at_once = by_job(collected(jobs(framed(spark, whole.records))))
+    return Run(at_once, by_job(over + still_open), whole.jobs, table.to_pylist())
+
+
+def test_batches_cut_anywhere_give_the_jobs_of_a_fold_at_once(run: Run) -> None:
+    assert run.by_batch.keys() == run.at_once.keys()
+    for key, row in run.at_once.items():
+        assert run.by_batch[key] == row
+
+
+def test_jobs_that_a_log_tells_still_are_as_it_tells_them(run: Run) -> None:
+    """Though some were written again, and others have gone from the log since."""
+    assert run.of_logs.keys() <= run.at_once.keys()
+    for key, row in run.of_logs.items():
+        got = comparable(run.by_batch[key])
+        if len(got["attempts"]) <= CARRIED_MAX:
+            assert {name: got[name] for name in row} == row, key
+
+
+def test_what_is_kept_is_of_open_jobs_but_for_clocks_and_what_was_read(run: Run) -> None:
+    jobs_open = {key for key, row in run.by_batch.items() if not row["is_over"]}
+    of_jobs = [row for row in run.kept if row["kind"] not in {"clock", "position", "told"}]
+    assert {(row["log_id"], row["job"]) for row in of_jobs} == jobs_open
+    assert {row["kind"] for row in of_jobs} & {"owner", "extended", "paused"} == set()
+    positions = {row["log_id"] for row in run.kept if row["kind"] == "position"}
+    assert positions == {row["log_id"] for row in run.kept}
+    told = [(row["log_id"], row["job"]) for row in run.kept if row["kind"] == "told"]
+    assert len(told) == len(set(told))
+    assert not set(told) & jobs_open
+
+
+def test_a_job_is_brought_by_one_of_the_records_that_carry_it(run: Run) -> None:
+    """Copies that compaction makes time and again do not pile up."""
+    carried = [(row["log_id"], row["job"]) for row in run.kept if row["kind"] == "carried"]
+    assert carried
+    assert len(carried) == len(set(carried))
