@@ -70,6 +70,8 @@ class Adopter:
         self._orders: list[tuple[AdoptOrder, int]] = []
         self._jobs = 0
         self._refused: list[UploadDamaged] = []
+        #: token of the upload whose parts were read last
+        self._checked = ""
         self._pause_until_ns = self._sweep_at_ns = 0
         self._look_at_ns = journal.clock.steady_ns() + _LOOK_NS
         self._signal: int | None = None
@@ -169,7 +171,7 @@ class Adopter:
                 exc_info=None if is_known else error,
             )  # fmt: skip
         if isinstance(error, OSError):
-            where = f"{self._inbox.path}: {error.strerror or error}"
+            where = f"{error.filename or self._inbox.path}: {error.strerror or error}"
             error = LogError(f"{where}; what was adopted stands, and the rest waits")
         self._answer(failure(error))
 
@@ -241,9 +243,7 @@ class Adopter:
             for _ in adoptions.steps():
                 yield None
             if self._done(upload) < upload.jobs:
-                for part in upload.parts:
-                    for _ in PartFile(inbox.disk, f"{inbox.path}/{part.name}").check_steps(part):
-                        yield None
+                yield from self._check(upload)
                 yield from self._adopt_slices(upload)
             self._make_durable(upload)
         lsn, latest = adoptions.progress(upload.id) or (0, _nothing(upload))
@@ -251,6 +251,16 @@ class Adopter:
         # On a full disk, too: it gives back all that the files hold.
         finish = functools.partial(inbox.finish, upload, ended)
         yield from self._holding(lambda: with_reserve(inbox.disk, self._journal.path, finish))
+
+    def _check(self, upload: Upload) -> Steps:
+        """Read all parts; not once more after each pause that a full disk makes."""
+        if self._checked == upload.token:
+            return
+        for part in upload.parts:
+            file = PartFile(self._inbox.disk, f"{self._inbox.path}/{part.name}")
+            for _ in file.check_steps(part):
+                yield None
+        self._checked = upload.token
 
     def _adopt_slices(self, upload: Upload) -> Steps:
         reader = UploadReader(self._inbox.disk, self._inbox.path, upload)

@@ -59,8 +59,7 @@ _log: Final = logging.getLogger("taskq")
 WAITING_MAX: Final = 1_000
 #: Of each stream (``stream@12``) the files in ``done`` of so many batches are kept.
 STREAM_DONE_MAX: Final = 100
-#: Of all other names so many, and of streams too, the latest; a name that is older than all of
-#: these may be published again.
+#: Of all other names so many, the latest; one that is older may be published again.
 DONE_MAX: Final = 10_000
 _DONE_SLACK: Final = 1_000
 #: Parts that no manifest names, of writers that died, go when nobody wrote to them for so long.

@@ -13,6 +13,7 @@ from taskq.log.adopter import Adopter
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.identity import RECORDS_2, RECORDS_3
 from taskq.log.inboxfiles import Inbox
+from taskq.log.inboxparts import PartFile
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
 from taskq.testing.crashable import CrashableDisk
 from tests.log.tending import fill_segment, keeping, tend
@@ -31,7 +32,10 @@ from tests.log.uploading import (
 from tests.log.world import PATH, SMALL, World
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from taskq.log.adopted import Adopted
+    from taskq.log.inbox import Part
 
 
 def progress(world: World) -> list[Adopted]:
@@ -373,6 +377,35 @@ def test_an_upload_waits_while_the_disk_has_no_room_and_goes_on_when_it_has(
     world.clock.advance(60)
     assert adopt(process) == 4
     assert bodies_in(world) == dict.fromkeys(numbered(6), 1)
+
+
+def test_what_was_checked_is_not_read_as_a_whole_each_time_that_the_disk_has_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(config=LogConfig(segment_bytes=SEGMENT_BYTES_MIN, reserve_bytes=0))
+    process = world.process()
+    upload(world, "nightly", numbered(6))
+    checked: list[str] = []
+    check = PartFile.check_steps
+
+    def count(file: PartFile, part: Part) -> Iterator[None]:
+        checked.append(part.name)
+        return check(file, part)
+
+    monkeypatch.setattr(PartFile, "check_steps", count)
+    world.machine.free = 10
+    adopter = Adopter(process.committer)
+    for _ in range(3):
+        waiter = order(adopter)
+        while waiter.answer is None:
+            step(process, adopter)
+        assert isinstance(waiter.answer, LogError)
+        world.clock.advance(60)
+    world.machine.free = None
+    while step(process, adopter):
+        pass
+    assert bodies_in(world) == dict.fromkeys(numbered(6), 1)
+    assert len(checked) == 1
 
 
 def test_an_upload_ends_on_a_full_disk_since_that_frees_its_files(
