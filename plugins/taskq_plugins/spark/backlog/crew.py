@@ -226,8 +226,17 @@ class SparkCrew:
             for chunk in sent:
                 self._lost(chunk, error)
         else:
-            self._give_all_back(sent)
+            for chunk in sent:
+                for delivery in chunk:
+                    # Jobs that it ran when it failed have begun, and nobody knows which.
+                    if delivery.attempts_max == 1:
+                        self._put(self._failure(delivery, error), 0.0)
+                    else:
+                        self._put(release(delivery), 0.0)
             self.fail(error)
+
+    def _failure(self, delivery: Delivery, error: SparkError) -> Settlement:
+        return settle_failure(self._app._tasks[delivery.task], delivery, error)
 
     def _give_all_back(self, chunks: Iterable[list[Delivery]]) -> None:
         for chunk in chunks:
@@ -319,7 +328,7 @@ class SparkCrew:
         for delivery in chunk:
             if len(chunk) == 1 or delivery.attempts_max == 1:
                 self._suspects.pop(delivery.job, None)
-                self._put(settle_failure(self._app._tasks[delivery.task], delivery, error), 0.0)
+                self._put(self._failure(delivery, error), 0.0)
                 continue
             self._suspects[delivery.job] = None
             if len(self._suspects) > SUSPECTS_MAX:
