@@ -23,7 +23,7 @@ import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogError, TaskqError, UploadDamaged, UsageError
-from taskq.core.model import SECOND_NS
+from taskq.core.model import SECOND_NS, TIME_NS_MAX
 from taskq.log.identity import write_all, write_file
 from taskq.log.inboxmanifest import (
     DONE,
@@ -382,7 +382,8 @@ class Inbox:
         return {part.name for upload in waiting.uploads for part in upload.parts}
 
     def _last_sequence(self, lock: int) -> int:
-        return int.from_bytes(self.disk.read(lock, _SEQUENCE_BYTES, 0), "little")
+        found = int.from_bytes(self.disk.read(lock, _SEQUENCE_BYTES, 0), "little")
+        return found if found <= TIME_NS_MAX else 0  # else nobody wrote it: they begin at the time
 
     def _last_segment(self) -> int:
         """First lsn of the segment that is written to, 0 if there is none yet."""

@@ -262,3 +262,11 @@ def test_an_inbox_that_may_not_be_looked_at_stops_no_log(
     while step(process, adopter):
         pass
     assert bodies_in(world) == dict.fromkeys(BODIES, 1)
+
+
+def test_a_last_number_that_cannot_be_stops_no_publication() -> None:
+    world = World()
+    upload(world, "first", [b"first"])
+    world.machine.corrupt(f"{INBOX}/lock", 0, b"\xff" * 8)
+    assert upload(world, "second", [b"second"])
+    assert adopt(world.process()) == 2
