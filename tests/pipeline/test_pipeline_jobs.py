@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
@@ -173,12 +173,14 @@ def test_there_is_a_row_for_each_attempt(folded: Folded) -> None:
     assert Counter(found) == Counter(wanted)
 
 
-def _times(folded: Folded, log_id: str, job: int) -> list[tuple[Any, Any]]:
+def _times(folded: Folded, log_id: str, job: int) -> list[tuple[float | None, float | None]]:
     """Seconds of wait and run of each attempt of a job."""
-    return [
-        tuple(None if one[name] is None else one[name] / SECOND for name in ("wait_ns", "run_ns"))
-        for one in folded.jobs[log_id, job]["attempts"]
-    ]  # type: ignore[return-value]
+    attempts_of = folded.jobs[log_id, job]["attempts"]
+    return [(_seconds(one["wait_ns"]), _seconds(one["run_ns"])) for one in attempts_of]
+
+
+def _seconds(span_ns: int | None) -> float | None:
+    return None if span_ns is None else span_ns / SECOND
 
 
 def test_a_wait_counts_from_the_enqueue_and_not_from_before_a_job_is_due(folded: Folded) -> None:

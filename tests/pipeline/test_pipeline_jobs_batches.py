@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from taskq_plugins.spark.tables.going_on import fold_batch
+from taskq_plugins.spark.tables.going_on import keep_open
 from taskq_plugins.spark.tables.jobs import jobs
 from tests.log.acts import History
 from tests.log.tending import fill_segment, tend
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 #: The fold of them all, with a session that may have to start first.
 pytestmark = pytest.mark.timeout(240)
-BATCHES: Final = 4
+BATCHES: Final = 3
 SEEDS: Final = range(3)
 #: Attempts that a record keeps which carries a job.
 CARRIED_MAX: Final = 20
@@ -58,15 +58,16 @@ def _ever(worlds: Iterator[JobLog]) -> JobLog:
     return JobLog(pa.concat_tables(parts), seen.jobs)
 
 
-def _grown(path: Path, seed: int) -> Iterator[JobLog]:
-    """A log that is read before each time that it is compacted, and after."""
+def _grown(path: Path, seed: int, *, reads: bool = True) -> Iterator[JobLog]:
+    """A log that is read before each time that it is compacted, or at the end only."""
     history = History(seed, steps_of_clock=bool(seed % 2), small=True)
-    for turn in range(4):
+    for turn in range(3):
         history.run(12)
         process = history.processes[0]
-        for again in range(3):
+        for again in range(2):
             fill_segment(process)
-            yield of_world(history.world, path / f"{turn}-{again}" / f"history-{seed}")
+            if reads:
+                yield of_world(history.world, path / f"{turn}-{again}" / f"history-{seed}")
             tend(process)
     yield of_world(history.world, path / f"history-{seed}")
 
@@ -74,7 +75,7 @@ def _grown(path: Path, seed: int) -> Iterator[JobLog]:
 def _mixed(path: Path, seed: int) -> JobLog:
     """A log that several processes compacted before anybody read it."""
     mix = Mix(seed, CONFIGS[seed % len(CONFIGS)], locked=False)
-    for _ in range(200):
+    for _ in range(150):
         mix.act()
     return of_world(mix.world, path / f"mix-{seed}")
 
@@ -103,12 +104,6 @@ class Run(NamedTuple):
     kept: list[Row]
 
 
-def _kept_in_memory(spark: SparkSession, frame: DataFrame) -> tuple[pa.Table, DataFrame]:
-    """What a lake would have in files."""
-    table = frame.toArrow()
-    return table, framed(spark, table)
-
-
 @pytest.fixture(scope="module")
 def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
     chance = random.Random(4)
@@ -116,17 +111,18 @@ def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
     whole = joined(logs)
     cut = [_cut(log, chance) for log in logs]
     over: list[Row] = []
-    still_open: list[Row] = []
-    open_records: DataFrame | None = None
+    rows: list[Row] = []
+    kept = whole.records.slice(0, 0)
     for number in range(BATCHES):
-        batch = framed(spark, pa.concat_tables(parts[number] for parts in cut))
-        folded = fold_batch(open_records, batch)
-        rows = collected(folded.jobs_over.unionByName(folded.jobs_open))
         over += [row for row in rows if row["is_over"]]
-        still_open = [row for row in rows if not row["is_over"]]
-        table, open_records = _kept_in_memory(spark, folded.open_records)
+        batch = pa.concat_tables(parts[number] for parts in cut)
+        told = framed(spark, pa.concat_tables([kept, batch]))
+        rows = collected(jobs(told))
+        still_open = [(row["log_id"], row["job"]) for row in rows if not row["is_over"]]
+        open_jobs = spark.createDataFrame(still_open, "log_id string, job long")
+        kept = keep_open(told, open_jobs).toArrow().cast(whole.records.schema)
     at_once = by_job(collected(jobs(framed(spark, whole.records))))
-    return Run(at_once, by_job(over + still_open), whole.jobs, table.to_pylist())
+    return Run(at_once, by_job(over + rows), whole.jobs, kept.to_pylist())
 
 
 def test_batches_cut_anywhere_give_the_jobs_of_a_fold_at_once(run: Run) -> None:

@@ -1,18 +1,24 @@
 """Jobs batch by batch: what must be kept of the records for the batches to come.
 
-However a log's records are cut into batches, folding one after the other with what was kept of
-those before gives the rows that folding all at once gives.
+A batch is folded together with what was kept of those before it::
+
+    told = kept.unionByName(batch)
+    told_jobs = jobs(told)              # rows with is_over stand for good, the others until then
+    kept = keep_open(told, told_jobs.where("not is_over"))
+
+However a log's records are cut into batches, that gives the rows that folding all at once gives.
+Nothing is worked out twice if each of these is in files, or persisted, before the next is made.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own pages use
 
 from taskq.core.records import CARRYING_KINDS, Kind
-from taskq_plugins.spark.tables.jobs import BEGINS, CONCERNING, TOLD, WAS_READ, jobs, stretches
+from taskq_plugins.spark.tables.jobs import BEGINS, CONCERNING, TOLD, WAS_READ, stretches
 from taskq_plugins.spark.tables.stories import told, told_any
 
 if TYPE_CHECKING:
@@ -25,37 +31,6 @@ POSITION: Final = "position"
 _KEY: Final = ["log_id", "job"]
 _CARRIED: Final = told(Kind.CARRIED)
 _CARRYING: Final = told_any(CARRYING_KINDS)
-
-
-class Folded(NamedTuple):
-    """What a batch makes of the tables; nothing of it is worked out yet.
-
-    Attributes:
-        jobs_over: rows of jobs that nothing changes any more, for good.
-        jobs_open: rows that stand until the next batch, which tells all of them anew.
-        open_records: for the next batch.
-    """
-
-    jobs_over: DataFrame
-    jobs_open: DataFrame
-    open_records: DataFrame
-
-
-def fold_batch(open_records: DataFrame | None, batch: DataFrame) -> Folded:
-    """Fold the records of a batch, and those that the batch before it left.
-
-    Args:
-        open_records: as the batch before returned them; None for the first.
-        batch: the next records of each log, columns DETAILS. Both are read several times: let them
-            be files, or persisted.
-    """
-    told_records = batch if open_records is None else open_records.unionByName(batch)
-    told_jobs = jobs(told_records)
-    return Folded(
-        told_jobs.where("is_over"),
-        told_jobs.where("not is_over"),
-        keep_open(told_records, told_jobs.where("not is_over")),
-    )
 
 
 def keep_open(records: DataFrame, jobs_open: DataFrame) -> DataFrame:
