@@ -97,7 +97,8 @@ def test_every_type_of_spark_that_json_has_a_form_for_is_an_argument(
 
 
 def test_what_is_wrong_is_told_and_nothing_is_enqueued(spark: SparkSession, tmp_path: Path) -> None:
-    good = spark.range(0, 1_000, 1, 4)
+    # One task: another that still runs when the write is given up leaves its file for the sweep.
+    good = spark.range(0, 1_000, 1, 1)
     bad: list[tuple[DataFrame, dict[str, Any], str]] = [
         (good.selectExpr("id AS n", "CAST(if(id = 777, 10, 1) AS int) AS priority"), {},
          "the row with n=777, priority=10: priority is 10"),

@@ -32,7 +32,7 @@ PACKAGES: Final[dict[str, tuple[str, str, str]]] = {
     "pyarrow": ("18", "", "spark"),
     "pandas": ("2.2", "3", "spark"),
     "numpy": ("1.26", "", "spark"),
-    "duckdb": ("1.1", "", "spark"),
+    "duckdb": ("2.0", "", "spark"),
     "matplotlib": ("3.9", "", "charts"),
 }
 #: Without these only some commands fail, and say so.
