@@ -215,6 +215,7 @@ class Story:
         """A dead letter begins anew, keeping its earlier attempts for display; or it is gone."""
         self.state = after(self.state, kind)
         self.attempt = self._settled_ns = self._expires_ns = 0
+        self._ended_lsn = LSN_MAX
         self._reason = ""
 
     def moved_between(self) -> tuple[int, int] | None:

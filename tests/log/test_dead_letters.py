@@ -11,6 +11,8 @@ import pytest
 from taskq.core.errors import JobNotFound, KeyHeld, NotDead, UsageError
 from taskq.core.model import SECOND_NS, Extras, QueueStats, State
 from taskq.core.records import Cause, Flag, Kind
+from taskq.log.exporting import Chosen, each_job
+from taskq.log.history import tell
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
 from tests.log.world import PLAIN, SMALL, World
@@ -381,3 +383,23 @@ def test_a_settlement_of_the_first_life_is_stale_in_the_second() -> None:
     assert "is over" in str(answers[0])
     process.settle(new, body=b"now")
     assert outcome(process, job).body == b"now"
+
+
+def test_a_requeued_job_that_is_retried_is_due_where_the_clock_moved_it() -> None:
+    """Its death is over: steps of the clock behind it move what it waits for now."""
+    world = World()
+    process = world.process()
+    job = dead_letter(process)
+    assert requeue(process, job) == [None]
+    (delivery,) = process.claim()
+    process.settle(delivery, Kind.RETRIED, body=b"again", delay_ns=60 * SECOND_NS)
+    due_ns = world.clock.wall_ns() + 60 * SECOND_NS
+    world.clock.step(-7_200)
+    process.enqueue()
+    process.catch_up()
+    now_ns = world.clock.wall_ns()
+    told = tell(process.journal, job, now_ns)
+    assert told is not None
+    (listed,) = [one for one in each_job(process.journal, Chosen(), now_ns) if one.lsn == job]
+    assert abs(told.due_ns - (due_ns - 7_200 * SECOND_NS)) < SECOND_NS
+    assert told == listed
