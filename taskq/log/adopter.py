@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from taskq.core.errors import AppendFailed, LogClosed, LogError, TaskqError, UploadDamaged
 from taskq.core.model import SECOND_NS
 from taskq.log.adopted import Adopted
-from taskq.log.errand import Errand, Errands
+from taskq.log.errand import Errand, Errands, advance
 from taskq.log.inboxfiles import Inbox
 from taskq.log.inboxmanifest import Ended, Upload
 from taskq.log.inboxparts import PartFile, UploadReader
@@ -126,15 +126,7 @@ class Adopter:
 
     def _advance(self, steps: Steps) -> Errand | None:
         clock = self._journal.clock
-        until_ns = clock.steady_ns() + _STEP_NS
-        for _ in range(_STEPS_MAX):
-            errand = next(steps)
-            if errand is not None:
-                return errand
-            now_ns = clock.steady_ns()
-            if now_ns >= until_ns or now_ns < self._pause_until_ns:
-                break
-        return None
+        return advance(steps, clock, _STEP_NS, _STEPS_MAX, lambda: self._pause_until_ns)
 
     def _wants_to_look(self) -> bool:
         if not self._journal.config.upkeep:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from taskq.log.ports import Clock
     from taskq.log.requests import Op
     from taskq.log.survey import Answer, Request
 
@@ -67,3 +68,29 @@ class Errands:
                 errand.set_exception(value)
             else:
                 errand.set_result(value)
+
+
+def advance(
+    steps: Iterator[Errand | None],
+    clock: Clock,
+    step_ns: int,
+    steps_max: int,
+    pause_until_ns: Callable[[], int],
+) -> Errand | None:
+    """As many steps as fit into ``step_ns``, since many are much shorter; at least one.
+
+    Returns:
+        The errand that the last of them asks for, if any.
+
+    Raises:
+        StopIteration: there are no more.
+    """
+    until_ns = clock.steady_ns() + step_ns
+    for _ in range(steps_max):
+        errand = next(steps)
+        if errand is not None:
+            return errand
+        now_ns = clock.steady_ns()
+        if now_ns >= until_ns or now_ns < pause_until_ns():
+            break
+    return None

@@ -16,7 +16,7 @@ from taskq.core.errors import LogClosed, LogDamaged, LogError, TaskqError
 from taskq.core.model import SECOND_NS, CompactReport
 from taskq.log.compaction import Compaction
 from taskq.log.deadkeep import purge_steps
-from taskq.log.errand import Errand, Errands
+from taskq.log.errand import Errand, Errands, advance
 from taskq.log.files import SegmentGone
 from taskq.log.gone import sweep_gone
 from taskq.log.keeper import Keeper
@@ -128,17 +128,8 @@ class Upkeep:
         return []
 
     def _advance(self, steps: Steps) -> Errand | None:
-        """Many steps are much shorter than a millisecond: as many as fit into one."""
         clock = self._journal.clock
-        until_ns = clock.steady_ns() + _STEP_NS
-        for _ in range(_STEPS_MAX):
-            errand = next(steps)
-            if errand is not None:
-                return errand
-            now_ns = clock.steady_ns()
-            if now_ns >= until_ns or now_ns < self._pause_until_ns:
-                break
-        return None
+        return advance(steps, clock, _STEP_NS, _STEPS_MAX, lambda: self._pause_until_ns)
 
     def close(self) -> None:
         """Let another process do it; leave a snapshot if that makes the next opening faster."""
