@@ -45,6 +45,8 @@ class Kind(enum.IntEnum):
     COMPACTED = 36
     #: how far an upload has come: in the frame that holds the jobs that brought it there
     ADOPTED = 37
+    #: somebody wants the running job cancelled: its owner stops it, and it never runs again
+    CANCEL_ASKED = 38
     #: who an owner is (body: JSON), for people who read the log later
     OWNER = 128
 
@@ -103,6 +105,16 @@ class Option(enum.IntEnum):
     REPLACES = 15
     #: i64, relative: a job expires then unless it ran; of a carried job, as of now
     EXPIRES_RELATIVE = 16
+    #: what a held job waits for, and what becomes of it when that fails
+    NEEDS = 18
+    #: the held jobs that wait for this one: u64 each
+    UNLOCKS = 19
+    #: whose results a held job takes in: runs of (first job u64, count u32)
+    INPUTS = 20
+    #: on CLAIMED: the claim counts against a rate
+    RATE = 23
+    #: of a carried job: somebody wants it cancelled
+    CANCEL_WANTED = 26
 
 
 class Cause(enum.IntEnum):
@@ -126,11 +138,23 @@ class Cause(enum.IntEnum):
     REPLACED = 7
     #: its queue was purged
     PURGE = 8
+    #: what a held job waited for is there
+    INPUTS = 9
+    #: what a held job waited for failed
+    UPSTREAM = 10
+    #: it was cancelled while it ran
+    ASKED = 11
+    #: a condition that it needs does not hold; no attempt is burnt
+    CONDITION = 12
+    #: its queue backs off, since the network fails; no attempt is burnt
+    BREAKER = 13
 
 
 #: Flags of a payload or result that is not stored as it was given.
 PACKED: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
 #: Records that concern a job that an earlier record brought into being; its number is at byte 16.
-JOB_KINDS: Final = frozenset(kind for kind in Kind if Kind.CLAIMED <= kind <= Kind.EXTENDED)
+JOB_KINDS: Final = frozenset(
+    {*(kind for kind in Kind if Kind.CLAIMED <= kind <= Kind.EXTENDED), Kind.CANCEL_ASKED}
+)
 #: Records that hold a job's whole ENQUEUED record.
 CARRYING_KINDS: Final = frozenset({Kind.CARRIED, Kind.REQUEUED})

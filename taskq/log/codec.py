@@ -77,6 +77,7 @@ CLOCK      24    byte: 0; 0 u32, step i64 in nanoseconds; always with its CRC
 ADOPTED    64    byte: 0; 0 u32, token of an upload (16 bytes), jobs of it that are
                  decided, jobs in all of it, those that were left out, lsn of the
                  first record of the frame that began it, each u64; always with its CRC
+CANCEL_ASKED 32  byte: 0; attempt u32, job u64, token u64
 OWNER      24    byte: 0; 0 u32, owner u64; body: JSON
 =========  ====  ==================================================================
 
@@ -86,7 +87,8 @@ A moment that is relative moves with every CLOCK record behind it; that of a job
 the one in its CARRIED record (due in the fixed fields, or an option DUE_WALL; EXPIRES_RELATIVE).
 The dead of TALLIED are those that are neither requeued nor purged. A log holds kinds, and options,
 9 and above, flags 16 and above, and keys with a window and flag 8 besides, only if its
-``taskq.json`` names the incompatible feature ``records-2``; ADOPTED only with ``records-3``.
+``taskq.json`` names the incompatible feature ``records-2``; ADOPTED only with ``records-3``; kinds
+38 and above, options 17 and above, and causes 9 and above only with ``records-4``.
 
 ADOPTED records stand at the end of a frame, and what they say of an upload holds for the log up to
 there: the jobs that the frame brings from it are among the decided ones. The latest counts.
@@ -161,6 +163,7 @@ FIXED_SIZES: Final[dict[int, int]] = {
     Kind.COMPACTED: OWNER.size,
     Kind.CLOCK: CLOCK.size,
     Kind.ADOPTED: ADOPTED.size,
+    Kind.CANCEL_ASKED: JOB.size,
     Kind.OWNER: OWNER.size,
 }
 

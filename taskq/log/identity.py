@@ -22,7 +22,9 @@ _SIZE_MAX: Final = 64 * 1024
 RECORDS_2: Final = "records-2"
 #: ADOPTED: who does not know it would let go of what says how far an upload has come.
 RECORDS_3: Final = "records-3"
-_KNOWN: Final = frozenset({RECORDS_2, RECORDS_3})
+#: What workers in depth need: cancelling what runs, schedules, flows, rates.
+RECORDS_4: Final = "records-4"
+_KNOWN: Final = frozenset({RECORDS_2, RECORDS_3, RECORDS_4})
 
 
 class Identity(NamedTuple):
