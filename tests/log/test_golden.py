@@ -281,6 +281,11 @@ _RECORDS: Final = {
         ),
         LogRecord(Kind.ADOPTED, 31, 8, 9, Flag.CHECKED, adopted=_ADOPTED),
     ),
+    "asked to cancel": (
+        codec.encode_job(Kind.CANCEL_ASKED, 0, 2, 22, 30),
+        "20000000 26 00 0000 00000000 02000000 1600000000000000 1e00000000000000",
+        _of_job(Kind.CANCEL_ASKED, 2, 30, None),
+    ),
     "clock": (
         codec.encode_clock(-5, 31),
         "1c000000 20 00 0000 01000000 00000000 fbffffffffffffff 1dac678f",
