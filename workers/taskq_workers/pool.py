@@ -14,6 +14,7 @@ from taskq_workers.crew import Crew
 from taskq_workers.deaths import DeathHooks
 from taskq_workers.executors import ThreadRunner
 from taskq_workers.plans import Plans
+from taskq_workers.services import Services
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -102,6 +103,7 @@ class Worker:
         started: set once the log is open and the first claim waits.
         stopped: set once everything is settled.
         executor: where the jobs run, "" for here.
+        services: its background parts.
 
     Raises:
         UsageError: an option is out of its range.
@@ -133,6 +135,7 @@ class Worker:
         self.queues = None if queues is None else checked_queues(queues)
         self.started = asyncio.Event()
         self.stopped = asyncio.Event()
+        self.services = Services()
         self._burst = burst
         self._drain_seconds = drain_timeout
         self._thread_limit = limit
@@ -234,6 +237,7 @@ class Worker:
             if store is None:
                 return
             crew = self._crew = self._hire(store)
+            self.services.start(store)
             crew.feed.refill()
             self.started.set()
             await self._stop_asked.wait()
@@ -252,6 +256,7 @@ class Worker:
         finally:
             if self._threads is not None:
                 self._threads.close()
+            await self.services.leave()
             await self._deaths.leave(0)
             self._phase = Phase.STOPPED
             self.stopped.set()
@@ -292,6 +297,7 @@ class Worker:
     async def _drain(self, crew: Hands) -> None:
         self._phase = Phase.DRAINING
         crew.leave()
+        self.services.drain()
         if self._store is not None:
             self._store.serve(self, None)
         await _wait_any(self._drain_seconds, crew.gone, self._cancel_asked)
