@@ -29,6 +29,7 @@ from taskq_workers.settling import OUTCOMES_MAX
 from taskq_workers.storing import settle_success
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextvars import Context, Token
 
     from taskq.log.requests import Delivery
@@ -52,16 +53,28 @@ class Slot:
         delivery: what runs here now.
         since: when it began, in monotonic seconds.
         abandoned: its job was released although it goes on; what it does now counts for nothing.
+        context: in which its jobs run; ``taskq.context._current`` there is the one that runs now.
     """
 
-    __slots__ = ("_crew", "abandoned", "delivery", "since", "task")
+    __slots__ = ("_crew", "_stopped_as", "abandoned", "context", "delivery", "since", "task")
 
     def __init__(self, crew: Crew, context: Context, name: str) -> None:
         self._crew = crew
         self.delivery: Delivery | None = None
         self.since = 0.0
         self.abandoned = False
+        self.context = context
+        self._stopped_as: Callable[[Delivery], Settlement] | None = None
         self.task = crew.loop.create_task(self._run(), name=name, context=context)
+
+    def stop(self, settle: Callable[[Delivery], Settlement]) -> None:
+        """Cancel what runs here; unless it succeeds all the same, it ends as ``settle`` says.
+
+        The first to stop a job decides. The slot ends with it, since it was cancelled.
+        """
+        if self.delivery is not None and self._stopped_as is None:
+            self._stopped_as = settle
+            self.task.cancel()
 
     async def _run(self) -> None:  # noqa: C901, PLR0912, PLR0915 - a call more would cost 0.1 µs
         """The hot path: each statement here is paid for every job."""
@@ -139,6 +152,8 @@ class Slot:
         if isinstance(error, GeneratorExit) and current_task(self._crew.loop) is not self.task:
             # Not raised by the job: its loop was closed, and whoever drops this coroutine ends it.
             raise error
+        if self._stopped_as is not None:
+            return self._stopped_as(delivery)
         if not called:
             settlement = settle_unreadable(delivery, error)
             if settlement is not None:
