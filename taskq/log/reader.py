@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from taskq.core.model import JobView, OwnerView, State, VerifyReport
     from taskq.core.why import Facts, Reason
+    from taskq.log.ports import Clock
     from taskq.log.selection import DeadFilter, Place
 
 
@@ -54,6 +55,7 @@ class LogReader:
     def __init__(self, path: str, journal: Journal) -> None:
         self.path = path
         self._journal = journal
+        self._clock = journal.clock
         self.log_id: uuid.UUID = journal.identity.log_id
         self.tag = journal.tag
         self.created_at = datetime.fromtimestamp(journal.identity.created_ns / 1e9, UTC)
@@ -61,13 +63,13 @@ class LogReader:
         self._oldest = _first(journal)
 
     @classmethod
-    def open(cls, path: str) -> LogReader:
-        """Look at the log in a directory.
+    def open(cls, path: str, clock: Clock | None = None) -> LogReader:
+        """Look at the log in a directory; ``clock`` tells the time in place of the machine's.
 
         Raises:
             LogError: there is none, or a newer taskq wrote it.
         """
-        return cls(path, open_journal(path))
+        return cls(path, open_journal(path, clock))
 
     @property
     def journal(self) -> Journal:
@@ -202,7 +204,7 @@ class LogReader:
         but behind the end that is known here: then the log is looked at anew.
         """
         for _ in range(_TRIES):
-            journal = self._journal if at is None else open_journal(self.path)
+            journal = self._journal if at is None else open_journal(self.path, self._clock)
             oldest = self._oldest if at is None else _first(journal)
             try:
                 now_ns = journal.clock.wall_ns() if at is None else stand_at(journal, at)
@@ -216,7 +218,7 @@ class LogReader:
                     journal.close()
             if at is None:
                 self._journal.close()
-                self._journal = open_journal(self.path)
+                self._journal = open_journal(self.path, self._clock)
                 self._oldest = _first(self._journal)
         raise LogError(
             f"{self.path}: compaction takes segments faster than they are read: try again"
@@ -249,8 +251,8 @@ def _oldest(journal: Journal) -> int:
     return min(filter(None, map(segment_lsn, names)), default=0)
 
 
-def open_journal(path: str) -> Journal:
-    """A journal for reading the log in a directory.
+def open_journal(path: str, clock: Clock | None = None) -> Journal:
+    """A journal for reading the log in a directory, by this clock or the machine's.
 
     Raises:
         LogError: there is none, or a newer taskq wrote it.
@@ -260,7 +262,7 @@ def open_journal(path: str) -> Journal:
     if not Path(directory).is_dir() or read_identity(disk, directory) is None:
         raise LogError(f"{path} is not a task log: give its directory with -d")
     try:
-        journal = Journal(disk, SystemClock(), directory, LogConfig(), None)
+        journal = Journal(disk, clock or SystemClock(), directory, LogConfig(), None)
         journal.open_for_reading()
     except OSError as error:
         raise LogError(f"{path}: cannot be read ({error.strerror})") from error

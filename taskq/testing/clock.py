@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.durations import Duration, nanoseconds
 from taskq.core.errors import UsageError
 from taskq.log.disk import SystemClock
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
+    from taskq.connection import Connection
     from taskq.log.ports import Clock
 
 #: 2024-01-01 00:00 UTC, in seconds.
@@ -19,10 +22,29 @@ _SECOND_NS: Final = 1_000_000_000
 _UPTIME_SECONDS: Final = 1_000
 
 
-class FakeClock:
+class MovedClock:
+    """A clock that tells the logs that go by it when it was moved."""
+
+    def __init__(self) -> None:
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+    def note(self, connection: Connection) -> None:
+        """A log goes by this clock."""
+        self._connections.add(connection)
+
+    def _moved(self) -> None:
+        for connection in self._connections:
+            store = connection.current
+            if store is not None and store.usable:
+                # What has fallen due by now must not wait for its time as it was before.
+                store.wake_up()
+
+
+class FakeClock(MovedClock):
     """Wall time and steady time, in nanoseconds, moved by hand. Implements ``Clock``."""
 
     def __init__(self, wall_seconds: float = START_SECONDS) -> None:
+        super().__init__()
         self._wall_ns = round(wall_seconds * _SECOND_NS)
         self._steady_ns = _UPTIME_SECONDS * _SECOND_NS
 
@@ -34,15 +56,17 @@ class FakeClock:
         """Nanoseconds since boot."""
         return self._steady_ns
 
-    def advance(self, seconds: float) -> None:
-        """Let time pass: both clocks go on."""
-        passed = round(seconds * _SECOND_NS)
+    def advance(self, duration: Duration) -> None:
+        """Let time pass, such as "1h": both clocks go on, and logs look what has fallen due."""
+        passed = nanoseconds(duration, "advance")
         self._wall_ns += passed
         self._steady_ns += passed
+        self._moved()
 
     def step(self, seconds: float) -> None:
         """Set the wall clock forth or back, as a person or NTP does."""
         self._wall_ns += round(seconds * _SECOND_NS)
+        self._moved()
 
     def reboot(self, off_seconds: float = 0.0, wall_seconds: float | None = None) -> None:
         """Start the steady clock anew; the wall clock kept running, or lost its time."""
@@ -52,7 +76,7 @@ class FakeClock:
             self._wall_ns = round(wall_seconds * _SECOND_NS)
 
 
-class TravelClock:
+class TravelClock(MovedClock):
     """The machine's clock, begun at another moment and sent ahead by hand. Implements ``Clock``.
 
     It never stands still, so real threads and processes that wait by it come to their end.
@@ -62,6 +86,7 @@ class TravelClock:
     """
 
     def __init__(self, wall_seconds: float | None = None) -> None:
+        super().__init__()
         self._machine = SystemClock()
         self._ahead_ns = 0
         self._step_ns = 0
@@ -76,13 +101,15 @@ class TravelClock:
         """Nanoseconds since boot."""
         return self._machine.steady_ns() + self._ahead_ns
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, duration: Duration) -> None:
         """Let so much more time have passed, on both clocks."""
-        self._ahead_ns += round(seconds * _SECOND_NS)
+        self._ahead_ns += nanoseconds(duration, "advance")
+        self._moved()
 
     def step(self, seconds: float) -> None:
         """Set the wall clock forth or back, as a person or NTP does."""
         self._step_ns += round(seconds * _SECOND_NS)
+        self._moved()
 
 
 def use_clock(app: TaskQ, clock: Clock) -> None:
@@ -95,3 +122,5 @@ def use_clock(app: TaskQ, clock: Clock) -> None:
     if connection.current is not None and connection.current.usable:
         raise UsageError(f"{connection.path} is open: set the clock before first use")
     connection.config = replace(connection.config, clock=clock)
+    if isinstance(clock, MovedClock):
+        clock.note(connection)

@@ -1,0 +1,126 @@
+"""An app for one test: its log in memory, its time moved by hand."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from taskq.core.model import Durability
+from taskq.packing import Packer
+from taskq.testing.asserts import EnqueuedJob, assert_enqueued, assert_not_enqueued, enqueued
+from taskq.testing.clock import FakeClock, use_clock
+from taskq.testing.draining import Drained, drain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskq.app import TaskQ
+    from taskq.core.durations import Duration
+    from taskq.core.model import State
+    from taskq.tasks import Task
+
+#: A file system in memory, where the machine has one.
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh directory of our own is made in it
+
+
+class Sandbox:
+    """Moves an app into a log of its own for the length of a ``with`` block.
+
+    ::
+
+        async with Sandbox(app) as box:
+            await sign_up("a@b.c")
+            box.assert_enqueued(send_welcome, "a@b.c")
+            await box.drain()
+            box.clock.advance("1h")
+            await box.drain()
+
+    The log is a real one, written by the same code, in a directory in memory (``/dev/shm``; where
+    there is none, a temporary one), and never synced. So arguments and results always make the way
+    through their encoding, and keys, retries and schedules are those of production. The clock
+    stands still until it is moved.
+
+    Args:
+        app: closed, or not used yet; it goes back to its own directory afterwards.
+        clock: what it tells the time by; a new ``FakeClock`` if None.
+
+    Attributes:
+        app: the app.
+        clock: its clock.
+
+    Raises:
+        UsageError: the app is open.
+    """
+
+    def __init__(self, app: TaskQ, clock: FakeClock | None = None) -> None:
+        self.app = app
+        self.clock = clock or FakeClock()
+        self._before = app._connection.config, app.data_dir
+        self._directory = ""
+
+    def __enter__(self) -> Self:
+        connection = self.app._connection
+        use_clock(self.app, self.clock)
+        memory = _MEMORY if _MEMORY.is_dir() else None
+        self._directory = tempfile.mkdtemp(prefix="taskq-test-", dir=memory)
+        connection.config = replace(
+            connection.config,
+            durability=Durability.OS,
+            min_free_bytes=0,
+            reserve_bytes=0,
+            upkeep=False,
+        )
+        self.app.data_dir = self._directory
+        connection.reopen()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.app.close_sync()
+        self._go_back()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.app.close()
+        self._go_back()
+
+    def _go_back(self) -> None:
+        connection = self.app._connection
+        connection.config, self.app.data_dir = self._before
+        connection.packer = Packer(connection.path, connection.config)
+        connection.reopen()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def drain(
+        self,
+        queues: Iterable[str] | None = None,
+        *,
+        concurrency: int = 1,
+        with_scheduled: bool = False,
+        raises: bool = True,
+    ) -> Drained:
+        """Run what is ready to its end; see ``taskq.testing.drain``."""
+        clock = self.clock if with_scheduled else None
+        return await drain(self.app, queues, concurrency=concurrency, ahead=clock, raises=raises)
+
+    def advance(self, duration: Duration) -> None:
+        """Let time pass, such as "1h"."""
+        self.clock.advance(duration)
+
+    def enqueued(
+        self, task: Task[..., Any] | str | None = None, *, state: State | None = None
+    ) -> list[EnqueuedJob]:
+        """The jobs of a task, oldest first; see ``taskq.testing.enqueued``."""
+        return enqueued(task, app=self.app, state=state)
+
+    def assert_enqueued(self, task: Task[..., Any] | str, *args: Any, **kwargs: Any) -> EnqueuedJob:
+        """See ``taskq.testing.assert_enqueued``."""
+        return assert_enqueued(task, *args, taskq_app=self.app, **kwargs)
+
+    def assert_not_enqueued(self, task: Task[..., Any] | str, *args: Any, **kwargs: Any) -> None:
+        """See ``taskq.testing.assert_not_enqueued``."""
+        assert_not_enqueued(task, *args, taskq_app=self.app, **kwargs)

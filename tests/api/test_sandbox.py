@@ -1,0 +1,218 @@
+"""The testing kit, as a test of an application uses it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq import Discard, JobFailed, State, TaskQ, UsageError, current_job, retry
+from taskq.testing import (
+    Sandbox,
+    assert_enqueued,
+    assert_not_enqueued,
+    drain,
+    enqueued,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.tasks import Task
+
+
+class _Shop:
+    """An application with a few tasks."""
+
+    def __init__(self, directory: Path) -> None:
+        self.app = TaskQ(directory)
+        self.sent: list[tuple[str, str]] = []
+        sent = self.sent
+
+        @self.app.task(name="shop.send", queue="mail", retry=retry.fixed(attempts=3, delay="1m"))
+        async def send(to: str, subject: str = "hello") -> int:
+            if to == "nobody":
+                raise ConnectionError("no such host")
+            sent.append((to, subject))
+            return len(sent)
+
+        @self.app.task(name="shop.welcome")
+        async def welcome(to: str, at: datetime) -> None:
+            current_job().enqueue(send.call(to, subject=f"welcome since {at.year}"))
+
+        self.send: Task[..., int] = send
+        self.welcome = welcome
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> _Shop:
+    return _Shop(tmp_path / "production")
+
+
+@pytest.fixture
+def box(shop: _Shop) -> Iterator[Sandbox]:
+    with Sandbox(shop.app) as sandbox:
+        yield sandbox
+
+
+async def test_what_is_enqueued_is_found_by_its_arguments(shop: _Shop, box: Sandbox) -> None:
+    job = await shop.send.enqueue("a@b.c", subject="hi")
+    await shop.send.enqueue("d@e.f", "other")
+    assert assert_enqueued(shop.send, "a@b.c").id == job.id
+    assert assert_enqueued(shop.send, subject="hi").view.queue == "mail"
+    assert box.assert_enqueued("shop.send", "d@e.f").kwargs | {"x": 1}
+    assert_not_enqueued(shop.send, "x@y.z")
+    assert [one.view.state for one in enqueued(shop.send)] == [State.READY, State.READY]
+
+
+async def test_a_default_counts_as_the_argument_that_it_stands_for(
+    shop: _Shop, box: Sandbox
+) -> None:
+    await shop.send.enqueue("a@b.c")
+    box.assert_enqueued(shop.send, subject="hello")
+
+
+async def test_what_was_not_enqueued_is_told_beside_what_was(shop: _Shop, box: Sandbox) -> None:
+    with pytest.raises(AssertionError, match=r"no job of shop\.send was enqueued"):
+        box.assert_enqueued(shop.send)
+    await shop.send.enqueue("a@b.c", subject="hi")
+    with pytest.raises(AssertionError, match=r"(?s)'x@y.z'\) was not enqueued.*'a@b.c'.*READY"):
+        box.assert_enqueued(shop.send, "x@y.z")
+    with pytest.raises(AssertionError, match="was enqueued"):
+        box.assert_not_enqueued(shop.send)
+    with pytest.raises(UsageError, match="could not be enqueued"):
+        box.assert_enqueued(shop.send, colour="red")
+
+
+async def test_a_drain_runs_what_is_ready_and_what_that_enqueues(shop: _Shop, box: Sandbox) -> None:
+    """Arguments make their way through JSON: a datetime comes back as one."""
+    await shop.welcome.enqueue("a@b.c", datetime(2021, 5, 4, tzinfo=UTC))
+    report = await drain(shop.app)
+    assert (report.count, report.succeeded) == (2, 2)
+    assert shop.sent == [("a@b.c", "welcome since 2021")]
+    assert (await drain(shop.app)).count == 0
+    assert box.enqueued(state=State.READY) == []
+
+
+async def test_a_failed_attempt_fails_the_drain_unless_it_may(shop: _Shop, box: Sandbox) -> None:
+    job = await shop.send.enqueue("nobody", "x")
+    with pytest.raises(AssertionError, match=r"(?s)1 of 1 attempts failed.*no such host"):
+        await box.drain()
+    assert await job.status() is State.SCHEDULED
+    box.advance("2m")
+    report = await box.drain(raises=False)
+    assert report.outcomes == {"retried": 1}
+
+
+async def test_time_passes_when_it_is_told_to(shop: _Shop, box: Sandbox) -> None:
+    job = await shop.send.options(delay="1h").enqueue("a@b.c", "later")
+    box.clock.advance("59m")
+    assert (await box.drain()).count == 0
+    box.clock.advance("1m")
+    assert (await box.drain()).count == 1
+    assert await job.result() == 1
+
+
+async def test_a_drain_can_go_ahead_to_the_end_of_all_retries(shop: _Shop, box: Sandbox) -> None:
+    job = await shop.send.enqueue("nobody", "x")
+    report = await box.drain(with_scheduled=True, raises=False)
+    assert report.outcomes == {"retried": 2, "died": 1}
+    with pytest.raises(JobFailed, match="no such host"):
+        await job.result()
+
+
+async def test_a_worker_that_waits_sees_that_time_has_passed(shop: _Shop, box: Sandbox) -> None:
+    """Not only a drain: the log itself is told that its clock was moved."""
+    job = await shop.send.options(delay="1d").enqueue("a@b.c", "later")
+    async with shop.app.worker():
+        box.clock.advance("1d")
+        assert await job.result(timeout=10) == 1
+
+
+async def test_a_sandbox_leaves_nothing_behind(shop: _Shop) -> None:
+    before = shop.app.data_dir
+    async with Sandbox(shop.app) as box:
+        await shop.send.enqueue("a@b.c", "x")
+        inside = shop.app.data_dir
+        assert inside.is_dir()
+        assert box.enqueued(shop.send)
+    assert not inside.exists()
+    assert shop.app.data_dir == before
+    assert not before.exists()
+    async with Sandbox(shop.app) as box:
+        assert box.enqueued(shop.send) == []
+
+
+def test_a_sandbox_serves_code_without_a_loop(shop: _Shop) -> None:
+    with Sandbox(shop.app) as box:
+        job = shop.send.enqueue_sync("a@b.c", "x")
+        assert box.assert_enqueued(shop.send, "a@b.c").id == job.id
+
+
+async def test_an_open_app_is_not_moved_away(shop: _Shop) -> None:
+    async with shop.app:
+        await shop.send.enqueue("a@b.c", "x")
+        with pytest.raises(UsageError, match="is open"):
+            Sandbox(shop.app).__enter__()
+
+
+async def test_only_the_queues_asked_for_are_drained(shop: _Shop, box: Sandbox) -> None:
+    await shop.send.enqueue("a@b.c", "x")
+    await shop.send.options(queue="slow").enqueue("a@b.c", "y")
+    assert (await box.drain(["slow"])).count == 1
+    assert shop.sent == [("a@b.c", "y")]
+
+
+async def test_sync_tasks_run_in_a_drain(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path)
+
+    @app.task(name="add")
+    def add(one: int, other: int) -> int:
+        if one < 0:
+            raise Discard("negative")
+        return one + other
+
+    async with Sandbox(app) as box:
+        job = await add.enqueue(1, 2)
+        await box.drain()
+        assert await job.result() == 3
+
+
+_MODULE = """
+from taskq import TaskQ
+app = TaskQ("production")
+
+@app.task(name="greet")
+async def greet(name: str) -> str:
+    return "hello " + name
+"""
+_TESTS = """
+from jobs import greet
+
+async def test_greets(taskq_app, taskq_sandbox):
+    job = await greet.enqueue("you")
+    taskq_sandbox.assert_enqueued(greet, "you")
+    await taskq_sandbox.drain()
+    assert await job.result() == "hello you"
+
+async def test_begins_with_an_empty_log(taskq_sandbox):
+    taskq_sandbox.assert_not_enqueued(greet)
+"""
+
+
+def test_pytest_finds_the_fixtures_by_itself(pytester: pytest.Pytester) -> None:
+    """As a user has them: an ini option names the app, and nothing is imported by hand."""
+    pytester.makepyfile(jobs=_MODULE, test_jobs=_TESTS)
+    pytester.makeini("[pytest]\ntaskq_app = jobs:app\nanyio_mode = auto\n")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2)
+    assert not Path(pytester.path, "production").exists()
+
+
+def test_a_wrong_app_is_told_by_its_name(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(taskq_app):\n    pass\n")
+    pytester.makeini("[pytest]\ntaskq_app = nothing.here:app\n")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines(["*taskq_app = nothing.here:app*No module named*"])
