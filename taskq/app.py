@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from taskq.call import Call, Options, make_call
 from taskq.care import LogCare
@@ -15,16 +14,17 @@ from taskq.core.errors import UsageError
 from taskq.core.records import Flag
 from taskq.decorate import TaskChoices, TaskDecorator, make_task
 from taskq.handle import JobHandle, make_handle
+from taskq.lifespan import AppLifespans
 from taskq.logoptions import LogOptions, unknown_option
 from taskq.queues import LogQueues
 from taskq.reading import LogReading
 from taskq.serialization import encode_loose
 from taskq.telling import LogTelling
 from taskq.transaction import AppTransaction
+from taskq.working import AppWorkers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Callable, Coroutine, Iterable
 
     from taskq.log.deaths import DeadLetter
     from taskq.log.store import Store
@@ -36,7 +36,7 @@ R = TypeVar("R")
 DeathHook = TypeVar("DeathHook", bound="Callable[[DeadLetter], Any]")
 
 
-class TaskQ(LogCare, LogQueues, LogReading, LogTelling):
+class TaskQ(AppLifespans, AppWorkers, LogCare, LogQueues, LogReading, LogTelling):
     """An application's tasks and the directory of their jobs. Opens at first use.
 
     What is not given comes from the settings: ``TASKQ_…`` in the environment, ``.env``,
@@ -68,6 +68,7 @@ class TaskQ(LogCare, LogQueues, LogReading, LogTelling):
         self._connection = Connection(os.fspath(self.settings.data_dir), self.settings.log_config())
         self._tasks: dict[str, Task[..., Any]] = {}
         self._death_hooks: list[Callable[[DeadLetter], Any]] = []
+        self._lifespans = []
 
     @property
     def name(self) -> str:
@@ -249,31 +250,6 @@ class TaskQ(LogCare, LogQueues, LogReading, LogTelling):
         """
         self._death_hooks.append(hook)
         return hook
-
-    def worker(
-        self, concurrency: int = 8, queues: Sequence[str] | None = None, **options: Any
-    ) -> AbstractAsyncContextManager[Any]:
-        """A worker inside this process: ``async with app.worker(concurrency=8): ...``.
-
-        Args:
-            concurrency: jobs that run at the same time.
-            queues: which queues it reads; None for all.
-            options: further ones of ``taskq_workers.Worker``.
-
-        Raises:
-            UsageError: the worker package is not installed, or an option is wrong.
-        """
-        try:
-            # By name, since imports point from the workers to here.
-            workers = importlib.import_module("taskq_workers")
-            kind = workers.Worker
-        except (ImportError, AttributeError) as error:
-            raise UsageError(
-                f"app.worker() needs the package taskq_workers ({error}): "
-                f"install the whole distribution, taskq-local"
-            ) from error
-        worker = kind(self, concurrency=concurrency, queues=queues, **options)
-        return cast("AbstractAsyncContextManager[Any]", worker)
 
     def __repr__(self) -> str:
         return f"<TaskQ {self._connection.path} {len(self._tasks)} task names>"

@@ -10,5 +10,6 @@ from __future__ import annotations
 
 from taskq_workers.events import JobEnd, JobFinished
 from taskq_workers.pool import Worker
+from taskq_workers.threaded import WorkerThread, run_blocking
 
-__all__ = ["JobEnd", "JobFinished", "Worker"]
+__all__ = ["JobEnd", "JobFinished", "Worker", "WorkerThread", "run_blocking"]
