@@ -16,15 +16,16 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
 
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import ATTEMPTS_DEFAULT, ATTEMPTS_MAX, SECOND_NS
-from taskq.core.signals import Discard, Retry
+from taskq.core.retryrules import DELAY_SECONDS_MAX, Decider, ErrorTypes, RetryRules, wish_of
+from taskq.core.signals import Discard, Retry, Signal
 
-#: Classes of exceptions, as ``isinstance`` takes them.
-ErrorTypes: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 
 class Shape(enum.StrEnum):
@@ -83,6 +84,10 @@ class RetryPolicy:
         attempts: how often a job may run; 0 for no limit.
         retry_on: errors worth another attempt.
         give_up_on: errors that are not, even if ``retry_on`` names them.
+        per_error: what holds for some errors instead of shape, base and so on: the first that fits.
+        decider: asked first what to do about an error.
+        max_age_seconds: of a job since it was enqueued; no attempt begins later. None: any age.
+        asked_seconds_max: what a ``Retry`` or ``Snooze`` may ask for; longer delays are cut.
     """
 
     attempts: int = ATTEMPTS_DEFAULT
@@ -93,6 +98,10 @@ class RetryPolicy:
     jitter: Jitter = Jitter.FULL
     retry_on: ErrorTypes = Exception
     give_up_on: ErrorTypes = ()
+    per_error: tuple[tuple[type[BaseException], RetryPolicy], ...] = ()
+    decider: Decider | None = None
+    max_age_seconds: float | None = None
+    asked_seconds_max: float = DELAY_SECONDS_MAX
 
     def __post_init__(self) -> None:
         if type(self.attempts) is not int or not 0 <= self.attempts <= ATTEMPTS_MAX:
@@ -126,16 +135,51 @@ class RetryPolicy:
         limit = self.attempts if attempts_max is None else attempts_max
         if isinstance(error, Discard):
             return Die(str(error), exhausted=False)
-        asked = isinstance(error, Retry)
-        if not asked and (
-            isinstance(error, self.give_up_on) or not isinstance(error, self.retry_on)
-        ):
+        own = self._own_policy(error)
+        if not isinstance(error, Retry) and not self._is_retried(error, own):
             return Die(f"{type(error).__name__} is not retried", exhausted=False)
+        if own.attempts and own is not self:
+            limit = min(limit or own.attempts, own.attempts)
         if limit and attempt >= limit:
             return Die(f"attempt {attempt} of {limit} failed")
         if isinstance(error, Retry) and error.delay_ns is not None:
-            return RetryAfter(error.delay_ns / SECOND_NS)
-        return RetryAfter(self.delay_seconds(attempt, draw))
+            return RetryAfter(self.bounded_ns(error.delay_ns) / SECOND_NS)
+        return RetryAfter(own.delay_seconds(attempt, draw))
+
+    def bounded_ns(self, delay_ns: int) -> int:
+        """A delay that a signal asks for, in nanoseconds, cut to what it may ask for.
+
+        Such delays often come from elsewhere, a server's Retry-After for example.
+        """
+        return min(delay_ns, round(self.asked_seconds_max * SECOND_NS))
+
+    def is_too_old(self, age_ns: int, delay_ns: int) -> bool:
+        """Whether a job of this age would be over ``max_age`` when the delay is over."""
+        limit = self.max_age_seconds
+        return limit is not None and max(age_ns, 0) + delay_ns >= round(limit * SECOND_NS)
+
+    def names(self, error: BaseException) -> bool:
+        """Whether the rules speak of such an error, be it to retry it or not."""
+        kinds = tuple(kind for kind, _ in self.per_error)
+        return isinstance(error, (self.retry_on, self.give_up_on, kinds))
+
+    def wish(self, error: BaseException, attempt: int) -> Signal | None:
+        """What ``decider`` says of an error; None leaves it to the other rules.
+
+        Raises:
+            UsageError: it said something else.
+            Exception: whatever it raised.
+        """
+        return None if self.decider is None else wish_of(self.decider, error, attempt)
+
+    def _own_policy(self, error: BaseException) -> RetryPolicy:
+        """The policy for such an error: one of ``per_error``, or this one."""
+        return next((own for kind, own in self.per_error if isinstance(error, kind)), self)
+
+    def _is_retried(self, error: BaseException, own: RetryPolicy) -> bool:
+        if isinstance(error, self.give_up_on):
+            return False
+        return own is not self or isinstance(error, self.retry_on)
 
     def _full_delay_seconds(self, attempt: int) -> float:
         base, cap = self.base_seconds, self.cap_seconds
@@ -156,23 +200,27 @@ def fixed(
     delay: Duration = 1,
     *,
     jitter: Literal["none", "equal", "full"] = "none",
-    retry_on: ErrorTypes = Exception,
-    give_up_on: ErrorTypes = (),
+    **rules: Unpack[RetryRules],
 ) -> RetryPolicy:
     """The same delay after every attempt.
+
+    Args:
+        attempts: how often a job may run; 0 for no limit.
+        delay: between two attempts.
+        jitter: how chance changes it.
+        rules: see ``RetryRules``.
 
     Raises:
         UsageError: an argument is out of its range.
     """
     wait_seconds = seconds(delay, "delay")
-    return RetryPolicy(
+    return _policy(
         attempts=attempts,
         shape=Shape.FIXED,
         base_seconds=wait_seconds,
         cap_seconds=wait_seconds,
         jitter=_jitter(jitter),
-        retry_on=retry_on,
-        give_up_on=give_up_on,
+        rules=rules,
     )
 
 
@@ -182,22 +230,27 @@ def linear(
     cap: Duration = 300,
     *,
     jitter: Literal["none", "equal", "full"] = "none",
-    retry_on: ErrorTypes = Exception,
-    give_up_on: ErrorTypes = (),
+    **rules: Unpack[RetryRules],
 ) -> RetryPolicy:
     """``base`` after the first attempt, twice that after the second, and so on up to ``cap``.
+
+    Args:
+        attempts: how often a job may run; 0 for no limit.
+        base: the first delay, by which each is longer than the one before.
+        cap: the longest.
+        jitter: how chance changes them.
+        rules: see ``RetryRules``.
 
     Raises:
         UsageError: an argument is out of its range.
     """
-    return RetryPolicy(
+    return _policy(
         attempts=attempts,
         shape=Shape.LINEAR,
         base_seconds=seconds(base, "base"),
         cap_seconds=seconds(cap, "cap"),
         jitter=_jitter(jitter),
-        retry_on=retry_on,
-        give_up_on=give_up_on,
+        rules=rules,
     )
 
 
@@ -208,23 +261,29 @@ def exponential(
     *,
     factor: float = 2.0,
     jitter: Literal["none", "equal", "full"] = "full",
-    retry_on: ErrorTypes = Exception,
-    give_up_on: ErrorTypes = (),
+    **rules: Unpack[RetryRules],
 ) -> RetryPolicy:
     """``base`` after the first attempt, ``factor`` times more after each, up to ``cap``.
+
+    Args:
+        attempts: how often a job may run; 0 for no limit.
+        base: the first delay.
+        cap: the longest.
+        factor: by which each delay is longer than the one before, 1 or more.
+        jitter: how chance changes them.
+        rules: see ``RetryRules``.
 
     Raises:
         UsageError: an argument is out of its range.
     """
-    return RetryPolicy(
+    return _policy(
         attempts=attempts,
         shape=Shape.EXPONENTIAL,
         base_seconds=seconds(base, "base"),
         cap_seconds=seconds(cap, "cap"),
         factor=float(factor),
         jitter=_jitter(jitter),
-        retry_on=retry_on,
-        give_up_on=give_up_on,
+        rules=rules,
     )
 
 
@@ -251,6 +310,76 @@ def policy_of(value: RetryPolicy | int) -> RetryPolicy:
             f"{ATTEMPTS_MAX}, or a policy such as retry.exponential(attempts=5)"
         )
     return RetryPolicy(attempts=value)
+
+
+def _policy(
+    *,
+    attempts: int,
+    shape: Shape,
+    base_seconds: float,
+    cap_seconds: float,
+    jitter: Jitter,
+    rules: RetryRules,
+    factor: float = 2.0,
+) -> RetryPolicy:
+    unknown = rules.keys() - RetryRules.__annotations__.keys()
+    if unknown:
+        known = ", ".join(RetryRules.__annotations__)
+        raise UsageError(f"there is no rule {min(unknown)!r} for retries: the rules are {known}")
+    decider = rules.get("decide")
+    if decider is not None and not callable(decider):
+        raise UsageError(f"decide is {decider!r:.60}: give a function of (error, attempt)")
+    max_age = rules.get("max_age")
+    return RetryPolicy(
+        attempts=attempts,
+        shape=shape,
+        base_seconds=base_seconds,
+        cap_seconds=cap_seconds,
+        factor=factor,
+        jitter=jitter,
+        retry_on=_types(rules.get("retry_on", Exception), "retry_on"),
+        give_up_on=_types(rules.get("give_up_on", ()), "give_up_on"),
+        per_error=tuple(_own_policies(rules.get("per_error", {}))),
+        decider=decider,
+        max_age_seconds=None if max_age is None else seconds(max_age, "max_age"),
+        asked_seconds_max=seconds(rules.get("delay_max", DELAY_SECONDS_MAX), "delay_max"),
+    )
+
+
+def _own_policies(
+    per_error: Mapping[type[BaseException], RetryPolicy | Duration],
+) -> Iterator[tuple[type[BaseException], RetryPolicy]]:
+    for kind, value in per_error.items():
+        _types(kind, "per_error")
+        if not isinstance(value, RetryPolicy):
+            delay = seconds(value, f"per_error[{kind.__name__}]")
+            yield (
+                kind,
+                RetryPolicy(
+                    attempts=0,
+                    shape=Shape.FIXED,
+                    base_seconds=delay,
+                    cap_seconds=delay,
+                    jitter=Jitter.NONE,
+                ),
+            )
+            continue
+        if value.per_error or value.decider is not None or value.max_age_seconds is not None:
+            raise UsageError(
+                f"per_error[{kind.__name__}] has rules of its own: give per_error, decide and "
+                f"max_age to the outer policy"
+            )
+        yield kind, value
+
+
+def _types(kinds: ErrorTypes, what: str) -> ErrorTypes:
+    try:
+        isinstance(None, kinds)
+    except TypeError:
+        raise UsageError(
+            f"{what} is {kinds!r:.60}: give a class of exceptions, or a tuple of them"
+        ) from None
+    return kinds
 
 
 def _jitter(name: str) -> Jitter:
