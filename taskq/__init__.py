@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from taskq.core.signals import Discard, Retry, Snooze
     from taskq.core.why import Reason
     from taskq.handle import JobHandle, PendingJob
+    from taskq.injection import Inject, injected
     from taskq.log.config import QueuePolicy
     from taskq.log.deaths import DeadLetter
     from taskq.log.timeline import JobEvent
@@ -84,6 +85,7 @@ __all__ = [
     "Durability",
     "EngineStats",
     "FormatError",
+    "Inject",
     "InvalidCall",
     "JobCancelled",
     "JobContext",
@@ -136,6 +138,7 @@ __all__ = [
     "UsageError",
     "WrongLog",
     "current_job",
+    "injected",
     "retry",
     "task",
 ]
@@ -148,6 +151,7 @@ _HOMES = {
     "Discard": "taskq.core.signals",
     "Durability": "taskq.core.model",
     "EngineStats": "taskq.core.model",
+    "Inject": "taskq.injection",
     "JobContext": "taskq.context",
     "JobEvent": "taskq.log.timeline",
     "JobHandle": "taskq.handle",
@@ -170,6 +174,7 @@ _HOMES = {
     "TaskLog": "taskq.tasklog",
     "TaskQ": "taskq.app",
     "current_job": "taskq.context",
+    "injected": "taskq.injection",
     "task": "taskq.app",
 }
 

@@ -15,6 +15,7 @@ import typing
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import InvalidCall, UsageError
+from taskq.injection import injected_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,12 +35,15 @@ class Signature:
         names: parameters that take a positional argument, in order.
         plain: every argument can be passed by its name, and there is no ``*args`` or ``**kwargs``.
         defaults: by name, of the parameters that have one.
+        injected: type by name, of the parameters that workers fill in; everything else here leaves
+            them out.
     """
 
     def __init__(self, task: str, function: Callable[..., Any]) -> None:
         self.task = task
-        self.signature = inspect.signature(function)
         self._function = function
+        self._resolved: dict[str, Any] = {}
+        self.signature, self.injected = self._without_injected(inspect.signature(function))
         parameters = self.signature.parameters.values()
         only = [p.name for p in parameters if p.kind is _Kind.POSITIONAL_ONLY]
         by_keyword = [p.name for p in parameters if p.kind is _Kind.POSITIONAL_OR_KEYWORD]
@@ -149,10 +153,10 @@ class Signature:
         Raises:
             UsageError: an annotation names what does not exist.
         """
-        return {
-            parameter.name: self.resolve(f"parameter {parameter.name!r}", parameter.annotation)
-            for parameter in self.signature.parameters.values()
-        }
+        for parameter in self.signature.parameters.values():
+            if parameter.name not in self._resolved:
+                self._resolved[parameter.name] = self._hint(parameter)
+        return {name: self._resolved[name] for name in self.signature.parameters}
 
     def resolve(self, what: str, annotation: Any) -> Any:
         """The annotation with its names looked up where the function was written.
@@ -191,6 +195,34 @@ class Signature:
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         return f"there is no parameter {name!r}{hint}: {self.signature}"
 
+    def _without_injected(
+        self, whole: inspect.Signature
+    ) -> tuple[inspect.Signature, dict[str, Any]]:
+        injected: dict[str, Any] = {}
+        parameters = list(whole.parameters.values())
+        for parameter in parameters:
+            try:
+                hint = self._resolved[parameter.name] = self._hint(parameter)
+            except UsageError:
+                continue  # told by ``hints``, when the types are needed
+            kind = injected_type(hint)
+            if kind is not None:
+                injected[parameter.name] = kind
+        if not injected:
+            return whole, injected
+        rest = any(parameter.kind is _Kind.VAR_POSITIONAL for parameter in parameters)
+        for parameter in parameters:
+            if parameter.name in injected and not _by_name_alone(parameter, rest=rest):
+                raise UsageError(
+                    f"{self.task}: the injected parameter {parameter.name!r} is passed by its "
+                    f"name: put it behind a *"
+                )
+        others = [parameter for parameter in parameters if parameter.name not in injected]
+        return whole.replace(parameters=others), injected
+
+    def _hint(self, parameter: inspect.Parameter) -> Any:
+        return self.resolve(f"parameter {parameter.name!r}", parameter.annotation)
+
     def _variadic(self, kind: Any) -> str:
         for parameter in self.signature.parameters.values():
             if parameter.kind is kind:
@@ -215,6 +247,13 @@ def _names_asked(function: Callable[..., Any]) -> tuple[str, ...] | None:
     if any(parameter.kind not in named for parameter in parameters):
         return None
     return tuple(parameter.name for parameter in parameters)
+
+
+def _by_name_alone(parameter: inspect.Parameter, *, rest: bool) -> bool:
+    """Whether nothing that is passed by place can end up in it."""
+    if parameter.kind is _Kind.POSITIONAL_OR_KEYWORD:
+        return not rest
+    return parameter.kind is _Kind.KEYWORD_ONLY
 
 
 def _filled(cell: types.CellType) -> bool:

@@ -7,6 +7,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taskq.core.errors import UsageError
+from taskq.injection import Resources
+from taskq_workers.lifespans import bound
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -35,10 +37,22 @@ class Plan(NamedTuple):
 
 
 class Plans(dict[str, Plan]):
-    """Plans by task name, made when a name is first met."""
+    """Plans by task name, made when a name is first met.
 
-    def __init__(self, tasks: Mapping[str, Task[..., Any]], threads: ThreadRunner) -> None:
+    Args:
+        tasks: by name.
+        threads: where sync functions run.
+        resources: what tasks may take by annotation.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Task[..., Any]],
+        threads: ThreadRunner,
+        resources: Resources | None = None,
+    ) -> None:
         super().__init__()
+        self._resources = resources or Resources()
         self._tasks = tasks
         self._threads = threads
 
@@ -53,9 +67,14 @@ class Plans(dict[str, Plan]):
         return plan
 
     def _awaitable(self, task: Task[..., Any]) -> Callable[..., Awaitable[Any]]:
+        try:
+            function = bound(task, self._resources)
+        except UsageError as error:
+            # Registered since the worker's start, which would have refused it.
+            return _refusing(error)
         if not task.is_async:
-            return self._in_thread(task.fn)
-        return task.fn if task.timeout is None else limited(task.fn, task.timeout)
+            return self._in_thread(function)
+        return function if task.timeout is None else limited(function, task.timeout)
 
     def _in_thread(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         run = self._threads.run
@@ -64,6 +83,13 @@ class Plans(dict[str, Plan]):
             return run(function, args, kwargs)
 
         return call
+
+
+def _refusing(error: UsageError) -> Callable[..., Awaitable[Any]]:
+    async def call(*_args: Any, **_kwargs: Any) -> Any:
+        raise error
+
+    return call
 
 
 def _keeps_none(task: Task[..., Any]) -> bool:

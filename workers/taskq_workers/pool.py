@@ -13,6 +13,7 @@ from taskq.log.requests import checked_queues
 from taskq_workers.crew import Crew
 from taskq_workers.deaths import DeathHooks
 from taskq_workers.executors import ThreadRunner
+from taskq_workers.lifespans import LifespanHolder
 from taskq_workers.plans import Plans
 from taskq_workers.services import Services
 
@@ -110,6 +111,8 @@ class Worker:
     """
 
     executor: str = ""
+    #: whether jobs run in this very process, and take what the app's lifespans open here
+    lends: bool = True
 
     def __init__(
         self,
@@ -149,6 +152,7 @@ class Worker:
         self._crew: Hands | None = None
         self._threads: ThreadRunner | None = None
         self._known: frozenset[str] = frozenset()
+        self._lifespans = LifespanHolder(app, self._on_end, lends=self.lends)
         self._store: Store | None = None
 
     @property
@@ -234,7 +238,7 @@ class Worker:
         crew = None
         try:
             store = await self._open()
-            if store is None:
+            if store is None or not await self._lifespans.entered(self._stop_asked):
                 return
             crew = self._crew = self._hire(store)
             self.services.start(store)
@@ -258,6 +262,7 @@ class Worker:
                 self._threads.close()
             await self.services.leave()
             await self._deaths.leave(0)
+            await self._lifespans.leave()
             self._phase = Phase.STOPPED
             self.stopped.set()
 
@@ -275,7 +280,7 @@ class Worker:
 
     def _hire(self, store: Store) -> Hands:
         self._store = store
-        self._deaths.listen(store, self.app._death_hooks)
+        self._deaths.listen(store, self.app._death_hooks, self.app._tasks)
         self._tell_what_it_serves()
         return self._hands(store)
 
@@ -285,7 +290,7 @@ class Worker:
         return Crew(
             self.app,
             store.port(),
-            Plans(self.app._tasks, self._threads),
+            Plans(self.app._tasks, self._threads, self._lifespans.resources),
             concurrency=self.concurrency,
             queues=self.queues,
             tasks=self._task_names,

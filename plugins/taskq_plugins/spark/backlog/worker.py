@@ -43,6 +43,9 @@ class SparkWorker(Worker):
         where: what to call the executors.
     """
 
+    #: executors are processes of their own, which open nothing for their jobs
+    lends = False
+
     def __init__(self, app: TaskQ, executors: Executors, order: Order, where: str) -> None:
         super().__init__(
             app,

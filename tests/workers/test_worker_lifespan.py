@@ -1,0 +1,362 @@
+"""What an app opens when its worker starts, and how tasks take it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import pytest
+
+from taskq import Inject, InvalidCall, TaskqError, UsageError, injected
+from taskq_workers import lifespans
+from taskq_workers.lifespans import LifespanHolder, bound, resources_in_thread
+from taskq_workers.pool import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from taskq import TaskQ
+
+
+@dataclass
+class Database:
+    url: str
+    rows: list[int]
+
+
+@dataclass
+class Mailer:
+    host: str
+
+
+@runtime_checkable
+class HasRows(Protocol):
+    rows: list[int]
+
+
+def put_lifespan(app: TaskQ, events: list[str]) -> Database:
+    database = Database("sqlite://", [])
+
+    @app.lifespan
+    async def opened(given: TaskQ) -> AsyncIterator[Database]:
+        assert given is app
+        events.append("open")
+        try:
+            yield database
+        finally:
+            events.append("close")
+
+    return database
+
+
+async def test_a_task_takes_what_the_lifespan_yields_and_calls_leave_it_out(app: TaskQ) -> None:
+    """Opened before the first job, closed after the last; both kinds of functions take it."""
+    events: list[str] = []
+    database = put_lifespan(app, events)
+
+    @app.task
+    async def store(row: int, db: Inject[Database] = injected()) -> int:
+        events.append("job")
+        db.rows.append(row)
+        return len(db.rows)
+
+    @app.task
+    def count(*, db: Inject[Database] = injected()) -> int:
+        return len(db.rows)
+
+    async with app:
+        first = await store.enqueue(7)
+        async with app.worker():
+            assert await first.result(timeout=10) == 1
+            second = await count.enqueue()
+            assert await second.result(timeout=10) == 1
+        view = await first.view()
+        assert view.payload == b'{"row":7}'
+    assert database.rows == [7]
+    assert events == ["open", "job", "close"]
+
+
+async def test_a_call_cannot_give_an_injected_parameter(app: TaskQ) -> None:
+    """Neither by name nor by place: it is the worker's to fill in."""
+
+    @app.task
+    async def store(row: int, db: Inject[Database] = injected()) -> None: ...
+
+    with pytest.raises(InvalidCall, match="there is no parameter 'db'"):
+        store.call(1, db=Database("", []))
+    with pytest.raises(InvalidCall, match="takes 1 positional"):
+        store.call(1, Database("", []))
+    with pytest.raises(InvalidCall, match="'db'"):
+        store.decode(b'{"row":1,"db":{"url":"","rows":[]}}')
+
+
+async def test_a_plain_call_gives_it_and_one_that_forgets_is_told(app: TaskQ) -> None:
+    @app.task
+    async def store(row: int, db: Inject[Database] = injected()) -> None:
+        db.rows.append(row)
+
+    database = Database("", [])
+    await store(3, database)
+    assert database.rows == [3]
+    with pytest.raises(UsageError, match="only workers fill in"):
+        await store(3)
+
+
+def test_a_key_function_sees_the_call_without_it(app: TaskQ) -> None:
+    @app.task(key=lambda row: f"row-{row}")
+    async def store(row: int, db: Inject[Database] = injected()) -> None: ...
+
+    assert store.call(4).extras is not None
+
+
+def test_an_injected_parameter_that_arguments_could_fall_into_is_refused(app: TaskQ) -> None:
+    @app.task
+    async def store(row: int, db: Inject[Database] = injected(), *rest: int) -> None: ...
+
+    with pytest.raises(UsageError, match=r"'db' is passed by its name: put it behind a \*"):
+        store.call(1)
+
+
+async def test_several_stack_and_a_later_one_may_take_of_the_earlier(app: TaskQ) -> None:
+    """Entered in order, left in the opposite one; a tuple is several resources."""
+    events: list[str] = []
+    database = put_lifespan(app, events)
+
+    @app.lifespan
+    @contextlib.asynccontextmanager
+    async def more(db: Inject[Database]) -> AsyncIterator[tuple[Mailer, int]]:
+        events.append(f"more at {db.url}")
+        yield Mailer("localhost"), 42
+        events.append("less")
+
+    @app.task
+    async def look(
+        *,
+        has: Inject[HasRows] = injected(),
+        mailer: Inject[Mailer] = injected(),
+        number: Inject[int] = injected(),
+        missing: Inject[str | None] = injected(),
+    ) -> str:
+        assert has is database
+        assert missing is None
+        return f"{mailer.host} {number}"
+
+    async with app, app.worker():
+        job = await look.enqueue()
+        assert await job.result(timeout=10) == "localhost 42"
+    assert events == ["open", "more at sqlite://", "less", "close"]
+
+
+async def test_a_missing_resource_stops_the_start_and_names_task_parameter_and_type(
+    app: TaskQ,
+) -> None:
+    put_lifespan(app, [])
+
+    @app.task(name="mail.send")
+    async def send(*, mailer: Inject[Mailer] = injected()) -> None: ...
+
+    worker = Worker(app)
+    with pytest.raises(UsageError) as caught:
+        await worker.start()
+    assert str(caught.value) == (
+        f"mail.send: parameter 'mailer' takes {__name__}.Mailer, but the app's lifespans "
+        f"yield Database: yield one in an @app.lifespan"
+    )
+    await app.close()
+
+
+async def test_two_resources_of_one_type_are_not_told_apart(app: TaskQ) -> None:
+    @app.lifespan
+    async def both() -> AsyncIterator[tuple[Mailer, Mailer]]:
+        yield Mailer("a"), Mailer("b")
+
+    @app.task
+    async def send(*, mailer: Inject[Mailer] = injected()) -> None: ...
+
+    with pytest.raises(UsageError, match=r"yield 2 of it \(Mailer, Mailer\)"):
+        await Worker(app).start()
+    await app.close()
+
+
+async def test_a_task_that_comes_after_the_start_fails_by_itself(app: TaskQ) -> None:
+    @app.task
+    async def known() -> None: ...
+
+    async with app, app.worker():
+
+        @app.task(retry=1)
+        async def late(*, mailer: Inject[Mailer] = injected()) -> None: ...
+
+        await (await known.enqueue()).result(timeout=10)  # the next claim knows both
+        job = await late.enqueue()
+        with pytest.raises(TaskqError, match="'mailer' takes"):
+            await job.result(timeout=10)
+
+
+async def refuse() -> None:
+    raise ConnectionError("nobody listens")
+
+
+async def test_a_lifespan_that_fails_stops_the_start_and_closes_those_before_it(
+    app: TaskQ,
+) -> None:
+    events: list[str] = []
+    put_lifespan(app, events)
+
+    @app.lifespan
+    async def broken() -> AsyncIterator[None]:
+        await refuse()
+        yield
+
+    with pytest.raises(TaskqError, match=r"broken failed at its start: ConnectionError: nobody"):
+        await Worker(app).start()
+    assert events == ["open", "close"]
+    await app.close()
+
+
+async def test_a_stop_ends_a_lifespan_that_hangs_at_its_start(app: TaskQ) -> None:
+    entered = asyncio.Event()
+
+    @app.lifespan
+    async def hangs() -> AsyncIterator[None]:
+        entered.set()
+        await asyncio.Event().wait()
+        yield
+
+    worker = Worker(app)
+    starting = asyncio.create_task(worker.start())
+    await entered.wait()
+    await worker.stop()
+    await starting
+    assert worker.stopped.is_set()
+    await app.close()
+
+
+async def test_a_lifespan_that_hangs_at_its_end_is_cancelled(
+    app: TaskQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: list[str] = []
+
+    @app.lifespan
+    async def hangs() -> AsyncIterator[int]:
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cleaned")
+
+    holder = LifespanHolder(app, lambda _: None, exit_seconds=0.01)
+    await holder.enter()
+    await holder.leave()
+    assert ended == ["cleaned"]
+    assert "did not close within 0.01 s" in caplog.text
+
+
+async def test_one_that_ignores_even_that_is_left_behind(
+    app: TaskQ, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = asyncio.Event()
+
+    @app.lifespan
+    async def stubborn() -> AsyncIterator[int]:
+        yield 1
+        while not go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go_on.wait()
+
+    monkeypatch.setattr(lifespans, "CANCEL_SECONDS", 0.01)
+    holder = LifespanHolder(app, lambda _: None, exit_seconds=0.01)
+    await holder.enter()
+    held = holder._task
+    assert held is not None
+    await holder.leave()
+    assert "left behind" in caplog.text
+    go_on.set()
+    await asyncio.wait({held})
+
+
+async def test_what_a_lifespan_raises_at_its_end_is_logged(
+    app: TaskQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.lifespan
+    async def broken() -> AsyncIterator[int]:
+        yield 1
+        raise ValueError("no way out")
+
+    async with app, app.worker():
+        pass
+    assert "lifespans failed as they closed: ValueError: no way out" in caplog.text
+
+
+async def test_a_lifespan_that_dies_while_the_worker_runs_stops_it(app: TaskQ) -> None:
+    """As a task group does whose task has failed: it cancels the body that holds it open."""
+    fail = asyncio.Event()
+
+    @app.lifespan
+    async def group() -> AsyncIterator[int]:
+        async def background() -> None:
+            await fail.wait()
+            raise ConnectionError("gone")
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(background())
+            yield 1
+
+    worker = Worker(app)
+    await worker.start()
+    fail.set()
+    await worker.stopped.wait()
+    with pytest.raises(TaskqError, match="a lifespan ended while the worker ran"):
+        await worker.__aexit__(None, None, None)
+    await app.close()
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "generator", "plain", "greedy"])
+async def test_what_is_no_lifespan_is_refused(app: TaskQ, kind: str) -> None:
+    async def coroutine() -> None: ...
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    def plain() -> int:
+        return 1
+
+    async def greedy(app: TaskQ, other: int) -> AsyncIterator[int]:
+        yield other
+
+    functions = {"coroutine": coroutine, "generator": generator, "plain": plain, "greedy": greedy}
+
+    async def use() -> None:
+        app.lifespan(functions[kind])  # type: ignore[type-var]
+        await LifespanHolder(app, lambda _: None).enter()
+
+    with pytest.raises(UsageError, match=f"{kind}"):
+        await use()
+
+
+def test_a_process_without_a_loop_gets_the_resources_from_a_thread(app: TaskQ) -> None:
+    """So do children of runs_in="process"; without lifespans there is no thread."""
+    events: list[str] = []
+    database = put_lifespan(app, events)
+
+    @app.task
+    def count(add: int, *, db: Inject[Database] = injected()) -> int:
+        return len(db.rows) + add
+
+    with resources_in_thread(app) as resources:
+        database.rows.append(1)
+        assert bound(count, resources)(add=2) == 3
+        assert events == ["open"]
+    assert events == ["open", "close"]
+
+
+def test_tasks_that_take_nothing_keep_their_bare_function(app: TaskQ) -> None:
+    """The hot path pays nothing for what is not used."""
+
+    @app.task
+    async def plain(row: int) -> None: ...
+
+    with resources_in_thread(app) as resources:
+        assert bound(plain, resources) is plain.fn
