@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
+from taskq.breakers import AppBreakers, BreakerRule
 from taskq.call import Call, Options, make_call
 from taskq.care import LogCare
 from taskq.connection import Connection, split_job_id
@@ -36,7 +37,7 @@ R = TypeVar("R")
 DeathHook = TypeVar("DeathHook", bound="Callable[[DeadLetter], Any]")
 
 
-class TaskQ(AppLifespans, AppWorkers, LogCare, LogQueues, LogReading, LogTelling):
+class TaskQ(AppBreakers, AppLifespans, AppWorkers, LogCare, LogQueues, LogReading, LogTelling):
     """An application's tasks and the directory of their jobs. Opens at first use.
 
     What is not given comes from the settings: ``TASKQ_…`` in the environment, ``.env``,
@@ -68,6 +69,7 @@ class TaskQ(AppLifespans, AppWorkers, LogCare, LogQueues, LogReading, LogTelling
         self._connection = Connection(os.fspath(self.settings.data_dir), self.settings.log_config())
         self._tasks: dict[str, Task[..., Any]] = {}
         self._death_hooks: list[Callable[[DeadLetter], Any]] = []
+        self._breakers: dict[str, BreakerRule] = {}
         self._lifespans = []
 
     @property

@@ -1,0 +1,19 @@
+"""Conditions that must hold before a job runs, for work that waits for a network or a machine.
+
+::
+
+    @app.task(requires=[online("api.example.com:443"), disk_free("1GB"), on_power(), unmetered()])
+    async def upload(path: str) -> None: ...
+
+While one of them does not hold, the jobs wait: nothing is written, and no attempt is burnt. Any
+function without arguments that returns a bool is a condition as well, async or not. Conditions that
+are equal share one probe in each worker process, and are probed only while jobs wait or run.
+"""
+
+from __future__ import annotations
+
+from taskq.conditionsbase import Condition, condition
+from taskq.conditionsmachine import disk_free, on_power
+from taskq.conditionsnetwork import online, unmetered
+
+__all__ = ["Condition", "condition", "disk_free", "on_power", "online", "unmetered"]
