@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from taskq.core.why import Reason
     from taskq.handle import JobHandle, PendingJob
     from taskq.injection import Inject, injected
+    from taskq.interrupts import ChildDied, SoftTimeout
     from taskq.log.config import QueuePolicy
     from taskq.log.deaths import DeadLetter
     from taskq.log.timeline import JobEvent
@@ -77,6 +78,7 @@ __all__ = [
     "AppTransaction",
     "AppendFailed",
     "Call",
+    "ChildDied",
     "CompressionUnavailable",
     "DeadLetter",
     "Discard",
@@ -123,6 +125,7 @@ __all__ = [
     "ResultTimeout",
     "Retry",
     "Snooze",
+    "SoftTimeout",
     "SpillMissing",
     "Spread",
     "StaleDelivery",
@@ -147,6 +150,7 @@ _HOMES = {
     "AppTransaction": "taskq.transaction",
     "LogTransaction": "taskq.transaction",
     "Call": "taskq.call",
+    "ChildDied": "taskq.interrupts",
     "DeadLetter": "taskq.log.deaths",
     "Discard": "taskq.core.signals",
     "Durability": "taskq.core.model",
@@ -171,6 +175,7 @@ _HOMES = {
     "Stream": "taskq.stream",
     "Swept": "taskq.sweeping",
     "Task": "taskq.tasks",
+    "SoftTimeout": "taskq.interrupts",
     "TaskLog": "taskq.tasklog",
     "TaskQ": "taskq.app",
     "current_job": "taskq.context",

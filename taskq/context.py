@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from taskq.call import transaction_bytes
@@ -31,9 +32,11 @@ class JobContext:
 
     Attributes:
         packs: payloads of its calls are to be compressed, or to go to files.
+        until_seconds: wall time of the deadline; set only where there is one.
     """
 
-    __slots__ = ("_children", "_children_size", "app", "delivery", "packs")
+    __slots__ = ("_children", "_children_size", "app", "delivery", "packs", "until_seconds")
+    until_seconds: float
 
     def __init__(self, delivery: Delivery, app: TaskQ) -> None:
         self.delivery = delivery
@@ -73,6 +76,12 @@ class JobContext:
         return self.delivery.headers
 
     @property
+    def deadline(self) -> datetime | None:
+        """When the task's ``timeout`` ends this attempt, in UTC; None if it has none."""
+        seconds: float | None = getattr(self, "until_seconds", None)
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+    @property
     def children(self) -> list[Child]:
         """Jobs to enqueue together with this one's success."""
         return [] if self._children is None else self._children
@@ -108,6 +117,8 @@ class JobContext:
 
     def resolve(self, answers: list[int | Duplicate]) -> None:
         """Give the pending jobs their ids, in the order they were asked for."""
+        if self._children is None:
+            return  # it ran in a child process, where nobody waits for them any more
         for (pending, *_), answer in zip(self.children, answers, strict=True):
             task = pending.call.task
             pending._handle = make_handle(self.app, task, self.delivery.tag, answer)

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from taskq.call import OptionChanges, Options
+from taskq.conditionsbase import checked_conditions
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
-from taskq.tasks import AsyncTask, RunsIn, SyncTask, Task, check_function, name_of
+from taskq.naming import check_function, check_importable, name_of
+from taskq.tasks import AsyncTask, RunsIn, SyncTask, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from taskq.app import TaskQ
     from taskq.call import OnConflict, Until
+    from taskq.conditionsbase import Check, Condition
     from taskq.log.bodies import Compression
+    from taskq.log.deaths import DeadLetter
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,8 +49,13 @@ class TaskChoices(TypedDict, total=False):
     priority: int
     #: a policy, or just the number of attempts
     retry: RetryPolicy | int
-    #: how long one attempt may take
+    #: called with each ``DeadLetter`` of its jobs that a worker of the app makes; may be async
+    on_dead: Callable[[DeadLetter], Any] | None
+    #: how long one attempt may take: then an async function is cancelled, a process killed, and a
+    #: thread, which cannot be stopped, given up
     timeout: Duration | None
+    #: when ``SoftTimeout`` is raised in the task, so that it can end by itself
+    soft_timeout: Duration | None
     #: makes a dedup key from the task's arguments
     key: Callable[..., str | bytes] | None
     #: how long a key is held; None: until the job is settled
@@ -60,10 +79,14 @@ class TaskChoices(TypedDict, total=False):
     spill: bool | None
     #: False keeps no result
     store_result: bool
-    #: where a sync function runs
+    #: "thread" or "process"; None: sync functions in a thread, async ones in the event loop
     runs_in: RunsIn | None
     #: run only once the claim is on disk, so that a power loss cannot make it run twice
     durable_claim: bool
+    #: what must hold before a job of it runs, see ``taskq.conditions``; until then it waits
+    requires: Sequence[Condition | Check]
+    #: with ``requires``: a job that runs when a condition is lost is stopped, and waits again
+    while_running: bool
 
 
 class TaskDecorator(Protocol):
@@ -88,20 +111,45 @@ def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[
     check_function(fn)
     _check_choices(fn, choices)
     policy = policy_of(choices["retry"]) if "retry" in choices else DEFAULT
-    timeout = choices.get("timeout")
+    timeout, soft = (_limit(choices, name) for name in ("timeout", "soft_timeout"))
+    if timeout is not None and soft is not None and soft >= timeout:
+        raise UsageError(
+            f"soft_timeout is {soft:g} s and timeout {timeout:g} s: the soft one must be shorter"
+        )
     changes = {k: v for k, v in choices.items() if k in OptionChanges.__annotations__}
     kind = AsyncTask if inspect.iscoroutinefunction(fn) else SyncTask
-    return kind(
+    task: Task[..., Any] = kind(
         app,
         fn,
         choices.get("name") or name_of(fn),
         Options(attempts=policy.attempts).changed(cast("OptionChanges", changes)),
         retry=policy,
-        timeout=None if timeout is None else seconds(timeout, "timeout"),
+        timeout=timeout,
+        soft_timeout=soft,
+        runs_in=choices.get("runs_in"),
         aliases=tuple(choices.get("aliases", ())),
         store_result=choices.get("store_result", True),
         durable_claim=choices.get("durable_claim", False),
+        on_dead=choices.get("on_dead"),
     )
+    task.requires = checked_conditions(task.name, choices.get("requires", ()))
+    task.while_running = choices.get("while_running", False)
+    if task.while_running:
+        _check_while_running(task)
+    return task
+
+
+def _check_while_running(task: Task[..., Any]) -> None:
+    if not task.requires:
+        raise UsageError(
+            f"{task.name}: while_running=True needs requires=[...]: it stops a job when one of "
+            f"these is lost"
+        )
+    if task.runs_in == "thread":
+        raise UsageError(
+            f"{task.name}: while_running=True cannot stop a function that runs in a thread: "
+            f'make it async, or give it runs_in="process"'
+        )
 
 
 def _check_choices(fn: Callable[..., Any], choices: TaskChoices) -> None:
@@ -110,22 +158,26 @@ def _check_choices(fn: Callable[..., Any], choices: TaskChoices) -> None:
         known = ", ".join(TaskChoices.__annotations__)
         raise UsageError(f"@task has no option {min(unknown)!r}: its options are {known}")
     key = choices.get("key")
+    on_dead: object = choices.get("on_dead")
     aliases: object = choices.get("aliases", ())
     if key is not None and not callable(key):
         raise UsageError(
             f"key is {key!r:.60}: give a function of the task's arguments, "
             f"or a fixed key with .options(key=...)"
         )
+    if on_dead is not None and (isinstance(on_dead, Task) or not callable(on_dead)):
+        raise UsageError(
+            f"on_dead is {on_dead!r:.60}: give a function of the DeadLetter; it may enqueue a task"
+        )
     if isinstance(aliases, str):
         raise UsageError(f"aliases is {aliases!r}: give a list of names")
     runs_in = choices.get("runs_in")
+    if runs_in not in {None, "thread", "process"}:
+        raise UsageError(f'runs_in is {runs_in!r}, it must be "thread", "process" or left out')
     if runs_in == "process":
-        raise UsageError(
-            'runs_in="process" is not available yet: leave it out to run the function in a thread'
-        )
-    if runs_in not in {None, "thread"}:
-        raise UsageError(f'runs_in is {runs_in!r}, it must be "thread" or left out')
-    if runs_in and inspect.iscoroutinefunction(fn):
-        raise UsageError(
-            f"runs_in={runs_in!r} is for sync functions: {fn.__qualname__} runs in the event loop"
-        )
+        check_importable(fn)
+
+
+def _limit(choices: TaskChoices, name: Literal["timeout", "soft_timeout"]) -> float | None:
+    value = choices.get(name)
+    return None if value is None else seconds(value, name)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
 
 from taskq.arguments import ArgumentCodec
@@ -23,9 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from taskq.app import TaskQ
+    from taskq.conditionsbase import Condition
     from taskq.core.model import Extras
     from taskq.core.retry import RetryPolicy
     from taskq.log.config import Packing
+    from taskq.log.deaths import DeadLetter
     from taskq.log.requests import Duplicate
     from taskq.packing import Item, Loose
 
@@ -196,8 +196,12 @@ class Task(Enqueuer[P, R]):
         is_async: whether it is a coroutine function.
         retry: the policy after a failed attempt.
         timeout: seconds that one attempt may take; None for no limit.
-        runs_in: "thread" for a sync function, "" for an async one.
+        soft_timeout: seconds until ``SoftTimeout`` is raised in it; None for never.
+        runs_in: "thread", "process", or "" for the event loop.
         store_result: whether its results are kept.
+        requires: conditions that must hold before a job of it runs.
+        while_running: whether a job is stopped and released when one of them is lost.
+        on_dead: told of each job of it that dies in a worker of this app.
         encode: (args, kwargs) -> payload; raises InvalidCall.
         decode: payload -> (args, kwargs), checked against the annotations; raises InvalidCall.
     """
@@ -211,9 +215,12 @@ class Task(Enqueuer[P, R]):
         *,
         retry: RetryPolicy,
         timeout: float | None = None,
+        soft_timeout: float | None = None,
+        runs_in: RunsIn | None = None,
         aliases: tuple[str, ...] = (),
         store_result: bool = True,
         durable_claim: bool = False,
+        on_dead: Callable[[DeadLetter], Any] | None = None,
     ) -> None:
         flags = Flag(0) if store_result else Flag.DROP_RESULT
         if durable_claim:
@@ -226,10 +233,14 @@ class Task(Enqueuer[P, R]):
         self.fn = fn
         self.aliases = aliases
         self.is_async = inspect.iscoroutinefunction(fn)
-        self.runs_in = "" if self.is_async else "thread"
+        self.runs_in: str = runs_in or ("" if self.is_async else "thread")
         self.retry = retry
         self.timeout = timeout
+        self.soft_timeout = soft_timeout
         self.store_result = store_result
+        self.requires: tuple[Condition, ...] = ()
+        self.while_running = False
+        self.on_dead = on_dead
         # Built at the first call: annotations may name what the module defines further down.
         self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes] = self._first_encode
         self.decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]] = self._first_decode
@@ -330,42 +341,3 @@ class AsyncTask(Task[P, R]):
         """Run the function, here and now: await what this returns."""
         coroutine: Coroutine[Any, Any, R] = self.fn(*args, **kwargs)
         return coroutine
-
-
-def check_function(fn: object) -> None:
-    """Refuse what cannot be a task.
-
-    Raises:
-        UsageError: no function, or a generator.
-    """
-    if isinstance(fn, type) or not callable(fn):
-        raise UsageError(f"a task must be a function, got {fn!r:.60}")
-    if isinstance(fn, Task):
-        raise UsageError(f"{fn.name} is a task already: decorate the function once")
-    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-        raise UsageError(f"{fn!r:.60}: a task returns one value, it cannot be a generator")
-
-
-def name_of(fn: Callable[..., Any]) -> str:
-    """``module.function``, with the module's importable name even for the main script.
-
-    Raises:
-        UsageError: the function has no name of its own.
-    """
-    qualified, module = getattr(fn, "__qualname__", ""), getattr(fn, "__module__", None)
-    if not qualified or not module or "<lambda>" in qualified:
-        raise UsageError(f"{fn!r:.60} has no name to be found by: give the task name=")
-    if module == "__main__":
-        module = main_module_name()
-    return f"{module}.{qualified.replace('<locals>.', '')}"
-
-
-def main_module_name() -> str:
-    """The name by which another process imports what runs here as ``__main__``."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name:
-        name: str = spec.name
-        return name.removesuffix(".__main__")
-    file = getattr(main, "__file__", None)
-    return Path(file).stem if file else "__main__"

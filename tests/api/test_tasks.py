@@ -107,8 +107,9 @@ def test_one_attempt_implies_a_durable_claim(app: TaskQ) -> None:
         ({"headers": {"a": "\ud800"}}, "text that UTF-8 cannot write"),
         ({"aliases": "old"}, "give a list of names"),
         ({"aliases": [""]}, "task name '' has 0 bytes"),
-        ({"runs_in": "process"}, "not available yet"),
-        ({"runs_in": "moon"}, 'it must be "thread" or left out'),
+        ({"runs_in": "moon"}, 'it must be "thread", "process" or left out'),
+        ({"timeout": 5, "soft_timeout": 5}, "the soft one must be shorter"),
+        ({"soft_timeout": "soon"}, "soft_timeout is 'soon'"),
         ({"qeue": "mail"}, "@task has no option 'qeue': its options are name, "),
     ],
 )
@@ -139,8 +140,9 @@ def test_what_is_no_function_is_no_task(app: TaskQ) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             app.task(wrong)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="is for sync functions"):
-        app.task(runs_in="thread")(coroutine)
+    for homeless in (coroutine, lambda: 1):
+        with pytest.raises(UsageError, match="move it to a module's top level"):
+            app.task(runs_in="process", name="t2")(homeless)
 
 
 def test_a_lambda_is_a_task_once_it_has_a_name(app: TaskQ) -> None:

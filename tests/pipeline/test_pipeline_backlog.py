@@ -22,7 +22,8 @@ from taskq_plugins.spark.backlog.costs import (
     cut,
 )
 from taskq_plugins.spark.backlog.executing import HOLD_SECONDS, run_chunk, run_chunks
-from taskq_plugins.spark.backlog.shipment import Chunk, Ended, Report, ship
+from taskq_plugins.spark.backlog.shipment import Chunk, Report
+from taskq_workers.shipping import Ended, ship
 from tests.workers.fakes import make_delivery
 
 if TYPE_CHECKING:

@@ -7,19 +7,18 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
-from taskq.context import JobContext
 from taskq.core.records import Kind
 from taskq_plugins.spark.backlog.cluster import WAVES_MAX, ExecutorLost
 from taskq_plugins.spark.backlog.costs import Costs, cut
-from taskq_plugins.spark.backlog.executing import settlement_of
 from taskq_plugins.spark.backlog.opening import open_payloads
-from taskq_plugins.spark.backlog.shipment import Chunk, ship
+from taskq_plugins.spark.backlog.shipment import Chunk
 from taskq_plugins.spark.errors import SparkError
 from taskq_workers.events import Hook, tell
 from taskq_workers.feed import Feed
 from taskq_workers.outcomes import release, settle_failure
 from taskq_workers.pace import Pace
 from taskq_workers.settling import Settler
+from taskq_workers.shipping import Sent, settlement_of, ship
 from taskq_workers.storing import stored_success
 
 if TYPE_CHECKING:
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.log.port import LoopPort
-    from taskq.log.requests import Delivery, Duplicate, Settlement
-    from taskq_plugins.spark.backlog.shipment import Ended, Report
+    from taskq.log.requests import Delivery, Settlement
+    from taskq_plugins.spark.backlog.shipment import Report
     from taskq_workers.elsewhere import Order
+    from taskq_workers.shipping import Ended
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -63,13 +63,6 @@ class _Unpaced(Pace):
 
     def _resize(self, size: int) -> None:
         del size
-
-
-class _Sent(JobContext):
-    """A job that ran elsewhere, where nobody waits for its children's ids any more."""
-
-    def resolve(self, answers: list[int | Duplicate]) -> None:
-        """Nothing is left to tell."""
 
 
 class SparkCrew:
@@ -312,7 +305,7 @@ class SparkCrew:
         except Exception as error:  # noqa: BLE001 - no job may stop its worker
             settlement = settle_failure(task, delivery, error)
         if settlement.children:
-            self.settler.parents[delivery] = _Sent(delivery, self._app)
+            self.settler.parents[delivery] = Sent(delivery, self._app)
         self._put(settlement, ended.seconds)
 
     def _on_stored(self, storing: asyncio.Task[None]) -> None:

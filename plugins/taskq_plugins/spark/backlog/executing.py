@@ -15,26 +15,16 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.context import JobContext, _current
-from taskq.core.model import SECOND_NS
-from taskq.core.records import Cause, Kind
-from taskq.log.requests import Settlement
-from taskq.serialization import encode_reason
-from taskq_plugins.spark.backlog.shipment import Ended, Report, Shipped, Unpacker
+from taskq_plugins.spark.backlog.shipment import Report
+from taskq_workers.afar import failed, given_back, succeeded
 from taskq_workers.loader import load_app
-from taskq_workers.outcomes import (
-    ELSEWHERE_SECONDS,
-    settle_bad_result,
-    settle_failure,
-    settle_unreadable,
-)
-from taskq_workers.plans import limited
+from taskq_workers.shipping import Ended, Shipped, Unpacker
+from taskq_workers.timeouts import limited, limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from taskq.app import TaskQ
-    from taskq.log.requests import Delivery
-    from taskq.packing import Loose
     from taskq.tasks import Task
     from taskq_plugins.spark.backlog.shipment import Chunk
 
@@ -105,7 +95,9 @@ class _Bench:
             delivery = unpacker.delivery(job)
             task = self._app._tasks.get(delivery.task)
             if task is None:
-                self._end(number, _unknown(delivery), self._clock())
+                # An executor has an older copy of the app: another may take the job in a while.
+                what = f"an executor's copy of the app has no task {delivery.task!r}"
+                self._end(given_back(number, delivery, what))
                 continue
             if task.is_async:
                 waiting.append((number, delivery, task))
@@ -127,9 +119,10 @@ class _Bench:
             called = True
             value = task.fn(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - no job may stop its executor
-            self._failed(number, delivery, task, error, since, called=called)
+            seconds = self._clock() - since
+            self._end(failed(number, task, delivery, error, seconds, called=called))
         else:
-            self._succeeded(number, job, task, value, since)
+            self._end(succeeded(number, task, job, value, self._clock() - since))
 
     async def _run_async(self, waiting: deque[tuple[int, Shipped, Task[..., Any]]]) -> None:
         async def take_turns() -> None:
@@ -143,67 +136,19 @@ class _Bench:
         since, called = self._clock(), False
         job = JobContext(delivery, self._app)
         _current.set(job)
-        call = task.fn if task.timeout is None else limited(task.fn, task.timeout)
+        limits = limits_of(task)
+        call = task.fn if limits is None else limited(task.fn, limits)
         try:
             args, kwargs = task.decode(delivery.payload)
             called = True
             value = await call(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - as above
-            self._failed(number, delivery, task, error, since, called=called)
+            seconds = self._clock() - since
+            self._end(failed(number, task, delivery, error, seconds, called=called))
         else:
-            self._succeeded(number, job, task, value, since)
+            self._end(succeeded(number, task, job, value, self._clock() - since))
 
-    def _failed(
-        self,
-        number: int,
-        delivery: Shipped,
-        task: Task[..., Any],
-        error: BaseException,
-        since: float,
-        *,
-        called: bool,
-    ) -> None:
-        settlement = None if called else settle_unreadable(delivery, error)
-        self._end(number, settlement or settle_failure(task, delivery, error), since)
-
-    def _succeeded(
-        self, number: int, job: JobContext, task: Task[..., Any], value: object, since: float
-    ) -> None:
-        delivery, packer = job.delivery, self._app._connection.packer
-        limit = packer.bodies.limit(task.result_packing(delivery.queue))
-        try:
-            body = task.encode_result(value, limit)
-        except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
-            self._end(number, settle_bad_result(task, delivery, value, error), since)
-            return
-        children = tuple(packer.loose(pending.call) for pending, *_ in job.children)
-        self._end(number, Settlement(Kind.SUCCEEDED, delivery, body), since, children)
-
-    def _end(
-        self, number: int, settlement: Settlement, since: float, children: tuple[Loose, ...] = ()
-    ) -> None:
-        self._room_bytes -= len(settlement.body or b"")
-        self._room_bytes -= sum(len(item[1]) for item, *_ in children)
-        self.ended.append(
-            Ended(
-                number,
-                int(settlement.kind),
-                settlement.body,
-                settlement.delay_ns,
-                int(settlement.cause),
-                children,
-                self._clock() - since,
-            )
-        )
-
-
-def _unknown(delivery: Delivery) -> Settlement:
-    """An executor has an older copy of the app: another may take the job in a while."""
-    reason = encode_reason(f"an executor's copy of the app has no task {delivery.task!r}")
-    return Settlement(Kind.RELEASED, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
-
-
-def settlement_of(ended: Ended, delivery: Delivery) -> Settlement:
-    """What the driver tells the log, but for children."""
-    kind, cause = Kind(ended.kind), Cause(ended.cause)
-    return Settlement(kind, delivery, ended.body, ended.delay_ns, cause)
+    def _end(self, ended: Ended) -> None:
+        self._room_bytes -= len(ended.body or b"")
+        self._room_bytes -= sum(len(item[1]) for item, *_ in ended.children)
+        self.ended.append(ended)

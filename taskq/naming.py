@@ -1,0 +1,67 @@
+"""Which functions may be tasks, what jobs call them, and where other processes find them."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taskq.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def check_function(fn: object) -> None:
+    """Refuse what cannot be a task.
+
+    Raises:
+        UsageError: no function, or a generator.
+    """
+    if isinstance(fn, type) or not callable(fn):
+        raise UsageError(f"a task must be a function, got {fn!r:.60}")
+    if hasattr(fn, "enqueue") and hasattr(fn, "name"):
+        raise UsageError(f"{fn.name} is a task already: decorate the function once")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise UsageError(f"{fn!r:.60}: a task returns one value, it cannot be a generator")
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """``module.function``, with the module's importable name even for the main script.
+
+    Raises:
+        UsageError: the function has no name of its own.
+    """
+    qualified, module = getattr(fn, "__qualname__", ""), getattr(fn, "__module__", None)
+    if not qualified or not module or "<lambda>" in qualified:
+        raise UsageError(f"{fn!r:.60} has no name to be found by: give the task name=")
+    if module == "__main__":
+        module = main_module_name()
+    return f"{module}.{qualified.replace('<locals>.', '')}"
+
+
+def check_importable(fn: Callable[..., Any]) -> None:
+    """Refuse a function that a child process could not import: one without a place of its own.
+
+    Raises:
+        UsageError: it stands within another function, is a lambda, or was typed at a prompt.
+    """
+    qualified = getattr(fn, "__qualname__", "")
+    module: str = getattr(fn, "__module__", None) or ""
+    what = f'runs_in="process": a child process cannot import {qualified or repr(fn)}'
+    if not qualified or not module or "<" in qualified:
+        raise UsageError(f"{what}, which has no name in a module: move it to a module's top level")
+    if module == "__main__" and main_module_name() == "__main__":
+        raise UsageError(f"{what}, which stands in no file: put it into a module")
+
+
+def main_module_name() -> str:
+    """The name by which another process imports what runs here as ``__main__``."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        name: str = spec.name
+        return name.removesuffix(".__main__")
+    file = getattr(main, "__file__", None)
+    return Path(file).stem if file else "__main__"

@@ -1,0 +1,117 @@
+"""What travels to where jobs run, when that is another process, and what comes back.
+
+Plain tuples of bytes and numbers, so that both ends may differ in everything but taskq's version.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.context import JobContext
+from taskq.core.lanes import Lane
+from taskq.core.records import Cause, Kind
+from taskq.log.requests import Delivery, Settlement
+
+if TYPE_CHECKING:
+    from taskq.log.requests import Duplicate
+    from taskq.packing import Loose
+
+
+class Shipment(NamedTuple):
+    """One claimed job."""
+
+    tag: str
+    job: int
+    token: int
+    epoch: int
+    attempt: int
+    priority: int
+    #: of its lane: queue and task
+    lane_key: bytes
+    #: its whole enqueue record
+    record: bytes
+    #: its payload as it was given, where the record holds it otherwise
+    payload: bytes | None
+
+
+class Ended(NamedTuple):
+    """How one job ended; what of a ``Settlement`` only the other end can know."""
+
+    #: which of the jobs sent together, from 0
+    number: int
+    kind: int
+    body: bytes | None
+    delay_ns: int
+    cause: int
+    #: jobs to enqueue with its success
+    children: tuple[Loose, ...]
+    seconds: float
+
+
+def ship(delivery: Delivery, payload: bytes | None) -> Shipment:
+    """The job of a delivery; ``payload`` as it was given where the record holds it otherwise."""
+    lane = delivery.lane
+    return Shipment(
+        delivery.tag,
+        delivery.job,
+        delivery.token,
+        delivery.epoch,
+        delivery.attempt,
+        lane.priority,
+        lane.key,
+        delivery.record,
+        payload,
+    )
+
+
+class Shipped(Delivery):
+    """A delivery as the other end has it.
+
+    Attributes:
+        given: its payload, where the record holds it otherwise.
+    """
+
+    given: bytes | None
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes that were enqueued."""
+        return self.stored_payload if self.given is None else self.given
+
+
+class Sent(JobContext):
+    """A job that ran elsewhere, where nobody waits for its children's ids any more."""
+
+    def resolve(self, answers: list[int | Duplicate]) -> None:
+        """Nothing is left to tell."""
+
+
+_new: Final = tuple.__new__
+#: Lanes that are kept by their keys; those of more are made anew.
+_LANES_MAX: Final = 4096
+
+
+class Unpacker:
+    """Makes deliveries of shipments; those of one lane share it."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[bytes, int], Lane] = {}
+
+    def delivery(self, job: Shipment) -> Shipped:
+        """What the sender claimed."""
+        kind = (job.lane_key, job.priority)
+        lane = self._lanes.get(kind)
+        if lane is None:
+            if len(self._lanes) >= _LANES_MAX:
+                self._lanes.clear()
+            lane = self._lanes[kind] = Lane(0, job.lane_key, job.priority)
+        fields = (job.tag, job.job, job.token, job.epoch, job.attempt, lane, job.record)
+        delivery: Shipped = _new(Shipped, fields)
+        delivery.given = job.payload
+        return delivery
+
+
+def settlement_of(ended: Ended, delivery: Delivery) -> Settlement:
+    """What the log is told, but for children."""
+    kind, cause = Kind(ended.kind), Cause(ended.cause)
+    return Settlement(kind, delivery, ended.body, ended.delay_ns, cause)

@@ -1,0 +1,126 @@
+"""Limits of time on one attempt: the soft one, which a task may answer, and the hard one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from asyncio import CancelledError
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from taskq.context import _current
+from taskq.interrupts import SoftTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
+
+    from taskq.tasks import Task
+
+
+class Limits(NamedTuple):
+    """Seconds that one attempt may take; None for no limit."""
+
+    hard: float | None
+    soft: float | None
+
+
+def limits_of(task: Task[..., Any]) -> Limits | None:
+    """The limits of a task; None if it has none."""
+    limits = Limits(task.timeout, task.soft_timeout)
+    return None if limits == (None, None) else limits
+
+
+def tell_deadline(seconds: float | None) -> None:
+    """Let ``current_job().deadline`` of this context be so many seconds from now."""
+    job = _current.get(None)
+    if seconds is not None and job is not None:
+        job.until_seconds = time.time() + seconds
+
+
+def too_long(seconds: float, and_then: str = "") -> TimeoutError:
+    """What an attempt fails with that outlasted its hard limit."""
+    return TimeoutError(f"not done within its timeout of {seconds:g} s{and_then}")
+
+
+def too_long_softly(seconds: float) -> SoftTimeout:
+    """What is raised in an attempt that outlasted its soft limit."""
+    return SoftTimeout(f"not done within its soft_timeout of {seconds:g} s")
+
+
+def limited(
+    function: Callable[..., Coroutine[Any, Any, Any]], limits: Limits
+) -> Callable[..., Awaitable[Any]]:
+    """The function, with SoftTimeout raised in it, and cancelled, when it takes too long.
+
+    Then a cancelled one raises a TimeoutError that says so.
+    """
+    hard, soft = limits
+
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        tell_deadline(hard)
+        limit = asyncio.timeout(hard)
+        try:
+            async with limit:
+                coroutine = function(*args, **kwargs)
+                return await (coroutine if soft is None else Softened(coroutine, soft))
+        except TimeoutError as error:
+            if hard is not None and limit.expired() and not isinstance(error, SoftTimeout):
+                raise too_long(hard) from error
+            raise
+
+    return call
+
+
+class Softened:
+    """Awaits a coroutine within this very task, and raises SoftTimeout in it after some seconds.
+
+    The task is cancelled for that, so that what it waits for ends as it should; here, between the
+    task and the coroutine, the cancellation is exchanged for the SoftTimeout.
+    """
+
+    __slots__ = ("_before", "_coroutine", "_rang", "_seconds")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], seconds: float) -> None:
+        self._coroutine = coroutine
+        self._seconds = seconds
+        self._before = 0
+        self._rang = False
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._before = task.cancelling()
+        timer = asyncio.get_running_loop().call_later(self._seconds, self._ring, task)
+        coroutine, error, sent = self._coroutine, None, None
+        try:
+            while True:
+                try:
+                    waits = coroutine.send(sent) if error is None else coroutine.throw(error)
+                except StopIteration as end:
+                    return end.value
+                error = None
+                try:
+                    sent = yield waits
+                except BaseException as thrown:  # noqa: BLE001 - it is for the coroutine
+                    error = thrown
+                if self._rang:
+                    error = self._exchange(task, error)
+        finally:
+            timer.cancel()
+            if self._rang:
+                task.uncancel()
+            coroutine.close()
+
+    def _ring(self, task: asyncio.Task[Any]) -> None:
+        self._rang = True
+        task.cancel()
+
+    def _exchange(
+        self, task: asyncio.Task[Any], error: BaseException | None
+    ) -> BaseException | None:
+        self._rang = False
+        task.uncancel()
+        if isinstance(error, CancelledError) and task.cancelling() > self._before:
+            return error  # someone else cancels it as well, and goes before
+        if error is None or isinstance(error, CancelledError):
+            return too_long_softly(self._seconds)
+        return error
