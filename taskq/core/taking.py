@@ -70,6 +70,10 @@ class Taking(Jobs):
                 break
         return taken
 
+    def has_ready(self, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> bool:
+        """Whether ``take`` would find a job."""
+        return any(any(_served(level, queues, tasks)) for level in self._ready)
+
     def next_ready(self, count: int, queues: frozenset[str] | None) -> list[int]:
         """The next jobs that ``take`` would claim, left where they are."""
         jobs: list[int] = []

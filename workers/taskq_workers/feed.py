@@ -57,12 +57,27 @@ class Takers(Protocol):
         ...
 
 
+class Barrier(Protocol):
+    """What keeps jobs from being claimed for now: conditions, and queues that back off."""
+
+    def claimable(
+        self, queues: frozenset[str] | None, tasks: frozenset[str]
+    ) -> tuple[frozenset[str] | None, frozenset[str]]:
+        """What may be claimed now of these queues and tasks."""
+        ...
+
+    def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Those that may run; it gives the others back."""
+        ...
+
+
 class Feed:
     """The deliveries that wait for a slot, and the one claim that brings more.
 
     Attributes:
         buffer: deliveries in claim order; slots pop from its left.
         low: a slot that leaves fewer behind calls ``refill``; 0 while that would be in vain.
+        barrier: what decides which jobs may be claimed; None: all may.
 
     Args:
         pace: how many to claim ahead of the takers; measured by their speed if None.
@@ -82,6 +97,7 @@ class Feed:
     ) -> None:
         self.buffer: deque[Delivery] = deque()
         self.low = 0
+        self.barrier: Barrier | None = None
         self._loop = loop
         self._port = port
         self._takers = takers
@@ -119,7 +135,10 @@ class Feed:
         if self._burst_clock is not None:
             until_ns = self._burst_clock()
             self._asked_when_quiet = not self.buffer and self._takers.quiet()
-        self._request = ClaimRequest(count, self._queues, self._tasks(), until_ns)
+        queues, tasks = self._queues, self._tasks()
+        if self.barrier is not None:
+            queues, tasks = self.barrier.claimable(queues, tasks)
+        self._request = ClaimRequest(count, queues, tasks, until_ns)
         try:
             self._claim = self._port.claim(self._request)
         except TaskqError as error:
@@ -134,6 +153,22 @@ class Feed:
             # What has just ended may have brought new jobs: a burst looks again.
             self._came_empty = False
             self.refill()
+
+    def reconsider(self) -> None:
+        """What may be claimed has changed: give back what may not run, and claim anew."""
+        if self.buffer and self.barrier is not None:
+            deliveries = list(self.buffer)
+            self.buffer.clear()
+            self.buffer.extend(self.barrier.passed(deliveries))
+        self._withdraw()
+        self.refill()
+
+    def add(self, deliveries: list[Delivery]) -> None:
+        """Let slots run what somebody else has claimed for them."""
+        self.buffer.extend(deliveries)
+        self._received += len(deliveries)
+        self._watch_soon()
+        self._takers.wake()
 
     def close(self) -> None:
         """Claim no more, and give back whatever no slot took. Legal twice."""
@@ -172,6 +207,8 @@ class Feed:
     def _supply(self, deliveries: list[Delivery]) -> None:
         buffer, pace = self.buffer, self._pace
         full = len(deliveries) >= self._request.count
+        if self.barrier is not None:
+            deliveries = self.barrier.passed(deliveries)
         buffer.extend(deliveries)
         pace.claimed(waiting=len(buffer), full=full, now=self._loop.time())
         if pace.ahead:
@@ -179,10 +216,13 @@ class Feed:
                 self.refill()
             else:
                 self.low = pace.size // 2
+        self._watch_soon()
+        self._takers.wake()
+
+    def _watch_soon(self) -> None:
         if self._timer is None:
             self._mark = self._received
             self._timer = self._loop.call_later(HOARD_SECONDS, self._watch)
-        self._takers.wake()
 
     def _look_again(self) -> None:
         if self.buffer or not self._takers.quiet():

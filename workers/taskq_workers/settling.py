@@ -69,6 +69,7 @@ class Settler:
             ``scheduled`` is false, or ``flush`` when there are ``OUTCOMES_MAX`` of them.
         refused: how many wait to be handed over again.
         parents: jobs whose success, in ``outcomes``, brings children.
+        observer: told of all outcomes as they are handed over; None while nobody wants to know.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Settler:
         self.scheduled = False
         self.refused = 0
         self.parents: dict[Delivery, JobContext] = {}
+        self.observer: Callable[[list[Settlement]], None] | None = None
         self._loop = loop
         self._port = port
         self._flushed = flushed
@@ -107,6 +109,8 @@ class Settler:
         # The list itself stays, because slots hold on to its append method.
         items = self.outcomes[:]
         self.outcomes.clear()
+        if self.observer is not None:
+            self.observer(items)
         parents, self.parents = self.parents, {}
         try:
             if parents:
