@@ -22,6 +22,7 @@ from taskq.core.jobtable import CHUNK, Chunk, JobTable
 from taskq.core.lanes import Lane
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.returned import Returned
+from taskq.core.schedules import ScheduleState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -96,6 +97,7 @@ def freeze_agenda(agenda: Agenda) -> Frozen:
     _put_table(frozen, agenda.dead)
     _put_lanes(frozen, agenda.lanes)
     frozen.put_names([queue.encode("utf-8", "surrogatepass") for queue in sorted(agenda.paused)])
+    _put_schedules(frozen, agenda.schedules)
     claims = ((job, *claim) for job, claim in agenda.running.items())
     frozen.put("Q", chain.from_iterable(claims))
     _put_leases(frozen, agenda.leases)
@@ -127,6 +129,7 @@ def thaw_agenda(source: Source) -> Agenda:
     for chunk in (*agenda.table._chunks, *agenda.dead._chunks):
         _check_lanes(chunk.lanes, len(agenda.lanes))
     agenda.paused = {name.decode("utf-8", "surrogatepass") for name in _take_names(source)}
+    _take_schedules(source, agenda.schedules)
     claims = source.take("Q")
     columns = (claims[at::4] for at in range(4))
     agenda.running = {
@@ -172,6 +175,28 @@ def _take_lanes(source: Source) -> list[Lane]:
         lane._back = Returned.of(back)
         lanes.append(lane)
     return lanes
+
+
+def _put_schedules(frozen: Frozen, schedules: dict[str, ScheduleState]) -> None:
+    names = sorted(schedules)
+    states = [schedules[name] for name in names]
+    frozen.put_names([name.encode("utf-8", "surrogatepass") for name in names])
+    frozen.put("q", [state.last_ns for state in states])
+    frozen.put("q", [state.done_ns for state in states])
+    frozen.put("B", [state.is_paused for state in states])
+    frozen.put_names([state.rule for state in states])
+    frozen.put_names([state.details for state in states])
+
+
+def _take_schedules(source: Source, schedules: dict[str, ScheduleState]) -> None:
+    names = _take_names(source)
+    last, done, paused = source.take("q"), source.take("q"), source.take("B")
+    rules, details = _take_names(source), _take_names(source)
+    states = map(ScheduleState, last, done, map(bool, paused), rules, details)
+    if not len(names) == len(last) == len(done) == len(paused) == len(rules) == len(details):
+        raise ValueError(f"{len(names)} schedules have {len(last)} states")
+    for name, state in zip(names, states, strict=True):
+        schedules[name.decode("utf-8", "surrogatepass")] = state
 
 
 # -- tables ----------------------------------------------------------------------------------------

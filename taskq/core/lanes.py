@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskq.core.ages import Ages
+    from taskq.core.schedules import ScheduleState
 
 _BLOCK: Final = 1_024
 #: Larger than any lsn.
@@ -279,11 +280,13 @@ class Lanes:
     Attributes:
         lanes: by their number.
         paused: names of the queues that are paused.
+        schedules: how far each schedule has ticked, by its name.
     """
 
     def __init__(self) -> None:
         self.lanes: list[Lane] = []
         self.paused: set[str] = set()
+        self.schedules: dict[str, ScheduleState] = {}
         self._by_key: tuple[dict[bytes, Lane], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
         self._ready: tuple[dict[Lane, None], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
 

@@ -47,6 +47,8 @@ class Kind(enum.IntEnum):
     ADOPTED = 37
     #: somebody wants the running job cancelled: its owner stops it, and it never runs again
     CANCEL_ASKED = 38
+    #: how far a schedule has ticked: in the frame that holds the jobs of its ticks (body: its name)
+    TICKED = 39
     #: who an owner is (body: JSON), for people who read the log later
     OWNER = 128
 
@@ -115,6 +117,10 @@ class Option(enum.IntEnum):
     RATE = 23
     #: of a carried job: somebody wants it cancelled
     CANCEL_WANTED = 26
+    #: UTF-8: when a schedule ticks
+    RULE = 27
+    #: JSON: what people want to see of a schedule
+    DETAILS = 28
 
 
 class Cause(enum.IntEnum):

@@ -12,6 +12,7 @@ from taskq.core.dedup import UNTIL_SETTLED
 from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import Kind
+from taskq.core.schedules import Ticked
 from taskq.log.carrying import (
     Carried,
     encode_carried,
@@ -22,6 +23,7 @@ from taskq.log.carrying import (
 from taskq.log.foldother import fold_carried, key_of
 from taskq.log.options import enqueue_extras
 from taskq.log.spill import collect
+from taskq.log.ticks import encode_ticked
 
 if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
@@ -95,7 +97,7 @@ class Carries:
         return missed
 
     def tally(self, batch: Batch, lanes: range) -> None:
-        """Write down how many jobs of these lanes ended so far, and which queues are paused."""
+        """Write down how many jobs of these lanes ended so far, what is paused, all schedules."""
         agenda, _ = self._both()
         for lane in agenda.lanes[lanes.start : lanes.stop]:
             if lane.succeeded or lane.dead or lane.cancelled or lane.expired:
@@ -103,6 +105,8 @@ class Carries:
         if not lanes.start:
             for queue in sorted(agenda.paused):
                 batch.add_newer(encode_queue(Kind.PAUSED, queue, batch.lsn))
+            for name, state in sorted(agenda.schedules.items()):
+                batch.add_latest(encode_ticked(Ticked(name, state), batch.lsn))
 
     def finish(self, batch: Batch, floor: Floor) -> None:
         """Say that nothing is needed any more of what stands before ``floor.lsn``."""

@@ -78,6 +78,8 @@ ADOPTED    64    byte: 0; 0 u32, token of an upload (16 bytes), jobs of it that 
                  decided, jobs in all of it, those that were left out, lsn of the
                  first record of the frame that began it, each u64; always with its CRC
 CANCEL_ASKED 32  byte: 0; attempt u32, job u64, token u64
+TICKED     32    byte: 1 paused, 2 forgotten; 0 u32; last tick i64, done with up to i64 (wall
+                 time both); body: name of the schedule; always with its CRC
 OWNER      24    byte: 0; 0 u32, owner u64; body: JSON
 =========  ====  ==================================================================
 
@@ -132,6 +134,7 @@ NAME: Final = struct.Struct("<IBBHII")
 TALLY: Final = struct.Struct("<IBBHIIQQQQ")
 CLOCK: Final = struct.Struct("<IBBHIIq")
 OWNER: Final = struct.Struct("<IBBHIIQ")
+TICKED: Final = struct.Struct("<IBBHIIqq")
 ADOPTED: Final = struct.Struct("<IBBHII16sQQQQ")
 LENGTH: Final = struct.Struct("<I")
 #: What every record starts with: length, type, byte, size of the options, flags.
@@ -164,6 +167,7 @@ FIXED_SIZES: Final[dict[int, int]] = {
     Kind.CLOCK: CLOCK.size,
     Kind.ADOPTED: ADOPTED.size,
     Kind.CANCEL_ASKED: JOB.size,
+    Kind.TICKED: TICKED.size,
     Kind.OWNER: OWNER.size,
 }
 

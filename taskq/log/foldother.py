@@ -21,10 +21,12 @@ from taskq.core.jobtable import (
 )
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
 from taskq.core.records import Flag, Kind, Option
+from taskq.core.schedules import apply_ticked
 from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import decode_carried, decode_queue, find_moment
 from taskq.log.options import decode_key_hash, enqueue_extras
+from taskq.log.ticks import decode_ticked
 
 if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
@@ -36,7 +38,7 @@ OTHER_KINDS: Final = frozenset(
     int(kind)
     for kind in (
         Kind.CARRIED, Kind.REQUEUED, Kind.PURGED, Kind.EXTENDED, Kind.PAUSED, Kind.RESUMED,
-        Kind.TALLIED, Kind.COMPACTED, Kind.ADOPTED,
+        Kind.TALLIED, Kind.COMPACTED, Kind.ADOPTED, Kind.TICKED,
     )
 )  # fmt: skip
 _DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
@@ -141,16 +143,20 @@ def fold_other(
         if watch is not None:
             _watch_carried(kind, carried, location, watch)
     elif kind == Kind.PURGED:
-        _fold_purged(codec.JOB.unpack_from(record)[6], location, agenda, watch)
-    elif agenda is None:
-        return
-    elif kind == Kind.EXTENDED:
+        _fold_purged(record, location, agenda, watch)
+    elif agenda is not None:
+        _fold_on_agenda(kind, record, agenda)
+
+
+def _fold_on_agenda(kind: int, record: bytes, agenda: Agenda) -> None:
+    if kind == Kind.EXTENDED:
         options_size = codec.PREFIX.unpack_from(record)[3]
         fold_lease(record, 0, options_size, codec.JOB.unpack_from(record)[6], agenda)
-    elif kind == Kind.PAUSED:
-        agenda.apply_paused(decode_queue(record))
-    elif kind == Kind.RESUMED:
-        agenda.apply_resumed(decode_queue(record))
+    elif kind in (Kind.PAUSED, Kind.RESUMED):
+        apply = agenda.apply_paused if kind == Kind.PAUSED else agenda.apply_resumed
+        apply(decode_queue(record))
+    elif kind == Kind.TICKED:
+        apply_ticked(agenda.schedules, decode_ticked(record))
     elif kind == Kind.TALLIED:
         priority, totals = record[5], codec.TALLY.unpack_from(record)[6:]
         lane = agenda.lane(min(priority, PRIORITY_MAX), record[codec.TALLY.size : -4])

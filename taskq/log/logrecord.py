@@ -11,11 +11,13 @@ from taskq.log import codec
 from taskq.log.adopted import Adopted, decode_adopted
 from taskq.log.carrying import decode_carried, find_moment
 from taskq.log.options import decode_key_hash, enqueue_extras
+from taskq.log.ticks import decode_ticked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.core.model import Extras
+    from taskq.core.schedules import Ticked
     from taskq.log.carrying import Carried
     from taskq.log.segment import Frame
 
@@ -60,6 +62,8 @@ class LogRecord(NamedTuple):
     carried: Carried | None = None
     #: of ADOPTED: all of it
     adopted: Adopted | None = None
+    #: of TICKED: all of it
+    ticked: Ticked | None = None
 
     @property
     def body_flags(self) -> int:
@@ -150,6 +154,8 @@ def _decode_other(data: bytes, record: LogRecord, end: int) -> LogRecord:
         return record._replace(queue=body[2:split], task=body[split:], priority=data[5])
     if kind == Kind.ADOPTED:
         return record._replace(adopted=decode_adopted(data))
+    if kind == Kind.TICKED:
+        return record._replace(ticked=decode_ticked(data))
     if kind == Kind.CLOCK:
         return record._replace(step_ns=codec.CLOCK.unpack_from(data)[6])
     number = codec.OWNER.unpack_from(data)[6]

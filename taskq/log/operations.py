@@ -28,6 +28,7 @@ from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.queues import Queues
 from taskq.log.recent import Recent
 from taskq.log.requests import ClaimRequest, Delivery, Duplicate, Op, Settlement
+from taskq.log.ticks import Ticks
 from taskq.log.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Operations:
         self.enqueues = Enqueues(journal, facets, self.recent, Keys(self, journal.config.keys_max))
         letters = DeadLetters(facets, self.recent, self._tag, journal.config.keys_max)
         queues = Queues(facets, self._withdraw)
+        ticks = Ticks(facets, self.enqueues)
         self._others: dict[int, Callable[[Batch, Any], object]] = {
             Op.ADOPT: Adopts(journal, facets, self.enqueues).adopt,
             Op.EXTEND: self.leasing.extend,
@@ -80,6 +82,9 @@ class Operations:
             Op.PAUSE: queues.pause,
             Op.RESUME: queues.resume,
             Op.WITHDRAW: queues.withdraw,
+            Op.TICK: ticks.tick,
+            Op.ENROL: ticks.enrol,
+            Op.STEER: ticks.steer,
         }
 
     def forget(self) -> None:

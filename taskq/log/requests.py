@@ -77,6 +77,12 @@ class Op(enum.IntEnum):
     RESUME = 43
     #: operand Withdrawal -> [lsn, …] of those that were cancelled
     WITHDRAW = 44
+    #: operand Turn -> what the jobs of the ticks became, or None: another process was faster
+    TICK = 48
+    #: operand [Enrolment, …] -> None
+    ENROL = 49
+    #: operand Steer -> whether that was new
+    STEER = 50
     #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
     FOLLOW = 16
 

@@ -36,7 +36,7 @@ T = TypeVar("T")
 RESERVE_FILE: Final = "reserve"
 _PROBE_FILE: Final = "reserve.tmp"
 #: What is refused first: the operations that bring jobs, new ones or dead ones written again.
-GROWING: Final = frozenset({Op.ENQUEUE, Op.ENQUEUE_MANY, Op.REQUEUE, Op.ADOPT})
+GROWING: Final = frozenset({Op.ENQUEUE, Op.ENQUEUE_MANY, Op.REQUEUE, Op.ADOPT, Op.TICK})
 #: What a disk or a quota that is used up says.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: The soonest and the latest next look, and how fast the disk is taken to fill up in between.

@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 _ENQUEUE: Final = int(Op.ENQUEUE)
 #: What compaction asks for: it needs both the agenda and the keys.
 COMPACTION_OPS: Final = frozenset({Op.CARRY, Op.TALLY, Op.COMPACTED, Op.DROP})
-#: Those on dead letters and on whole queues.
-MANY_OPS: Final = frozenset({Op.REQUEUE, Op.PURGE, Op.PAUSE, Op.RESUME, Op.WITHDRAW})
+#: Those on dead letters, on whole queues and on schedules.
+MANY_OPS: Final = frozenset(
+    {Op.REQUEUE, Op.PURGE, Op.PAUSE, Op.RESUME, Op.WITHDRAW, Op.TICK, Op.ENROL, Op.STEER}
+)
 #: What moments, window and the options' own heads take at most.
 _OPTIONS_BYTES: Final = 64
 #: A CANCELLED record, and what tells whose key is freed by it.
 _FREES_BYTES: Final = 64
+#: A TICKED record without its rule.
+_TICKED_BYTES: Final = 320
 #: (op, port, future, operand); see ``requests``
 Request = tuple[int, Any, Any, Any]
 #: (port, future, value or error); with no future, a call for the port's side
@@ -75,7 +79,7 @@ class Survey:
             for item in operand if op == Op.SETTLE else operand[0]:
                 if item.children:
                     self._look_at(item.children)
-        elif op == Op.TRANSACT:
+        elif op in (Op.TRANSACT, Op.TICK):
             self._look_at(operand.items)
 
     def _look_at(self, items: Iterable[Item]) -> None:
@@ -134,6 +138,8 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.TRANSACT: bundle_size,
     Op.REQUEUE: lambda letters: sum(letter.size for letter in letters),
     Op.ADOPT: lambda piece: piece.size,
+    Op.TICK: lambda turn: _TICKED_BYTES + sum(map(_enqueue_size, turn.items)),
+    Op.ENROL: lambda many: sum(len(one.rule) + len(one.details) + _TICKED_BYTES for one in many),
     Op.PURGE: lambda jobs: codec.BACK.size * len(jobs),
     Op.WITHDRAW: lambda withdrawal: codec.BACK.size * len(withdrawal.jobs),
     Op.CARRY: lambda items: sum(

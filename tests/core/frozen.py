@@ -25,6 +25,7 @@ from taskq.core.leases import Leases
 from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.core.returned import Returned
+from taskq.core.schedules import ScheduleState, Ticked, apply_ticked
 from taskq.core.timetable import Timetable
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ _KEYS: Final = tuple(
 #: and "reset" is only a place that was looked at last.
 DECISIONS: Final[dict[type, dict[str, str]]] = {
     Agenda: {
-        "lanes": "kept", "paused": "kept", "_by_key": "derived", "_ready": "derived",
-        "table": "kept", "running": "kept", "leases": "kept", "dead": "kept", "floor_lsn": "kept",
+        "lanes": "kept", "paused": "kept", "schedules": "kept", "_by_key": "derived",
+        "_ready": "derived", "table": "kept", "running": "kept", "leases": "kept", "dead": "kept",
+        "floor_lsn": "kept",
         "times": "kept", "_overdue": "kept", "_scheduled": "kept", "_expiring": "kept",
         "_left": "kept", "ages": "kept", "moment": "kept", "_aged_at": "reset",
     },
@@ -271,6 +273,11 @@ class Driven:
         queue = ("default", "mail", "é")[number % 3]
         (self.agenda.apply_resumed if resumes else self.agenda.apply_paused)(queue)
         return self.agenda.any_ready()
+
+    def tick(self, number: int, count: int, is_gone: bool) -> object:
+        state = ScheduleState(count, number, number % 3 == 0, b"every 60", bytes([number % 7]))
+        ticked = Ticked(f"é{number % 4}", state, is_gone=is_gone, has_rule=count % 2 == 0)
+        return apply_ticked(self.agenda.schedules, ticked)
 
     def revive(self, number: int, _: int, purges: bool) -> object:
         """A dead letter is requeued, or forgotten."""

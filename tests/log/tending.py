@@ -80,6 +80,7 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
         "dues": dues,
         "dead": {chunk.ids[at]: chunk.metas[at] for chunk, at in agenda.dead},
         "paused": set(agenda.paused),
+        "schedules": dict(agenda.schedules),
         "next": agenda.next_ready(10**6, None),
         "counts": [one for one in agenda.stats() if any(_counts(one))],
         "keys": keys,

@@ -12,6 +12,7 @@ import pytest
 from taskq.core.lanes import Lane
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind
+from taskq.core.schedules import ScheduleState, Ticked
 from taskq.log import codec
 from taskq.log.adopted import Adopted, encode_adopted
 from taskq.log.carrying import (
@@ -25,6 +26,7 @@ from taskq.log.carrying import (
 from taskq.log.logrecord import LogRecord, decode_record
 from taskq.log.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.requests import EnqueueSpec
+from taskq.log.ticks import encode_ticked
 
 _LOG_ID: Final = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 _EPOCH: Final = 0x1122334455667788
@@ -46,6 +48,8 @@ _RICH_READ: Final = Extras(
     due_ns=1_005, expires_ns=9, expires_is_wall=True, key=b"k", window_ns=7, headers={"a": "é"}
 )
 _ADOPTED: Final = Adopted(bytes(range(16)), 1_000, 2_000, 3, 21)
+_TICKED: Final = Ticked("nightly", ScheduleState(7, 9, True, b"every 60", b"{}"))
+_FORGOTTEN: Final = Ticked("nightly", ScheduleState(7, 9), is_gone=True, has_rule=False)
 _ETA: Final = Extras(due_ns=5, due_is_wall=True)
 _SHORT_LIVED: Final = Extras(expires_ns=5)
 
@@ -285,6 +289,22 @@ _RECORDS: Final = {
         codec.encode_job(Kind.CANCEL_ASKED, 0, 2, 22, 30),
         "20000000 26 00 0000 00000000 02000000 1600000000000000 1e00000000000000",
         _of_job(Kind.CANCEL_ASKED, 2, 30, None),
+    ),
+    "ticked, with its rule": (
+        encode_ticked(_TICKED, 31),
+        (
+            "3b000000 27 01 1000 01000000 00000000 0700000000000000 0900000000000000"
+            "1b 0800 6576657279203630 1c 0200 7b7d 6e696768746c79 33c8fcc8"
+        ),
+        LogRecord(Kind.TICKED, 31, 8, 9, Flag.CHECKED, ticked=_TICKED),
+    ),
+    "ticked, and forgotten": (
+        encode_ticked(_FORGOTTEN, 31),
+        (
+            "2b000000 27 02 0000 01000000 00000000 0700000000000000 0900000000000000"
+            "6e696768746c79 8a3d727c"
+        ),
+        LogRecord(Kind.TICKED, 31, 8, 9, Flag.CHECKED, ticked=_FORGOTTEN),
     ),
     "clock": (
         codec.encode_clock(-5, 31),

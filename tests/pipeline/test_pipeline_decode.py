@@ -12,6 +12,7 @@ from taskq.core.errors import FormatError, UsageError
 from taskq.core.lanes import Lane
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind, Option
+from taskq.core.schedules import ScheduleState, Ticked
 from taskq.log import codec
 from taskq.log.adopted import Adopted, encode_adopted
 from taskq.log.bodies import compress
@@ -25,6 +26,7 @@ from taskq.log.carrying import (
 )
 from taskq.log.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.spill import Spill
+from taskq.log.ticks import encode_ticked
 from taskq_plugins.spark.decode import (
     DETAILS,
     SCHEMA,
@@ -122,6 +124,7 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     (encode_tally(_LANE, 31), _NAMES),
     (encode_compacted(77, 31), {"token": 77}),
     (encode_adopted(Adopted(bytes(16), 3, 9, 0, 31), 31), {}),
+    (encode_ticked(Ticked("nightly", ScheduleState(7, 9, True, b"every 60")), 31), {}),
     (codec.encode_clock(-5, 31), {"step_ns": -5}),
     (codec.encode_owner(2**63, b'{"pid":1}', 31), {"owner": -(2**63), "value": b'{"pid":1}'}),
 ]  # fmt: skip

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind, Option
+from taskq.core.schedules import ScheduleState, Ticked
 from taskq.log import codec
 from taskq.log.bodies import compress
 from taskq.log.carrying import Carried, encode_carried, encode_compacted, encode_queue
 from taskq.log.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.reader import open_journal
 from taskq.log.requests import EnqueueSpec
+from taskq.log.ticks import encode_ticked
 from taskq_plugins.spark.decode import DETAILS, Corrupt, SegmentDamaged
 from taskq_plugins.spark.decode.export import batches_of
 from tests.log.acts import History
@@ -229,6 +231,7 @@ def _others(text: bytes, number: int) -> list[bytes]:
         codec.encode_back(Kind.RETRIED, Cause.EXHAUSTED, 2, number, 9, number, text, 5),
         codec.encode_back(Kind.RELEASED, Cause.DRAIN, 2, 1, 9, 0, text, 5),
         encode_queue(Kind.PAUSED, "mail", 5),
+        encode_ticked(Ticked("nightly", ScheduleState(number, 5, True, b"every 60")), 5),
         codec.encode_checked(codec.NAME.pack(0, Kind.RESUMED, 0, 0, 1, 0)[4:], text, 5),
         codec.encode_checked(tallied, bytes([len(text) // 2]) + b"\x03" + text, 5),
         encode_compacted(number, 5),

@@ -1,0 +1,66 @@
+"""What the log knows of schedules: how far each has ticked. A fold of the log, as jobs are.
+
+When a schedule ticks is worked out by its workers, from its rule; here is only what all of them
+must agree on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, NamedTuple
+
+#: Schedules that a log knows of at a time, and the bytes of all their names and rules.
+SCHEDULES_MAX: Final = 10_000
+SCHEDULES_BYTES_MAX: Final = 4 * 1024 * 1024
+#: The longest that a rule, or what else is noted of a schedule, may be.
+RULE_BYTES_MAX: Final = 512
+DETAILS_BYTES_MAX: Final = 2_048
+_HASH_RANGE: Final = 2**64
+
+
+class ScheduleState(NamedTuple):
+    """How far a schedule has come. Moments are wall time, which does not shift with the clock."""
+
+    #: the latest moment that it ticked for; 0: it never did
+    last_ns: int = 0
+    #: all its moments up to here are done with: ticked, skipped, or from before it was known
+    done_ns: int = 0
+    is_paused: bool = False
+    #: when it ticks, as the worker that was started last says it
+    rule: bytes = b""
+    #: its task and what else people want to see of it, as JSON
+    details: bytes = b""
+
+
+class Ticked(NamedTuple):
+    """What a TICKED record says: the state of one schedule from here on."""
+
+    name: str
+    state: ScheduleState
+    #: the schedule is forgotten
+    is_gone: bool = False
+    #: whether it tells rule and details; else they are what they were
+    has_rule: bool = True
+
+
+def apply_ticked(schedules: dict[str, ScheduleState], ticked: Ticked) -> None:
+    """Take over what a record says of one schedule."""
+    name, state = ticked.name, ticked.state
+    known = schedules.get(name)
+    if ticked.is_gone:
+        schedules.pop(name, None)
+    elif known is not None:
+        if not ticked.has_rule:
+            state = state._replace(rule=known.rule, details=known.details)
+        schedules[name] = state
+    elif len(schedules) < SCHEDULES_MAX:
+        schedules[name] = state
+
+
+def jitter_ns(name: str, moment_ns: int, most_ns: int) -> int:
+    """How much later than its moment a tick comes: 0 to ``most_ns``, the same in all processes."""
+    if most_ns <= 0:
+        return 0
+    told = f"{name}\n{moment_ns}".encode("utf-8", "surrogatepass")
+    number = int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+    return number * (most_ns + 1) // _HASH_RANGE
