@@ -143,7 +143,7 @@ def fold_other(
         if watch is not None:
             _watch_carried(kind, carried, location, watch)
     elif kind == Kind.PURGED:
-        _fold_purged(record, location, agenda, watch)
+        _fold_purged(codec.JOB.unpack_from(record)[6], location, agenda, watch)
     elif agenda is not None:
         _fold_on_agenda(kind, record, agenda)
 
