@@ -50,8 +50,10 @@ class Crew:
         hook: Hook | None,
         stop: Callable[[BaseException | None], None],
         burst_clock: Callable[[], int] | None,
+        max_jobs: int | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self.port = port
         self.leaving = False
         self.gone = asyncio.Event()
         self._app = app
@@ -76,6 +78,7 @@ class Crew:
             queues=queues,
             tasks=tasks,
             burst_clock=burst_clock,
+            max_jobs=max_jobs,
         )
         self.settler = Settler(self.loop, port, self.feed.finished, stop)
 

@@ -81,6 +81,7 @@ class Feed:
 
     Args:
         pace: how many to claim ahead of the takers; measured by their speed if None.
+        max_jobs: after so many it runs dry, as a burst does; None for no limit.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Feed:
         tasks: Callable[[], frozenset[str]],
         burst_clock: Callable[[], int] | None = None,
         pace: Pace | None = None,
+        max_jobs: int | None = None,
     ) -> None:
         self.buffer: deque[Delivery] = deque()
         self.low = 0
@@ -106,6 +108,7 @@ class Feed:
         self._burst_clock = burst_clock
         self._pace = pace or Pace(concurrency)
         self._pause = Pause(loop.time)
+        self._max_jobs = max_jobs
         self._request = ClaimRequest(0)
         self._claim: asyncio.Future[list[Delivery]] | None = None
         self._closed = False
@@ -114,6 +117,8 @@ class Feed:
         self._came_empty = False
         #: deliveries that ever came, and how many of them had come at the last look
         self._received = 0
+        #: and how many of them were given back without having run
+        self._returned = 0
         self._mark = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -125,10 +130,10 @@ class Feed:
         free = self._takers.free() - len(self.buffer)
         if self._claim is not None:
             # The storage thread reads the count when it serves the claim: more may still be asked.
-            self._request.count = max(self._request.count, free)
+            self._request.count = self._allowed(max(self._request.count, free))
             return
         self.low = 0
-        count = pace.size if pace.ahead else free
+        count = self._allowed(pace.size if pace.ahead else free)
         if count <= 0:
             return
         until_ns = None
@@ -149,6 +154,10 @@ class Feed:
     def finished(self, count: int) -> None:
         """So many outcomes were handed to the log."""
         self._pace.finished(count, self._loop.time())
+        if self._max_jobs is not None and self._allowed(1) <= 0:
+            if not self.buffer and self._takers.quiet():
+                self._takers.ran_dry()
+            return
         if self._came_empty:
             # What has just ended may have brought new jobs: a burst looks again.
             self._came_empty = False
@@ -159,7 +168,7 @@ class Feed:
         if self.buffer and self.barrier is not None:
             deliveries = list(self.buffer)
             self.buffer.clear()
-            self.buffer.extend(self.barrier.passed(deliveries))
+            self.buffer.extend(self._passed(deliveries))
         self._withdraw()
         self.refill()
 
@@ -208,7 +217,7 @@ class Feed:
         buffer, pace = self.buffer, self._pace
         full = len(deliveries) >= self._request.count
         if self.barrier is not None:
-            deliveries = self.barrier.passed(deliveries)
+            deliveries = self._passed(deliveries)
         buffer.extend(deliveries)
         pace.claimed(waiting=len(buffer), full=full, now=self._loop.time())
         if pace.ahead:
@@ -231,6 +240,18 @@ class Feed:
             self._takers.ran_dry()
         else:
             self.refill()
+
+    def _passed(self, deliveries: list[Delivery]) -> list[Delivery]:
+        assert self.barrier is not None
+        passed = self.barrier.passed(deliveries)
+        self._returned += len(deliveries) - len(passed)
+        return passed
+
+    def _allowed(self, count: int) -> int:
+        """So many, or what is left of ``max_jobs``."""
+        if self._max_jobs is None:
+            return count
+        return min(count, self._max_jobs - self._received + self._returned)
 
     def _rest(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, PASSING):
@@ -270,4 +291,5 @@ class Feed:
         if self.buffer:
             deliveries = list(self.buffer)
             self.buffer.clear()
+            self._returned += len(deliveries)
             self._takers.give_back(deliveries)

@@ -94,6 +94,7 @@ class Worker:
         concurrency: how many jobs run at a time.
         queues: names of the queues to claim from; None for all.
         burst: stop by itself once no job is ready and none runs. Jobs that are due later stay.
+        max_jobs: stop by itself after so many attempts of jobs; None for no limit.
         drain_timeout: seconds that running jobs get to finish at a stop.
         thread_limit: how many sync jobs run at a time, ``concurrency`` if None.
         on_event: called with a ``JobFinished`` for each job that ended, on the loop's thread.
@@ -121,6 +122,7 @@ class Worker:
         concurrency: int = CONCURRENCY_DEFAULT,
         queues: Iterable[str] | None = None,
         burst: bool = False,
+        max_jobs: int | None = None,
         drain_timeout: float = DRAIN_SECONDS_DEFAULT,
         thread_limit: int | None = None,
         on_event: Hook | None = None,
@@ -131,6 +133,8 @@ class Worker:
             raise UsageError(
                 f"concurrency and thread_limit are {concurrency} and {limit}, at least 1"
             )
+        if max_jobs is not None and max_jobs < 1:
+            raise UsageError(f"max_jobs is {max_jobs}, at least 1, or None for no limit")
         if not drain_timeout >= 0:
             raise UsageError(f"drain_timeout is {drain_timeout}, it must be 0 s or more")
         self.app = app
@@ -140,6 +144,7 @@ class Worker:
         self.stopped = asyncio.Event()
         self.services = Services()
         self._burst = burst
+        self._max_jobs = max_jobs
         self._drain_seconds = drain_timeout
         self._thread_limit = limit
         self._hook = on_event
@@ -297,6 +302,7 @@ class Worker:
             hook=self._hook,
             stop=self._on_end,
             burst_clock=store.steady_ns if self._burst else None,
+            max_jobs=self._max_jobs,
         )
 
     async def _drain(self, crew: Hands) -> None:

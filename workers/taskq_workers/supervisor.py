@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from taskq_workers.forked import keep_from_children
+from taskq_workers.notify import Notifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +63,7 @@ class Supervisor:
         self._on_ready = on_ready
         self._say = say
         self._signals = 0
+        self._notifier = Notifier()
         # Made here, since the loop's own could not be told from others when the end comes.
         self._executor = ThreadPoolExecutor(thread_name_prefix=_EXECUTOR)
         self._store: Store | None = None
@@ -129,6 +131,8 @@ class Supervisor:
                     await self._tell_ready()
                 await self._worker.stopped.wait()
         finally:
+            self._notifier.stopping()
+            self._notifier.close()
             self._store = None
             await self._app.close()
 
@@ -138,6 +142,8 @@ class Supervisor:
         # through: only now it is known how many came back.
         await store.port().stats()
         self._on_ready(store)
+        self._notifier.ready(f"{self._worker.concurrency} jobs at a time")
+        self._notifier.keep_alive(self._loop)
 
     def _take_signals(self) -> None:
         # The system may have another thread take a signal, and the loop would sleep on: Python
@@ -170,6 +176,7 @@ class Supervisor:
             self._worker.request_cancel()
         else:
             self._say(f"draining: {jobs} may finish; once more cancels" if running else "stopping")
+            self._notifier.stopping()
             self._worker.request_stop()
 
     def _on_pause_signal(self, number: int, frame: FrameType | None) -> None:

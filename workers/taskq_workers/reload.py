@@ -1,0 +1,70 @@
+"""Noticing that code changed, for ``taskq worker --reload``."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Files named in one line.
+_NAMED_MAX: Final = 3
+
+
+class CodeWatcher:
+    """Watches the .py files under a folder, on a thread of its own.
+
+    Args:
+        folder: watched with all folders in it, but for virtual environments, caches and the like.
+        changed: called from that thread with what changed, in words.
+
+    Raises:
+        UsageError: watchfiles is not installed.
+    """
+
+    def __init__(self, folder: Path, changed: Callable[[str], None]) -> None:
+        try:
+            self._watchfiles: Any = importlib.import_module("watchfiles")
+        except ImportError as error:
+            raise UsageError(
+                f"--reload needs watchfiles ({error}): "
+                f'pip install "taskq-local[reload]", or leave the option out'
+            ) from error
+        self._folder = folder
+        self._changed = changed
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="taskq-reload", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no more; returns at once."""
+        self._over.set()
+
+    def _work(self) -> None:
+        changes = self._watchfiles.watch(
+            self._folder,
+            watch_filter=self._watchfiles.PythonFilter(),
+            stop_event=self._over,
+            raise_interrupt=False,
+        )
+        for batch in changes:
+            self._changed(_told(self._folder, [Path(path) for _, path in batch]))
+
+
+def _told(folder: Path, paths: list[Path]) -> str:
+    names = sorted({_short(path, folder) for path in paths})
+    more = len(names) - _NAMED_MAX
+    listed = ", ".join(names[:_NAMED_MAX])
+    return f"{listed} and {more} more" if more > 0 else listed
+
+
+def _short(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
