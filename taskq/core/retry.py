@@ -22,7 +22,7 @@ from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import ATTEMPTS_DEFAULT, ATTEMPTS_MAX, SECOND_NS
 from taskq.core.retryrules import DELAY_SECONDS_MAX, Decider, ErrorTypes, RetryRules, wish_of
-from taskq.core.signals import Discard, Retry, Signal
+from taskq.core.signals import Discard, Retry, Snooze
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -163,7 +163,7 @@ class RetryPolicy:
         kinds = tuple(kind for kind, _ in self.per_error)
         return isinstance(error, (self.retry_on, self.give_up_on, kinds))
 
-    def wish(self, error: BaseException, attempt: int) -> Signal | None:
+    def wish(self, error: BaseException, attempt: int) -> Retry | Snooze | Discard | None:
         """What ``decider`` says of an error; None leaves it to the other rules.
 
         Raises:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias, TypedDict
 
 from taskq.core.errors import UsageError
-from taskq.core.signals import Discard, Retry, Signal, Snooze
+from taskq.core.signals import Discard, Retry, Snooze
 
 if TYPE_CHECKING:
     from taskq.core.durations import Duration
@@ -39,7 +39,9 @@ class RetryRules(TypedDict, total=False):
     delay_max: Duration
 
 
-def wish_of(decider: Decider, error: BaseException, attempt: int) -> Signal | None:
+def wish_of(
+    decider: Decider, error: BaseException, attempt: int
+) -> Retry | Snooze | Discard | None:
     """What the function says of an error.
 
     Raises:

@@ -448,14 +448,11 @@ async def test_a_policy_that_raises_ends_its_job_and_not_the_worker(fake: FakeAp
     async def fail() -> None:
         raise ValueError("no")
 
-    class Broken:
-        retry_on = Exception
-        give_up_on = ()
-
-        def decide(self, *_: object) -> None:
+    class Broken(retry.RetryPolicy):
+        def decide(self, *_: object) -> retry.Decision:
             raise ZeroDivisionError("policy")
 
-    fail.retry = Broken()  # type: ignore[assignment]
+    fail.retry = Broken()
     fake.put(fail)
     fake.put(fail)
     async with Worker(fake, concurrency=1):

@@ -1,4 +1,4 @@
-"""The ``on_dead`` hooks of a worker and its app: called on the loop, and never in a job's way."""
+"""The ``on_dead`` hooks of a worker, its app and its tasks: called on the loop, in no job's way."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from taskq.log.deaths import DeadLetter
     from taskq.log.store import Store
+    from taskq.tasks import Task
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -27,10 +28,24 @@ class DeathHooks:
         self._leave: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def listen(self, store: Store, more: Iterable[Callable[[DeadLetter], Any]] = ()) -> None:
-        """Hear of the deaths that this process records from now on; ``more`` are further hooks."""
+    def listen(
+        self,
+        store: Store,
+        more: Iterable[Callable[[DeadLetter], Any]] = (),
+        tasks: Mapping[str, Task[..., Any]] | None = None,
+    ) -> None:
+        """Hear of the deaths that this process records from now on.
+
+        Args:
+            store: of this process.
+            more: further hooks.
+            tasks: by name; those that have an ``on_dead`` of their own get their letters there.
+        """
         for hook in (*self._hooks, *more):
             self._leave.append(store.on_death(hook, self._call))
+        if tasks is not None and any(task.on_dead is not None for task in tasks.values()):
+            # The tasks stand for their hooks, so that two workers of one app tell each but once.
+            self._leave.append(store.on_death(tasks, self._call_of_task))
 
     async def leave(self, seconds: float) -> None:
         """Hear of no more, and give what still runs so long to end. Legal twice."""
@@ -51,6 +66,11 @@ class DeathHooks:
                 task.add_done_callback(self._tasks.discard)
         except Exception:  # noqa: BLE001 - a hook is somebody else's code
             _complain(letter)
+
+    def _call_of_task(self, letter: DeadLetter, tasks: Mapping[str, Task[..., Any]]) -> None:
+        task = tasks.get(letter.task)
+        if task is not None and task.on_dead is not None:
+            self._call(letter, task.on_dead)
 
     @staticmethod
     async def _await(letter: DeadLetter, result: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from random import random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,7 +11,7 @@ from taskq.core.errors import CompressionUnavailable, InvalidCall, LogDamaged, P
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Cause, Kind
 from taskq.core.retry import Decision, Die
-from taskq.core.signals import Discard, Snooze
+from taskq.core.signals import Discard, Retry, Signal, Snooze
 from taskq.log.requests import Settlement
 from taskq.serialization import encode_reason
 from taskq_workers import reasons
@@ -18,6 +19,8 @@ from taskq_workers import reasons
 if TYPE_CHECKING:
     from taskq.log.requests import Delivery
     from taskq.tasks import Task
+
+_log: Final = logging.getLogger("taskq.worker")
 
 #: How long a job waits that this worker lacks a package for, until any worker may take it again.
 ELSEWHERE_SECONDS: Final = 60
@@ -27,18 +30,29 @@ def settle_failure(task: Task[..., Any], delivery: Delivery, error: BaseExceptio
     """What becomes of a job whose function raised.
 
     A ``Retry``, ``Snooze`` or ``Discard`` is a wish and is granted; anything else goes by the
-    task's retry policy. A call that its function refused (TypeError) is rejected, since it would be
-    refused each time.
+    task's retry policy, whose ``decide`` may have such a wish, too. A call that its function
+    refused (TypeError) is rejected, since it would be refused each time.
     """
     if isinstance(error, Snooze):
-        return Settlement(Kind.RELEASED, delivery, None, error.delay_ns, Cause.SNOOZE)
+        return _snooze(task, delivery, error)
     if isinstance(error, Discard):
         return reject(delivery, reasons.summary(error))
     reason = reasons.describe(error)
     if isinstance(error, TypeError) and reasons.raised_by_call(error):
         return reject(delivery, reason)
+    wish = _wish(task, delivery, error)
+    if isinstance(wish, Snooze):
+        return _snooze(task, delivery, wish, reason)
+    if isinstance(wish, Discard):
+        note = f"discarded: {wish.reason}" if wish.reason else "discarded"
+        return reject(delivery, reasons.with_note(reason, note))
+    return _by_policy(task, delivery, wish or error, encode_reason(reason))
+
+
+def _by_policy(
+    task: Task[..., Any], delivery: Delivery, error: BaseException, body: bytes
+) -> Settlement:
     decision = _decide(task, delivery, error)
-    body = encode_reason(reason)
     if isinstance(decision, Die):
         cause = Cause.EXHAUSTED if decision.exhausted else Cause.REJECTED
         return Settlement(Kind.DIED, delivery, body, 0, cause)
@@ -86,10 +100,29 @@ def release(delivery: Delivery) -> Settlement:
     return Settlement(Kind.RELEASED, delivery, None, 0, Cause.DRAIN)
 
 
+def _snooze(task: Task[..., Any], delivery: Delivery, wish: Snooze, reason: str = "") -> Settlement:
+    body = encode_reason(reason) if reason else None
+    delay_ns = task.retry.bounded_ns(wish.delay_ns)
+    return Settlement(Kind.RELEASED, delivery, body, delay_ns, Cause.SNOOZE)
+
+
+def _wish(
+    task: Task[..., Any], delivery: Delivery, error: BaseException
+) -> Retry | Snooze | Discard | None:
+    """What the policy's ``decide`` says of an error that the task did not raise as a wish."""
+    if isinstance(error, Signal):
+        return None
+    try:
+        return task.retry.wish(error, delivery.attempt)
+    except Exception:  # noqa: BLE001 - it is somebody else's code
+        # The job's own error matters more, and the rest of the policy has an answer to it.
+        _log.exception("decide of %s failed on job %s: as without it", task.name, delivery.job_id)
+        return None
+
+
 def _decide(task: Task[..., Any], delivery: Delivery, error: BaseException) -> Decision:
     policy = task.retry
-    named = isinstance(error, (policy.retry_on, policy.give_up_on))
-    if not named and not isinstance(error, Exception):
+    if not isinstance(error, Exception) and not policy.names(error):
         # A cancelled connection or a sys.exit() within a library says nothing of the job itself, so
         # it is judged as any failure is, and not as "no Exception, hence never again".
         error = RuntimeError(reasons.summary(error))

@@ -51,6 +51,12 @@ def summary(error: BaseException) -> str:
     return f"{name}: {message}" if message else name
 
 
+def with_note(reason: str, note: str) -> str:
+    """The reason with a note at the end of its first line, which lists and hooks show."""
+    head, line_end, rest = reason.partition("\n")
+    return f"{head} [{note}]{line_end}{rest}" if head else note
+
+
 def raised_by_call(error: BaseException) -> bool:
     """Whether no line of the user's ran: the call itself was refused."""
     return user_traceback(error.__traceback__) is None
