@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskq.connection import Connection
-    from taskq.core.model import JobView, LogStats
+    from taskq.core.model import AttemptView, JobView, LogStats
     from taskq.core.why import Facts, Reason
     from taskq.log.logrecord import LogRecord
     from taskq.log.port import LoopPort
@@ -95,6 +95,25 @@ class LogTelling:
         if not records:
             raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
         return await self._read(lambda reader: name_workers(reader.journal, events_of(records)))
+
+    async def attempts(self, job_id: str) -> tuple[AttemptView, ...]:
+        """The attempts of a job, oldest first: when, by which process, and what went wrong.
+
+        Of more than a hundred the latest; of a job that compaction wrote again the latest twenty
+        before that.
+
+        Raises:
+            JobNotFound: the log has no such job.
+            WrongLog: the id is of another log.
+        """
+        from taskq.log.timeline import name_attempts  # noqa: PLC0415 - as above
+
+        port, lsn = await self._found(job_id)
+        view: JobView | None = await port.view(lsn)
+        if view is None:
+            raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
+        attempts = view.attempts
+        return await self._read(lambda reader: name_attempts(reader.journal, attempts))
 
     async def _found(self, job_id: str) -> tuple[LoopPort, int]:
         tag, lsn = split_job_id(job_id)

@@ -66,18 +66,12 @@ def timeline(job_id: str, data_dir: Path | None, as_json: bool) -> None:
                 f"+{render.precise(event.time_ns - before_ns)}",
                 event.what + (f" ({event.cause})" if event.cause not in ("", "caller") else ""),
                 str(event.attempt or ""),
-                _worker(event),
+                render.process(event.owner, event.pid, event.worker),
                 _note(event),
             )
         )
         before_ns = event.time_ns
     render.print_table(("TIME (UTC)", ">AFTER", "EVENT", ">ATTEMPT", "WORKER~", "NOTE~"), rows)
-
-
-def _worker(event: JobEvent) -> str:
-    if event.pid:
-        return f"{event.pid} {event.worker}".strip()
-    return render.owner(event.owner) if event.owner else ""
 
 
 def _note(event: JobEvent) -> str:
@@ -87,6 +81,7 @@ def _note(event: JobEvent) -> str:
 
 
 def _event_json(event: JobEvent) -> dict[str, str | int | None]:
+    error, message, fingerprint = event.failure
     return {
         "time": render.moment(event.time_ns),
         "event": event.what,
@@ -99,4 +94,7 @@ def _event_json(event: JobEvent) -> dict[str, str | int | None]:
         "cause": event.cause or None,
         "due_at": render.moment(event.due_ns),
         "reason": event.reason or None,
+        "error": error or None,
+        "message": message or None,
+        "fingerprint": fingerprint or None,
     }

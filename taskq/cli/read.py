@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -113,6 +113,7 @@ def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None)
         job = reader.job(reader.parse_id(job_id), at)
         if job is None:
             raise no_such_job(reader, job_id, at)
+        job = replace(job, attempts=reader.attempts(job))
     show_job(job, _seen_from(at), as_json=as_json)
 
 
@@ -125,7 +126,9 @@ def show_job(job: JobView, now_ns: int, *, as_json: bool) -> None:
                 "payload": render.body_json(job.payload),
                 "result": render.body_json(job.result),
                 "problem": job.problem or None,
-                "attempts": [render.attempt_json(attempt) for attempt in job.attempts],
+                "attempts": [
+                    render.attempt_json(one) | render.process_json(one) for one in job.attempts
+                ],
             }
         )
         return
@@ -167,14 +170,15 @@ def _print_job(job: JobView, now_ns: int) -> None:
     if job.attempts:
         click.echo("\nattempts")
         render.print_table(
-            (">#", "OUTCOME", ">STARTED", ">TOOK", "OWNER", "REASON~"),
+            (">#", "OUTCOME", ">STARTED", ">TOOK", "WORKER~", "FINGERPRINT", "REASON~"),
             [
                 (
                     str(attempt.number),
                     attempt.outcome or "running",
                     render.when(attempt.started_ns, now_ns),
                     render.precise((attempt.ended_ns or now_ns) - attempt.started_ns),
-                    render.owner(attempt.owner),
+                    render.process(attempt.owner, attempt.pid, attempt.worker),
+                    attempt.fingerprint,
                     attempt.reason.partition("\n")[0],
                 )
                 for attempt in job.attempts

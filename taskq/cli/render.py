@@ -122,7 +122,26 @@ def attempt_json(attempt: AttemptView) -> dict[str, Any]:
         "ended_at": moment(attempt.ended_ns),
         "outcome": attempt.outcome or None,
         "reason": attempt.reason or None,
+        "error": attempt.error or None,
+        "message": attempt.message or None,
+        "fingerprint": attempt.fingerprint or None,
     }
+
+
+def process_json(attempt: AttemptView) -> dict[str, str | int | None]:
+    """The process that made an attempt, for programs."""
+    return {
+        "pid": attempt.pid or None,
+        "worker": attempt.worker or None,
+        "host": attempt.host or None,
+    }
+
+
+def process(owner_number: int, pid: int, name: str) -> str:
+    """A process for people: pid and name if they are known, else its number."""
+    if pid:
+        return f"{pid} {name}".strip()
+    return owner(owner_number) if owner_number else ""
 
 
 def print_json(document: object) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from taskq.core.flows import FlowPart
 
 SECOND_NS: Final = 1_000_000_000
 
@@ -28,6 +32,13 @@ ATTEMPTS_DEFAULT: Final = 5
 TIME_NS_MAX: Final = 2**62
 
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _moment(time_ns: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=time_ns // 1_000)
+
+
 class State(enum.IntEnum):
     """Where a job is in its life."""
 
@@ -43,13 +54,14 @@ class State(enum.IntEnum):
     SUCCEEDED = 4
     #: used up its attempts or was rejected; kept with its reason
     DEAD = 5
-    #: withdrawn before it ran
+    #: withdrawn before it ran, or stopped while it did
     CANCELLED = 6
     #: its ``expires`` passed before it ran
     EXPIRED = 7
 
 
 LIVE_STATES: Final = frozenset({State.SCHEDULED, State.READY, State.RUNNING})
+WAITING_STATES: Final = frozenset({State.SCHEDULED, State.READY})
 SETTLED_STATES: Final = frozenset(State) - LIVE_STATES - {State.ABSENT}
 
 
@@ -82,7 +94,8 @@ class Extras:
     ``due_ns`` is a delay from the frame's time unless ``due_is_wall``, then a moment of wall time.
     ``expires_ns`` likewise with ``expires_is_wall``. ``window_ns`` of 0: the key holds until the
     job is settled; with ``until_settled`` it holds until both, window and job, are over.
-    ``keep_ns`` counts from the job's end; 0: it is kept as its queue or log says.
+    ``keep_ns`` counts from the job's end; 0: it is kept as its queue or log says. ``flow`` is what
+    the job has to do with others of its transaction; such a job has neither key nor due time.
     """
 
     due_ns: int = 0
@@ -95,6 +108,7 @@ class Extras:
     on_conflict: Conflict = Conflict.FIRST
     headers: dict[str, str] = field(default_factory=dict)
     keep_ns: int = 0
+    flow: FlowPart | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +120,51 @@ class AttemptView:
     started_ns: int
     #: 0 while it runs
     ended_ns: int = 0
-    #: "succeeded", "retried", "died", "released" or "" while it runs
+    #: "succeeded", "retried", "died", "released", "lost", … or "" while it runs
     outcome: str = ""
     reason: str = ""
+    #: of the job
+    task: str = field(default="", compare=False)
+    #: the owner's process, where somebody asked who that was; else 0 and ""
+    pid: int = field(default=0, compare=False)
+    worker: str = field(default="", compare=False)
+    host: str = field(default="", compare=False)
+
+    @property
+    def started(self) -> datetime:
+        """When it began, in UTC."""
+        return _moment(self.started_ns)
+
+    @property
+    def ended(self) -> datetime | None:
+        """When it ended, in UTC; None while it runs."""
+        return _moment(self.ended_ns) if self.ended_ns else None
+
+    @property
+    def error(self) -> str:
+        """The class of the error, with its module unless everybody knows it; "" without one."""
+        return self._failure[0]
+
+    @property
+    def message(self) -> str:
+        """What the error said, on one line."""
+        return self._failure[1]
+
+    @property
+    def fingerprint(self) -> str:
+        """What this failure has in common with others of its kind; "" unless it failed.
+
+        Sixteen hex digits of task, class and message, numbers, ids, addresses and the like left
+        out: the same as in the pipeline's table ``failures``.
+        """
+        return self._failure[2]
+
+    @property
+    def _failure(self) -> tuple[str, str, str]:
+        # A few milliseconds to import, for whoever looks at failures.
+        from taskq.core.fingerprints import failure_of  # noqa: PLC0415
+
+        return failure_of(self.task, self.outcome, self.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ For people and tools; the live queue folds frames without making an object of an
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError
@@ -243,11 +244,12 @@ class Story:
         if state is State.SCHEDULED and self._due_ns <= now_ns:
             state = BY_TIME[state]
         extras = born.extras
+        task = born.task.decode("utf-8", "replace")
         return JobView(
             lsn=born.job,
             job_id=f"{self._tag}-{born.job}",
             queue=born.queue.decode("utf-8", "replace"),
-            task=born.task.decode("utf-8", "replace"),
+            task=task,
             priority=born.priority,
             state=state,
             attempt=self.attempt,
@@ -264,7 +266,7 @@ class Story:
             keeps_result=born.keeps_result,
             result_flags=self._result_flags,
             reason=self._reason,
-            attempts=tuple(self._attempts),
+            attempts=tuple(replace(one, task=task) for one in self._attempts),
         )
 
 

@@ -24,7 +24,7 @@ from taskq.log.listing import Wanted, newest_jobs
 from taskq.log.ownerviews import owner_views
 from taskq.log.segment import segment_lsn
 from taskq.log.selection import newest_dead
-from taskq.log.timeline import JobEvent, timeline
+from taskq.log.timeline import JobEvent, name_attempts, timeline
 from taskq.log.timetravel import Moment, stand_at
 from taskq.log.verify import verify
 from taskq.log.why import decide, facts_of, live_workers
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Iterator
 
-    from taskq.core.model import JobView, OwnerView, State, VerifyReport
+    from taskq.core.model import AttemptView, JobView, OwnerView, State, VerifyReport
     from taskq.core.why import Facts, Reason
     from taskq.log.ports import Clock
     from taskq.log.selection import DeadFilter, Place
@@ -175,6 +175,10 @@ class LogReader:
     def timeline(self, lsn: int) -> tuple[JobEvent, ...]:
         """What happened to a job, oldest first; empty if there is no such job."""
         return self._told(None, lambda journal, _: timeline(journal, lsn))
+
+    def attempts(self, job: JobView) -> tuple[AttemptView, ...]:
+        """The attempts of a job, with what is known of the processes that made them."""
+        return self._told(None, lambda journal, _: name_attempts(journal, job.attempts))
 
     def why(self, lsn: int) -> Reason | None:
         """The one reason why a job is not running, None if there is no such job."""

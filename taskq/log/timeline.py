@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.fingerprints import failure_of
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import CARRYING_KINDS, Cause, Kind
 from taskq.log import codec
@@ -19,6 +20,7 @@ from taskq.log.segment import Gap
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from taskq.core.model import AttemptView
     from taskq.log.carrying import Carried
     from taskq.log.journal import Journal
     from taskq.log.logrecord import LogRecord
@@ -47,6 +49,7 @@ class JobEvent:
         cause: why it was released, retried, cancelled or died: "caller", "owner_lost", ….
         due_ns: when the job is due from then on.
         reason: what the task raised, or whoever ended the attempt said.
+        task: name of the job's task.
     """
 
     time_ns: int
@@ -60,6 +63,16 @@ class JobEvent:
     cause: str = ""
     due_ns: int = 0
     reason: str = ""
+    task: str = field(default="", compare=False)
+
+    @property
+    def failure(self) -> tuple[str, str, str]:
+        """(class of the error, its message, fingerprint) if an attempt failed here; else all "".
+
+        See ``AttemptView.fingerprint``.
+        """
+        is_lost = self.what == "released" and self.cause == Cause.OWNER_LOST.name.lower()
+        return failure_of(self.task, "lost" if is_lost else self.what, self.reason)
 
 
 def timeline(journal: Journal, job: int) -> tuple[JobEvent, ...]:
@@ -71,7 +84,9 @@ def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
     """What the records that concern a job tell, with their workers by number only."""
     events: list[JobEvent] = []
     owner = 0
+    task = ""
     for record in records:
+        task = task or record.task.decode("utf-8", "replace")
         if record.carried is not None and not events:
             events += _from_carried(record.carried)
             owner = record.carried.claim[1]
@@ -80,7 +95,7 @@ def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
         events.append(_event(record, owner))
         if record.kind in _OF_WORKER:
             owner = 0
-    return events
+    return [replace(event, task=task) for event in events]
 
 
 def name_workers(journal: Journal, events: Sequence[JobEvent]) -> tuple[JobEvent, ...]:
@@ -91,6 +106,16 @@ def name_workers(journal: Journal, events: Sequence[JobEvent]) -> tuple[JobEvent
     for event in events:
         pid, worker, host = known.get(event.owner, (0, "", ""))
         named.append(replace(event, pid=pid, worker=worker, host=host))
+    return tuple(named)
+
+
+def name_attempts(journal: Journal, attempts: Sequence[AttemptView]) -> tuple[AttemptView, ...]:
+    """The attempts, with what is known of the processes that made them."""
+    known = _describe(journal, {one.owner for one in attempts if one.owner}, codec.LSN_MAX)
+    named: list[AttemptView] = []
+    for one in attempts:
+        pid, worker, host = known.get(one.owner, (0, "", ""))
+        named.append(replace(one, pid=pid, worker=worker, host=host))
     return tuple(named)
 
 

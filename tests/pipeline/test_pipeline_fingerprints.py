@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq_plugins.spark.tables.fingerprints import (
+from taskq.core.fingerprints import (
     NO_REASON,
     PATTERN_CHARACTERS_MAX,
     fingerprint,

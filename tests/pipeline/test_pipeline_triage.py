@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq_plugins.spark.tables.fingerprints import LOST_REASON, NO_REASON, pattern_of
+from taskq.core.fingerprints import LOST_REASON, NO_REASON, pattern_of
 from taskq_plugins.spark.triagedata import find
 from tests.cli.helpers import taskq, taskq_json
 from tests.pipeline.lakes import fill

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from taskq.core.durations import nanoseconds
 from taskq_plugins.spark.lake.errors import LakeError
-from taskq_plugins.spark.tables.fingerprints import LOST_REASON, NO_REASON, literals
+from taskq.core.fingerprints import LOST_REASON, NO_REASON, literals
 
 if TYPE_CHECKING:
     from datetime import datetime

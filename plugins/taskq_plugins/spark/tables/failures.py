@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own pages use
 
-from taskq_plugins.spark.tables.fingerprints import (
+from taskq.core.fingerprints import (
     BLANK,
     CLASS,
     FINGERPRINT_DIGITS,

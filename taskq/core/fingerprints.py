@@ -91,6 +91,8 @@ _COMPILED: Final = tuple((re.compile(rule.pattern), rule.replacement) for rule i
 _PLACEHOLDER: Final = re.compile(r"<(?:str|url|email|uuid|time|path|addr|hex|id|n)>(?:, \.\.\.)?")
 #: What is passed over before the first line.
 BLANK: Final = " \t\r\n\f\x0b"
+#: How attempts end that failed, or whose worker did.
+FAILED: Final = frozenset({"retried", "died", "lost"})
 
 
 def pattern_of(reason: str) -> str:
@@ -112,6 +114,21 @@ def fingerprint(task: str | None, pattern: str) -> str:
     """A short name of one kind of failure: of a task and a normalised reason."""
     text = f"{task or ''}\n{pattern}"
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def failure_of(task: str, outcome: str, reason: str) -> tuple[str, str, str]:
+    """(class of the error, its message, fingerprint) of an attempt; all "" unless it failed.
+
+    A snoozed attempt that tells of an error counts as one that failed.
+    """
+    if not reason:
+        if outcome not in FAILED:
+            return "", "", ""
+        reason = LOST_REASON if outcome == "lost" else NO_REASON
+    line = reason.strip(BLANK).partition("\n")[0]
+    found = _CLASS.match(line)
+    error = found.group() if found else ""
+    return error.rstrip(": "), line[len(error) :], fingerprint(task, pattern_of(reason))
 
 
 def literals(pattern: str) -> list[str]:
