@@ -33,6 +33,9 @@ class Order:
         concurrency: how many async jobs run at a time in one place.
         queues: names of the queues to claim from; None for all.
         burst: stop once no job is ready and none runs.
+        max_jobs: stop after so many attempts; None for no limit.
+        thread_limit: how many sync jobs run at a time; None for as many as ``concurrency``.
+        process_limit: how many jobs run in child processes at a time; None for one per core.
         drain_timeout: seconds that running jobs get to finish at a stop.
         on_event: called with each job that ended.
     """
@@ -43,6 +46,9 @@ class Order:
     concurrency: int
     queues: list[str] | None
     burst: bool
+    max_jobs: int | None = None
+    thread_limit: int | None = None
+    process_limit: int | None = None
     drain_timeout: float
     on_event: Hook | None
 

@@ -85,6 +85,13 @@ def banner(facts: Facts, style: Style) -> list[str]:
     ]
 
 
+def ready_line(facts: Facts, style: Style) -> str:
+    """What one of several workers tells."""
+    head = style.paint(f"worker process {facts.pid}", _BOLD)
+    recovered = f", recovered {facts.recovered} in-flight" if facts.recovered else ""
+    return f"{head} ready in {facts.ready_seconds * 1e3:.0f} ms{recovered}"
+
+
 def job_line(event: JobFinished, moment: float, style: Style) -> str:
     """One job: time, sign, task, id, duration, attempt, and why it failed."""
     succeeded, died, again = style.signs

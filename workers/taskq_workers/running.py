@@ -1,0 +1,162 @@
+"""Runs what ``taskq worker`` was asked for: one worker here, or a guard with several."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+import taskq
+from taskq.core.errors import TaskqError
+from taskq_workers.elsewhere import Order, find_executor
+from taskq_workers.guard import Guard
+from taskq_workers.leash import Leash, worker_command
+from taskq_workers.lines import Facts, Style, banner, ready_line, style_for
+from taskq_workers.loader import load_app
+from taskq_workers.notify import Notifier
+from taskq_workers.pool import Worker
+from taskq_workers.reload import CodeWatcher
+from taskq_workers.reporting import Reporter
+from taskq_workers.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from taskq.app import TaskQ
+    from taskq.log.store import Store
+    from taskq_workers.events import Hook
+
+
+def run_one(
+    order_for: Callable[[Hook], Order], data_dir: Path | None, executor: str | None, leash: int
+) -> None:
+    """Run one worker in this process until it stops.
+
+    Args:
+        order_for: gives what was asked for, told whom to report each job to.
+        data_dir: the log's directory; None for the app's own.
+        executor: where the jobs run; None for here.
+        leash: descriptor of the socket to the guard that started this process; -1 without one.
+
+    Raises:
+        TaskqError: the app cannot be loaded, or the log cannot be used.
+    """
+    began = time.perf_counter()
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    style = style_for(sys.stdout.encoding, colours=coloured)
+    reporter = Reporter(sys.stdout, style)
+    order = order_for(reporter)
+    tie = None if leash < 0 else Leash(leash, order.drain_timeout)
+    app = load_app(order.target)
+    if data_dir is not None:
+        app.data_dir = data_dir
+    with _here(app, order) if executor is None else find_executor(executor)(app, order) as one:
+
+        def on_ready(store: Store) -> None:
+            facts = _facts(one, store, time.perf_counter() - began)
+            reporter.open(_head(facts, style, short=tie is not None))
+            if tie is not None:
+                tie.ready()
+
+        _supervise(Supervisor(one, on_ready, reporter.say), reporter)
+
+
+def run_guarded(
+    arguments: Sequence[str], count: int, *, burst: bool, reloads: bool, drain_seconds: float
+) -> int:
+    """Keep ``count`` workers running; returns the exit code once all have ended.
+
+    Args:
+        arguments: of each worker's command line.
+        count: how many.
+        burst: they end by themselves when no job is ready.
+        reloads: they start again when a .py file changes in or under the working directory.
+        drain_seconds: what running jobs get to finish.
+
+    Raises:
+        UsageError: watchfiles is needed, and not installed.
+    """
+    guard = Guard(
+        worker_command(arguments),
+        count,
+        burst=burst,
+        reloads=reloads,
+        drain_seconds=drain_seconds,
+        say=_say,
+        notifier=Notifier(),
+    )
+    watcher = CodeWatcher(Path.cwd(), guard.changed) if reloads else None
+    if watcher is not None:
+        watcher.start()
+    _say(_guard_banner(count, reloads=reloads))
+    try:
+        return guard.run(has_terminal=sys.stdin is not None and sys.stdin.isatty())
+    finally:
+        if watcher is not None:
+            watcher.stop()
+
+
+def _guard_banner(count: int, *, reloads: bool) -> str:
+    watched = f", started again when code changes in {Path.cwd()}" if reloads else ""
+    return (
+        f"taskq {taskq.__version__} guard, process {os.getpid()}: {count} worker "
+        f"process{'' if count == 1 else 'es'}{watched}; Ctrl-C drains"
+    )
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # its reader went away; the workers matter more
+        click.echo(line)
+
+
+def _head(facts: Facts, style: Style, *, short: bool) -> list[str]:
+    return [ready_line(facts, style)] if short else banner(facts, style)
+
+
+def _supervise(supervisor: Supervisor, reporter: Reporter) -> None:
+    """Run the worker to its end, which always comes."""
+    failure = None
+    try:
+        supervisor.run()
+    except TaskqError as error:
+        failure = error
+    finally:
+        reporter.close()
+    supervisor.exit_despite_threads(failure)
+    if failure is not None:
+        raise failure
+
+
+@contextlib.contextmanager
+def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
+    """The worker that runs its jobs in this process."""
+    yield Worker(
+        app,
+        concurrency=order.concurrency,
+        queues=order.queues,
+        burst=order.burst,
+        max_jobs=order.max_jobs,
+        drain_timeout=order.drain_timeout,
+        thread_limit=order.thread_limit,
+        on_event=order.on_event,
+    )
+
+
+def _facts(one: Worker, store: Store, ready_seconds: float) -> Facts:
+    return Facts(
+        version=taskq.__version__,
+        pid=os.getpid(),
+        directory=str(one.app.data_dir),
+        durability=store.config.durability.value,
+        recovered=store.taken_back,
+        queues=one.queues,
+        tasks=frozenset(one.app._tasks),
+        concurrency=one.concurrency,
+        ready_seconds=ready_seconds,
+        executor=one.executor,
+    )
