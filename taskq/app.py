@@ -229,6 +229,12 @@ class TaskQ(AppBreakers, AppLifespans, AppWorkers, LogCare, LogQueues, LogReadin
         await self._connection.opened()
         return self
 
+    def open_sync(self) -> Self:
+        """Do as ``open``, blocking this thread."""
+        self._connection.reopen()
+        self._connection.store()
+        return self
+
     async def close(self) -> None:
         """Finish what was asked for and close the directory. Legal twice, and before any use."""
         await self._connection.aclose()
@@ -242,6 +248,12 @@ class TaskQ(AppBreakers, AppLifespans, AppWorkers, LogCare, LogQueues, LogReadin
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.close()
+
+    def __enter__(self) -> Self:
+        return self.open_sync()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close_sync()
 
     def on_dead(self, hook: DeathHook) -> DeathHook:
         """Call a function with each ``DeadLetter`` that a worker of this app makes; a decorator.

@@ -6,6 +6,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, TypedDict, Unpack
 
+from taskq.blocking import blocking
 from taskq.connection import split_job_id
 from taskq.core.errors import TaskqError, UsageError
 from taskq.log.deadletters import LETTERS_MAX
@@ -92,6 +93,8 @@ class DeadLetters:
                 break
         return await self._connection.packer.listed(views)
 
+    list_sync = blocking(list)  # noqa: A003 - the method of that name is what is meant
+
     async def count(self, **filters: Unpack[DeadFilters]) -> int:
         """How many dead letters fit.
 
@@ -104,6 +107,8 @@ class DeadLetters:
         port = await self._connection.port()
         count: int = await port.look(partial(count_dead, wanted=wanted))
         return count
+
+    count_sync = blocking(count)
 
     async def requeue(self, job_id: str) -> None:
         """Make one dead letter ready again, with its id and all that it was enqueued with.
@@ -119,6 +124,8 @@ class DeadLetters:
         """
         _raise_first(await self.requeue_many([job_id]))
 
+    requeue_sync = blocking(requeue)
+
     async def requeue_many(self, job_ids: Iterable[str]) -> Swept:
         """Make these dead letters ready again.
 
@@ -126,6 +133,8 @@ class DeadLetters:
             UsageError: one of them is no job id, or of another log; nothing was done.
         """
         return await self._many(job_ids, self._requeue)
+
+    requeue_many_sync = blocking(requeue_many)
 
     async def requeue_all(
         self, *, limit: int | None = None, dry_run: bool = False, **filters: Unpack[DeadFilters]
@@ -144,6 +153,8 @@ class DeadLetters:
         """
         return await self._sweep(dead_filter(filters), limit, _count if dry_run else self._requeue)
 
+    requeue_all_sync = blocking(requeue_all)
+
     async def purge(self, job_id: str) -> None:
         """Forget one dead letter: its job is unknown afterwards.
 
@@ -154,6 +165,8 @@ class DeadLetters:
         """
         _raise_first(await self.purge_many([job_id]))
 
+    purge_sync = blocking(purge)
+
     async def purge_many(self, job_ids: Iterable[str]) -> Swept:
         """Forget these dead letters.
 
@@ -161,6 +174,8 @@ class DeadLetters:
             UsageError: one of them is no job id, or of another log; nothing was done.
         """
         return await self._many(job_ids, self._purge_checked)
+
+    purge_many_sync = blocking(purge_many)
 
     async def purge_all(
         self, *, limit: int | None = None, dry_run: bool = False, **filters: Unpack[DeadFilters]
@@ -176,6 +191,8 @@ class DeadLetters:
             UsageError: an argument is wrong; nothing was done.
         """
         return await self._sweep(dead_filter(filters), limit, _count if dry_run else self._purge)
+
+    purge_all_sync = blocking(purge_all)
 
     def __repr__(self) -> str:
         return f"<DeadLetters {self._connection.path}>"

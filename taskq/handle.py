@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from taskq.blocking import blocking, refuse_in_loop
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import (
     JobCancelled,
@@ -15,7 +16,6 @@ from taskq.core.errors import (
     JobNotYetEnqueued,
     ResultGone,
     ResultTimeout,
-    UsageError,
 )
 from taskq.core.model import LIVE_STATES, JobView, State
 from taskq.serialization import decode_loose
@@ -23,6 +23,7 @@ from taskq.serialization import decode_loose
 if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.call import Call
+    from taskq.core.model import AttemptView
     from taskq.log.port import LoopPort, ThreadPort
     from taskq.log.requests import Duplicate
     from taskq.tasks import Task
@@ -92,8 +93,7 @@ class JobHandle(Generic[R]):
             UsageError: called in an event loop's thread, which it would stop.
             JobError: as ``result``.
         """
-        if _in_event_loop():
-            raise UsageError("result_sync() would stop this event loop: use await job.result()")
+        refuse_in_loop("result_sync()", "await job.result()")
         limit = None if timeout is None else seconds(timeout, "timeout")
         future = self._thread_port().outcome(self.lsn)
         try:
@@ -140,6 +140,16 @@ class JobHandle(Generic[R]):
         cancelled: bool = await port.cancel(self.lsn)
         return cancelled
 
+    async def attempts(self) -> tuple[AttemptView, ...]:
+        """Its attempts, oldest first: when, by which process, and what went wrong.
+
+        Raises:
+            JobNotFound: the log has no such job.
+        """
+        return await self._app.attempts(self.id)
+
+    attempts_sync = blocking(attempts)
+
     async def requeue(self) -> None:
         """Make the job, a dead letter, ready again; its attempts are counted from 0 again.
 
@@ -149,6 +159,8 @@ class JobHandle(Generic[R]):
             JobNotFound: the log has no such job.
         """
         await self._app.dead.requeue(self.id)
+
+    requeue_sync = blocking(requeue)
 
     def cancel_sync(self) -> bool:
         """Do as ``cancel``, blocking this thread."""
@@ -280,11 +292,3 @@ def make_handle(
     if isinstance(answer, int):
         return JobHandle(app, task, tag, answer)
     return JobHandle(app, task, tag, answer.lsn, duplicate=True)
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

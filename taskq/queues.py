@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from taskq.blocking import blocking
 from taskq.core.errors import UsageError
 from taskq.core.records import Cause
 from taskq.deadletters import DeadLetters
@@ -49,6 +50,8 @@ class LogQueues:
         """
         return await self._set_paused(queue, paused=True)
 
+    pause_sync = blocking(pause)
+
     async def resume(self, queue: str) -> bool:
         """Let workers claim from the queue again; False if it was not paused.
 
@@ -57,6 +60,8 @@ class LogQueues:
             LogError: the log could not be opened or written.
         """
         return await self._set_paused(queue, paused=False)
+
+    resume_sync = blocking(resume)
 
     async def purge(self, queue: str, *, dry_run: bool = False) -> Swept:
         """Cancel all jobs of a queue that wait, due or not; those that run are left and counted.
@@ -75,6 +80,8 @@ class LogQueues:
         check_name("queue name", queue)
         wanted = WaitingFilter(queue=queue)
         return await self._withdraw(wanted, None, Cause.PURGE, dry_run=dry_run)
+
+    purge_sync = blocking(purge)
 
     async def cancel_many(
         self,
@@ -116,6 +123,8 @@ class LogQueues:
             states=_states(state),
         )
         return await self._withdraw(wanted, limit, Cause.CALLER, dry_run=dry_run)
+
+    cancel_many_sync = blocking(cancel_many)
 
     async def _set_paused(self, queue: str, *, paused: bool) -> bool:
         check_name("queue name", queue)

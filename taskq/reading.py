@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
+from taskq.blocking import blocking
 from taskq.core.durations import moment_ns
 from taskq.core.errors import UsageError
 
@@ -95,6 +96,8 @@ class LogReading:
         extent: Extent = await port.extent(-1)
         return await asyncio.to_thread(reader_views, self._connection.store(), extent)
 
+    readers_sync = blocking(readers)
+
     async def seek(
         self,
         reader: str,
@@ -133,6 +136,8 @@ class LogReading:
         place = lsn if lsn is not None else where
         return await asyncio.to_thread(seek_reader, store, reader, place, time_ns, extent)
 
+    seek_sync = blocking(seek)
+
     async def forget_reader(self, reader: str) -> None:
         """Remove a named reader: compaction keeps nothing for it any more.
 
@@ -146,6 +151,8 @@ class LogReading:
         check_reader_name(reader)
         store = await self._connection.opened()
         await asyncio.to_thread(namedreaders.forget_reader, store, reader)
+
+    forget_reader_sync = blocking(forget_reader)
 
     async def replay(
         self,
@@ -202,6 +209,8 @@ class LogReading:
             if len(jobs) < REPLAYED_MAX:
                 jobs.append(job)
         return ReplayReport(count=count, problems=problems, jobs=tuple(jobs), dry_run=dry_run)
+
+    replay_sync = blocking(replay)
 
 
 def _check_number(what: str, lsn: int) -> None:

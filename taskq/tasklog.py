@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
+from taskq.blocking import blocking, run
 from taskq.care import LogCare
 from taskq.connection import Connection, split_job_id
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
@@ -74,6 +75,8 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         port = await self._connection.port()
         return self._id_of(await port.enqueue(*item))
 
+    put_sync = blocking(put)
+
     async def put_many(self, jobs: Iterable[Put]) -> list[str]:
         """Put all jobs into the log, or none: they are one transaction. Returns their ids in order.
 
@@ -85,6 +88,8 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         items = await self._connection.pack_many(given)
         answers = await self._connection.send_many(items)
         return [self._id_of(answer) for answer in answers]
+
+    put_many_sync = blocking(put_many)
 
     async def claim(
         self,
@@ -120,6 +125,8 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         deliveries: list[Delivery] = await port.claim(request)
         return self._connection.packer.deliveries(deliveries)
 
+    claim_sync = blocking(claim)
+
     async def payload(self, delivery: Delivery) -> bytes:
         """What ``delivery.payload`` gives, read and decompressed off the event loop if it is large.
 
@@ -129,6 +136,8 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
             CompressionUnavailable: it is compressed in a way that is not installed here.
         """
         return await self._connection.packer.payload(delivery)
+
+    payload_sync = blocking(payload)
 
     async def ack(
         self,
@@ -158,6 +167,8 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
             result, flags = await packer.result(result, packing, "the result")
         await self._settle(Settlement(Kind.SUCCEEDED, delivery, result, flags=flags))
 
+    ack_sync = blocking(ack)
+
     async def nack(
         self, delivery: Delivery, reason: str = "", delay: Duration | None = None
     ) -> None:
@@ -173,6 +184,8 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         """
         await self._settle(failed(delivery, reason, delay))
 
+    nack_sync = blocking(nack)
+
     async def release(self, delivery: Delivery, delay: Duration = 0) -> None:
         """Give a delivery back without burning its attempt; it is due again after ``delay``.
 
@@ -180,6 +193,8 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
             StaleDelivery: the job was taken back or settled meanwhile.
         """
         await self._settle(released(delivery, delay))
+
+    release_sync = blocking(release)
 
     async def extend(self, delivery: Delivery, seconds: Duration = 30) -> None:
         """Let a delivery take so long from now, whether it had a lease or not.
@@ -192,6 +207,8 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         lease_ns = positive_nanoseconds(seconds, "seconds")
         port = await self._connection.port()
         await port.extend(delivery, lease_ns)
+
+    extend_sync = blocking(extend)
 
     def transaction(self) -> LogTransaction:
         """Changes that become visible together, or not at all.
@@ -216,6 +233,8 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         cancelled: bool = await port.cancel(lsn)
         return cancelled
 
+    cancel_sync = blocking(cancel)
+
     async def get(self, job_id: str) -> JobView:
         """Everything the log says of a job.
 
@@ -230,6 +249,8 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
             raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
         return await self._connection.packer.opened_view(view)
 
+    get_sync = blocking(get)
+
     async def close(self) -> None:
         """Finish what was asked for and close the directory. Legal twice."""
         store = self._connection.current
@@ -237,11 +258,19 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
             store.serve(self, None)
         await self._connection.aclose()
 
+    close_sync = blocking(close)
+
     async def __aenter__(self) -> Self:
         return await self._opened()
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.close()
+
+    def __enter__(self) -> Self:
+        return run(self._opened())
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close_sync()
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Open the directory now."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
+from taskq.blocking import blocking
 from taskq.connection import split_job_id
 from taskq.core.errors import JobNotFound
 
@@ -50,6 +51,8 @@ class LogTelling:
         stats: LogStats = await port.stats()
         return stats
 
+    stats_sync = blocking(stats)
+
     async def peek(self, count: int = 10, *, queue: str | None = None) -> list[JobView]:
         """The next ready jobs in the order of their claims, without claiming them.
 
@@ -58,6 +61,8 @@ class LogTelling:
         port = await self._connection.port()
         views: list[JobView] = await port.peek(count, queue)
         return await self._connection.packer.listed(views)
+
+    peek_sync = blocking(peek)
 
     async def why(self, job_id: str) -> Reason:
         """The one reason why a job is not running, as a code and a sentence.
@@ -78,6 +83,8 @@ class LogTelling:
             raise JobNotFound(f"there is no job {job_id} in {path}")
         return await asyncio.to_thread(decide, facts, path)
 
+    why_sync = blocking(why)
+
     async def timeline(self, job_id: str) -> tuple[JobEvent, ...]:
         """Everything that happened to a job, oldest first, and which process did it.
 
@@ -95,6 +102,8 @@ class LogTelling:
         if not records:
             raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
         return await self._read(lambda reader: name_workers(reader.journal, events_of(records)))
+
+    timeline_sync = blocking(timeline)
 
     async def attempts(self, job_id: str) -> tuple[AttemptView, ...]:
         """The attempts of a job, oldest first: when, by which process, and what went wrong.
@@ -114,6 +123,8 @@ class LogTelling:
             raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
         attempts = view.attempts
         return await self._read(lambda reader: name_attempts(reader.journal, attempts))
+
+    attempts_sync = blocking(attempts)
 
     async def _found(self, job_id: str) -> tuple[LoopPort, int]:
         tag, lsn = split_job_id(job_id)

@@ -1,0 +1,89 @@
+"""From a coroutine method to its twin for code without an event loop.
+
+Such a twin runs the coroutine on a loop that one daemon thread of the process keeps for them all,
+and blocks the calling thread meanwhile. It takes and returns what the coroutine does, so that there
+is one implementation, one docstring and one signature.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from taskq.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def blocking(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
+    """Make a method's twin for its class: ``pause_sync = blocking`` of ``pause``.
+
+    It raises a UsageError in an event loop's thread, which it would stop.
+    """
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        refuse_in_loop(f"{method.__name__}_sync()", f"await {method.__name__}()")
+        return run(method(*args, **kwargs))
+
+    call.__name__ = f"{method.__name__}_sync"
+    call.__qualname__ = f"{method.__qualname__}_sync"
+    call.__doc__ = f"Do as ``{method.__name__}``, blocking this thread.\n\n{method.__doc__}"
+    return call
+
+
+def run(coroutine: Coroutine[Any, Any, R]) -> R:
+    """What the coroutine gives, run on the thread for such calls; interrupted, it is cancelled."""
+    future = asyncio.run_coroutine_threadsafe(coroutine, _Background.current().loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def refuse_in_loop(call: str, instead: str) -> None:
+    """Raise if an event loop runs in this thread.
+
+    Raises:
+        UsageError: one does; it says what to write instead.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise UsageError(f"{call} would stop this event loop: use {instead}")
+
+
+class _Background:
+    """A loop on a daemon thread of its own, started at first use; a forked child starts its own."""
+
+    _lock = threading.Lock()
+    _present: _Background | None = None
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, name="taskq-sync", daemon=True).start()
+
+    @classmethod
+    def current(cls) -> _Background:
+        with cls._lock:
+            if cls._present is None:
+                cls._present = cls()
+            return cls._present
+
+    @classmethod
+    def forget(cls) -> None:
+        # Its thread does not exist in the child, and may have held the lock in the parent.
+        cls._lock = threading.Lock()
+        cls._present = None
+
+
+os.register_at_fork(after_in_child=_Background.forget)

@@ -1,0 +1,201 @@
+"""Everything that can be awaited can also be called from code without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import (
+    JobFailed,
+    JobHandle,
+    JobNotFound,
+    ResultTimeout,
+    State,
+    TaskLog,
+    TaskQ,
+    UsageError,
+)
+from taskq import blocking as module
+from taskq.blocking import blocking
+from taskq.deadletters import DeadLetters
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Any:
+    app = TaskQ(tmp_path / "data")
+
+    @app.task(name="add")
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    @app.task(name="fail", retry=1)
+    async def fail() -> None:
+        raise ValueError("order 17 is bad")
+
+    yield app
+    app.close_sync()
+
+
+@pytest.mark.parametrize("kind", [TaskQ, TaskLog, JobHandle, DeadLetters])
+def test_every_public_coroutine_has_a_blocking_twin_of_the_same_signature(kind: type) -> None:
+    methods = {
+        name: method
+        for name, method in inspect.getmembers(kind, inspect.iscoroutinefunction)
+        if not name.startswith("_")
+    }
+    assert methods
+    for name, method in methods.items():
+        twin = getattr(kind, f"{name}_sync", None)
+        assert twin is not None, f"{kind.__name__}.{name} has no twin"
+        assert not inspect.iscoroutinefunction(twin)
+        parameters = [inspect.signature(one).parameters.keys() for one in (method, twin)]
+        assert parameters[0] == parameters[1], name
+        assert twin.__doc__.startswith(f"Do as ``{name}``"), name
+
+
+def test_a_program_without_a_loop_enqueues_runs_and_looks_after_its_jobs(app: TaskQ) -> None:
+    good = app.enqueue_by_name_sync("add", 1, 2)
+    bad = app.enqueue_by_name_sync("fail")
+    assert good.status_sync() is State.READY
+    with pytest.raises(ResultTimeout):
+        good.result_sync(timeout=0)
+    with app.worker_thread(concurrency=2):
+        assert good.result_sync(timeout=20) == 3
+        with pytest.raises(JobFailed, match="order 17 is bad"):
+            bad.result_sync(timeout=20)
+    assert app.dead.count_sync() == 1
+    assert [view.job_id for view in app.dead.list_sync(task="fail")] == [bad.id]
+    bad.requeue_sync()
+    assert app.dead.count_sync() == 0
+    assert bad.cancel_sync()
+    assert app.stats_sync().queues[0].succeeded == 1
+    assert app.pause_sync("default")
+    waiting = app.enqueue_by_name_sync("add", 3, 4)
+    assert "paused" in app.why_sync(waiting.id).text
+    assert app.purge_sync("default").count == 1
+    assert app.resume_sync("default")
+    assert [event.what for event in app.timeline_sync(good.id)][-1] == "succeeded"
+
+
+def test_attempts_tell_who_ran_the_job_and_what_went_wrong(app: TaskQ) -> None:
+    job = app.enqueue_by_name_sync("fail")
+    with app.worker_thread():
+        with pytest.raises(JobFailed):
+            job.result_sync(timeout=20)
+        (attempt,) = job.attempts_sync()
+    assert (attempt.number, attempt.outcome, attempt.pid) == (1, "died", os.getpid())
+    assert attempt.worker
+    assert attempt.host
+    assert (attempt.error, attempt.message) == ("ValueError", "order 17 is bad")
+    assert len(attempt.fingerprint) == 16
+    assert attempt.ended is not None
+    assert attempt.started < attempt.ended
+    with pytest.raises(JobNotFound):
+        app.attempts_sync(f"{job.id}9")
+
+
+def test_the_log_below_can_be_used_without_a_loop_too(tmp_path: Path) -> None:
+    with TaskLog.open(tmp_path / "data") as log:
+        job_id = log.put_sync(b"one")
+        (delivery,) = log.claim_sync(1)
+        assert (delivery.job_id, log.payload_sync(delivery)) == (job_id, b"one")
+        log.ack_sync(delivery, result=b"done")
+        assert log.get_sync(job_id).result == b"done"
+
+
+async def test_a_twin_is_refused_where_it_would_stop_the_loop(app: TaskQ) -> None:
+    with pytest.raises(UsageError, match=r"pause_sync\(\) would stop this event loop: use await"):
+        app.pause_sync("mail")
+    with pytest.raises(UsageError, match=r"run_worker\(\) would stop this event loop"):
+        app.run_worker()
+
+
+def test_calls_of_many_threads_share_one_loop(app: TaskQ) -> None:
+    before = threading.active_count()
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(app.dead.count_sync())) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [0] * 8
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("taskq-sync") == 1
+    assert threading.active_count() - before <= 3
+
+
+def test_an_interrupted_call_cancels_what_it_waits_for() -> None:
+    class Interrupted(BaseException):
+        pass
+
+    cancelled = threading.Event()
+    begun = threading.Event()
+
+    async def wait() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    class Future:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def result(self) -> None:
+            begun.wait(20)
+            raise Interrupted
+
+        def cancel(self) -> None:
+            self.inner.cancel()
+
+    with pytest.MonkeyPatch.context() as patch:
+        start = asyncio.run_coroutine_threadsafe
+        patch.setattr(
+            module.asyncio,  # type: ignore[attr-defined]
+            "run_coroutine_threadsafe",
+            lambda coroutine, loop: Future(start(coroutine, loop)),
+        )
+        with pytest.raises(Interrupted):
+            blocking(wait)()
+    assert cancelled.wait(20)
+
+
+FORK = """
+import os, sys
+from taskq import TaskQ
+
+app = TaskQ(sys.argv[1])
+assert app.dead.count_sync() == 0
+child = os.fork()
+if not child:
+    app.pause_sync("mail")
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert not app.pause_sync("mail")
+print("fine")
+"""
+
+
+def test_a_forked_child_has_a_loop_of_its_own(tmp_path: Path) -> None:
+    """As under gunicorn or uwsgi, which fork their workers after the app was loaded and used."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.stdout.strip() == "fine", done.stderr
