@@ -231,6 +231,8 @@ async def _give_up(tries: Iterable[asyncio.Task[None]]) -> None:
 
 
 def _told(error: BaseException) -> str:
+    if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
+        return os.strerror(error.errno)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

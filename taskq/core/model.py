@@ -296,6 +296,20 @@ class LogStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Jobs that a worker keeps back for now, and why. None: of any queue, of any task."""
+
+    queues: frozenset[str] | None = None
+    tasks: frozenset[str] | None = None
+    #: their queue backs off; else a condition that they need does not hold
+    is_breaker: bool
+    #: for people, without an end
+    text: str
+    #: wall time
+    since_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """What one worker of a process claims. None: any."""
 
@@ -303,6 +317,8 @@ class Serving:
     tasks: frozenset[str] | None = None
     #: jobs that it runs at a time, 0 if that is not fixed
     slots: int = 0
+    #: what it does not claim for now
+    holds: tuple[Hold, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from taskq.core.durations import spoken
 from taskq.core.model import SECOND_NS, State
 
 if TYPE_CHECKING:
-    from taskq.core.model import JobView, OwnerView, Serving
+    from taskq.core.model import Hold, JobView, OwnerView, Serving
 
 #: Jobs before it that are counted one by one; of more it is said that there are more.
 AHEAD_MAX: Final = 10_000
@@ -44,6 +44,10 @@ class Why(enum.StrEnum):
     QUEUE_NOT_SERVED = "queue_not_served"
     #: none of the workers of its queue has registered its task
     TASK_UNKNOWN = "task_unknown"
+    #: a condition that its task needs does not hold
+    CONDITION = "condition"
+    #: its queue backs off, since the network fails
+    BREAKER = "breaker"
     #: a process keeps the writer lock
     LOCKED = "locked"
     #: jobs of higher priority come first
@@ -107,6 +111,7 @@ def why(facts: Facts) -> Reason:
         or _running(facts)
         or _waiting(facts)
         or _unserved(facts)
+        or _kept_back(facts)
         or _locked(facts)
         or _in_line(facts)
     )
@@ -207,6 +212,31 @@ def _unserved(facts: Facts) -> Reason | None:
             f"start one with the app that registers it"
         )
     return Reason(code=Why.TASK_UNKNOWN, text=text)
+
+
+def _kept_back(facts: Facts) -> Reason | None:
+    """What each worker that could run it waits for; one of them is named."""
+    job, found = facts.job, None
+    for worker in facts.workers:
+        for serving in worker.serves:
+            if not serves(serving, job.queue, job.task):
+                continue
+            hold = next((one for one in serving.holds if _keeps(one, job)), None)
+            if hold is None:
+                return None
+            found = found or hold
+    if found is None:
+        return None
+    return Reason(
+        code=Why.BREAKER if found.is_breaker else Why.CONDITION,
+        text=f"{found.text}, for {_ago(facts, found.since_ns)} now",
+    )
+
+
+def _keeps(hold: Hold, job: JobView) -> bool:
+    return (hold.queues is None or job.queue in hold.queues) and (
+        hold.tasks is None or job.task in hold.tasks
+    )
 
 
 def _locked(facts: Facts) -> Reason | None:

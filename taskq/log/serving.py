@@ -1,7 +1,7 @@
 """What the workers of a process claim, told to the others: ``owners/<owner>.serves``.
 
 Only for people who ask why a job does not run, so nothing rests on it: the file is written when
-workers start or stop, is not synced, and counts only while its owner lives.
+workers start or stop or keep jobs back, is not synced, and counts only while its owner lives.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.model import Serving
+from taskq.core.model import Hold, Serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,12 @@ def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
     """Tell what an owner's workers claim; nothing if there are none."""
     target = directory / f"{owner:016x}{SUFFIX}"
     document = [
-        {"queues": _listed(one.queues), "tasks": _listed(one.tasks), "slots": one.slots}
+        {
+            "queues": _listed(one.queues),
+            "tasks": _listed(one.tasks),
+            "slots": one.slots,
+            "holds": [_told(hold) for hold in one.holds],
+        }
         for one in servings
     ]
     if not document:
@@ -54,6 +59,34 @@ def _serving(told: dict[str, Any]) -> Serving:
         queues=_names(told.get("queues")),
         tasks=_names(told.get("tasks")),
         slots=slots if isinstance(slots, int) else 0,
+        holds=_holds(told.get("holds")),
+    )
+
+
+def _told(hold: Hold) -> dict[str, Any]:
+    return {
+        "queues": _listed(hold.queues),
+        "tasks": _listed(hold.tasks),
+        "is_breaker": hold.is_breaker,
+        "text": hold.text,
+        "since_ns": hold.since_ns,
+    }
+
+
+def _holds(told: object) -> tuple[Hold, ...]:
+    if not isinstance(told, list):
+        return ()
+    return tuple(_hold(one) for one in told if isinstance(one, dict))
+
+
+def _hold(told: dict[str, Any]) -> Hold:
+    since_ns = told.get("since_ns")
+    return Hold(
+        queues=_names(told.get("queues")),
+        tasks=_names(told.get("tasks")),
+        is_breaker=told.get("is_breaker") is True,
+        text=str(told.get("text", "")),
+        since_ns=since_ns if isinstance(since_ns, int) else 0,
     )
 
 

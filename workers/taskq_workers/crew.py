@@ -6,8 +6,9 @@ import asyncio
 import logging
 from contextvars import copy_context
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from taskq_workers.aging import unless_too_old
 from taskq_workers.events import Hook, tell
 from taskq_workers.feed import Feed
 from taskq_workers.outcomes import reject, release
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery, Settlement
+    from taskq.tasks import Task
+    from taskq_workers.gating import Gates
     from taskq_workers.plans import Plans
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -54,6 +57,8 @@ class Crew:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.port = port
+        #: what keeps jobs back for now; None while nothing ever does
+        self.gates: Gates | None = None
         self.leaving = False
         self.gone = asyncio.Event()
         self._app = app
@@ -116,6 +121,16 @@ class Crew:
         # The loop's own end cancels all tasks, the worker's keeper among them.
         return self._interrupted or (self._keeper is not None and self._keeper.cancelling() > 0)
 
+    async def judged(
+        self, task: Task[..., Any], error: BaseException, settlement: Settlement
+    ) -> Settlement:
+        """What becomes of a job that failed, in the light of its age and of the network's state."""
+        if self.gates is not None:
+            settlement = await self.gates.judge(task, error, settlement)
+        if task.retry.max_age_seconds is not None:
+            settlement = await unless_too_old(self.port, task, settlement)
+        return settlement
+
     # What the feed calls.
 
     def free(self) -> int:
@@ -141,13 +156,28 @@ class Crew:
 
     def ran_dry(self) -> None:
         """No job is ready and none runs: the burst is over."""
-        self._stop(None)
+        if self.gates is None:
+            self._stop(None)
+        else:
+            self.gates.ran_dry(self._stop)
 
     def fail(self, error: BaseException) -> None:
         """The log cannot be used any more."""
         self._stop(error)
 
     # What the worker calls.
+
+    def delivery_of(self, task: asyncio.Task[Any]) -> Delivery | None:
+        """What runs in this asyncio task; None if it is no slot. May be asked in any thread."""
+        for slot in tuple(self._slots):
+            if slot.task is task:
+                return slot.delivery
+        return None
+
+    @property
+    def slots(self) -> Iterable[Slot]:
+        """Those that are there, running or resting."""
+        return self._slots
 
     def running(self) -> int:
         """How many jobs run now."""

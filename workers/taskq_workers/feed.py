@@ -151,6 +151,11 @@ class Feed:
         else:
             self._claim.add_done_callback(self._on_claimed)
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether a claim waits, or what it brought."""
+        return self._claim is not None or bool(self.buffer)
+
     def finished(self, count: int) -> None:
         """So many outcomes were handed to the log."""
         self._pace.finished(count, self._loop.time())

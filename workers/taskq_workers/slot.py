@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.context import JobContext, _current
 from taskq.core.records import PACKED, Cause, Kind
 from taskq.log.requests import Settlement
-from taskq_workers.aging import unless_too_old
 from taskq_workers.events import tell
 from taskq_workers.outcomes import (
     release,
@@ -110,8 +109,7 @@ class Slot:
                 value = await call(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 - no job may stop its worker
                 settlement = self._failed(plan, delivery, error, called=args is not None)
-                if plan.task.retry.max_age_seconds is not None:
-                    settlement = await unless_too_old(crew.port, plan.task, settlement)
+                settlement = await crew.judged(plan.task, error, settlement)
             else:
                 if value is None and none_is_kept and job._children is None:
                     settlement = _new(Settlement, (_SUCCEEDED, delivery, None, 0, _CALLER, (), 0))

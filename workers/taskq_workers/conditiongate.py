@@ -1,0 +1,118 @@
+"""The gate of all tasks that need the same conditions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+
+from taskq.core.model import Hold
+from taskq_workers.conditions import HELD_SECONDS, Probe, Probes
+from taskq_workers.gates import Gate, Hall, Mode
+
+if TYPE_CHECKING:
+    from taskq.conditionsbase import Condition
+
+#: What was found out so long before a job's network failure is taken for what it met.
+_FAILURE_AGE_SECONDS: Final = 0.25
+#: Probes come that much early for those that share them.
+_SHARED: Final = 0.9
+
+
+class ConditionHall(Hall, Protocol):
+    """What gates of conditions need beside that."""
+
+    probes: Probes
+
+    def is_running(self, tasks: set[str]) -> bool:
+        """Whether a job of these tasks runs here."""
+        ...
+
+    def stop_running(self, tasks: set[str]) -> None:
+        """Stop and release what runs of these tasks, where they asked for it."""
+        ...
+
+
+class ConditionGate(Gate):
+    """Lets the jobs of some tasks run while all their conditions hold.
+
+    Attributes:
+        tasks: their names.
+        conditions: what they need.
+    """
+
+    hall: ConditionHall
+
+    def __init__(self, hall: ConditionHall, conditions: tuple[Condition, ...]) -> None:
+        super().__init__(hall)
+        self.tasks: set[str] = set()
+        self.conditions = conditions
+        self._alarm = asyncio.Event()
+        self._shut_by: tuple[Probe, int] | None = None
+
+    def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
+        """Its tasks, in all queues that may be claimed from."""
+        return self.hall.open_queues(), frozenset(self.tasks)
+
+    async def has_lost_network(self) -> bool:
+        """Whether the network that its jobs need is gone; asked when one met a network failure."""
+        needed = [one for one in self.conditions if one.is_network]
+        if not needed:
+            return False
+        unmet = await self.hall.probes.unmet(needed, _FAILURE_AGE_SECONDS)
+        if unmet is not None:
+            self._alarm.set()
+            self._landed.set()
+        return unmet is not None
+
+    async def _live(self) -> None:
+        while True:
+            if not self._claimed and not await self.demand():
+                self._enter(Mode.IDLE)
+                await self._claim(1, None)
+            if self.mode is not Mode.SHUT:
+                self._enter(Mode.CHECKING)
+            unmet = await self._unmet()
+            if unmet is not None:
+                self._release(self.cause)
+                self._shut(unmet)
+                await asyncio.sleep(unmet.condition.interval_seconds)
+                continue
+            if await self._ramp():
+                self._enter(Mode.OPEN)
+                await self._while_open()
+            else:
+                self.hall.stop_running(self.tasks)
+
+    async def _is_passable(self) -> bool:
+        return await self._unmet() is None
+
+    async def _unmet(self) -> Probe | None:
+        if self.mode is Mode.SHUT:
+            age = _SHARED * min(one.interval_seconds for one in self.conditions)
+        else:
+            age = _FAILURE_AGE_SECONDS if self._alarm.is_set() else HELD_SECONDS
+        return await self.hall.probes.unmet(self.conditions, age)
+
+    async def _while_open(self) -> None:
+        """Return once a condition is lost, or nothing of its tasks runs or waits any more."""
+        while True:
+            self._alarm.clear()
+            try:
+                async with asyncio.timeout(HELD_SECONDS):
+                    await self._alarm.wait()
+            except TimeoutError:
+                pass
+            if not self.hall.is_running(self.tasks) and not await self.demand():
+                return
+            if await self._unmet() is not None:
+                self.hall.stop_running(self.tasks)
+                return
+
+    def _shut(self, unmet: Probe) -> None:
+        if self.mode is Mode.SHUT and self._shut_by == (unmet, unmet.since_ns):
+            return  # perhaps for another reason by now; people were told the first
+        self._shut_by = (unmet, unmet.since_ns)
+        text = f"it waits for {unmet.condition.name}, which does not hold ({unmet.problem})"
+        tasks = frozenset(self.tasks)
+        hold = Hold(tasks=tasks, is_breaker=False, text=text, since_ns=unmet.since_ns)
+        self._enter(Mode.SHUT, hold)

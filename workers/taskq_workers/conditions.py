@@ -1,0 +1,114 @@
+"""Probes of conditions, one for each distinct condition of a worker, however many tasks name it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from taskq.conditionsbase import Condition
+
+_log: Final = logging.getLogger("taskq.worker")
+
+#: A condition that held is taken for holding so long, while its jobs run.
+HELD_SECONDS: Final = 2.0
+
+
+class Probe:
+    """What is known of one condition.
+
+    Attributes:
+        condition: it.
+        problem: why it does not hold, "" if it does; None before the first probe.
+        probed_at: loop time of the start of the last probe that ended.
+        since_ns: wall time at which it was found to hold, or not to hold any more.
+    """
+
+    __slots__ = (
+        "_is_warned", "_running", "_wall_ns", "condition", "probed_at", "problem", "since_ns",
+    )  # fmt: skip
+
+    def __init__(self, condition: Condition, wall_ns: Callable[[], int]) -> None:
+        self._wall_ns = wall_ns
+        self.condition = condition
+        self.problem: str | None = None
+        self.probed_at = float("-inf")
+        self.since_ns = 0
+        self._running: asyncio.Task[None] | None = None
+        self._is_warned = False
+
+    async def told(self, age_seconds: float) -> str:
+        """Why it does not hold, "" if it does; what was found out so long ago is good enough.
+
+        All who ask at a time share one probe.
+        """
+        loop = asyncio.get_running_loop()
+        if self.problem is None or loop.time() - self.probed_at > age_seconds:
+            if self._running is None:
+                self._running = loop.create_task(self._probe(loop.time()), name="taskq-probe")
+            # Whoever gives up waiting must not end it for the others.
+            await asyncio.shield(self._running)
+        return self.problem or ""
+
+    async def leave(self) -> None:
+        """Stop a probe that runs."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _probe(self, now: float) -> None:
+        condition = self.condition
+        try:
+            async with asyncio.timeout(condition.timeout_seconds):
+                problem = await condition.problem()
+        except TimeoutError:
+            problem = f"its probe took over {condition.timeout_seconds:g} s"
+        except Exception as error:  # noqa: BLE001 - a condition is somebody else's code
+            problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+            if not self._is_warned:
+                self._is_warned = True
+                _log.warning(
+                    "the condition %s counts as not holding, since its probe raised %s",
+                    condition.name,
+                    problem,
+                )
+        finally:
+            self._running = None
+        if self.problem is None or bool(self.problem) != bool(problem):
+            self.since_ns = self._wall_ns()
+        self.problem = problem
+        self.probed_at = now
+
+
+class Probes(dict["Condition", Probe]):
+    """The probes of a worker by condition, made when a condition is first asked for.
+
+    Args:
+        data_dir: of the app, for conditions that mean its disk.
+        wall_ns: tells the log's time.
+    """
+
+    def __init__(self, data_dir: Path, wall_ns: Callable[[], int]) -> None:
+        super().__init__()
+        self._wall_ns = wall_ns
+        self._data_dir = data_dir
+
+    def __missing__(self, condition: Condition) -> Probe:
+        bound = condition.bound(self._data_dir)
+        probe = Probe(bound, self._wall_ns) if bound == condition else self[bound]
+        self[condition] = probe
+        return probe
+
+    async def unmet(self, conditions: Iterable[Condition], age_seconds: float) -> Probe | None:
+        """The first of the conditions that does not hold; None if all do."""
+        probes = [self[condition] for condition in conditions]
+        problems = await asyncio.gather(*(probe.told(age_seconds) for probe in probes))
+        return next((one for one, problem in zip(probes, problems, strict=True) if problem), None)
+
+    async def leave(self) -> None:
+        """Stop all that run."""
+        await asyncio.gather(*(probe.leave() for probe in set(self.values())))
