@@ -10,14 +10,14 @@ that a step of the clock moves them all at once.
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
     META_BACK,
     META_EXPIRES,
+    META_FLOW,
     STATE_MASK,
 )
 from taskq.core.lanes import Lane
@@ -26,6 +26,9 @@ from taskq.core.records import Kind
 from taskq.core.taking import Taking
 from taskq.core.timetable import STALE_MAX, Expiry, Timetable
 from taskq.core.transitions import BY_TIME, after
+
+if TYPE_CHECKING:
+    from taskq.core.limits import Group
 
 _READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 _SCHEDULED: Final = int(after(State.ABSENT, Kind.ENQUEUED, waits=True))
@@ -74,7 +77,7 @@ class Agenda(Taking):
         lane.push(job)
         lane.ready += 1
         if lane.ready == 1 and not lane.blocked:
-            self._ready[lane.priority][lane] = None
+            self._open(lane)
 
     def apply_enqueued_run(self, first: int, locations: list[int], lane: Lane, meta: int) -> None:
         """Do as ``apply_enqueued`` for the jobs ``first``, ``first + 1``, … of one lane."""
@@ -82,7 +85,7 @@ class Agenda(Taking):
         lane.push_run(first, len(locations))
         lane.ready += len(locations)
         if lane.ready and not lane.blocked:
-            self._ready[lane.priority][lane] = None
+            self._open(lane)
 
     def apply_scheduled(
         self, job: int, location: int, lane: Lane, meta: int, due_ns: int, is_wall: bool
@@ -91,6 +94,13 @@ class Agenda(Taking):
         self.table.add(job, location, lane.number, meta | _SCHEDULED)
         lane.scheduled += 1
         self.note_scheduled(job, due_ns, is_wall)
+
+    def apply_held(self, job: int, location: int, lane: Lane, meta: int, needs: int) -> None:
+        """A job that waits for others; ``needs`` is their count, and above it the policy."""
+        self.table.insert(job, location, lane.number, meta | _SCHEDULED)
+        lane.scheduled += 1
+        self._scheduled += 1
+        self.flows.hold(job, needs)
 
     def apply_expiry(self, job: int, expires_ns: int, is_wall: bool) -> None:
         """Note when a job that was just added expires (its meta has META_EXPIRES)."""
@@ -108,67 +118,12 @@ class Agenda(Taking):
         meta = chunk.metas[index]
         lane = self.lanes[chunk.lanes[index]]
         self._leave(lane, job, meta)
-        if meta & STATE_MASK == _SCHEDULED:
+        if meta & STATE_MASK == _SCHEDULED and not (meta & META_FLOW and self.flows.drop(job)):
             self.times.forget(job)
-        chunk.metas[index] = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | _attempt(attempt) | _CLAIMED
-        lane.running += 1
+        chunk.metas[index] = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | counted(attempt) | _CLAIMED
+        self.note_running(lane, 1)
         self.running[job] = (token, epoch, owner)
         return True
-
-    def apply_claimed_run(
-        self, jobs: list[int], attempts: list[int], owners: list[int], token: int, epoch: int
-    ) -> None:
-        """Do as ``apply_claimed`` for jobs whose claims follow one another from ``token`` on."""
-        number = 0
-        while number < len(jobs):
-            count = self._claim_from(jobs, attempts, owners, number, token, epoch)
-            if not count:
-                claim = token + number, epoch, owners[number], attempts[number]
-                self.apply_claimed(jobs[number], *claim)
-            number += count or 1
-
-    def _claim_from(
-        self,
-        jobs: list[int],
-        attempts: list[int],
-        owners: list[int],
-        number: int,
-        token: int,
-        epoch: int,
-    ) -> int:
-        """Claim the jobs from ``number`` on that are ready in one lane; returns how many."""
-        find, table, running = self.table.find, self.table, self.running
-        lane: Lane | None = None
-        start = number
-        for job in islice(jobs, start, None):
-            chunk = find(job)
-            if chunk is None:
-                break
-            index = table.index
-            meta = chunk.metas[index]
-            if meta & STATE_MASK != _READY or (
-                lane is not None and chunk.lanes[index] != lane.number
-            ):
-                break
-            lane = lane or self.lanes[chunk.lanes[index]]
-            meta &= ~(STATE_MASK | ATTEMPT_MASK)
-            chunk.metas[index] = meta | _attempt(attempts[number]) | _CLAIMED
-            running[job] = (token + number, epoch, owners[number])
-            number += 1
-        if lane is None:
-            return 0
-        count = number - start
-        lane.ready -= count
-        lane.running += count
-        if not lane.ready:
-            self._close(lane)
-            return count
-        claimed = jobs[start:number]
-        if not lane.leave_run(claimed):
-            for job in claimed:
-                lane.leave(job, self._is_fresh)
-            lane.left += count
-        return count
 
     def apply_back(self, kind: Kind, job: int, attempt: int, due_ns: int, now_ns: int) -> bool:
         """A running job waits again: RETRIED or RELEASED. False: unknown here."""
@@ -182,13 +137,13 @@ class Agenda(Taking):
         meta = chunk.metas[index]
         lane = self.lanes[chunk.lanes[index]]
         self._leave(lane, job, meta)
-        if meta & STATE_MASK == _SCHEDULED:
+        if meta & STATE_MASK == _SCHEDULED and not (meta & META_FLOW and self.flows.drop(job)):
             self.times.forget(job)
         if job in self._overdue:
             # Not expired yet: the clock may have been set back since.
             self.times.expire_again(job, self._overdue.pop(job))
         waits = due_ns > now_ns
-        meta = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | _attempt(attempt)
+        meta = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | counted(attempt)
         chunk.metas[index] = meta | _BACK[kind, waits] | META_BACK
         if waits:
             lane.scheduled += 1
@@ -209,19 +164,24 @@ class Agenda(Taking):
         meta = chunk.metas[index]
         lane = self.lanes[chunk.lanes[index]]
         self._leave(lane, job, meta)
+        home = lane.home
         if kind is Kind.SUCCEEDED:  # the common one, without getattr
-            lane.succeeded += 1
+            home.succeeded += 1
         else:
             name = _ENDS[kind]
-            setattr(lane, name, getattr(lane, name) + 1)
+            setattr(home, name, getattr(home, name) + 1)
         location = chunk.locations[index]
         self.table.remove(chunk, index)
         if kind is Kind.DIED:
-            self.dead.insert(job, location, lane.number, max(now_ns // SECOND_NS, 1))
+            self.dead.insert(job, location, home.number, max(now_ns // SECOND_NS, 1))
+        if meta & META_FLOW:
+            self.flows.drop(job)
         if meta & META_EXPIRES:
             self._overdue.pop(job, None)
             self._expiring -= 1
             self._count_left()
+        if home is not lane:
+            self.retire(lane)
         return True
 
     def apply_succeeded(self, jobs: list[int]) -> None:
@@ -242,8 +202,11 @@ class Agenda(Taking):
                 leases.drop(job)
             lane = lanes[chunk.lanes[index]]
             lane.running -= 1
-            lane.succeeded += 1
             remove(chunk, index)
+            if lane.group is None:
+                lane.succeeded += 1
+            else:
+                self._succeeded_in_group(lane, lane.group)
 
     def apply_clock(self, step_ns: int) -> None:
         """Wall time made a step: relative moments move with it."""
@@ -321,7 +284,8 @@ class Agenda(Taking):
     def unblock(self, lane: Lane, why: int) -> None:
         """Let the lane's jobs be claimed again, as far as that goes."""
         super().unblock(lane, why)
-        self._aged_at = 0
+        if lane.ready and not lane.blocked:
+            self.note_ready(lane.waits_since(self.ages))
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -339,8 +303,8 @@ class Agenda(Taking):
         self.note_ready(moment)
         lane.give_back(job, moment)
         lane.ready += 1
-        if lane.ready == 1 and not lane.blocked:
-            self._ready[lane.priority][lane] = None
+        if not lane.blocked and (lane.ready == 1 or lane.family is not None):
+            self._open(lane)
 
     def enter_ready_run(self, lane: Lane, jobs: list[int], moments: list[int]) -> None:
         """Do as ``enter_ready`` for many."""
@@ -350,12 +314,14 @@ class Agenda(Taking):
         lane.give_back_run(jobs, moments)
         lane.ready += len(jobs)
         if lane.ready and not lane.blocked:
-            self._ready[lane.priority][lane] = None
+            self._open(lane)
 
     def _leave(self, lane: Lane, job: int, meta: int) -> None:
         state = meta & STATE_MASK
         if state == _CLAIMED:
             lane.running -= 1
+            if lane.group is not None:
+                self.groups.left(lane.group)
         elif state == _READY:
             lane.ready -= 1
             lane.left += 1
@@ -370,6 +336,13 @@ class Agenda(Taking):
             self._scheduled -= 1
             self._count_left()
 
+    def _succeeded_in_group(self, lane: Lane, group: Group) -> None:
+        home = lane.home
+        home.succeeded += 1
+        self.groups.left(group)
+        if home is not lane:
+            self.retire(lane)
+
     def _count_left(self) -> None:
         """An entry of the timetable may be stale now."""
         self._left += 1
@@ -378,5 +351,6 @@ class Agenda(Taking):
             self.times.sweep_expiries(self._expiring, self._is_live)
 
 
-def _attempt(attempt: int) -> int:
+def counted(attempt: int) -> int:
+    """The attempts as ``meta`` has them."""
     return (attempt << ATTEMPT_SHIFT) & ATTEMPT_MASK if attempt < 1 << 16 else ATTEMPT_MASK

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.jobtable import META_BACK, META_EXPIRES
+from taskq.core.jobtable import META_BACK, META_EXPIRES, STATE_MASK
 from taskq.core.model import LIVE_STATES, SECOND_NS, State
 from taskq.core.records import Kind
 from taskq.core.transitions import after
@@ -37,12 +37,13 @@ def apply_carried(
     ended_ns: int,
     *,
     since_ns: int = 0,
+    needs: int | None = None,
 ) -> None:
     """The job stands at ``location`` now, in this state.
 
     ``meta`` holds flags and attempts; ``expires`` and ``due`` are moments, 0 for none, and whether
     they are wall time; ``claim`` is (token, epoch, owner) of a running job; ``since_ns`` is the
-    wall time since when a ready job waits.
+    wall time since when a ready job waits; ``needs`` what a held one waits for.
     """
     if state is State.DEAD:
         _apply_carried_dead(agenda, job, location, lane, ended_ns)
@@ -58,12 +59,17 @@ def apply_carried(
         meta |= META_BACK
     if expires[0]:
         meta |= META_EXPIRES
+    if needs is not None:
+        agenda.apply_held(job, location, lane, meta & ~STATE_MASK, needs)
+        if expires[0]:
+            agenda.apply_expiry(job, *expires)
+        return
     agenda.table.insert(job, location, lane.number, meta)
     if state is State.SCHEDULED:
         lane.scheduled += 1
         agenda.note_scheduled(job, *due)
     elif state is State.RUNNING:
-        lane.running += 1
+        agenda.note_running(lane, 1)
         agenda.running[job] = claim
         if lease_ns:
             agenda.leases.apply_until(job, lease_ns)
@@ -101,6 +107,7 @@ def _apply_carried_dead(agenda: Agenda, job: int, location: int, lane: Lane, end
     if chunk is not None:
         chunk.locations[dead.index] = location
         return
+    lane = lane.home
     lane.dead += 1
     dead.insert(job, location, lane.number, max(ended_ns // SECOND_NS, 1))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from heapq import heappush
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
@@ -20,7 +21,10 @@ from taskq.core.blocks import SortedBlocks
 from taskq.core.dedup import Dedup, _Page
 from taskq.core.jobtable import CHUNK, Chunk, JobTable
 from taskq.core.lanes import Lane
+from taskq.core.laneset import GONE
+from taskq.core.limits import BLOCKED_BY_CONCURRENCY, BLOCKED_BY_RATE, pack_group, unpack_group
 from taskq.core.model import PRIORITY_MAX
+from taskq.core.rates import Times
 from taskq.core.returned import Returned
 from taskq.core.schedules import ScheduleState
 
@@ -107,6 +111,9 @@ def freeze_agenda(agenda: Agenda) -> Frozen:
     frozen.put("B", [is_wall for _, is_wall in agenda._overdue.values()])
     frozen.put("Q", agenda.ages._lsns)
     frozen.put("Q", agenda.ages._moments)
+    _put_rated(frozen, agenda)
+    frozen.put("Q", agenda.flows.held.keys())
+    frozen.put("Q", agenda.flows.held.values())
     return frozen
 
 
@@ -122,10 +129,16 @@ def thaw_agenda(source: Source) -> Agenda:
     agenda.table = _take_table(source)
     agenda.dead = _take_table(source)
     for lane in _take_lanes(source):
+        if lane is GONE:
+            heappush(agenda._free, len(agenda.lanes))
+        else:
+            agenda._by_key[lane.priority][lane.key] = lane
         agenda.lanes.append(lane)
-        agenda._by_key[lane.priority][lane.key] = lane
-        if lane.ready and not lane.blocked:
-            agenda._ready[lane.priority][lane] = None
+    for lane in agenda.lanes[:]:
+        if lane is not GONE:
+            agenda.admit(lane)
+            if lane.ready and not lane.blocked:
+                agenda._open(lane)
     for chunk in (*agenda.table._chunks, *agenda.dead._chunks):
         _check_lanes(chunk.lanes, len(agenda.lanes))
     agenda.paused = {name.decode("utf-8", "surrogatepass") for name in _take_names(source)}
@@ -144,6 +157,8 @@ def thaw_agenda(source: Source) -> Agenda:
     ages._lsns, ages._moments = source.take("Q"), source.take("Q")
     if len(ages._lsns) != len(ages._moments):
         raise ValueError(f"{len(ages._lsns)} frames have {len(ages._moments)} times")
+    _take_rated(source, agenda)
+    agenda.flows.thaw(source.take("Q"), source.take("Q"))
     return agenda
 
 
@@ -164,16 +179,18 @@ def _take_lanes(source: Source) -> list[Lane]:
     backs = _take_blocks(source)
     lanes: list[Lane] = []
     for key, count, back in zip(keys, counts, backs, strict=True):
-        if len(key) < 2 or len(key) != 2 + key[0] + key[1]:  # noqa: PLR2004 - the two lengths
+        if len(key) < 2 or len(key) < 2 + key[0] + key[1]:  # noqa: PLR2004 - the two lengths
             raise ValueError(f"{key!r} names no lane")
         lane = Lane(len(lanes), key, 0)
         for name, value in zip(_LANE_NUMBERS, _some(numbers, len(_LANE_NUMBERS)), strict=True):
             setattr(lane, name, value)
+        lane.blocked &= ~(BLOCKED_BY_CONCURRENCY | BLOCKED_BY_RATE)  # as claimers here tell anew
         if not 0 <= lane.priority <= PRIORITY_MAX:
             raise ValueError(f"a lane has priority {lane.priority}")
         lane._blocks.extend(_some(blocks, count))
-        lane._back = Returned.of(back)
-        lanes.append(lane)
+        if back.size:
+            lane._back = Returned.of(back)
+        lanes.append(GONE if key == GONE.key else lane)
     return lanes
 
 
@@ -197,6 +214,24 @@ def _take_schedules(source: Source, schedules: dict[str, ScheduleState]) -> None
         raise ValueError(f"{len(names)} schedules have {len(last)} states")
     for name, state in zip(names, states, strict=True):
         schedules[name.decode("utf-8", "surrogatepass")] = state
+
+
+def _put_rated(frozen: Frozen, agenda: Agenda) -> None:
+    rows = list(agenda.groups.rows(agenda.moment))
+    frozen.put_names([pack_group(key) for key, _ in rows])
+    frozen.put("q", chain.from_iterable((one.most, one.window_ns) for _, one in rows))
+    pairs = [one.pairs() for _, one in rows]
+    frozen.put_arrays("q", [array("q", (moment for moment, _ in some)) for some in pairs])
+    frozen.put_arrays("I", [array("I", (count for _, count in some)) for some in pairs])
+
+
+def _take_rated(source: Source, agenda: Agenda) -> None:
+    names, numbers = _take_names(source), source.take("q")
+    columns = names, numbers[::2], numbers[1::2], source.take_arrays("q"), source.take_arrays("I")
+    for name, most, window_ns, moments, counts in zip(*columns, strict=True):
+        times = Times()
+        times.replace(zip(moments, counts, strict=True), most, window_ns)
+        agenda.groups.restore(unpack_group(name), times, agenda.moment)
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -283,6 +318,7 @@ def _take_timetable(source: Source, times: Timetable) -> None:
 
 def _put_leases(frozen: Frozen, leases: Leases) -> None:
     frozen.put("q", (leases.shift_ns,))
+    frozen.put("Q", sorted(leases.asked))
     frozen.put("Q", leases._deadlines.keys())
     frozen.put("Q", leases._deadlines.values())
     _put_blocks(frozen, (leases._order,))
@@ -290,6 +326,7 @@ def _put_leases(frozen: Frozen, leases: Leases) -> None:
 
 def _take_leases(source: Source, leases: Leases) -> None:
     (leases.shift_ns,) = source.take("q")
+    leases.asked = set(source.take("Q"))
     leases._deadlines = dict(zip(source.take("Q"), source.take("Q"), strict=True))
     (leases._order,) = _take_blocks(source)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from taskq.core.flows import Flows
 from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, FRESH_MASK, STATE_MASK, JobTable
-from taskq.core.lanes import NO_JOB, Lanes
+from taskq.core.lanes import NO_JOB
+from taskq.core.laneset import Lanes
 from taskq.core.leases import Leases
 from taskq.core.model import State
 from taskq.core.records import Kind
@@ -21,9 +23,10 @@ class Jobs(Lanes):
     Attributes:
         table: every unsettled job.
         running: job -> (token, epoch, owner): the claim that holds it.
-        leases: which of these claims end at a moment.
+        leases: which of these claims end at a moment, or are to be cancelled.
         dead: dead letters by job: location of the job's ENQUEUED record (or of the one that carries
             it), lane, and as ``meta`` the second of wall time in which the job died.
+        flows: jobs that wait for others.
         floor_lsn: segments that begin before it may be gone.
     """
 
@@ -33,6 +36,7 @@ class Jobs(Lanes):
         self.running: dict[int, tuple[int, int, int]] = {}
         self.leases = Leases()
         self.dead = JobTable()
+        self.flows = Flows()
         self.floor_lsn = 0
 
     def state(self, job: int) -> State:
@@ -41,6 +45,15 @@ class Jobs(Lanes):
         if chunk is None:
             return State.ABSENT
         return State(chunk.metas[self.table.index] & STATE_MASK)
+
+    def apply_cancel_asked(self, job: int, token: int) -> None:
+        """Somebody wants the job cancelled that this claim holds; of another claim it says nothing.
+
+        The job ends with the claim: however that ends, but for a success.
+        """
+        claim = self.running.get(job)
+        if claim is not None and claim[0] == token:
+            self.leases.asked.add(job)
 
     def location(self, job: int) -> int:
         """Where the enqueue record of an unsettled job stands."""

@@ -24,6 +24,8 @@ META_DURABLE_CLAIM: Final = 1 << 5
 #: It was not ready when it came, or is not for the first time: its place is beside the lane's fresh
 #: ones.
 META_BACK: Final = 1 << 6
+#: It is part of a flow. Beyond the bits of the attempts.
+META_FLOW: Final = 1 << 24
 FRESH_MASK: Final = STATE_MASK | META_BACK
 ATTEMPT_SHIFT: Final = 8
 ATTEMPT_UNIT: Final = 1 << ATTEMPT_SHIFT

@@ -1,4 +1,4 @@
-"""A lane: the ready jobs of one (queue, priority, task), oldest first, 8 bytes each.
+"""A lane: the ready jobs of one (queue, priority, task) and key, oldest first, 8 bytes each.
 
 Fresh jobs arrive in the order of their ids and go to plain blocks; given-back ones and those whose
 time has come keep their place by id through a small sorted structure beside the blocks, which knows
@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import deque
 from heapq import merge
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.model import PRIORITY_MAX, QueueStats
 from taskq.core.returned import Returned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskq.core.ages import Ages
-    from taskq.core.schedules import ScheduleState
+    from taskq.core.families import Family
+    from taskq.core.limits import Group
 
 _BLOCK: Final = 1_024
 #: Larger than any lsn.
@@ -32,6 +31,8 @@ NO_JOB: Final = 2**64 - 1
 LATEST: Final = 2**64 - 1
 #: Why a lane is blocked.
 BLOCKED_BY_PAUSE: Final = 1
+#: Of lanes to which no job was ever given back; nothing is put into it.
+_NONE: Final = Returned()
 
 
 class Lane:
@@ -43,7 +44,10 @@ class Lane:
         ready: jobs that may be claimed now (stale entries not counted).
         left: how often a job was taken from among the ready ones without ``pop``.
         body_at: where the payload starts in the plain enqueue records of this lane.
-        key: (queue length u8, task length u8, queue, task), as the log has them.
+        key: (queue length u8, task length u8, queue, task), as the log has them, and then the
+            concurrency key.
+        family: the lanes that differ in their concurrency key alone; None for one without a key.
+        group: what limits its jobs; None if nothing does.
         blocked: why it is taken out of the ready set, bits of ``BLOCKED_…``; 0 when it is not.
     """
 
@@ -58,6 +62,8 @@ class Lane:
         "dead",
         "entries",
         "expired",
+        "family",
+        "group",
         "key",
         "left",
         "number",
@@ -82,9 +88,22 @@ class Lane:
         self.entries = self.left = 0
         self.ready = self.scheduled = self.running = 0
         self.succeeded = self.dead = self.cancelled = self.expired = 0
-        self._blocks: deque[array[int]] = deque()
+        self.family: Family | None = None
+        self.group: Group | None = None
+        # A list: an empty deque takes more than all the rest of a lane.
+        self._blocks: list[array[int]] = []
         self._head = self._swept = 0
-        self._back = Returned()
+        self._back = _NONE
+
+    @property
+    def concurrency_key(self) -> bytes:
+        """What its jobs share besides queue, priority and task; b"" for nothing."""
+        return self.key[2 + self.key[0] + self.key[1] :]
+
+    @property
+    def home(self) -> Lane:
+        """The lane that has the totals of its settled jobs, and its dead letters."""
+        return self if self.family is None else self.family.base
 
     def push(self, job: int) -> None:
         """Append a job that is younger than all before."""
@@ -109,10 +128,14 @@ class Lane:
 
     def give_back(self, job: int, moment: int) -> None:
         """Put a job in at the place of its id; it is ready since ``moment``."""
+        if self._back is _NONE:
+            self._back = Returned()
         self.entries += self._back.put(job, moment)
 
     def give_back_run(self, jobs: list[int], moments: list[int]) -> None:
         """Do as ``give_back`` for jobs of rising ids."""
+        if self._back is _NONE:
+            self._back = Returned()
         self.entries += self._back.put_run(jobs, moments)
 
     def leave(self, job: int, is_ready: Callable[[int], bool]) -> None:
@@ -220,7 +243,7 @@ class Lane:
             self.entries = self._head = 0
             self._blocks.clear()
             if self._back.size:
-                self._back = Returned()
+                self._back = _NONE
 
     def sweep(self, is_ready: Callable[[int], bool]) -> None:
         """Drop the stale entries of the next block, the first again after the last."""
@@ -251,7 +274,7 @@ class Lane:
         self.entries -= 1
         self._head += 1
         if self._head == len(self._blocks[0]):
-            self._blocks.popleft()
+            del self._blocks[0]
             self._head = 0
 
     def _pop_fresh(self, count: int, below: int) -> list[int]:
@@ -269,94 +292,6 @@ class Lane:
             if end < len(block):
                 break
             # The block is used up, full or not: the next push opens another.
-            blocks.popleft()
+            del blocks[0]
             self._head = 0
         return popped
-
-
-class Lanes:
-    """All lanes, and those of each priority that have jobs to claim.
-
-    Attributes:
-        lanes: by their number.
-        paused: names of the queues that are paused.
-        schedules: how far each schedule has ticked, by its name.
-    """
-
-    def __init__(self) -> None:
-        self.lanes: list[Lane] = []
-        self.paused: set[str] = set()
-        self.schedules: dict[str, ScheduleState] = {}
-        self._by_key: tuple[dict[bytes, Lane], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
-        self._ready: tuple[dict[Lane, None], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
-
-    def lane(self, priority: int, key: bytes) -> Lane:
-        """The lane of (queue length u8, task length u8, queue, task), made at first sight."""
-        lane = self._by_key[priority].get(key)
-        if lane is None:
-            lane = Lane(len(self.lanes), bytes(key), priority)
-            if lane.queue in self.paused:
-                lane.blocked = BLOCKED_BY_PAUSE
-            self.lanes.append(lane)
-            self._by_key[priority][lane.key] = lane
-        return lane
-
-    def block(self, lane: Lane, why: int) -> None:
-        """Keep the lane's jobs from being claimed."""
-        lane.blocked |= why
-        self._ready[lane.priority].pop(lane, None)
-
-    def unblock(self, lane: Lane, why: int) -> None:
-        """Let them be claimed again, as far as that goes."""
-        lane.blocked &= ~why
-        if lane.ready and not lane.blocked:
-            self._ready[lane.priority][lane] = None
-
-    def apply_paused(self, queue: str) -> None:
-        """No job of the queue is claimed until it is resumed."""
-        self.paused.add(queue)
-        for lane in self.lanes:
-            if lane.queue == queue:
-                self.block(lane, BLOCKED_BY_PAUSE)
-
-    def apply_resumed(self, queue: str) -> None:
-        """Its jobs may be claimed again."""
-        self.paused.discard(queue)
-        for lane in self.lanes:
-            if lane.queue == queue:
-                self.unblock(lane, BLOCKED_BY_PAUSE)
-
-    def any_ready(self) -> bool:
-        """Whether any unblocked lane has a job."""
-        return any(self._ready)
-
-    def stats(self) -> tuple[QueueStats, ...]:
-        """Counts per queue, by name; those that are paused are there even if they are empty."""
-        queues: dict[str, list[Lane]] = {name: [] for name in self.paused}
-        for lane in self.lanes:
-            queues.setdefault(lane.queue, []).append(lane)
-        return tuple(
-            _queue_stats(name, queues[name], paused=name in self.paused) for name in sorted(queues)
-        )
-
-    def _close(self, lane: Lane) -> None:
-        """No job of the lane is ready any more."""
-        self._ready[lane.priority].pop(lane, None)
-        lane.clear()
-
-
-def _queue_stats(name: str, lanes: list[Lane], *, paused: bool) -> QueueStats:
-    def total(field: str) -> int:
-        return sum(getattr(lane, field) for lane in lanes)
-
-    return QueueStats(
-        queue=name,
-        scheduled=total("scheduled"),
-        ready=total("ready"),
-        running=total("running"),
-        succeeded=total("succeeded"),
-        dead=total("dead"),
-        cancelled=total("cancelled"),
-        expired=total("expired"),
-        paused=paused,
-    )

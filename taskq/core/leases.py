@@ -1,4 +1,4 @@
-"""Deadlines of claims: a delivery that is neither settled nor extended by then is taken back.
+"""What some claims have: a deadline to be settled or extended by, or somebody who wants them over.
 
 Moments are kept in shifted time (see ``timetable``). Few claims have one: a dict will do.
 """
@@ -14,22 +14,24 @@ _STALE_MAX: Final = 1_024
 
 
 class Leases:
-    """Running jobs whose claim ends at a moment.
+    """Running jobs whose claim ends at a moment, or is to be cancelled.
 
     Attributes:
         shift_ns: sum of all recorded steps of the clock.
+        asked: jobs that somebody wants cancelled.
     """
 
-    __slots__ = ("_deadlines", "_order", "shift_ns")
+    __slots__ = ("_deadlines", "_order", "asked", "shift_ns")
 
     def __init__(self) -> None:
         self.shift_ns = 0
+        self.asked: set[int] = set()
         self._deadlines: dict[int, int] = {}
         #: every deadline ever given; those that were moved or dropped are passed over
         self._order = SortedBlocks()
 
     def __bool__(self) -> bool:
-        return bool(self._deadlines)
+        return bool(self._deadlines or self.asked)
 
     def apply_until(self, job: int, deadline_ns: int) -> None:
         """The claim ends at ``deadline_ns`` of wall time, whatever was said before."""
@@ -43,6 +45,7 @@ class Leases:
 
     def drop(self, job: int) -> None:
         """The claim is over."""
+        self.asked.discard(job)
         self._deadlines.pop(job, None)
         if not self._deadlines:
             self._order = SortedBlocks()

@@ -23,6 +23,8 @@ from taskq.core.transitions import after
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from taskq.core.families import Family
+
     #: job, location, attempt, lane, meta
     Taken = tuple[int, int, int, Lane, int]
 
@@ -52,6 +54,8 @@ class Taking(Jobs):
 
         The jobs are running afterwards; the caller records the claims and fills ``running``.
         """
+        if self.groups.due:
+            self.groups.open_due(self.moment)
         if self.moment >= self._aged_at and self._is_any_aged():
             return self._take_aged(count, queues, tasks)
         taken: list[Taken] = []
@@ -63,6 +67,9 @@ class Taking(Jobs):
             while heads and len(taken) < count:
                 lane = self.lanes[heappop(heads)[1]]
                 below = heads[0][0] if heads else NO_JOB
+                if lane.group is not None:
+                    self._claim_limited(lane, count - len(taken), below, heads, taken)
+                    continue
                 self._claim(lane, lane.pop(count - len(taken), below), taken)
                 if lane.ready and lane.entries:
                     heappush(heads, (lane.head(), lane.number))
@@ -162,22 +169,23 @@ class Taking(Jobs):
     ) -> list[Taken]:
         taken: list[Taken] = []
         bounds = self.ages.bounds(self.moment)
-        levels: list[list[Lane]] = [[] for _ in range(PRIORITY_MAX + 1)]
-        for ready in self._ready:
-            for lane in _served(ready, queues, tasks):
-                levels[_top(lane, bounds)].append(lane)
+        levels = self._by_level(count, bounds, queues, tasks)
         for level in range(PRIORITY_MAX, -1, -1):
             heads = [
                 (lane.head_within(*_bound(lane, bounds, level)), lane.number)
                 for lane in levels[level]
+                if lane.ready and not lane.blocked
             ]
             heapify(heads)
             while heads and len(taken) < count:
                 lane = self.lanes[heappop(heads)[1]]
                 below = heads[0][0] if heads else NO_JOB
                 bound = _bound(lane, bounds, level)
-                self._claim(lane, lane.pop_within(count - len(taken), below, *bound), taken)
-                if not (lane.ready and lane.entries):
+                most = self._most(lane, count - len(taken))
+                if not most:
+                    continue  # its group came to its limit meanwhile
+                self._claim(lane, lane.pop_within(most, below, *bound), taken)
+                if not (lane.ready and lane.entries) or lane.blocked:
                     continue
                 head = lane.head_within(*bound)
                 if head != NO_JOB:
@@ -187,6 +195,21 @@ class Taking(Jobs):
             if len(taken) >= count:
                 break
         return taken
+
+    def _by_level(
+        self,
+        count: int,
+        bounds: Bounds,
+        queues: frozenset[str] | None,
+        tasks: frozenset[str] | None,
+    ) -> list[list[Lane]]:
+        """The lanes that a claim of so many jobs looks at, by the highest level of their jobs."""
+        levels: list[list[Lane]] = [[] for _ in range(PRIORITY_MAX + 1)]
+        for ready in self._ready:
+            for one in _served(ready, queues, tasks):
+                for lane in (one,) if isinstance(one, Lane) else one.front(count):
+                    levels[_top(lane, bounds)].append(lane)
+        return levels
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -215,10 +238,53 @@ class Taking(Jobs):
         lane.ready -= number
         if not lane.ready:
             self._close(lane)
+        if lane.group is not None:
+            if number:
+                self.groups.took(lane.group, self.moment, number)
+            if lane.family is not None and lane.ready and not lane.blocked:
+                self._open(lane)  # with another job at its head
+
+    def _claim_limited(
+        self,
+        lane: Lane,
+        count: int,
+        below: int,
+        heads: list[tuple[int, int]],
+        taken: list[Taken],
+    ) -> None:
+        """Claim from a lane with a group; a family has one entry among the heads at any time."""
+        family = lane.family
+        most = self._most(lane, count)
+        if most:  # else its group came to its limit meanwhile
+            if family is not None:
+                family.drop(lane)
+                below = min(below, family.head())
+            self._claim(lane, lane.pop(most, below), taken)
+        if family is None:
+            if lane.ready and lane.entries and not lane.blocked:
+                heappush(heads, (lane.head(), lane.number))
+        elif (head := family.head()) != NO_JOB:
+            heappush(heads, (head, family.number))
+        else:
+            self._shut(lane)
+
+    def _most(self, lane: Lane, count: int) -> int:
+        """How many of the lane's jobs may be claimed, of so many that are asked for."""
+        group = lane.group
+        if group is None or lane.blocked:
+            return 0 if lane.blocked else count
+        room = group.room(self.moment)
+        if not room:  # and its lanes are blocked no less
+            self.groups.judge(group, self.moment)
+        return min(count, room)
 
     def _served_up_to(self, level: int, queues: frozenset[str] | None) -> Iterator[Lane]:
         for ready in self._ready[: level + 1]:
-            yield from _served(ready, queues, None)
+            for one in _served(ready, queues, None):
+                if isinstance(one, Lane):
+                    yield one
+                else:
+                    yield from one.ready
 
     def _ready_within(self, lane: Lane, bounds: Bounds, windows: int) -> Iterator[int]:
         fresh_below = bounds.fresh[windows]
@@ -227,8 +293,8 @@ class Taking(Jobs):
 
 
 def _served(
-    lanes: Iterable[Lane], queues: frozenset[str] | None, tasks: frozenset[str] | None
-) -> Iterator[Lane]:
+    lanes: Iterable[Lane | Family], queues: frozenset[str] | None, tasks: frozenset[str] | None
+) -> Iterator[Lane | Family]:
     """Those among the lanes that a claimer asks for."""
     return (
         lane

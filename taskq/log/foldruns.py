@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.claimruns import apply_claimed_run
 from taskq.core.records import Kind
 from taskq.log import codec
 
@@ -50,5 +51,5 @@ def fold_plain_run(data: bytes, at: int, end: int, lsn: int, epoch: int, agenda:
     if head == _SUCCEEDED:
         agenda.apply_succeeded(jobs)
     else:
-        agenda.apply_claimed_run(jobs, attempts, owners, lsn, epoch)
+        apply_claimed_run(agenda, jobs, attempts, owners, lsn, epoch)
     return len(jobs)

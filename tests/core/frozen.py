@@ -19,6 +19,7 @@ from taskq.core.carrying import (
 )
 from taskq.core.dedup import Dedup, _Page
 from taskq.core.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
+from taskq.core.flows import Flows
 from taskq.core.jobtable import META_EXPIRES, Chunk, JobTable
 from taskq.core.lanes import Lane
 from taskq.core.leases import Leases
@@ -31,22 +32,29 @@ from taskq.core.timetable import Timetable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from taskq.core.families import Family
+
 ALL: Final = 2**62
 START_NS: Final = 10**18
 #: So short that jobs rise within a few steps.
 WINDOW_NS: Final = 256
-_KEYS: Final = tuple(
-    bytes((len(queue), len(task))) + queue + task
-    for queue in (b"default", b"mail", "é".encode())
-    for task in (b"", b"send")
+_KEYS: Final = (
+    *(
+        bytes((len(queue), len(task))) + queue + task
+        for queue in (b"default", b"mail", "é".encode())
+        for task in (b"", b"send")
+    ),
+    b"\x04\x04mailsend#1",
+    b"\x04\x04mailsend#2",
 )
 #: What becomes of each attribute. "kept" is in the columns, "derived" is made again from what is,
 #: and "reset" is only a place that was looked at last.
 DECISIONS: Final[dict[type, dict[str, str]]] = {
     Agenda: {
         "lanes": "kept", "paused": "kept", "schedules": "kept", "_by_key": "derived",
-        "_ready": "derived", "table": "kept", "running": "kept", "leases": "kept", "dead": "kept",
-        "floor_lsn": "kept",
+        "_ready": "derived", "groups": "kept", "_families": "reset", "_free": "derived",
+        "table": "kept", "running": "kept", "leases": "kept", "dead": "kept",
+        "floor_lsn": "kept", "flows": "kept",
         "times": "kept", "_overdue": "kept", "_scheduled": "kept", "_expiring": "kept",
         "_left": "kept", "ages": "kept", "moment": "kept", "_aged_at": "reset",
     },
@@ -57,6 +65,7 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
         "left": "kept", "ready": "kept", "scheduled": "kept", "running": "kept",
         "succeeded": "kept", "dead": "kept", "cancelled": "kept", "expired": "kept",
         "_blocks": "kept", "_head": "kept", "_swept": "kept", "_back": "kept",
+        "family": "reset", "group": "reset",
     },
     JobTable: {
         "_chunks": "kept", "_firsts": "derived", "_last": "derived", "_hint": "reset",
@@ -78,6 +87,7 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
         "shift_ns": "kept", "_shifted": "kept", "_wall": "kept", "_expiries_shifted": "kept",
         "_expiries_wall": "kept",
     },
+    Flows: {"held": "kept", "todo": "derived", "ended": "reset"},
     Leases: {"shift_ns": "kept", "_deadlines": "kept", "_order": "kept"},
     Dedup: {
         "shift_ns": "kept", "size": "kept", "_firsts": "kept", "_pages": "kept",
@@ -115,10 +125,21 @@ def _attribute(one: Any, name: str) -> Any:
     if name == "_by_key":
         return [{key: lane.number for key, lane in level.items()} for level in value]
     if name == "_ready":
-        return [{lane.number for lane in level} for level in value]
+        return [{lane.number for lane in _each_lane(level)} for level in value]
+    if name == "groups":
+        rows = ((key, times.pairs()) for key, times in value.rows(one.moment))
+        return dict(rows), {key: group.running for key, group in value._groups.items()}
     if isinstance(one, Chunk) and isinstance(value, array):
         return picture(value[: one.used])
     return picture(value)
+
+
+def _each_lane(ready: Iterable[Lane | Family]) -> Iterable[Lane]:
+    for lane in ready:
+        if isinstance(lane, Lane):
+            yield lane
+        else:
+            yield from lane.ready
 
 
 class Columns:
@@ -214,9 +235,11 @@ class Driven:
 
     def take(self, count: int, owner: int, leased: bool) -> object:
         taken = self.agenda.take(count, None, None)
-        for job, *_ in taken:
+        for job, _, _, lane, _ in taken:
             self.agenda.running[job] = (self.lsn, 2**63 + owner, owner)
             self.lsn += 1
+            if lane.group is not None:
+                self.agenda.groups.rated(lane.group, self.agenda.moment, 1, 5, WINDOW_NS)
             if leased:
                 self.agenda.leases.apply_until(job, self.time_ns + count * 5)
         return [(job, at, attempt, lane.number, meta) for job, at, attempt, lane, meta in taken]

@@ -1,0 +1,155 @@
+"""Jobs that wait for others: how many each still waits for. A part of the agenda.
+
+All jobs of a flow come into the log in one transaction. One that takes in others' results is
+*held*: scheduled for never, with a count of its inputs. The record that ends an input tells whose
+counts go down with it, and which held jobs are cancelled for it, so that nothing else is needed to
+fold it. What is to be done then (``todo``) follows from these counts alone: whoever decides next
+does it, should the process that wrote the last input have died over it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: Ends of flows' jobs whose places are remembered: the latest.
+ENDED_MAX: Final = 16_384
+#: Held jobs that one job may have waiting for it: an option is at most 64 KiB.
+UNLOCKS_MAX: Final = 4_096
+#: Above a job's number, on the record that ends its input: it is cancelled for that.
+DOOM_BIT: Final = 1 << 63
+_COUNT_MASK: Final = 2**32 - 1
+_POLICY_SHIFT: Final = 32
+_POLICY_MASK: Final = 0xFF
+_DOOMED: Final = 1 << 40
+_OPTION_BYTES: Final = 3
+
+
+class Policy(enum.IntEnum):
+    """What becomes of a held job when one of its inputs fails."""
+
+    #: it is cancelled, and so is what waits for it
+    CANCEL = 0
+    #: the input counts as done, and a ``Failed`` stands for its result
+    RUN = 1
+    #: it stays held while the input is a dead letter: requeued, it may still succeed
+    WAIT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowPart:
+    """What one job of a flow has to do with the others, by their places in the flow.
+
+    Attributes:
+        index: the job's own place; the jobs are enqueued in this order, one behind the other.
+        inputs: runs of (first place, count) of the jobs that it waits for, in the order in which
+            their results are handed over.
+        policy: what becomes of it when one of them fails.
+        shape: how their results nest; empty if it takes none (see ``taskq.log.flows``).
+        unlocks: places of the jobs that wait for it.
+        jobs, ends, result: of the flow's first job: how many jobs the flow has, how many of the
+            first ones make up its result, and how that nests.
+    """
+
+    index: int = 0
+    inputs: tuple[tuple[int, int], ...] = ()
+    policy: Policy = Policy.CANCEL
+    shape: bytes = b""
+    unlocks: tuple[int, ...] = ()
+    jobs: int = 0
+    ends: int = 0
+    result: bytes = b""
+
+    @property
+    def needs(self) -> int:
+        """How many jobs it waits for."""
+        return sum(count for _, count in self.inputs)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in the job's record, at most."""
+        numbers = 12 * len(self.inputs) + 8 * len(self.unlocks) + 16
+        return numbers + len(self.shape) + len(self.result) + 5 * _OPTION_BYTES
+
+
+def needs_of(count: int, policy: int, *, doomed: bool = False) -> int:
+    """A held job's count of inputs, its policy and its doom in one number."""
+    needs = count & _COUNT_MASK | (policy & _POLICY_MASK) << _POLICY_SHIFT
+    return needs | _DOOMED if doomed else needs
+
+
+class Flows:
+    """The held jobs.
+
+    Attributes:
+        held: job -> how many inputs it waits for, policy and doom in one number.
+        todo: those among them that are to be released, or cancelled.
+        ended: job of a flow -> location of the record that ended it; the latest ones.
+    """
+
+    __slots__ = ("ended", "held", "todo")
+
+    def __init__(self) -> None:
+        self.held: dict[int, int] = {}
+        self.todo: dict[int, None] = {}
+        self.ended: dict[int, int] = {}
+
+    def hold(self, job: int, needs: int) -> None:
+        """The job waits; ``needs`` is made by ``needs_of``."""
+        self.held[job] = needs
+        if needs & _DOOMED or not needs & _COUNT_MASK:
+            self.todo[job] = None
+
+    def drop(self, job: int) -> bool:
+        """The job is held no longer; False if it was not."""
+        self.todo.pop(job, None)
+        return self.held.pop(job, None) is not None
+
+    def remaining(self, job: int) -> tuple[int, int, bool] | None:
+        """(inputs that it waits for, policy, whether it is to be cancelled); None: not held."""
+        value = self.held.get(job)
+        if value is None:
+            return None
+        return value & _COUNT_MASK, value >> _POLICY_SHIFT & _POLICY_MASK, bool(value & _DOOMED)
+
+    def apply_end(self, job: int, location: int, dependents: Iterable[int]) -> None:
+        """A job of a flow ended by the record there, which names those that this matters to."""
+        for dependent in dependents:
+            number = dependent & ~DOOM_BIT
+            value = self.held.get(number)
+            if value is None:
+                continue
+            if dependent & DOOM_BIT:
+                self.held[number] = value | _DOOMED
+                self.todo[number] = None
+            elif value & _COUNT_MASK:
+                self.held[number] = value - 1
+                if not (value - 1) & _COUNT_MASK:
+                    self.todo[number] = None
+        if len(self.ended) >= ENDED_MAX:
+            for old in list(self.ended)[: ENDED_MAX // 2]:
+                del self.ended[old]
+        self.ended[job] = location
+
+    def apply_again(self, job: int, dependents: Iterable[int]) -> None:
+        """A dead letter that counted as done is ready again: these wait for it once more."""
+        self.ended.pop(job, None)
+        for dependent in dependents:
+            value = self.held.get(dependent)
+            if value is not None:
+                self.held[dependent] = value + 1
+                if not value & _DOOMED:
+                    self.todo.pop(dependent, None)
+
+    def thaw(self, jobs: Iterable[int], values: Iterable[int]) -> None:
+        """What a snapshot has of the held jobs."""
+        self.held = dict(zip(jobs, values, strict=True))
+        self.todo = {
+            job: None
+            for job, value in self.held.items()
+            if value & _DOOMED or not value & _COUNT_MASK
+        }

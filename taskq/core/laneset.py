@@ -1,0 +1,183 @@
+"""All lanes: which there are, and which of them a claimer looks at."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.families import Family
+from taskq.core.lanes import BLOCKED_BY_PAUSE, Lane
+from taskq.core.limits import Groups
+from taskq.core.model import PRIORITY_MAX, QueueStats
+
+if TYPE_CHECKING:
+    from taskq.core.schedules import ScheduleState
+
+#: Numbers of forgotten lanes that are kept beyond those that may be used again.
+_FREE_MAX: Final = 1_024
+#: Stands where a lane was forgotten: no queue's and no task's, and without jobs.
+GONE: Final = Lane(0, bytes(2), 0)
+GONE.blocked = 1 << 30
+
+
+class Lanes:
+    """All lanes, and those of each priority that have jobs to claim.
+
+    Attributes:
+        lanes: by their number.
+        groups: the jobs that are limited together.
+        paused: names of the queues that are paused.
+        schedules: how far each schedule has ticked, by its name.
+    """
+
+    def __init__(self) -> None:
+        self.lanes: list[Lane] = []
+        self.paused: set[str] = set()
+        self.schedules: dict[str, ScheduleState] = {}
+        self._by_key: tuple[dict[bytes, Lane], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
+        self._ready: tuple[dict[Lane | Family, None], ...] = tuple(
+            {} for _ in range(PRIORITY_MAX + 1)
+        )
+        self._families: dict[Lane, Family] = {}
+        #: numbers of lanes that were forgotten
+        self._free: list[int] = []
+        self.groups = Groups(self)
+
+    def lane(self, priority: int, key: bytes) -> Lane:
+        """The lane of (queue length u8, task length u8, queue, task), made at first sight.
+
+        A concurrency key may stand behind that.
+        """
+        lane = self._by_key[priority].get(key)
+        return self._new_lane(priority, bytes(key)) if lane is None else lane
+
+    def block(self, lane: Lane, why: int) -> None:
+        """Keep the lane's jobs from being claimed."""
+        lane.blocked |= why
+        self._shut(lane)
+
+    def unblock(self, lane: Lane, why: int) -> None:
+        """Let them be claimed again, as far as that goes."""
+        lane.blocked &= ~why
+        if lane.ready and not lane.blocked:
+            self._open(lane)
+
+    def retire(self, lane: Lane) -> None:
+        """Forget a lane with a concurrency key if no job is in it; its number is used again.
+
+        There may be as many keys as jobs.
+        """
+        if lane.ready or lane.scheduled or lane.running or lane.family is None:
+            return
+        del self._by_key[lane.priority][lane.key]
+        self._shut(lane)
+        self.groups.part(lane)
+        lanes = self.lanes
+        lanes[lane.number] = GONE
+        heappush(self._free, lane.number)
+        while lanes and lanes[-1] is GONE:
+            lanes.pop()
+        if len(self._free) > 2 * len(lanes) + _FREE_MAX:
+            self._free = [number for number in self._free if number < len(lanes)]
+            heapify(self._free)
+
+    def note_running(self, lane: Lane, count: int) -> None:
+        """So many more of the lane's jobs run now."""
+        lane.running += count
+        if lane.group is not None:
+            self.groups.claimed(lane.group, count)
+
+    def apply_paused(self, queue: str) -> None:
+        """No job of the queue is claimed until it is resumed."""
+        self.paused.add(queue)
+        for lane in self.lanes:
+            if lane.queue == queue:
+                self.block(lane, BLOCKED_BY_PAUSE)
+
+    def apply_resumed(self, queue: str) -> None:
+        """Its jobs may be claimed again."""
+        self.paused.discard(queue)
+        for lane in self.lanes:
+            if lane.queue == queue:
+                self.unblock(lane, BLOCKED_BY_PAUSE)
+
+    def any_ready(self) -> bool:
+        """Whether any unblocked lane has a job."""
+        return any(self._ready)
+
+    def stats(self) -> tuple[QueueStats, ...]:
+        """Counts per queue, by name; those that are paused are there even if they are empty."""
+        queues: dict[str, list[Lane]] = {name: [] for name in self.paused}
+        for lane in self.lanes:
+            if lane is not GONE:
+                queues.setdefault(lane.queue, []).append(lane)
+        return tuple(
+            _queue_stats(name, queues[name], paused=name in self.paused) for name in sorted(queues)
+        )
+
+    def _close(self, lane: Lane) -> None:
+        """No job of the lane is ready any more."""
+        self._shut(lane)
+        lane.clear()
+
+    def _open(self, lane: Lane) -> None:
+        """The lane has jobs to claim, or another one at its head."""
+        family = lane.family
+        if family is None:
+            self._ready[lane.priority][lane] = None
+        else:
+            family.put(lane)
+            self._ready[lane.priority][family] = None
+
+    def _shut(self, lane: Lane) -> None:
+        family = lane.family
+        if family is None:
+            self._ready[lane.priority].pop(lane, None)
+        else:
+            family.drop(lane)
+            if not family.ready:
+                self._ready[lane.priority].pop(family, None)
+
+    def _new_lane(self, priority: int, key: bytes) -> Lane:
+        number = len(self.lanes)
+        while self._free and number == len(self.lanes):
+            number = min(heappop(self._free), number)
+        lane = Lane(number, key, priority)
+        if number == len(self.lanes):
+            self.lanes.append(lane)
+        else:
+            self.lanes[number] = lane
+        self.admit(lane)
+        if lane.queue in self.paused:
+            self.block(lane, BLOCKED_BY_PAUSE)
+        return lane
+
+    def admit(self, lane: Lane) -> None:
+        """A lane that has its number, but is not known by its key yet."""
+        self._by_key[lane.priority][lane.key] = lane
+        names = lane.key[: lane.body_at - 14]
+        if len(names) < len(lane.key):
+            base = self.lane(lane.priority, names)
+            family = self._families.get(base)
+            if family is None:
+                family = self._families[base] = Family(base)
+            lane.family = family
+            lane.queue, lane.task = base.queue, base.task  # one text for all of them
+        self.groups.join(lane)
+
+
+def _queue_stats(name: str, lanes: list[Lane], *, paused: bool) -> QueueStats:
+    def total(field: str) -> int:
+        return sum(getattr(lane, field) for lane in lanes)
+
+    return QueueStats(
+        queue=name,
+        scheduled=total("scheduled"),
+        ready=total("ready"),
+        running=total("running"),
+        succeeded=total("succeeded"),
+        dead=total("dead"),
+        cancelled=total("cancelled"),
+        expired=total("expired"),
+        paused=paused,
+    )

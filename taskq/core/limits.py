@@ -1,0 +1,289 @@
+"""Limits of tasks: how many jobs run at a time, and how many are claimed in a time.
+
+A limit holds for a group: the jobs of one task, or of one task and concurrency key, over all queues
+and priorities. A group that is at its limit has its lanes blocked, so that nobody looks at them
+until one of its jobs ends, or its rate allows another. The log says which jobs run and which
+claims count against a rate, so every process has the same counts; what the limit is, only those
+know that have the task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count as counting
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.rates import Rate, Times
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from taskq.core.lanes import Lane
+    from taskq.core.laneset import Lanes
+
+#: Why a lane is blocked: as many jobs of its group run as may, or were claimed as may be.
+BLOCKED_BY_CONCURRENCY: Final = 4
+BLOCKED_BY_RATE: Final = 8
+CONCURRENCY_MAX: Final = 1_000_000
+#: Groups whose times may be past, of which so many are looked at with every claim.
+_SWEPT: Final = 2
+_NO_LIMIT: Final = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What holds for each group of a task.
+
+    Attributes:
+        concurrency: jobs that run at a time; 0 for no limit.
+        rate: claims in a window of time.
+        scope: the name under which the task's groups are kept, for it may have several.
+    """
+
+    concurrency: int = 0
+    rate: Rate | None = None
+    scope: str = ""
+
+
+class Group:
+    """What one limit counts.
+
+    Attributes:
+        key: name of the task, and the concurrency key, b"" for none.
+        lanes: all that have jobs of it.
+        limit: None while no claimer here has told it.
+        running: how many of its jobs run.
+        blocked: bits of why its lanes are blocked.
+        times: of its claims, if they count against a rate.
+    """
+
+    __slots__ = ("blocked", "key", "lanes", "limit", "running", "times")
+
+    def __init__(self, key: tuple[str, bytes], limit: Limit | None) -> None:
+        self.key = key
+        self.lanes: list[Lane] = []
+        self.limit = limit
+        self.running = self.blocked = 0
+        self.times: Times | None = None
+
+    def room(self, moment: int) -> int:
+        """How many more of its jobs may be claimed now."""
+        limit = self.limit
+        if limit is None:
+            return _NO_LIMIT
+        room = limit.concurrency - self.running if limit.concurrency else _NO_LIMIT
+        if limit.rate is not None:
+            free = limit.rate.count
+            room = min(room, free if self.times is None else self.times.room(moment, limit.rate))
+        return max(room, 0)
+
+
+class Groups:
+    """All groups: those of keyed lanes, and of tasks that have a limit here.
+
+    Attributes:
+        due: (moment, …, group) of those that wait for their rate, the earliest first.
+        freed: groups that were full and are not any more, until somebody has looked.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self._limits: dict[str, Limit] = {}
+        self._told: Mapping[str, Limit] | None = None
+        self._groups: dict[tuple[str, bytes], Group] = {}
+        self._rated: dict[Group, None] = {}
+        self._order = counting()
+        self.due: list[tuple[int, int, Group]] = []
+        self.freed: dict[Group, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def get(self, task: str, key: bytes) -> Group | None:
+        """The group of a task's jobs with that key."""
+        limit = self._limits.get(task)
+        return self._groups.get(((limit.scope if limit else "") or task, key))
+
+    def tell(self, limits: Mapping[str, Limit], moment: int) -> None:
+        """A claimer knows these limits, by the names of tasks; asked again it costs nothing."""
+        if limits is self._told:
+            return
+        self._told = limits
+        news = {task for task, limit in limits.items() if self._limits.get(task) != limit}
+        if not news:
+            return
+        self._limits.update(limits)
+        for lane in self._lanes.lanes:
+            if lane.task in news:
+                self.join(lane)
+        for group in self._groups.values():
+            limit = limits.get(group.key[0])
+            if limit is not None:
+                group.limit = limit
+            self.judge(group, moment)
+
+    def join(self, lane: Lane, *, rated: bool = False) -> None:
+        """Put a lane into its group, if it is to have one."""
+        limit = self._limits.get(lane.task)
+        if limit is None and lane.family is None and not rated:
+            return
+        key = ((limit.scope if limit else "") or lane.task, lane.concurrency_key)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(key, limit)
+        elif limit is not None:
+            group.limit = limit
+        old = lane.group
+        if old is group:
+            return
+        if old is not None:
+            self.part(lane)
+            self._lanes.unblock(lane, old.blocked)
+            if group.times is None:
+                group.times, old.times = old.times, None
+        lane.group = group
+        group.lanes.append(lane)
+        group.running += lane.running
+        if group.blocked:
+            self._lanes.block(lane, group.blocked)
+
+    def part(self, lane: Lane) -> None:
+        """Take a lane out of its group."""
+        group = lane.group
+        if group is not None:
+            lane.group = None
+            group.lanes.remove(lane)
+            group.running -= lane.running
+            self._drop_if_idle(group)
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def claimed(self, group: Group, count: int) -> None:
+        """So many jobs of the group run now, by whomever they were claimed."""
+        group.running += count
+        limit = group.limit
+        if limit is not None and 0 < limit.concurrency <= group.running:
+            self._block(group, BLOCKED_BY_CONCURRENCY)
+
+    def left(self, group: Group) -> None:
+        """A job of the group runs no more."""
+        group.running -= 1
+        if group.blocked & BLOCKED_BY_CONCURRENCY:
+            limit = group.limit
+            if limit is None or group.running < limit.concurrency:
+                self._unblock(group, BLOCKED_BY_CONCURRENCY)
+                self.freed[group] = None
+
+    def rated(self, group: Group, moment: int, count: int, most: int, window_ns: int) -> None:
+        """So many claims of the group were made now, which count against such a rate."""
+        if group.times is None:
+            group.times = Times()
+        group.times.add(moment, count, most, window_ns)
+        self._rated[group] = None
+        self._judge_rate(group, moment)
+        for old in list(islice(self._rated, _SWEPT)):
+            del self._rated[old]
+            if old.times is not None:
+                old.times.forget(moment)
+                if old.times.total:
+                    self._rated[old] = None  # behind the others
+                    continue
+            old.times = None
+            self._drop_if_idle(old)
+
+    def took(self, group: Group, moment: int, count: int) -> None:
+        """This process claims so many jobs of the group."""
+        self.claimed(group, count)
+        limit = group.limit
+        if limit is not None and limit.rate is not None:
+            self.rated(group, moment, count, limit.rate.count, limit.rate.window_ns)
+
+    def open_due(self, moment: int) -> None:
+        """Let those claim whose rate allows it by now."""
+        due = self.due
+        while due and due[0][0] <= moment:
+            group = heappop(due)[2]
+            self._unblock(group, BLOCKED_BY_RATE)
+            self._judge_rate(group, moment)
+
+    def is_freed(self) -> bool:
+        """Whether a group that was full has a place, and a job for it; asks once."""
+        freed, self.freed = self.freed, {}
+        return any(lane.ready and not lane.blocked for group in freed for lane in group.lanes)
+
+    # -- what is kept -----------------------------------------------------------------------------
+
+    def rows(self, moment: int) -> Iterator[tuple[tuple[str, bytes], Times]]:
+        """(key, times) of the groups whose claims matter still."""
+        for group in self._rated:
+            times = group.times
+            if times is not None:
+                times.forget(moment)
+                if times.total:
+                    yield group.key, times
+
+    def restore(self, key: tuple[str, bytes], times: Times, moment: int) -> None:
+        """The claims of a group were these, whatever was known of them."""
+        group = self.get(*key)
+        if group is None:
+            group = self._groups[key] = Group(key, self._limits.get(key[0]))
+        group.times = times
+        self._rated[group] = None
+        self._judge_rate(group, moment)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def judge(self, group: Group, moment: int) -> None:
+        """Block or unblock the group as its limit has it, which may be new."""
+        limit = group.limit
+        full = limit is not None and 0 < limit.concurrency <= group.running
+        (self._block if full else self._unblock)(group, BLOCKED_BY_CONCURRENCY)
+        self._unblock(group, BLOCKED_BY_RATE)
+        self._judge_rate(group, moment)
+
+    def _judge_rate(self, group: Group, moment: int) -> None:
+        limit, times = group.limit, group.times
+        if limit is None or limit.rate is None or times is None:
+            return
+        if group.blocked & BLOCKED_BY_RATE or times.room(moment, limit.rate):
+            return
+        due = max(times.free_at(moment, limit.rate), moment + limit.rate.patience_ns)
+        heappush(self.due, (due, next(self._order), group))
+        self._block(group, BLOCKED_BY_RATE)
+
+    def _block(self, group: Group, why: int) -> None:
+        if not group.blocked & why:
+            group.blocked |= why
+            for lane in group.lanes:
+                self._lanes.block(lane, why)
+
+    def _unblock(self, group: Group, why: int) -> None:
+        if group.blocked & why:
+            group.blocked &= ~why
+            for lane in group.lanes:
+                self._lanes.unblock(lane, why)
+
+    def _drop_if_idle(self, group: Group) -> None:
+        if not group.lanes and group.times is None and self._groups.get(group.key) is group:
+            del self._groups[group.key]
+            self.freed.pop(group, None)
+
+
+def pack_group(key: tuple[str, bytes]) -> bytes:
+    """The key of a group, as it is kept: length of the task's name u8, the name, the key."""
+    task = key[0].encode("utf-8", "surrogatepass")
+    return bytes((len(task),)) + task + key[1]
+
+
+def unpack_group(packed: bytes) -> tuple[str, bytes]:
+    """The key of a group that was packed.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not packed or len(packed) <= packed[0]:
+        raise ValueError(f"{packed!r:.60} names no group")
+    end = 1 + packed[0]
+    return packed[1:end].decode("utf-8", "replace"), packed[end:]

@@ -1,0 +1,166 @@
+"""Rates: at most so many claims in any window of time, counted exactly, claim by claim.
+
+A window is open at its end: of claims that are exactly a window apart only one is in it. Moments
+are shifted time (see ``timetable``), so that a step of the clock neither frees nor holds up any.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.durations import nanoseconds, spoken
+from taskq.core.errors import UsageError
+from taskq.core.model import SECOND_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: Claims in one window; their times are kept.
+RATE_COUNT_MAX: Final = 100_000
+RATE_WINDOW_NS_MIN: Final = SECOND_NS // 1_000
+RATE_WINDOW_NS_MAX: Final = 86_400 * SECOND_NS
+#: A lane that waits for its rate is looked at again after this part of the window, or more of it
+#: has become free: a rate of thousands a second wakes nobody thousands of times.
+_PATIENCE: Final = 200
+_PATIENCE_NS_MAX: Final = SECOND_NS // 20
+#: Entries that are past, before they are cut off.
+_PAST_MAX: Final = 64
+_TEXT: Final = re.compile(r"\s*([0-9]{1,9})\s*/\s*([0-9.]*)\s*([a-z]+)\s*", re.ASCII)
+_WORDS: Final = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "day": "d"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most ``count`` claims in any ``window_ns``.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
+
+    count: int
+    window_ns: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= RATE_COUNT_MAX:
+            raise UsageError(f"a rate of {self.count} jobs: it must be 1 to {RATE_COUNT_MAX}")
+        if not RATE_WINDOW_NS_MIN <= self.window_ns <= RATE_WINDOW_NS_MAX:
+            raise UsageError(
+                f"a rate is over {self.window_ns / SECOND_NS:g} s: it must be 1 ms to 1 day"
+            )
+
+    def __str__(self) -> str:
+        for unit in ("s", "m", "h", "d"):
+            if self.window_ns == nanoseconds(f"1{unit}"):
+                return f"{self.count}/{'min' if unit == 'm' else unit}"
+        whole = self.window_ns % SECOND_NS == 0
+        over = spoken(self.window_ns) if whole else f"{self.window_ns / 1_000_000:g}ms"
+        return f"{self.count}/{over}"
+
+    @property
+    def patience_ns(self) -> int:
+        """How long to wait at least before looking again."""
+        return min(self.window_ns // _PATIENCE, _PATIENCE_NS_MAX)
+
+
+def rate_of(text: object) -> Rate:
+    """A rate as people write it: "10/s", "100/min", "1000/h", "5/30s".
+
+    Raises:
+        UsageError: it is none, or out of range.
+    """
+    match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise UsageError(
+            f'rate is {text!r:.60}: give text such as "10/s", "100/min", "1000/h" or "5/30s"'
+        )
+    count, span, unit = match.groups()
+    window_ns = nanoseconds(f"{span or 1}{_WORDS.get(unit, unit)}", f"the time of rate {text!r}")
+    return Rate(int(count), window_ns)
+
+
+class Times:
+    """When the claims of one group were made, as far back as that matters.
+
+    Attributes:
+        total: how many are kept.
+        most: no more than so many of them matter.
+        window_ns: nor those that are older.
+    """
+
+    __slots__ = ("_counts", "_head", "_moments", "most", "total", "window_ns")
+
+    def __init__(self) -> None:
+        self._moments = array("q")
+        self._counts = array("I")
+        self._head = self.total = self.most = self.window_ns = 0
+
+    def add(self, moment: int, count: int, most: int, window_ns: int) -> None:
+        """So many claims were made at a moment, under such a rate."""
+        self.forget(moment)
+        if not self.total:
+            self.most = self.window_ns = 0
+        # Of two that claim under different rates the laxer one sees all that it needs.
+        self.most = max(self.most, min(most, RATE_COUNT_MAX))
+        self.window_ns = max(self.window_ns, min(window_ns, RATE_WINDOW_NS_MAX))
+        moments = self._moments
+        count = min(count, self.most)
+        if self.total and moments[-1] >= moment:
+            self._counts[-1] += count
+        else:
+            moments.append(moment)
+            self._counts.append(count)
+        self.total += count
+        while self.total > self.most:
+            more = min(self.total - self.most, self._counts[self._head])
+            self._counts[self._head] -= more
+            self.total -= more
+            if not self._counts[self._head]:
+                self._drop()
+
+    def forget(self, moment: int) -> None:
+        """It is ``moment``: drop what no window reaches any more."""
+        since = moment - self.window_ns
+        while self.total and self._moments[self._head] <= since:
+            self.total -= self._counts[self._head]
+            self._drop()
+
+    def room(self, moment: int, rate: Rate) -> int:
+        """How many claims the rate allows now."""
+        self.forget(moment)
+        return max(rate.count - sum(self._counts[self._since(moment, rate) :]), 0)
+
+    def free_at(self, moment: int, rate: Rate) -> int:
+        """The moment from which on the rate allows a claim, if none is made before."""
+        at = self._since(moment, rate)
+        over = sum(self._counts[at:]) - rate.count + 1
+        free = moment
+        while over > 0:
+            free = self._moments[at] + rate.window_ns
+            over -= self._counts[at]
+            at += 1
+        return free
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """(moment, count), the oldest first."""
+        return list(zip(self._moments[self._head :], self._counts[self._head :], strict=True))
+
+    def replace(self, pairs: Iterable[tuple[int, int]], most: int, window_ns: int) -> None:
+        """Forget all, and keep these instead."""
+        self.__init__()  # type: ignore[misc]  # as new
+        for moment, count in pairs:
+            self.add(moment, count, most, window_ns)
+
+    def _since(self, moment: int, rate: Rate) -> int:
+        if rate.window_ns >= self.window_ns:
+            return self._head
+        return bisect_right(self._moments, moment - rate.window_ns, self._head)
+
+    def _drop(self) -> None:
+        self._head += 1
+        if self._head > _PAST_MAX and self._head * 2 > len(self._moments):
+            del self._moments[: self._head], self._counts[: self._head]
+            self._head = 0
