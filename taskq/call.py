@@ -292,6 +292,8 @@ def transaction_bytes(items: Iterable[tuple[EnqueueSpec, bytes, Extras | None]])
         size += len(spec.tail) + min(len(body), PAYLOAD_BYTES_MAX) + _RECORD_EDGES_BYTES
         if extras is not None:
             size += _OPTIONS_BYTES + len(extras.key or b"") + _headers_bytes(extras.headers)
+            if extras.flow is not None:
+                size += extras.flow.size
     return size
 
 

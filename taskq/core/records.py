@@ -21,7 +21,7 @@ class Kind(enum.IntEnum):
     DIED = 5
     #: it was given back; the cause says by whom, and the attempt count says whether one was burnt
     RELEASED = 6
-    #: it was withdrawn before it ran
+    #: it was withdrawn before it ran, or stopped while it did: the cause tells
     CANCELLED = 7
     #: its time had passed before it ran
     EXPIRED = 8
@@ -70,6 +70,8 @@ class Flag(enum.IntFlag):
     ZSTD = 32
     #: the body names a file beside the log: its SHA-256 (32 bytes) and its size (u64)
     SPILLED = 64
+    #: the job is part of a flow: its options tell whom it waits for, and who waits for it
+    FLOW = 128
 
 
 class Option(enum.IntEnum):
@@ -109,13 +111,18 @@ class Option(enum.IntEnum):
     EXPIRES_RELATIVE = 16
     #: what a held job waits for, and what becomes of it when that fails
     NEEDS = 18
-    #: the held jobs that wait for this one: u64 each
+    #: the held jobs that wait for this one: u64 each; of a record that ends it, first of its
+    #: options: those for which it counts as done (with the highest bit: that are cancelled for it)
     UNLOCKS = 19
-    #: whose results a held job takes in: runs of (first job u64, count u32)
+    #: whom a held job waits for: runs of (first job u64, count u32)
     INPUTS = 20
+    #: on the first job of a flow: jobs u32, how many of the first make up its result u32, its shape
+    FLOW = 21
+    #: how the results of a held job's inputs nest when they are handed over
+    SHAPE = 22
     #: on CLAIMED: the claim counts against a rate
     RATE = 23
-    #: of a carried job: somebody wants it cancelled
+    #: nothing, of a carried job that runs: somebody wants it cancelled
     CANCEL_WANTED = 26
     #: UTF-8: when a schedule ticks
     RULE = 27

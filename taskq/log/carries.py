@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.dedup import UNTIL_SETTLED
 from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
-from taskq.core.model import LIVE_STATES, State
+from taskq.core.model import LIVE_STATES, TIME_NS_MAX, State
 from taskq.core.records import Kind
 from taskq.core.schedules import Ticked
 from taskq.log.carrying import (
@@ -92,6 +92,7 @@ class Carries:
                 continue
             location = batch.where + batch.size
             batch.add_newer(encode_carried(Kind.CARRIED, carried, batch.lsn))
+            batch.is_latest = batch.is_latest or carried.cancel_wanted or carried.needs is not None
             fold_carried(Kind.CARRIED, carried, location, batch.time_ns, agenda, None)
             fold_carried(Kind.CARRIED, carried, location, batch.time_ns, None, dedup)
         return missed
@@ -176,8 +177,11 @@ class Carries:
         attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
         if meta & STATE_MASK != item.state or attempt != item.attempt:
             return None
-        due_ns = 0
-        if item.state is State.SCHEDULED:
+        due_ns, due_is_wall = 0, item.due_is_wall
+        needs = agenda.flows.held.get(job)
+        if needs is not None:
+            due_ns, due_is_wall = TIME_NS_MAX, True
+        elif item.state is State.SCHEDULED:
             if not agenda.times.waits(job, item.due_ns, item.due_is_wall):
                 return None
             due_ns = item.due_ns + (0 if item.due_is_wall else agenda.times.shift_ns)
@@ -189,9 +193,10 @@ class Carries:
         token, epoch, owner = agenda.running.get(job, (0, 0, 0))
         return Carried(
             job=job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
-            attempt=attempt, token=token, due_ns=due_ns, due_is_wall=item.due_is_wall,
+            attempt=attempt, token=token, due_ns=due_ns, due_is_wall=due_is_wall,
             claim=(epoch, owner), lease_ns=agenda.leases.deadline_ns(job),
             key_until_ns=_key_until(dedup, item), expires_ns=expires_ns, history=item.history,
+            cancel_wanted=job in agenda.leases.asked, needs=needs,
         )  # fmt: skip
 
 

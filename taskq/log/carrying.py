@@ -13,6 +13,7 @@ from taskq.core.errors import FormatError
 from taskq.core.model import State
 from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
 from taskq.log import codec
+from taskq.log.flows import decode_needs, decode_unlocks, encode_needs, encode_unlocks
 from taskq.log.options import each_option
 
 if TYPE_CHECKING:
@@ -57,6 +58,12 @@ class Carried(NamedTuple):
     body: bytes | None = None
     #: ``Flag`` bits of the result
     flags: int = 0
+    #: somebody wants it cancelled, which runs
+    cancel_wanted: bool = False
+    #: what a held job waits for, as ``core.flows`` has it
+    needs: int | None = None
+    #: of REQUEUED: held jobs for which it had counted as done
+    waited: tuple[int, ...] = ()
 
     @property
     def ready_ns(self) -> int:
@@ -90,12 +97,19 @@ def decode_carried(record: bytes) -> Carried:
     born = born_in(record)
     rest = at + len(born)
     values: dict[str, int] = {}
-    claim, history = (0, 0), b""
+    claim, history, cancel_wanted = (0, 0), b"", False
+    needs, waited = None, ()
     for tag, value in each_option(record, codec.CARRIED.size, options_size):
         if tag == Option.CLAIM:
             claim = _CLAIM.unpack(value)
         elif tag == Option.HISTORY:
             history = value
+        elif tag == Option.CANCEL_WANTED:
+            cancel_wanted = True
+        elif tag == Option.NEEDS:
+            needs = decode_needs(value)
+        elif tag == Option.UNLOCKS:
+            waited = decode_unlocks(value)
         elif tag in _MOMENTS:
             values[_MOMENTS[tag]] = _I64.unpack(value)[0]
     is_wall = "due_wall_ns" in values
@@ -103,7 +117,8 @@ def decode_carried(record: bytes) -> Carried:
         job=job, state=State(state), born=born, enqueued_ns=enqueued_ns, attempt=attempt,
         token=token, due_ns=values.pop("due_wall_ns", due_ns), due_is_wall=is_wall, claim=claim,
         history=history, body=None if flags & Flag.DROP_RESULT else record[rest:end],
-        flags=flags & ~_OWN_FLAGS, **values,
+        flags=flags & ~_OWN_FLAGS, cancel_wanted=cancel_wanted, needs=needs,
+        waited=waited, **values,
     )  # fmt: skip
 
 
@@ -192,4 +207,10 @@ def _encode_options(carried: Carried) -> bytes:
         parts.append(_OPTION.pack(Option.CLAIM, _CLAIM.size) + _CLAIM.pack(*carried.claim))
     if carried.history:
         parts.append(_OPTION.pack(Option.HISTORY, len(carried.history)) + carried.history)
+    if carried.cancel_wanted:
+        parts.append(_OPTION.pack(Option.CANCEL_WANTED, 0))
+    if carried.needs is not None:
+        parts.append(encode_needs(carried.needs))
+    if carried.waited:
+        parts.append(encode_unlocks(list(carried.waited)))
     return b"".join(parts)

@@ -11,12 +11,7 @@ import logging
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import (
-    DuplicateKey,
-    LogError,
-    OutcomeUnknown,
-    TaskqError,
-)
+from taskq.core.errors import DuplicateKey, LogError, OutcomeUnknown, TaskqError
 from taskq.core.model import Durability
 from taskq.core.records import Flag
 from taskq.log import codec
@@ -291,6 +286,8 @@ class Committer(Desk):
                     self._refuse_one(port, future, error)
             else:
                 self._run_other(batch, op, port, future, operand)
+        if self.facets.agenda is not None and self.facets.agenda.flows.todo:
+            self.operations.flows.follow(batch)
         if later:
             self.later_lsn = max(self.later_lsn, batch.lsn)
         if self.waiting:

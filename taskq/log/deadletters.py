@@ -12,10 +12,11 @@ from taskq.core.carrying import forget_dead
 from taskq.core.dedup import UNTIL_SETTLED, key_hash
 from taskq.core.errors import KeyHeld, LogDamaged, NotDead, TaskqError
 from taskq.core.model import State
-from taskq.core.records import Cause, Flag, Kind
+from taskq.core.records import Flag, Kind
 from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import Carried, encode_carried
+from taskq.log.flows import is_of_flow
 from taskq.log.foldother import fold_carried
 from taskq.log.options import enqueue_extras
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from taskq.core.dedup import Dedup
     from taskq.log.batch import Batch
     from taskq.log.facets import Facets
+    from taskq.log.flows import Following
     from taskq.log.recent import Recent
 
 #: Most dead letters that one request requeues or purges: 0.1 ms each, on a busy machine, ...
@@ -64,13 +66,17 @@ class DeadLetters:
     Args:
         tag: what every job id of the log starts with.
         keys_max: most dedup keys that are held at a time.
+        flows: decides what is said of those that are part of flows.
     """
 
-    def __init__(self, facets: Facets, recent: Recent, tag: str, keys_max: int) -> None:
+    def __init__(
+        self, facets: Facets, recent: Recent, tag: str, keys_max: int, flows: Following
+    ) -> None:
         self._facets = facets
         self._recent = recent
         self._tag = tag
         self._keys_max = keys_max
+        self._flows = flows
 
     def requeue(self, batch: Batch, letters: list[Letter]) -> list[TaskqError | None]:
         """Make dead letters ready again: for each None, or why it was not done."""
@@ -92,8 +98,8 @@ class DeadLetters:
             if agenda.dead.find(job) is None:
                 answers.append(self._not_dead(job))
                 continue
-            record = codec.encode_job(Kind.PURGED, Cause.CALLER, 0, job, 0)
-            batch.add_newer(record)
+            options = self._purged(batch, job)
+            batch.add_newer(codec.encode_job(Kind.PURGED, 0, 0, job, 0, options=options))
             forget_dead(agenda, job)
             batch.interest |= INTEREST_OUTCOME
             answers.append(None)
@@ -119,13 +125,25 @@ class DeadLetters:
         location = batch.where + batch.size
         carried = Carried(
             job=job, state=_AGAIN, born=born, enqueued_ns=enqueued_ns, history=history,
-            key_until_ns=key_until_ns,
+            key_until_ns=key_until_ns, waited=self._flows.again(batch, job, born),
         )  # fmt: skip
         batch.add_newer(encode_carried(Kind.REQUEUED, carried, batch.lsn))
         fold_carried(Kind.REQUEUED, carried, location, batch.time_ns, agenda, self._facets.dedup)
         # It may be claimed in this very batch, when it is in no file yet.
         self._recent.add(job, born)
         batch.interest |= INTEREST_READY
+
+    def _purged(self, batch: Batch, job: int) -> bytes:
+        """What the record of a letter that goes says of those that wait for it."""
+        flows, dead = self._agenda.flows, self._agenda.dead
+        chunk = dead.find(job)
+        if not flows.held or chunk is None:
+            return b""
+        try:
+            record = self._recent.record(job, chunk.locations[dead.index])
+        except LogDamaged:
+            return b""
+        return self._flows.ending(batch, Kind.PURGED, job, record) if is_of_flow(record) else b""
 
     def _check_key(self, batch: Batch, letter: Letter) -> int:
         """Make sure that the job may hold its key again, if it has one.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.flows import needs_of
 from taskq.core.jobtable import META_EXPIRES
 from taskq.core.records import PACKED, Flag
 from taskq.log import codec
+from taskq.log.flows import FLOW_FLAG, check_size, encode_part
 from taskq.log.foldother import enqueued_meta
 from taskq.log.keys import Wanted
 from taskq.log.options import encode_extras, encode_replaces
@@ -35,7 +37,7 @@ class Prepared:
     """An enqueue that has been checked: what its record says besides the body."""
 
     __slots__ = (
-        "_options", "_spec", "due_ns", "expires_is_wall", "expires_ns", "flags", "is_wall",
+        "_flow", "_options", "_spec", "due_ns", "expires_is_wall", "expires_ns", "flags", "is_wall",
         "keep_ns", "wanted",
     )  # fmt: skip
 
@@ -52,6 +54,16 @@ class Prepared:
         self.expires_is_wall = extras.expires_is_wall
         expires = extras.expires_ns
         self.expires_ns = expires + (now_ns if expires and not self.expires_is_wall else 0)
+        self._flow = extras.flow
+        if extras.flow is not None:
+            self.flags |= FLOW_FLAG
+            check_size(extras.flow.size + len(self._options))
+
+    @property
+    def needs(self) -> int | None:
+        """What the job waits for, as ``core.flows`` has it; None if it is not held."""
+        flow = self._flow
+        return needs_of(flow.needs, flow.policy) if flow is not None and flow.inputs else None
 
     @property
     def is_newer(self) -> bool:
@@ -61,9 +73,11 @@ class Prepared:
         wanted = self.wanted
         return wanted is not None and wanted.until_settled and bool(wanted.window_ns)
 
-    def tail(self, replaced: int) -> bytes:
-        """The record from behind its length up to its body."""
+    def tail(self, replaced: int, lsn: int) -> bytes:
+        """The record from behind its length up to its body, as it is written at ``lsn``."""
         spec, options = self._spec, self._options
+        if self._flow is not None:
+            options += encode_part(self._flow, lsn)
         if replaced:
             options += encode_replaces(replaced)
         return codec.enqueue_tail(
@@ -203,7 +217,8 @@ class Enqueues:
             if holder is not None:
                 return Duplicate(holder)
         location = batch.where + batch.size
-        record = codec.encode_checked(ready.tail(replaced), body, batch.lsn)
+        record = codec.encode_checked(ready.tail(replaced, batch.lsn), body, batch.lsn)
+        batch.is_latest = batch.is_latest or ready.flags & FLOW_FLAG != 0
         lsn = batch.add_newer(record) if replaced or ready.is_newer else batch.add(record)
         batch.payload_size += len(body)
         if wanted is not None:
@@ -214,7 +229,10 @@ class Enqueues:
         if agenda is not None:
             lane = agenda.lane(spec.priority, spec.lane_key)
             meta = enqueued_meta(ready.flags) | (META_EXPIRES if ready.expires_ns else 0)
-            if ready.due_ns > batch.time_ns:
+            needs = ready.needs
+            if needs is not None:
+                agenda.apply_held(lsn, location, lane, meta, needs)
+            elif ready.due_ns > batch.time_ns:
                 agenda.apply_scheduled(lsn, location, lane, meta, ready.due_ns, ready.is_wall)
             else:
                 agenda.apply_enqueued(lsn, location, lane, meta)

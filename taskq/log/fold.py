@@ -15,6 +15,7 @@ from taskq.core.jobtable import META_EXPIRES
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.records import Flag, Kind, Option
 from taskq.log import codec
+from taskq.log.flows import fold_end, held_needs
 from taskq.log.foldother import (
     OTHER_KINDS,
     Watch,
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 _ENQUEUED: Final = int(Kind.ENQUEUED)
 _CLAIMED: Final = int(Kind.CLAIMED)
 _SUCCEEDED: Final = int(Kind.SUCCEEDED)
-_BACK: Final = frozenset({int(Kind.RETRIED), int(Kind.RELEASED)})
+_CANCEL_ASKED: Final = int(Kind.CANCEL_ASKED)
+_OF_CLAIMS: Final = frozenset({int(Kind.RETRIED), int(Kind.RELEASED), _CANCEL_ASKED})
 _ENDED: Final = frozenset({int(Kind.DIED), int(Kind.CANCELLED), int(Kind.EXPIRED)})
 #: Records that settle a job for good.
 FINAL_KINDS: Final = _ENDED | {_SUCCEEDED}
@@ -148,6 +150,8 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
             job = _JOB_ONLY.unpack_from(data, at + _JOB_AT)[0]
             if agenda is not None:
                 agenda.apply_ended(Kind(kind), job, time_ns)
+                if options_size:
+                    fold_end(data, at + codec.JOB.size, job, where + at, agenda)
             if dedup is not None and options_size:
                 fold_free_key(data, at + codec.JOB.size, options_size, job, time_ns, dedup)
             if watch is not None and job in jobs:
@@ -172,10 +176,9 @@ def _fold_rare(
     dedup: Dedup | None,
     watch: Watch | None,
 ) -> None:
-    if kind in _BACK:
+    if kind in _OF_CLAIMS:
         if agenda is not None:
-            _, _, _, _, _, attempt, job, _, due_ns = codec.BACK.unpack_from(record)
-            agenda.apply_back(Kind(kind), job, attempt, due_ns, header.time_ns)
+            _fold_of_claim(kind, record, header.time_ns, agenda)
     elif kind in OTHER_KINDS:
         fold_other(kind, record, location, header.time_ns, agenda, dedup, watch)
     elif kind == _CLOCK:
@@ -187,6 +190,14 @@ def _fold_rare(
             agenda.begin_frame(header.first_lsn, header.time_ns)
     elif kind < _SKIPPABLE:
         raise FormatError(f"record type {kind} at lsn {lsn} is unknown: use a newer taskq")
+
+
+def _fold_of_claim(kind: int, record: bytes, time_ns: int, agenda: Agenda) -> None:
+    if kind == _CANCEL_ASKED:
+        agenda.apply_cancel_asked(*codec.JOB.unpack_from(record)[6:])
+        return
+    _, _, _, _, _, attempt, job, _, due_ns = codec.BACK.unpack_from(record)
+    agenda.apply_back(Kind(kind), job, attempt, due_ns, time_ns)
 
 
 def _fold_run(
@@ -255,7 +266,10 @@ def _fold_enqueued(
     due_ns, is_wall, expires_ns, expires_is_wall = decode_times(data, end, options_size)
     if expires_ns:
         meta |= META_EXPIRES
-    if due_ns > time_ns:
+    needs = held_needs(meta, data, end, options_size)
+    if needs is not None:
+        agenda.apply_held(lsn, where + at, lane, meta, needs)
+    elif due_ns > time_ns:
         agenda.apply_scheduled(lsn, where + at, lane, meta, due_ns, is_wall)
     else:
         agenda.apply_enqueued(lsn, where + at, lane, meta)

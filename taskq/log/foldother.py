@@ -17,6 +17,7 @@ from taskq.core.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
     META_DURABLE_CLAIM,
+    META_FLOW,
     META_KEYED,
 )
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
@@ -25,6 +26,7 @@ from taskq.core.schedules import apply_ticked
 from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import decode_carried, decode_queue, find_moment
+from taskq.log.flows import FLOW_FLAG, fold_end
 from taskq.log.options import decode_key_hash, enqueue_extras
 from taskq.log.ticks import decode_ticked
 
@@ -104,6 +106,8 @@ def enqueued_meta(flags: int) -> int:
         meta = META_DURABLE_CLAIM
     if flags & _KEYED:
         meta |= META_KEYED
+    if flags & FLOW_FLAG:
+        meta |= META_FLOW
     return meta
 
 
@@ -143,7 +147,7 @@ def fold_other(
         if watch is not None:
             _watch_carried(kind, carried, location, watch)
     elif kind == Kind.PURGED:
-        _fold_purged(codec.JOB.unpack_from(record)[6], location, agenda, watch)
+        _fold_purged(record, location, agenda, watch)
     elif agenda is not None:
         _fold_on_agenda(kind, record, agenda)
 
@@ -172,9 +176,14 @@ def _watch_carried(kind: int, carried: Carried, location: int, watch: Watch) -> 
         watch.see(carried.job, location, Kind.DIED if carried.state is State.DEAD else kind)
 
 
-def _fold_purged(job: int, location: int, agenda: Agenda | None, watch: Watch | None) -> None:
+def _fold_purged(
+    record: bytes, location: int, agenda: Agenda | None, watch: Watch | None
+) -> None:
+    job = codec.JOB.unpack_from(record)[6]
     if agenda is not None:
         forget_dead(agenda, job)
+        if codec.PREFIX.unpack_from(record)[3]:
+            fold_end(record, codec.JOB.size, job, location, agenda)
     if watch is not None:
         watch.see_again(job, location)
 
@@ -197,6 +206,7 @@ def fold_carried(
         meta = enqueued_meta(flags)
         if kind == Kind.REQUEUED:
             apply_requeued(agenda, carried.job, location, lane, meta)
+            agenda.flows.apply_again(carried.job, carried.waited)
         else:
             meta |= min(carried.attempt << ATTEMPT_SHIFT, ATTEMPT_MASK)
             apply_carried(
@@ -204,8 +214,10 @@ def fold_carried(
                 (carried.expires_ns or extras.expires_ns, extras.expires_is_wall),
                 (carried.due_ns, carried.due_is_wall), (carried.token, *carried.claim),
                 carried.lease_ns, carried.ended_ns,
-                since_ns=carried.ready_ns,
+                since_ns=carried.ready_ns, needs=carried.needs,
             )  # fmt: skip
+            if carried.cancel_wanted:
+                agenda.apply_cancel_asked(carried.job, carried.token)
     if dedup is not None and extras.key is not None:
         hashed = key_hash(_queue(born), extras.key)
         if kind == Kind.REQUEUED:

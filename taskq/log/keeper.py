@@ -5,13 +5,14 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.model import LIVE_STATES, SECOND_NS, State
+from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
 from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
 from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.attempts import encode_history
 from taskq.log.carries import Item
 from taskq.log.carrying import decode_carried, find_moment
+from taskq.log.flows import FLOW_FLAG, is_of_flow, takes_of
 from taskq.log.fold import FINAL_KINDS
 from taskq.log.foldother import key_of
 from taskq.log.history import job_records, tell
@@ -33,6 +34,7 @@ _DEAD: Final = after(State.RUNNING, Kind.DIED)
 _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
 _ENDED_NO_MORE: Final = frozenset({int(Kind.REQUEUED), int(Kind.PURGED)})
 _BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
+_FLAGS_AT: Final = 8
 #: Records of a frame that are looked at in one step.
 _RECORDS: Final = 1_024
 
@@ -71,8 +73,6 @@ class Keeper:
     def find(self, segment: int, found: Found) -> Iterator[None]:
         """Add the finished jobs that stay, by where their record stands in the segment."""
         self._kept = {}
-        if self._drops_finished:
-            return
         files = self._journal.files
         following = min(lsn for lsn in files.lsns if lsn > segment)
         survey = _Births(segment, following)
@@ -84,6 +84,8 @@ class Keeper:
         for number, (job, offset) in enumerate(survey.open()):
             if not number % 64:
                 yield
+            if self._drops_finished and job not in survey.keeps:
+                continue
             if agenda.table.find(job) is None and agenda.dead.find(job) is None:
                 end = _end(self._journal, job, following)
                 if end is not None and self._is_kept(end, survey.keeps.get(job, self._keep_ns)):
@@ -100,7 +102,11 @@ class Keeper:
             kind = frame.data[at + 4]
             if kind == _ENQUEUED:
                 survey.born(lsn, base + at)
-                if self._queues or frame.data[at + 6] or frame.data[at + 7]:
+                if self._drops_finished:
+                    is_special = frame.data[at + _FLAGS_AT] & FLOW_FLAG
+                else:
+                    is_special = self._queues or frame.data[at + 6] or frame.data[at + 7]
+                if is_special:
                     self._note_keep(survey, lsn, frame.data[at : at + length])
             elif kind in _CARRYING:
                 self._look_at_carried(survey, frame, base, at, length)
@@ -126,6 +132,8 @@ class Keeper:
             return
         survey.ended(carried.job)
         end = _final(record, 0, 0, carried.ended_ns)
+        if self._drops_finished and carried.job not in survey.keeps:
+            return
         if self._is_kept(end, survey.keeps.get(carried.job, self._keep_ns)):
             survey.kept[carried.job] = (base + at, end)
 
@@ -137,6 +145,10 @@ class Keeper:
 
     def _own_keep_ns(self, born: bytes) -> int:
         """How long a job is kept that says so itself, or its queue does; else 0."""
+        if is_of_flow(born) and self._is_taken_in(born):
+            return TIME_NS_MAX
+        if self._drops_finished:
+            return 0
         _, _, _, size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
         start = codec.ENQUEUED.size
         keep_ns = find_moment(born, start + queue_size + task_size, size, Option.KEEP)
@@ -144,6 +156,14 @@ class Keeper:
             queue = born[start : start + queue_size].decode("utf-8", "replace")
             keep_ns = self._queues.get(queue, 0)
         return keep_ns
+
+    def _is_taken_in(self, born: bytes) -> bool:
+        """Whether a job may still want the result: it waits or runs, or is a dead letter."""
+        agenda = self._committer.facets.need_agenda()
+        return any(
+            agenda.table.find(job) is not None or agenda.dead.find(job) is not None
+            for job in takes_of(born).unlocks
+        )
 
     def _is_kept(self, end: LogRecord, keep_ns: int) -> bool:
         return not keep_ns or end.time_ns + keep_ns > self._now_ns
@@ -160,9 +180,10 @@ class Keeper:
 
     def look_again(self, job: int, born: bytes, following: int) -> None:
         """A job of the segment before ``following`` has ended since ``find``: it may stay, too."""
-        if not self._drops_finished:
+        own_ns = self._own_keep_ns(born)
+        if own_ns or not self._drops_finished:
             end = _end(self._journal, job, following)
-            if end is not None and self._is_kept(end, self._own_keep_ns(born) or self._keep_ns):
+            if end is not None and self._is_kept(end, own_ns or self._keep_ns):
                 self._kept[job] = end
 
     def kept_item(self, job: int, location: int, born: bytes, enqueued_ns: int) -> Item | None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.dedup import key_hash
-from taskq.core.errors import JobNotFound, LogDamaged, TaskqError
-from taskq.core.jobtable import META_DURABLE_CLAIM, META_KEYED
+from taskq.core.errors import LogDamaged, TaskqError
+from taskq.core.jobtable import META_DURABLE_CLAIM, META_FLOW, META_KEYED
 from taskq.core.model import REASON_BYTES_MAX
 from taskq.core.records import Cause, Flag, Kind
-from taskq.core.transitions import legal
 from taskq.log import codec
 from taskq.log.adopts import Adopts
+from taskq.log.cancelling import Cancelling
 from taskq.log.carries import Carries
 from taskq.log.carrying import encode_lease
 from taskq.log.deadletters import DeadLetters
 from taskq.log.deaths import Deaths
 from taskq.log.enqueues import Enqueues
+from taskq.log.flows import FLOW_FLAG, Following
 from taskq.log.keys import Keys
 from taskq.log.leasing import Leasing, check_claim
 from taskq.log.options import encode_key_hash, enqueue_extras
@@ -47,7 +48,11 @@ _PLAIN_JOB: Final = codec.JOB.size
 _SUCCEEDED: Final = Kind.SUCCEEDED
 _SUCCEEDED_CODE: Final = int(Kind.SUCCEEDED)
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
+#: What others have to do with the end of a job of these flags.
+_TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
 _FLAGS_AT: Final = 8
+#: Causes of a release that burns no attempt.
+_KEEPS_ATTEMPT: Final = frozenset({Cause.DRAIN, Cause.SNOOZE, Cause.CONDITION, Cause.BREAKER})
 
 
 class Operations:
@@ -61,15 +66,18 @@ class Operations:
         self._introduced = False
         self._tag = journal.tag
         self.leasing = Leasing(self, facets)
+        self.flows = Following(self, facets)
+        self.cancels = Cancelling(self, facets, owner, self._tag)
         carries = Carries(journal, facets)
         self.deaths = Deaths(self._tag)
         self.recent = Recent(journal.files)
         self.enqueues = Enqueues(journal, facets, self.recent, Keys(self, journal.config.keys_max))
-        letters = DeadLetters(facets, self.recent, self._tag, journal.config.keys_max)
+        letters = DeadLetters(facets, self.recent, self._tag, journal.config.keys_max, self.flows)
         queues = Queues(facets, self._withdraw)
         ticks = Ticks(facets, self.enqueues)
         self._others: dict[int, Callable[[Batch, Any], object]] = {
             Op.ADOPT: Adopts(journal, facets, self.enqueues).adopt,
+            Op.CANCEL: self.cancels.cancel,
             Op.EXTEND: self.leasing.extend,
             Op.TRANSACT: Transactions(self, facets, self._tag).run,
             Op.CARRY: carries.carry,
@@ -99,8 +107,6 @@ class Operations:
             return self.enqueues.many(batch, operand)
         if op == Op.SETTLE:
             return [self._settle_one(batch, item) for item in operand]
-        if op == Op.CANCEL:
-            return self.cancel(batch, operand)
         if op in self._others:
             return self._others[op](batch, operand)
         raise AssertionError(f"unknown operation {op}")
@@ -179,7 +185,7 @@ class Operations:
                 or claim is None
                 or claim[0] != delivery.token
                 or claim[1] != delivery.epoch
-                or delivery.record[_FLAGS_AT] & _KEYED
+                or delivery.record[_FLAGS_AT] & _TIED
                 or job in other_jobs
             ):
                 others.append(item)
@@ -222,19 +228,23 @@ class Operations:
         check_claim(agenda, delivery)
         job = delivery.job
         attempt = delivery.attempt
-        keyed = delivery.record[_FLAGS_AT] & _KEYED
+        tied = delivery.record[_FLAGS_AT] & _TIED
+        if kind is not _SUCCEEDED and job in agenda.leases.asked:
+            kind, cause = Kind.CANCELLED, Cause.ASKED
         if flags:
             self.enqueues.check_packed(batch, flags, body or b"", f"the result of {delivery!r}")
-        is_end = kind is Kind.SUCCEEDED or kind is Kind.DIED
+        is_end = kind is _SUCCEEDED or kind is Kind.DIED or kind is Kind.CANCELLED
         prepared = self.enqueues.prepared(batch, children, frozenset((job,) if is_end else ()))
         if is_end:
             options = b""
-            if keyed:
-                options = self._free_key(batch, delivery.record, job)
+            if tied:
+                options = self._untie(batch, kind, delivery.record, job)
             location = batch.where + batch.size
             if kind is Kind.DIED:
                 body, flags = (body or b"")[:REASON_BYTES_MAX], 0
                 self.deaths.note(delivery.lane, job, attempt, cause, body, batch.time_ns)
+            elif kind is Kind.CANCELLED:
+                body, flags, batch.is_latest = (body or b"")[:REASON_BYTES_MAX] or None, 0, True
             batch.add(
                 codec.encode_job(
                     kind, cause, attempt, job, delivery.token, body, batch.lsn, options, flags
@@ -244,9 +254,8 @@ class Operations:
             self._facets.note_end(job, location)
             batch.interest |= INTEREST_OUTCOME
         else:
-            keeps = cause in (Cause.DRAIN, Cause.SNOOZE) or (
-                kind is Kind.RELEASED and cause is Cause.CALLER
-            )
+            keeps = cause in _KEEPS_ATTEMPT or (kind is Kind.RELEASED and cause is Cause.CALLER)
+            batch.is_latest = batch.is_latest or cause >= Cause.INPUTS
             counted = max(attempt - 1, 0) if keeps else attempt
             self._back(batch, kind, cause, job, delivery.token, counted, delay_ns, body)
         return self.enqueues.add(batch, children, prepared)
@@ -285,11 +294,13 @@ class Operations:
         assert agenda is not None
         options = b""
         chunk = agenda.table.find(job)
-        if chunk is not None and chunk.metas[agenda.table.index] & META_KEYED:
+        if chunk is not None and chunk.metas[agenda.table.index] & (META_KEYED | META_FLOW):
             try:
-                options = self._free_key(batch, self.recent.record(job, agenda.location(job)), job)
+                record = self.recent.record(job, agenda.location(job))
+                options = self._untie(batch, kind, record, job)
             except LogDamaged:
                 options = b""
+            chunk = agenda.table.find(job)
         if chunk is not None and kind is Kind.DIED:
             lane = agenda.lanes[chunk.lanes[agenda.table.index]]
             self.deaths.note(lane, job, attempt, cause, reason, batch.time_ns)
@@ -298,6 +309,15 @@ class Operations:
         agenda.apply_ended(kind, job, batch.time_ns)
         self._facets.note_end(job, location)
         batch.interest |= INTEREST_OUTCOME
+
+    def _untie(self, batch: Batch, kind: Kind, record: bytes, job: int) -> bytes:
+        """Let go of what the job's end lets go of; returns the options that tell so."""
+        flags, options = record[_FLAGS_AT], b""
+        if flags & FLOW_FLAG:
+            options = self.flows.ending(batch, kind, job, record)
+        if flags & _KEYED:
+            options += self._free_key(batch, record, job)
+        return options
 
     def _free_key(self, batch: Batch, record: bytes, job: int) -> bytes:
         key = enqueue_extras(record).key
@@ -310,21 +330,6 @@ class Operations:
         return encode_key_hash(hashed)
 
     # -- the rest ---------------------------------------------------------------------------------
-
-    def cancel(self, batch: Batch, job: int) -> bool:
-        """Withdraw a waiting job; False if it is running or settled.
-
-        Raises:
-            JobNotFound: no record has that number.
-        """
-        if not 0 < job < batch.lsn:
-            raise JobNotFound(f"no job {self._tag}-{job} in this log")
-        agenda = self._facets.agenda
-        assert agenda is not None
-        if not legal(agenda.state(job), Kind.CANCELLED):
-            return False
-        self._withdraw(batch, job, Cause.CALLER)
-        return True
 
     def _withdraw(self, batch: Batch, job: int, cause: Cause) -> None:
         agenda = self._facets.agenda

@@ -27,11 +27,14 @@ def seconds_until_due(committer: Committer) -> float:
     limits = [float("inf")]
     if committer.held:
         limits.append(_HELD_SECONDS)
-    if committer.watchers or committer.waiting or committer.followers:
+    listens = committer.watchers or committer.followers or committer.operations.cancels
+    if listens or committer.waiting:
         limits.append(_FALLBACK_SECONDS)
     if committer.waiting:
         agenda = committer.facets.agenda
         if agenda is not None:
+            if agenda.flows.todo:
+                limits.append(0.0)
             wall = clock.wall_ns()
             moments = (agenda.next_due_ns(), agenda.next_expiry_ns(), agenda.leases.next_ns())
             limits += [(at - wall) / SECOND_NS for at in moments if at is not None]
