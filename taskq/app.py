@@ -17,8 +17,10 @@ from taskq.decorate import TaskChoices, TaskDecorator, make_task
 from taskq.handle import JobHandle, make_handle
 from taskq.lifespan import AppLifespans
 from taskq.logoptions import LogOptions, unknown_option
+from taskq.naming import same_source
 from taskq.queues import LogQueues
 from taskq.reading import LogReading
+from taskq.schedules import AppSchedules, Planned
 from taskq.serialization import encode_loose
 from taskq.telling import LogTelling
 from taskq.transaction import AppTransaction
@@ -37,7 +39,16 @@ R = TypeVar("R")
 DeathHook = TypeVar("DeathHook", bound="Callable[[DeadLetter], Any]")
 
 
-class TaskQ(AppBreakers, AppLifespans, AppWorkers, LogCare, LogQueues, LogReading, LogTelling):
+class TaskQ(
+    AppBreakers,
+    AppLifespans,
+    AppSchedules,
+    AppWorkers,
+    LogCare,
+    LogQueues,
+    LogReading,
+    LogTelling,
+):
     """An application's tasks and the directory of their jobs. Opens at first use.
 
     What is not given comes from the settings: ``TASKQ_…`` in the environment, ``.env``,
@@ -71,6 +82,7 @@ class TaskQ(AppBreakers, AppLifespans, AppWorkers, LogCare, LogQueues, LogReadin
         self._death_hooks: list[Callable[[DeadLetter], Any]] = []
         self._breakers: dict[str, BreakerRule] = {}
         self._lifespans = []
+        self._planned = Planned()
 
     @property
     def name(self) -> str:
@@ -273,7 +285,7 @@ class TaskQ(AppBreakers, AppLifespans, AppWorkers, LogCare, LogQueues, LogReadin
         names = (task.name, *task.aliases)
         for name in names:
             taken = self._tasks.get(name)
-            if taken is not None and not _same_source(taken.fn, fn):
+            if taken is not None and not same_source(taken.fn, fn):
                 raise UsageError(
                     f"the task name {name!r} is taken by {taken.fn.__module__}."
                     f"{taken.fn.__qualname__}: give one of the two another with name="
@@ -288,18 +300,6 @@ def _checked(calls: Iterable[Call[R]]) -> list[Call[R]]:
         if not isinstance(call, Call):
             raise UsageError(f"enqueue_many() takes calls such as task.call(...), got {call!r:.60}")
     return given
-
-
-def _same_source(known: Callable[..., Any], fn: Callable[..., Any]) -> bool:
-    """Whether both come from the same line: a module that was reloaded defines its tasks again."""
-    ours, theirs = getattr(known, "__code__", None), getattr(fn, "__code__", None)
-    if ours is None or theirs is None:
-        return known is fn
-    return (ours.co_filename, ours.co_firstlineno, ours.co_qualname) == (
-        theirs.co_filename,
-        theirs.co_firstlineno,
-        theirs.co_qualname,
-    )
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from taskq.call import transaction_bytes
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.handle import PendingJob, make_handle
+from taskq.scheduleheaders import MOMENT_HEADER
 
 if TYPE_CHECKING:
     from typing import Any
@@ -80,6 +81,15 @@ class JobContext:
         """When the task's ``timeout`` ends this attempt, in UTC; None if it has none."""
         seconds: float | None = getattr(self, "until_seconds", None)
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+    @property
+    def scheduled_at(self) -> datetime | None:
+        """The moment that a schedule enqueued the job for, None if none did.
+
+        It stays the same when the job runs late, or was made up for; its zone is the schedule's.
+        """
+        text = self.headers.get(MOMENT_HEADER)
+        return None if text is None else datetime.fromisoformat(text)
 
     @property
     def children(self) -> list[Child]:

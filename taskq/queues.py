@@ -12,6 +12,7 @@ from taskq.deadletters import DeadLetters
 from taskq.log.queues import WITHDRAWN_MAX
 from taskq.log.requests import check_name
 from taskq.log.selection import WAITING, WaitingFilter, count_running, waiting_page
+from taskq.schedulesview import LogSchedules
 from taskq.sweeping import Sweeping, Swept, check_limit, moment_before
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ class LogQueues:
     def dead(self) -> DeadLetters:
         """The log's dead letters: list, requeue, purge."""
         return DeadLetters(self._connection)
+
+    @property
+    def schedules(self) -> LogSchedules:
+        """The schedules that the log knows of: list, pause, resume, reset, remove."""
+        return LogSchedules(self._connection)
 
     async def pause(self, queue: str) -> bool:
         """Let no worker, of any process, claim from the queue until it is resumed.

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import Bundle, Delivery, Duplicate, EnqueueSpec
     from taskq.log.store import Store
     from taskq.log.survey import Answer
+    from taskq.log.ticks import Enrolment, Steer, Turn
 
 _log: Final = logging.getLogger("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)
@@ -138,6 +139,18 @@ class _Port:
     def withdraw(self, lsns: list[int], cause: Cause = Cause.CALLER) -> Any:
         """Cancel those of these jobs that wait: their lsns."""
         return self._send(Op.WITHDRAW, Withdrawal(lsns, cause))
+
+    def tick(self, turn: Turn) -> Any:
+        """Write ticks: what their jobs became, or None if another process was faster."""
+        return self._send(Op.TICK, turn)
+
+    def enrol(self, schedules: list[Enrolment]) -> Any:
+        """Let the log know schedules."""
+        return self._send(Op.ENROL, schedules)
+
+    def steer(self, wish: Steer) -> Any:
+        """Pause, resume, reset or remove a schedule: whether that was new."""
+        return self._send(Op.STEER, wish)
 
     def extent(self, beyond: int | None = None) -> Any:
         """How far the log may be read, once that is beyond an lsn; None: beyond all it has now."""

@@ -15,6 +15,7 @@ from taskq_workers.deaths import DeathHooks
 from taskq_workers.executors import ThreadRunner
 from taskq_workers.lifespans import LifespanHolder
 from taskq_workers.plans import Plans
+from taskq_workers.scheduler import Scheduler
 from taskq_workers.services import Services
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Worker:
         max_jobs: stop by itself after so many attempts of jobs; None for no limit.
         drain_timeout: seconds that running jobs get to finish at a stop.
         thread_limit: how many sync jobs run at a time, ``concurrency`` if None.
+        schedules: whether it ticks the app's schedules; a worker with ``burst`` never does.
         on_event: called with a ``JobFinished`` for each job that ended, on the loop's thread.
         on_dead: called with each ``DeadLetter`` that this process makes, besides the app's own
             hooks; see ``TaskQ.on_dead``.
@@ -125,6 +127,7 @@ class Worker:
         max_jobs: int | None = None,
         drain_timeout: float = DRAIN_SECONDS_DEFAULT,
         thread_limit: int | None = None,
+        schedules: bool = True,
         on_event: Hook | None = None,
         on_dead: Callable[[DeadLetter], Any] | None = None,
     ) -> None:
@@ -143,6 +146,8 @@ class Worker:
         self.started = asyncio.Event()
         self.stopped = asyncio.Event()
         self.services = Services()
+        if schedules and not burst:
+            self.services.add(Scheduler(app))
         self._burst = burst
         self._max_jobs = max_jobs
         self._drain_seconds = drain_timeout

@@ -1,0 +1,241 @@
+"""When schedules tick: expressions, intervals, daylight saving, jitter and what was missed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskq.core.errors import UsageError
+from taskq.core.model import SECOND_NS
+from taskq.core.schedules import jitter_ns
+from taskq.schedulestimes import (
+    CATCH_UP_MAX,
+    Due,
+    Every,
+    Rule,
+    due_ticks,
+    moment_in,
+    next_due_ns,
+    parse_cron,
+    parse_every,
+    parse_rule,
+)
+
+BERLIN = ZoneInfo("Europe/Berlin")
+MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
+
+
+def at(text: str, zone: Any = BERLIN, fold: int = 0) -> int:
+    """A wall time there, in nanoseconds."""
+    return int(datetime.fromisoformat(text).replace(tzinfo=zone, fold=fold).timestamp()) * SECOND_NS
+
+
+def told(rule: Rule, start: str, count: int) -> list[str]:
+    """The next moments as a person in Berlin reads them."""
+    return [
+        moment_in(BERLIN, one).strftime("%m-%d %H:%M %Z")
+        for one in islice(rule.after(at(start)), count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("expression", "start", "expected"),
+    [
+        # In the night to 31 March 2024 there is no time from 02:00 to 03:00.
+        ("30 2 * * *", "2024-03-30 12:00", ["03-31 03:00 CEST", "04-01 02:30 CEST"]),
+        ("0,30 2 * * *", "2024-03-30 12:00", ["03-31 03:00 CEST", "04-01 02:00 CEST"]),
+        ("0 3 * * *", "2024-03-30 12:00", ["03-31 03:00 CEST", "04-01 03:00 CEST"]),
+        ("*/30 2 * * *", "2024-03-30 12:00", ["04-01 02:00 CEST", "04-01 02:30 CEST"]),
+        ("0 * * * *", "2024-03-31 00:30", ["03-31 01:00 CET", "03-31 03:00 CEST"]),
+        # In the night to 27 October 2024 the hour from 02:00 to 03:00 comes twice.
+        ("30 2 * * *", "2024-10-26 12:00", ["10-27 02:30 CEST", "10-28 02:30 CET"]),
+        (
+            "30 * * * *",
+            "2024-10-27 01:45",
+            ["10-27 02:30 CEST", "10-27 02:30 CET", "10-27 03:30 CET"],
+        ),
+        (
+            "*/30 2 * * *",
+            "2024-10-27 01:45",
+            ["10-27 02:00 CEST", "10-27 02:30 CEST", "10-27 02:00 CET", "10-27 02:30 CET"],
+        ),
+    ],
+)
+def test_daylight_saving_goes_by_the_rules_of_debians_cron(
+    expression: str, start: str, expected: list[str]
+) -> None:
+    assert told(parse_cron(expression, "Europe/Berlin"), start, len(expected)) == expected
+
+
+def test_from_within_the_hour_that_comes_twice_nothing_comes_again() -> None:
+    cron = parse_cron("30 2 * * *", "Europe/Berlin")
+    second = at("2024-10-27 02:15", fold=1)
+    assert next(cron.after(second)) == at("2024-10-28 02:30")
+
+
+@given(
+    expression=st.sampled_from(
+        ["30 2 * * *", "*/7 * * * *", "0 */3 * * *", "15,45 1-3 * * SUN", "0 0 L * *", "* * * * *"]
+    ),
+    start=st.integers(at("2024-03-30 00:00") // SECOND_NS, at("2024-04-02 00:00") // SECOND_NS),
+    is_autumn=st.booleans(),
+    length=st.integers(0, 200_000),
+    count=st.integers(1, 5),
+)
+def test_the_latest_moments_are_those_that_a_walk_ends_with(
+    expression: str, start: int, is_autumn: bool, length: int, count: int
+) -> None:
+    """Also from within the hours that are left out, or come twice."""
+    cron = parse_cron(expression, "Europe/Berlin")
+    after = (start + (210 * 86_400 if is_autumn else 0)) * SECOND_NS
+    until = after + length * SECOND_NS
+    walked = []
+    for one in cron.after(after):
+        if one > until:
+            break
+        walked.append(one)
+    assert cron.latest(count, after, until) == walked[-count:]
+    assert walked == sorted(set(walked))
+
+
+@given(
+    interval=st.integers(1, 10_000),
+    after=st.integers(0, 10**6),
+    length=st.integers(0, 10**5),
+    count=st.integers(1, 5),
+)
+def test_intervals_tick_at_their_multiples(
+    interval: int, after: int, length: int, count: int
+) -> None:
+    every = Every(interval)
+    expected = [one for one in range(after + 1, after + length + 1) if one % interval == 0]
+    assert every.latest(count, after, after + length) == expected[-count:]
+    assert next(every.after(after)) == (after // interval + 1) * interval
+
+
+def test_the_latest_of_years_of_minutes_is_found_at_once() -> None:
+    cron = parse_cron("* * * * *", "Europe/Berlin")
+    until = at("2044-01-01 00:00")
+    assert cron.latest(2, at("2024-01-01 00:00"), until) == [until - MINUTE_NS, until]
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("", "Wrong number of fields"),
+        ("* * * *", "it has five fields"),
+        ("61 * * * *", "Bad minute"),
+        ("*/0 * * * *", "Bad minute"),
+        ("0 0 * * FOO", "Bad day-of-week"),
+        ("@daily", "Wrong number of fields"),
+        ("0 0 30 2 *", "Bad day-of-month"),
+        ("L L L L L", "is wrong"),
+        ("0 0 31 2,4 *", "(Bad day-of-month|never comes)"),
+        ("0 0 * 2 MON#5,", "is wrong"),
+        ("* " * 300, "is wrong"),
+        ("0," * 300 + "0 * * * *", "over 512 bytes"),
+        (print, "a cron expression is text"),
+        (None, "a cron expression is text"),
+    ],
+)
+def test_a_wrong_expression_is_refused_with_what_is_wrong(expression: Any, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        parse_cron(expression)
+
+
+@pytest.mark.parametrize("tz", ["Europe/Atlantis", "../etc/passwd", "", "UTC+1", 5, None, "a b"])
+def test_an_unknown_time_zone_is_refused(tz: Any) -> None:
+    with pytest.raises(UsageError, match="time zone"):
+        parse_cron("* * * * *", tz)
+
+
+def test_time_zones_may_be_objects_that_have_a_name() -> None:
+    assert parse_cron("* * * * *", BERLIN) == parse_cron("* * * * *", "Europe/Berlin")
+    assert parse_cron("* * * * *", UTC).tz == "UTC"
+    with pytest.raises(UsageError, match="give the name of a time zone"):
+        parse_cron("* * * * *", datetime.now(BERLIN).utcoffset())
+
+
+@pytest.mark.parametrize("interval", [0, -1, "500ms", "soon", print, timedelta(0)])
+def test_a_wrong_interval_is_refused(interval: Any) -> None:
+    with pytest.raises(UsageError, match="the interval of a schedule"):
+        parse_every(interval)
+
+
+def test_rules_come_back_from_what_the_log_keeps() -> None:
+    for rule in (parse_cron("*/5  9-17 * * MON-FRI", "Europe/Berlin"), parse_every("10m")):
+        assert parse_rule(rule.rule) == rule
+    for wrong in (b"", b"every", b"every 5", b"every x", b"cron", b"lunar 5", b"\xff", b"cron *"):
+        with pytest.raises(UsageError):
+            parse_rule(wrong)
+
+
+HOURLY = parse_cron("0 * * * *")
+START = at("2024-06-01 00:00", UTC)
+
+
+def due(catch_up: str, hours_asleep: float, minutes_late: float = 0, rule: Rule = HOURLY) -> Due:
+    """What is due so long after the last tick."""
+    now = START + round(hours_asleep * HOUR_NS + minutes_late * MINUTE_NS)
+    return due_ticks("s", rule, catch_up, 0, START, now)
+
+
+def test_nothing_is_due_before_its_time() -> None:
+    for catch_up in ("skip", "last", "all"):
+        assert due(catch_up, 0.99) == Due()
+
+
+def test_a_tick_on_time_is_due_whatever_the_policy() -> None:
+    for catch_up in ("skip", "last", "all"):
+        for late in (0, 0.9):
+            assert due(catch_up, 1, late) == Due((START + HOUR_NS,), START + HOUR_NS)
+
+
+def test_after_eight_hours_asleep_each_policy_makes_up_for_what_it_says() -> None:
+    end = START + 8 * HOUR_NS
+    assert due("skip", 8, 30) == Due((), end)
+    assert due("skip", 8, 0.5) == Due((end,), end)
+    assert due("last", 8, 30) == Due((end,), end)
+    assert due("all", 8, 30) == Due(tuple(START + n * HOUR_NS for n in range(1, 9)), end)
+
+
+def test_all_is_bounded_and_takes_the_latest() -> None:
+    found = due("all", 5_000)
+    assert len(found.moments) == CATCH_UP_MAX
+    assert found.moments[-1] == found.done_ns == START + 5_000 * HOUR_NS
+    assert found.is_cut
+    exact = due("all", CATCH_UP_MAX)
+    assert (len(exact.moments), exact.is_cut) == (CATCH_UP_MAX, False)
+
+
+def test_nothing_is_due_while_the_clock_stands_before_what_is_done() -> None:
+    assert due("all", -8) == Due()
+
+
+@given(steps=st.lists(st.integers(1, 40), min_size=1, max_size=60), most=st.integers(0, 300))
+def test_with_jitter_each_tick_comes_once_in_order_and_in_its_time(
+    steps: list[int], most: int
+) -> None:
+    """However often somebody looks, and whoever does."""
+    most_ns, every = most * SECOND_NS, Every(MINUTE_NS)
+    done, now = START, START
+    ticks: list[int] = []
+    for step in steps:
+        now += step * 7 * SECOND_NS
+        following = next_due_ns("s", every, most_ns, done)
+        found = due_ticks("s", every, "all", most_ns, done, now)
+        assert following is not None
+        assert bool(found.moments) == (following <= now)
+        for one in found.moments:
+            assert one + jitter_ns("s", one, most_ns) <= now
+        ticks += found.moments
+        done = found.done_ns or done
+    assert ticks == list(range(START + MINUTE_NS, done + 1, MINUTE_NS))
+    assert done > now - MINUTE_NS - most_ns
