@@ -9,6 +9,7 @@ import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
+from taskq import telemetry
 from taskq.call import transaction_bytes
 from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
 from taskq.core.model import TRANSACTION_BYTES_MAX
@@ -211,6 +212,7 @@ class Connection:
             raise LogClosed(
                 f"{self.path}: closed; to go on, await open() or enter it with async with"
             )
+        telemetry.look()
         store = open_store(self.path, self.config)
         self._tag = store.tag
         self.current = store

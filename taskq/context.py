@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
+from taskq import telemetry
 from taskq.call import transaction_bytes
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX
@@ -105,6 +106,7 @@ class JobContext:
             PayloadTooLarge: this job's calls are over TRANSACTION_BYTES_MAX together, or the
                 payload of this one is over its limit.
         """
+        call = telemetry.created(call)
         item = (call.spec, call.body, call.extras)
         packer = self.app._connection.packer
         if packer.plain_item(call) is None:

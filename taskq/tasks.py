@@ -6,6 +6,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
 
+from taskq import telemetry
 from taskq.arguments import ArgumentCodec
 from taskq.call import Call, OptionChanges, Options, key_bytes
 from taskq.core.errors import UsageError
@@ -67,6 +68,9 @@ class Enqueuer(Generic[P, R]):
         Raises:
             InvalidCall: the arguments do not fit the task's signature.
         """
+        return self._made(args, kwargs)
+
+    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[R]:
         body, extras = self._encoded(args, kwargs)
         return Call(
             name=self._task.name,
@@ -88,6 +92,8 @@ class Enqueuer(Generic[P, R]):
             LogError: the log could not be opened or written.
         """
         task = self._task
+        if telemetry.tracer is not None:
+            return await task.app.enqueue(self.call(*args, **kwargs))
         if self._is_plain:
             spec, body, extras = self.spec, task.encode(args, kwargs), self._extras
         else:
@@ -95,6 +101,8 @@ class Enqueuer(Generic[P, R]):
         store = self._connection.current
         if store is None or not store.usable:
             store = await self._connection.opened()
+            if telemetry.is_active(self._connection):  # a provider was looked for just now
+                return await task.app.enqueue(self.call(*args, **kwargs))
         port = store.port()
         if store.full:
             await port.room()
@@ -105,6 +113,8 @@ class Enqueuer(Generic[P, R]):
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Do as ``enqueue``, blocking this thread: for code without an event loop."""
+        if telemetry.is_active(self._connection):
+            return self._task.app.enqueue_sync(self.call(*args, **kwargs))
         body, extras = self._encoded(args, kwargs)
         item = (self.spec, body, extras)
         if self._packing is not None:
@@ -119,6 +129,8 @@ class Enqueuer(Generic[P, R]):
             InvalidCall: one of them does not fit; nothing was written.
             PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
         """
+        if telemetry.is_active(self._connection):
+            return await self._task.app.enqueue_many(self._calls(calls))
         items = self._items(calls)
         if self._packing is not None:
             items = await self._connection.pack_many(self._loose(items))
@@ -126,6 +138,8 @@ class Enqueuer(Generic[P, R]):
 
     def enqueue_many_sync(self, calls: Iterable[tuple[Any, ...]]) -> list[JobHandle[R]]:
         """Do as ``enqueue_many``, blocking this thread."""
+        if telemetry.is_active(self._connection):
+            return self._task.app.enqueue_many_sync(self._calls(calls))
         items = self._items(calls)
         if self._packing is not None:
             items = self._connection.pack_many_sync(self._loose(items))
@@ -139,14 +153,20 @@ class Enqueuer(Generic[P, R]):
     def _items(self, calls: Iterable[tuple[Any, ...]]) -> list[Item]:
         items: list[Item] = []
         for args in calls:
-            if not isinstance(args, tuple):
-                raise UsageError(
-                    f"{self._task.name}: enqueue_many() takes a tuple of arguments for each job, "
-                    f"got {args!r:.60}: write ({args!r:.20},) for a single argument"
-                )
-            body, extras = self._encoded(args, {})
+            body, extras = self._encoded(self._checked(args), {})
             items.append((self.spec, body, extras))
         return items
+
+    def _calls(self, calls: Iterable[tuple[Any, ...]]) -> list[Call[R]]:
+        return [self._made(self._checked(args), {}) for args in calls]
+
+    def _checked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not isinstance(args, tuple):
+            raise UsageError(
+                f"{self._task.name}: enqueue_many() takes a tuple of arguments for each job, "
+                f"got {args!r:.60}: write ({args!r:.20},) for a single argument"
+            )
+        return args
 
     async def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item:
         body, extras = self._encoded(args, kwargs)

@@ -1,0 +1,208 @@
+"""Traces of jobs, by OpenTelemetry's conventions for messaging.
+
+An enqueue is a span ``send QUEUE`` of the kind PRODUCER, whose context travels in the job's headers
+(``traceparent``). Each attempt is a span ``process QUEUE`` of the kind CONSUMER: a child of that
+span, so that one trace tells the whole story, and linked to it, as the conventions ask, so that it
+is found where a backend cuts traces short. Jobs that are to be enqueued together with something
+else, children of a task for instance, are ``create QUEUE``.
+
+Nothing is traced, and opentelemetry not even imported, unless the program has a tracer provider:
+that is looked at when a log is opened and when a worker starts. A program that sets its provider
+later, or has several, calls ``use``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+
+from taskq.core.model import HEADERS_BYTES_MAX, Extras
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from opentelemetry.trace import Span, Tracer, TracerProvider
+
+    from taskq.call import Call
+    from taskq.connection import Connection
+    from taskq.handle import JobHandle
+
+R = TypeVar("R")
+
+SYSTEM: Final = "taskq"
+#: Where the environment names a provider, which the API then loads by itself.
+_PROVIDER_VARIABLE: Final = "OTEL_PYTHON_TRACER_PROVIDER"
+_NOTHING: Final = frozenset({"NoOpTracerProvider", "ProxyTracerProvider"})
+_HEADER_LENGTHS_BYTES: Final = 4
+
+#: What makes spans; None: nothing is traced, and nobody pays for it. Set by ``look`` and ``use``.
+tracer: Tracer | None = None
+_is_chosen = False
+
+
+def look() -> None:
+    """Trace from now on if the program has a tracer provider; costs nothing if it has none."""
+    if _is_chosen or tracer is not None:
+        return
+    # Whoever set a provider has imported this.
+    if "opentelemetry.trace" not in sys.modules and _PROVIDER_VARIABLE not in os.environ:
+        return
+    from opentelemetry import trace  # noqa: PLC0415 - most programs never need it
+
+    provider = trace.get_tracer_provider()
+    if type(provider).__name__ not in _NOTHING:
+        _set(provider)
+
+
+def use(provider: TracerProvider | None) -> None:
+    """Make spans with this provider from now on, whatever the program's own is; None: make none.
+
+    Workers that run already go on as before.
+    """
+    global _is_chosen  # noqa: PLW0603 - a decision of the process
+    _is_chosen = True
+    _set(provider)
+
+
+def _set(provider: TracerProvider | None) -> None:
+    global tracer  # noqa: PLW0603 - as above: the hot path looks at it, and at nothing else
+    from taskq import __version__  # noqa: PLC0415 - the package itself, which is loaded by now
+
+    tracer = None if provider is None else provider.get_tracer(SYSTEM, __version__)
+
+
+def is_active(connection: Connection) -> bool:
+    """Whether enqueues are traced."""
+    if connection.current is None:
+        look()
+    return tracer is not None
+
+
+def sending(connection: Connection, calls: list[Call[R]]) -> Sending[R]:
+    """The span of an enqueue of these calls, if that is traced; to be entered."""
+    return Sending(calls, is_traced=is_active(connection) and bool(calls))
+
+
+class Sending(Generic[R]):
+    """An enqueue and its span, one for all calls of a transaction.
+
+    Attributes:
+        calls: the calls, with the span's context in their headers.
+    """
+
+    def __init__(self, calls: list[Call[R]], *, is_traced: bool) -> None:
+        self._span = _producer("send", calls) if is_traced else None
+        self.calls = calls
+        if self._span is not None:
+            headers = _carrier_of(self._span)
+            self.calls = [_stamped(call, headers) for call in calls]
+
+    def sent(self, handles: list[JobHandle[R]]) -> list[JobHandle[R]]:
+        """Note what came of it."""
+        if self._span is None:
+            return handles
+        if len(handles) == 1:
+            self._span.set_attribute("messaging.message.id", handles[0].id)
+        duplicates = sum(handle.duplicate for handle in handles)
+        if duplicates:
+            self._span.set_attribute("taskq.duplicates", duplicates)
+        return handles
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._span is None:
+            return
+        if error is not None:
+            note_error(self._span, error)
+            fail(self._span, f"{type(error).__name__}: {error}")
+        self._span.end()
+
+
+def created(call: Call[R]) -> Call[R]:
+    """The call with a span of its own, for one that is enqueued together with others later on."""
+    if tracer is None:
+        return call
+    span = _producer("create", (call,))
+    span.end()
+    return _stamped(call, _carrier_of(span))
+
+
+def note_error(span: Span, error: BaseException) -> None:
+    """Record an exception in a span."""
+    span.record_exception(error)
+    kind = type(error)
+    home = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    span.set_attribute("error.type", f"{home}{kind.__qualname__}")
+
+
+def fail(span: Span, description: str) -> None:
+    """Say that what a span stands for has failed."""
+    from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 - it is loaded by now
+
+    span.set_status(Status(StatusCode.ERROR, description))
+
+
+def carrier() -> dict[str, str]:
+    """The present context as headers, for a process that goes on with it; empty without tracing."""
+    headers: dict[str, str] = {}
+    if tracer is not None:
+        from opentelemetry import propagate  # noqa: PLC0415 - as above
+
+        propagate.inject(headers)
+    return headers
+
+
+def _producer(operation: str, calls: Sequence[Call[Any]]) -> Span:
+    from opentelemetry.trace import SpanKind  # noqa: PLC0415 - as above
+
+    if tracer is None:
+        raise RuntimeError("a span is made although nothing is traced")
+    queues = {call.chosen.queue for call in calls}
+    tasks = {call.name for call in calls}
+    attributes: dict[str, str | int] = {
+        "messaging.system": SYSTEM,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+    }
+    if len(queues) == 1:
+        attributes["messaging.destination.name"] = next(iter(queues))
+    if len(tasks) == 1:
+        attributes["taskq.task"] = next(iter(tasks))
+    if len(calls) > 1:
+        attributes["messaging.batch.message_count"] = len(calls)
+    name = f"{operation} {next(iter(queues))}" if len(queues) == 1 else operation
+    return tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
+
+
+def _carrier_of(span: Span) -> dict[str, str]:
+    from opentelemetry import propagate, trace  # noqa: PLC0415 - as above
+
+    headers: dict[str, str] = {}
+    propagate.inject(headers, context=trace.set_span_in_context(span))
+    return headers
+
+
+def _stamped(call: Call[R], headers: Mapping[str, str]) -> Call[R]:
+    extras = call.extras or Extras()
+    # What the caller set goes first: it may hand on a context of its own.
+    together = {**headers, **extras.headers}
+    if _size_bytes(together) > HEADERS_BYTES_MAX:
+        return call  # the caller's headers matter more
+    return replace(call, extras=replace(extras, headers=together))
+
+
+def _size_bytes(headers: Mapping[str, str]) -> int:
+    return sum(
+        len(name.encode()) + len(value.encode()) + _HEADER_LENGTHS_BYTES
+        for name, value in headers.items()
+    )

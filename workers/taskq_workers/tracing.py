@@ -1,0 +1,102 @@
+"""The spans of attempts: begun when a task's function is called, ended when its outcome is known.
+
+A worker has them only if a tracer provider was there when it started. Else its plans call the
+functions of tasks directly, and no job pays for what is not used.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq import telemetry
+from taskq.context import _current
+from taskq.core.signals import Snooze
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from opentelemetry.trace import Span, Tracer
+
+    from taskq.context import JobContext
+    from taskq_workers.events import Hook, JobFinished
+
+_FAILURES: Final = frozenset({"retried", "died"})
+
+
+class TracedRuns:
+    """Traces the attempts of one worker. It is the worker's hook, and calls the user's own.
+
+    Args:
+        tracer: makes the spans.
+        hook: the user's.
+    """
+
+    def __init__(self, tracer: Tracer, hook: Hook | None) -> None:
+        self._tracer = tracer
+        self._hook = hook
+        #: of the attempts that run; at most as many as the worker has slots, and abandoned ones
+        self._open: dict[tuple[str, int], Span] = {}
+
+    def wrap(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """The same call within a span, which is the current one while it runs."""
+        from opentelemetry import context, trace  # noqa: PLC0415 - only who traces needs it
+
+        async def traced(*args: Any, **kwargs: Any) -> Any:
+            job = _current.get()
+            span, around = self._begin(job)
+            token = context.attach(trace.set_span_in_context(span, around))
+            try:
+                return await call(*args, **kwargs)
+            except BaseException as error:
+                if not isinstance(error, Snooze | CancelledError):
+                    telemetry.note_error(span, error)
+                raise
+            finally:
+                context.detach(token)
+
+        return traced
+
+    def __call__(self, event: JobFinished) -> object:
+        """End the attempt's span with its outcome."""
+        span = self._open.pop((event.job_id, event.attempt), None)
+        if span is not None:
+            span.set_attribute("taskq.outcome", event.outcome)
+            if event.outcome in _FAILURES:
+                telemetry.fail(span, event.reason.partition("\n")[0])
+            span.end()
+        return None if self._hook is None else self._hook(event)
+
+    def _begin(self, job: JobContext) -> tuple[Span, Any]:
+        from opentelemetry import context, propagate, trace  # noqa: PLC0415 - as above
+
+        # Not within what the worker itself was started in.
+        around = propagate.extract(job.headers, context.Context())
+        sender = trace.get_current_span(around).get_span_context()
+        span = self._tracer.start_span(
+            f"process {job.queue}",
+            context=around,
+            kind=trace.SpanKind.CONSUMER,
+            links=[trace.Link(sender)] if sender.is_valid else (),
+            attributes={
+                "messaging.system": telemetry.SYSTEM,
+                "messaging.operation.name": "process",
+                "messaging.operation.type": "process",
+                "messaging.destination.name": job.queue,
+                "messaging.message.id": job.id,
+                "taskq.task": job.task,
+                "taskq.attempt": job.attempt,
+                "taskq.attempts_max": job.attempts_max,
+            },
+        )
+        before = self._open.pop((job.id, job.attempt), None)
+        if before is not None:
+            before.end()  # it was given back and claimed again, while its function goes on
+        self._open[job.id, job.attempt] = span
+        return span, around
+
+
+def traced_runs(hook: Hook | None) -> TracedRuns | None:
+    """What traces a worker's attempts from now on; None if nothing is traced."""
+    telemetry.look()
+    return None if telemetry.tracer is None else TracedRuns(telemetry.tracer, hook)
