@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from taskq.core.model import SECOND_NS, AttemptView, JobView, OwnerView, Serving, State
+from taskq.core.model import SECOND_NS, AttemptView, Hold, JobView, OwnerView, Serving, State
 from taskq.core.why import AHEAD_MAX, Facts, Why, why
 
 _NOW: Final = 1_704_067_200 * SECOND_NS
@@ -36,6 +36,16 @@ _FAILED: Final = (
 )
 _STARTED: Final = (AttemptView(number=2, owner=1, started_ns=_NOW - 3 * _MINUTE),)
 _ONE: Final = (_worker(),)
+
+_OFFLINE: Final = Hold(
+    tasks=frozenset({"mail.send"}), is_breaker=False, since_ns=_NOW - 3 * _MINUTE,
+    text="it waits for online(a:1), which does not hold (No route to host)",
+)  # fmt: skip
+_OTHERS: Final = Hold(tasks=frozenset({"other"}), is_breaker=False, text="x", since_ns=_NOW)
+_BACKS_OFF: Final = Hold(
+    queues=frozenset({"mail"}), is_breaker=True, since_ns=_NOW - _MINUTE,
+    text="queue 'mail' backs off after 5 network failures in a row (OSError: no)",
+)  # fmt: skip
 
 _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
     (
@@ -167,6 +177,30 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
         Facts(job=_job(task=""), now_ns=_NOW, workers=_ONE),
         Why.TASK_UNKNOWN,
         "it was put as bytes, and no process claims any: use TaskLog.claim()",
+    ),
+    (
+        "every worker waits for a condition",
+        Facts(job=_job(), now_ns=_NOW, workers=(_worker(holds=(_OFFLINE,)),)),
+        Why.CONDITION,
+        "it waits for online(a:1), which does not hold (No route to host), for 3m now",
+    ),
+    (
+        "one of two workers waits for a condition",
+        Facts(job=_job(), now_ns=_NOW, workers=(_worker(holds=(_OFFLINE,)), _worker())),
+        Why.NEXT,
+        "nothing is in its way: a worker takes it at any moment",
+    ),
+    (
+        "the condition is that of other tasks",
+        Facts(job=_job(), now_ns=_NOW, workers=(_worker(holds=(_OTHERS,)),)),
+        Why.NEXT,
+        "nothing is in its way: a worker takes it at any moment",
+    ),
+    (
+        "the queue backs off",
+        Facts(job=_job(), now_ns=_NOW, workers=(_worker(holds=(_OTHERS, _BACKS_OFF)),)),
+        Why.BREAKER,
+        "queue 'mail' backs off after 5 network failures in a row (OSError: no), for 1m now",
     ),
     (
         "the writer lock is kept",

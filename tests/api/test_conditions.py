@@ -1,0 +1,266 @@
+"""Conditions as values: how they are written, compared, named and probed."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq.conditions import condition, disk_free, on_power, online, unmetered
+from taskq.conditionsbase import aside, say_once
+from taskq.conditionsmachine import Supply, is_on_power, read_supplies
+from taskq.conditionsnetwork import has_route, metered_devices
+from taskq.core.errors import UsageError
+from taskq.core.sizes import size_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq import TaskQ
+
+
+def always() -> bool:
+    return True
+
+
+def needs_a_host(host: str) -> bool:
+    return host == "here"
+
+
+async def never() -> bool:
+    return False
+
+
+def test_conditions_are_equal_and_hash_by_what_they_say() -> None:
+    assert online("a.example:443") == online("a.example:443") != online("a.example:80")
+    assert disk_free("1GB") == disk_free(10**9) != disk_free("1GiB")
+    assert len({on_power(), on_power(), unmetered(), unmetered()}) == 2
+    assert condition(always) == condition(always) != condition(never)
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (online("api.example.com:443"), "online(api.example.com:443)"),
+        (online("[::1]:80"), "online([::1]:80)"),
+        (disk_free("1.5GB"), "disk_free(1.5 GB)"),
+        (on_power(), "on_power()"),
+        (unmetered(), "unmetered()"),
+        (condition(always), "always"),
+        (condition(always, name="the VPN is up"), "the VPN is up"),
+        (condition(functools.partial(needs_a_host, "there")), "needs_a_host"),
+    ],
+)
+def test_a_condition_has_a_name_for_people(made: Any, name: str) -> None:
+    assert made.name == name
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["api.example.com", "host:", ":80", "host:0", "host:65536", "host:x", "http://a:80", "a b:1",
+     "::1:80:", "a:b:80", "[a:b]:80", "u@h:1", 443, None],
+)  # fmt: skip
+def test_what_is_no_host_with_a_port_is_refused_with_an_example(address: Any) -> None:
+    with pytest.raises(UsageError, match=r'online\("api.example.com:443"\)'):
+        online(address)
+
+
+@pytest.mark.parametrize("size", [0, -1, "1XB", "GB", "", True, None, 1.5, "0", "1e9"])
+def test_what_is_no_size_is_refused_with_an_example(size: Any) -> None:
+    with pytest.raises(UsageError, match=r"disk_free: size is .*1GB"):
+        disk_free(size)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("1kB", 1000), ("1 KiB", 1024), ("1.5gb", 1_500_000_000), ("2TiB", 2 * 2**40)],
+)
+def test_sizes_are_read_in_both_kinds_of_units(text: str, size: int) -> None:
+    assert size_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("requires", "problem"),
+    [
+        (always, "give a list of conditions"),
+        ("online", "give a list of conditions"),
+        ([True], "a condition is True"),
+        ([bool], "must be a function that needs no arguments"),
+        ([needs_a_host], "must be a function that needs no arguments"),
+    ],
+)
+def test_wrong_requirements_fail_at_decoration(app: TaskQ, requires: Any, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+
+        @app.task(name="wrong", requires=requires)
+        async def wrong() -> None: ...
+
+    assert "wrong" not in app._tasks
+
+
+def test_a_task_keeps_each_condition_once(app: TaskQ) -> None:
+    @app.task(requires=[online("a:1"), online("a:1"), always, always])
+    async def twice() -> None: ...
+
+    assert twice.requires == (online("a:1"), condition(always))
+
+
+def test_stopping_a_job_needs_conditions_and_what_can_be_stopped(app: TaskQ) -> None:
+    with pytest.raises(UsageError, match="while_running=True needs requires"):
+
+        @app.task(while_running=True)
+        async def without() -> None: ...
+
+    with pytest.raises(UsageError, match="cannot stop a function that runs in a thread"):
+
+        @app.task(requires=[on_power()], while_running=True)
+        def in_thread() -> None: ...
+
+
+async def test_a_host_is_online_while_it_accepts_connections() -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    made = online(f"127.0.0.1:{port}")
+    assert await made.problem() == ""
+    server.close()
+    await server.wait_closed()
+    assert await made.problem() == "Connection refused"
+
+
+async def test_a_name_that_nobody_knows_is_offline() -> None:
+    assert await online("no-such-host.invalid:80").problem() != ""
+
+
+def test_the_kernel_knows_the_way_to_this_machine() -> None:
+    assert has_route("127.0.0.1")
+    assert has_route("localhost")
+
+
+async def test_disk_free_looks_at_the_disk_of_the_data_directory(tmp_path: Path) -> None:
+    roomy, tight = disk_free(1).bound(tmp_path), disk_free(2**62).bound(tmp_path)
+    assert await roomy.problem() == ""
+    assert "are free" in await tight.problem()
+    elsewhere = disk_free(1, tmp_path)
+    assert elsewhere.bound(tmp_path / "other") is elsewhere
+
+
+@pytest.mark.parametrize(
+    ("supplies", "holds"),
+    [
+        ([], True),
+        ([("Mains", "1", "", "")], True),
+        ([("Mains", "0", "", ""), ("Battery", "", "Discharging", "")], False),
+        ([("USB", "1", "", ""), ("Battery", "", "Discharging", "")], True),
+        ([("Battery", "", "Full", "")], True),
+        ([("Mains", "0", "", ""), ("Battery", "", "Charging", "")], True),
+        ([("Battery", "", "Discharging", "Device")], True),
+    ],
+)
+def test_a_machine_is_on_power_unless_its_own_battery_drains(
+    tmp_path: Path, supplies: list[tuple[str, str, str, str]], *, holds: bool
+) -> None:
+    for number, supply in enumerate(supplies):
+        folder = tmp_path / f"supply{number}"
+        folder.mkdir()
+        for file, word in zip(("type", "online", "status", "scope"), supply, strict=True):
+            if word:
+                (folder / file).write_text(f"{word}\n")
+    read = read_supplies(tmp_path)
+    assert read is not None
+    assert read == [
+        Supply(kind=kind, online=line, status=status, scope=scope)
+        for kind, line, status, scope in supplies
+    ]
+    assert is_on_power(read) is holds
+
+
+async def test_where_the_machine_cannot_tell_conditions_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    say_once.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("taskq.conditionsmachine._SUPPLIES", tmp_path / "none")
+    for _ in range(2):
+        assert await unmetered().problem() == ""
+        assert await on_power().problem() == ""
+    told = [one.getMessage() for one in caplog.records]
+    assert sorted(line.partition(" ")[0] for line in told) == ["on_power()", "unmetered()"]
+
+
+def test_a_connected_device_that_is_metered_is_named() -> None:
+    told = "GENERAL.DEVICE:{}\nGENERAL.STATE:{}\nGENERAL.METERED:{}\n"
+    wire = told.format("eth0", "100 (connected)", "no (guessed)")
+    phone = told.format("wwan0", "100 (connected)", "yes (guessed)")
+    away = told.format("wlan0", "30 (disconnected)", "yes")
+    assert metered_devices(f"{wire}\n{away}") == ""
+    assert metered_devices(f"{wire}\n{phone}") == "the network is metered (wwan0)"
+
+
+async def test_nmcli_is_asked_in_words_that_do_not_depend_on_the_language(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nmcli"
+    program.write_text(
+        '#!/bin/sh\ntest "$LC_ALL" = C || exit 1\n'
+        "printf 'GENERAL.DEVICE:wwan0\\nGENERAL.STATE:100 (connected)\\nGENERAL.METERED:yes\\n'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert await unmetered().problem() == "the network is metered (wwan0)"
+
+
+async def test_sync_functions_are_asked_in_a_thread_and_may_raise() -> None:
+    asked_in: list[str] = []
+
+    def check() -> bool:
+        asked_in.append(threading.current_thread().name)
+        return False
+
+    assert await condition(check).problem() == "it returned False"
+    assert await condition(never).problem() == "it returned False"
+    assert asked_in == ["taskq-probe"]
+
+    def broken() -> bool:
+        raise StopIteration("no")
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await condition(broken).problem()
+
+
+async def test_calls_that_hang_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskq.conditionsbase._aside", threading.BoundedSemaphore(1))
+    go_on = threading.Event()
+    waits = asyncio.create_task(aside(go_on.wait))
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="hang"):
+        await aside(always)
+    go_on.set()
+    assert await waits
+
+
+def test_a_breaker_is_refused_what_makes_no_sense(app: TaskQ) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"failures": 0}, "failures is 0"),
+        ({"failures": True}, "give a whole number"),
+        ({"pause": 0}, "must be above 0"),
+        ({"pause": "2m", "pause_max": "1m"}, "not above the second"),
+        ({"probe": 3}, "a condition is 3"),
+        ({"is_failure": 3}, "give a function of an error"),
+        ({"queue": ""}, "queue name"),
+    ]
+    for arguments, problem in wrong:
+        with pytest.raises(UsageError, match=problem):
+            app.breaker(**{"queue": "mail", **arguments})
+    assert app._breakers == {}
+
+
+def test_an_address_family_that_is_missing_is_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: Any) -> Any:
+        raise OSError(97, "Address family not supported by protocol")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    assert not has_route("127.0.0.1")
