@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from taskq.core.model import Serving
     from taskq.log.adopter import AdoptOrder
+    from taskq.log.cancelling import Ask
     from taskq.log.deaths import DeadLetter
     from taskq.log.survey import Request
     from taskq.log.upkeep import Order
@@ -141,6 +142,10 @@ class Store:
         """The clock of ``ClaimRequest.wait_until_ns``."""
         return self._open.journal.clock.steady_ns()
 
+    def wall_ns(self) -> int:
+        """The log's time, in nanoseconds since 1970."""
+        return self._open.journal.clock.wall_ns()
+
     # -- the mailbox ------------------------------------------------------------------------------
 
     def port(self) -> LoopPort:
@@ -206,6 +211,15 @@ class Store:
         Returns what ends that.
         """
         return self._open.committer.operations.deaths.listen(self.port(), hook, call)
+
+    def on_cancel(self, call: Callable[[Ask, None], object]) -> Callable[[], None]:
+        """Have ``call(ask, None)`` called in the running loop for each of this process's jobs.
+
+        For those that somebody wants cancelled, once for each. Returns what ends that.
+        """
+        leave = self._open.committer.operations.cancels.listen(self.port(), call)
+        self.wake_up()
+        return leave
 
     def between_batches(self, chore: Callable[[], object]) -> None:
         """Run ``chore`` on the storage thread, while it holds no lock."""
