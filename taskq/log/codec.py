@@ -56,7 +56,8 @@ ENQUEUED   16    byte: priority; attempts allowed u16, length of queue u8, lengt
 CLAIMED    32    byte: 0; attempt u32, job u64, owner u64
 SUCCEEDED  32    byte: 0; attempt u32, job u64, token u64; body: result
 DIED       32    byte: cause; attempt u32, job u64, token u64; body: reason
-CANCELLED  32    byte: cause; attempt u32, job u64, 0 u64
+CANCELLED  32    byte: cause; attempt u32, job u64, 0 u64, of one that ran its token;
+                 body: why its last attempt ended, if anything says so
 EXPIRED    32    byte: cause; attempt u32, job u64, 0 u64
 RETRIED    40    byte: cause; attempt u32, job u64, token u64, due i64 (relative,
                  wall time when written); body: reason

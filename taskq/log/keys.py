@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.dedup import key_hash
 from taskq.core.errors import DuplicateKey, LogDamaged
-from taskq.core.model import Conflict
+from taskq.core.model import WAITING_STATES, Conflict
 from taskq.core.records import Cause, Kind
-from taskq.core.transitions import legal
 from taskq.log import codec
 from taskq.log.options import enqueue_extras
 
@@ -94,7 +93,7 @@ class Keys:
         agenda = self._facets.agenda
         assert agenda is not None
         if agenda.table.find(holder) is not None:
-            if not legal(agenda.state(holder), Kind.CANCELLED):
+            if agenda.state(holder) not in WAITING_STATES:
                 return holder, 0
             attempt = agenda.attempt(holder)
             self._operations._end(batch, Kind.CANCELLED, Cause.REPLACED, holder, 0, attempt, None)

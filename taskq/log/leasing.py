@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogDamaged, StaleDelivery
+from taskq.core.errors import JobCancelled, LogDamaged, StaleDelivery
 from taskq.core.jobtable import STATE_MASK
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
@@ -45,10 +45,13 @@ class Leasing:
 
         Raises:
             StaleDelivery: the claim is over.
+            JobCancelled: somebody wants it over: it is to be given back, which ends the job.
         """
         delivery, lease_ns = operand
         agenda = self._agenda
         check_claim(agenda, delivery)
+        if delivery.job in agenda.leases.asked:
+            raise JobCancelled(delivery.job_id)
         deadline_ns = batch.time_ns + lease_ns
         batch.add_newer(
             codec.encode_job(
@@ -88,7 +91,10 @@ class Leasing:
         agenda = self._agenda
         token, attempt = agenda.running[job][0], agenda.attempt(job)
         operations = self._operations
-        if self._is_last(job, attempt):
+        if job in agenda.leases.asked:
+            batch.is_latest = True
+            operations._end(batch, Kind.CANCELLED, Cause.ASKED, job, token, attempt, what.encode())
+        elif self._is_last(job, attempt):
             reason = f"{what} {during} attempt {attempt}"
             operations._end(batch, Kind.DIED, cause, job, token, attempt, reason.encode())
         else:

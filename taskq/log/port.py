@@ -93,7 +93,7 @@ class _Port:
             store.wake_up()
 
     def cancel(self, lsn: int) -> Any:
-        """Withdraw a waiting job: False if it is running or settled."""
+        """Withdraw a waiting job, or ask for the end of a running one: a ``Cancel``."""
         return self._send(Op.CANCEL, lsn)
 
     def transact(self, bundle: Bundle) -> Any:

@@ -145,7 +145,9 @@ class Peers(Protocol):
         ...
 
 
-#: Interest bits: a job may have become ready; a job was settled; anything was appended.
+#: Interest bits: a job may have become ready; a job was settled; anything was appended; somebody
+#: wants a running job cancelled.
 INTEREST_READY = 1
 INTEREST_OUTCOME = 2
 INTEREST_GROWTH = 4
+INTEREST_CANCEL = 8

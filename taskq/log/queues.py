@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskq.core.model import WAITING_STATES
 from taskq.core.records import Cause, Kind
-from taskq.core.transitions import legal
 from taskq.log.carrying import encode_queue
 from taskq.log.ports import INTEREST_READY
 
@@ -61,7 +61,7 @@ class Queues:
     def withdraw(self, batch: Batch, what: Withdrawal) -> list[int]:
         """Cancel these jobs, those among them that still wait; returns which."""
         agenda = self._agenda
-        withdrawn = [job for job in what.jobs if legal(agenda.state(job), Kind.CANCELLED)]
+        withdrawn = [job for job in what.jobs if agenda.state(job) in WAITING_STATES]
         for job in withdrawn:
             self._withdraw(batch, job, what.cause)
         return withdrawn

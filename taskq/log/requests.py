@@ -43,7 +43,7 @@ class Op(enum.IntEnum):
     CLAIM = 2
     #: operand [Settlement, …] -> [None or TaskqError, …]
     SETTLE = 3
-    #: operand lsn -> bool
+    #: operand lsn -> Cancel
     CANCEL = 4
     #: operand lsn -> Outcome, once the job is settled
     OUTCOME = 5
@@ -297,7 +297,7 @@ class Delivery(_DeliveryFields):
 class Settlement(NamedTuple):
     """How a delivery ended.
 
-    ``kind`` is SUCCEEDED, RETRIED, DIED or RELEASED. ``body`` is the result or the reason.
+    ``kind`` is SUCCEEDED, RETRIED, DIED, RELEASED or CANCELLED. ``body`` is the result or reason.
     ``delay_ns`` is counted from the settling frame. ``children`` are enqueued in the same frame, or
     not at all. ``flags`` are those of a result that is not stored as it was given (``bodies``).
     """

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from taskq.core.errors import JobNotFound, LogDamaged, NotDead, TaskqError
 from taskq.core.jobtable import STATE_MASK
-from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
-from taskq.core.records import Kind
-from taskq.core.transitions import legal
+from taskq.core.model import SECOND_NS, TIME_NS_MAX, WAITING_STATES, State
 from taskq.log.carrying import decode_carried, is_carrying
 from taskq.log.deadletters import LETTERS_BYTES_MAX, LETTERS_MAX, Letter
 from taskq.log.history import tell
@@ -39,7 +37,7 @@ _SCAN_MAX: Final = 20_000
 #: Jobs that one look reads about in the log.
 _TOLD_MAX: Final = 200
 #: States of jobs that wait.
-WAITING: Final = frozenset(state for state in State if legal(state, Kind.CANCELLED))
+WAITING: Final = WAITING_STATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

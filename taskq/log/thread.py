@@ -25,7 +25,7 @@ from taskq.log.lock import WriterLock
 from taskq.log.lockwatch import LockWatch
 from taskq.log.operations import failure
 from taskq.log.peers import LocalPeers
-from taskq.log.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.ports import INTEREST_CANCEL, INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import Op
 from taskq.log.room import with_reserve
 from taskq.log.sleeping import PATIENT, may_wait, seconds_until_due
@@ -241,6 +241,7 @@ class StorageThread:
     def _hand_out(self) -> None:
         committer = self.committer
         answers = committer.now + committer.later + committer.followers.told()
+        answers += committer.operations.cancels.told()
         if answers:
             committer.now, committer.later, committer.later_lsn = [], [], 0
             self._deliver(answers)
@@ -277,6 +278,7 @@ class StorageThread:
         interest = INTEREST_READY if committer.waiting else 0
         interest |= INTEREST_OUTCOME if committer.watchers else 0
         interest |= INTEREST_GROWTH if committer.followers else 0
+        interest |= INTEREST_CANCEL if committer.operations.cancels else 0
         if interest:
             peers.announce(interest)
         # Looked at after the announcement: a writer either sees it, or is seen here.
@@ -305,8 +307,11 @@ class StorageThread:
             self._cycle([], Survey())
             return
         try:
-            if (committer.watchers or committer.followers) and self.journal.has_grown():
+            cancels = committer.operations.cancels
+            listens = committer.watchers or committer.followers or cancels
+            if listens and self.journal.has_grown():
                 committer.follow()
+                cancels.look()
             self._sync_if_due()
         except (TaskqError, OSError) as error:
             _log.warning("%s: %s", self.path, error)

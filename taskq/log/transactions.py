@@ -7,12 +7,11 @@ whatever order they were asked for, so that a new job finds the key free that an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import JobNotFound, PayloadTooLarge, UsageError
-from taskq.core.model import TRANSACTION_BYTES_MAX
+from taskq.core.model import TRANSACTION_BYTES_MAX, WAITING_STATES
 from taskq.core.records import Kind
-from taskq.core.transitions import legal
 from taskq.log.leasing import check_claim
 from taskq.log.survey import bundle_size
 
@@ -21,15 +20,18 @@ if TYPE_CHECKING:
 
     from taskq.core.agenda import Agenda
     from taskq.log.batch import Batch
+    from taskq.log.cancelling import Cancel
     from taskq.log.facets import Facets
     from taskq.log.operations import Operations
     from taskq.log.requests import Bundle, Duplicate, Settlement
 
+_ENDS: Final = frozenset({Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED})
+
 
 class Done(NamedTuple):
-    """What became of a transaction: which jobs it could cancel, and the answers to its enqueues."""
+    """What became of a transaction: jobs that it was to cancel, and answers to its enqueues."""
 
-    cancelled: list[bool]
+    cancelled: list[Cancel]
     jobs: list[int | Duplicate]
 
 
@@ -58,7 +60,7 @@ class Transactions:
         prepared = operations.enqueues.prepared(batch, items, ending)
         for settlement in settlements:
             operations.settle(batch, settlement)
-        cancelled = [operations.cancel(batch, job) for job in cancels]
+        cancelled = [operations.cancels.cancel(batch, job) for job in cancels]
         return Done(cancelled, operations.enqueues.add(batch, items, prepared))
 
     def _check(self, batch: Batch, bundle: Bundle) -> frozenset[int]:
@@ -73,7 +75,7 @@ class Transactions:
         for job in cancels:
             if not 0 < job < batch.lsn:
                 raise JobNotFound(f"no job {self._tag}-{job} in this log")
-            if job in back or legal(agenda.state(job), Kind.CANCELLED):
+            if job in back or agenda.state(job) in WAITING_STATES:
                 ended.add(job)
         return frozenset(ended)
 
@@ -92,6 +94,6 @@ class Transactions:
                 what = f"the result of {delivery!r}"
                 body = settlement.body or b""
                 self._operations.enqueues.check_packed(batch, settlement.flags, body, what)
-            is_end = settlement.kind in (Kind.SUCCEEDED, Kind.DIED)
+            is_end = settlement.kind in _ENDS or delivery.job in agenda.leases.asked
             (ended if is_end else back).add(delivery.job)
         return back, ended
