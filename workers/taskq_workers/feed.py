@@ -143,7 +143,7 @@ class Feed:
         queues, tasks = self._queues, self._tasks()
         if self.barrier is not None:
             queues, tasks = self.barrier.claimable(queues, tasks)
-        self._request = ClaimRequest(count, queues, tasks, until_ns)
+        self._request = self.request(count, queues, tasks, until_ns)
         try:
             self._claim = self._port.claim(self._request)
         except TaskqError as error:
@@ -167,6 +167,16 @@ class Feed:
             # What has just ended may have brought new jobs: a burst looks again.
             self._came_empty = False
             self.refill()
+
+    def request(
+        self,
+        count: int,
+        queues: frozenset[str] | None,
+        tasks: frozenset[str],
+        until_ns: int | None = None,
+    ) -> ClaimRequest:
+        """A claim with all that this worker's claims have in common."""
+        return ClaimRequest(count, queues, tasks, until_ns)
 
     def reconsider(self) -> None:
         """What may be claimed has changed: give back what may not run, and claim anew."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from taskq.core.errors import TaskqError
 from taskq.core.records import Cause
-from taskq.log.requests import ClaimRequest
 
 if TYPE_CHECKING:
     from taskq.core.model import Hold
@@ -160,7 +159,7 @@ class Gate:
     async def _claim(self, count: int, seconds: float | None) -> None:
         """Claim up to so many of its jobs into ``_claimed``, waiting for the first so long."""
         queues, tasks = self.selection()
-        claim = self.hall.port.claim(ClaimRequest(count, queues, tasks))
+        claim = self.hall.port.claim(self.hall.feed.request(count, queues, tasks))
         try:
             async with asyncio.timeout(seconds):
                 await claim
