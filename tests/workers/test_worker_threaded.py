@@ -1,0 +1,135 @@
+"""Workers of programs without an event loop."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import LogError, TaskQ, UsageError
+from taskq_workers import WorkerThread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[TaskQ]:
+    app = TaskQ(tmp_path / "data")
+
+    @app.task(name="add")
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    yield app
+    app.close_sync()
+
+
+def test_a_worker_on_a_thread_claims_when_its_block_begins_and_has_drained_when_it_ends(
+    app: TaskQ,
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    @app.task(name="wait")
+    def wait() -> str:
+        begun.set()
+        go_on.wait(20)
+        return "done"
+
+    with app.worker_thread(concurrency=2) as thread:
+        assert thread.worker.started.is_set()
+        job = app.enqueue_by_name_sync("wait")
+        assert begun.wait(20)
+        go_on.set()
+    assert job.status_sync().name == "SUCCEEDED"
+    # The app is open still, for a program that goes on.
+    assert app.enqueue_by_name_sync("add", 1, 2).status_sync().name == "READY"
+
+
+def test_a_worker_on_a_thread_lives_once_and_stops_as_often_as_one_likes(app: TaskQ) -> None:
+    thread: Any = app.worker_thread()
+    thread.start()
+    with pytest.raises(UsageError, match="was started before"):
+        thread.start()
+    thread.stop()
+    thread.stop()
+    never = WorkerThread(app)
+    never.stop()
+    never.stop()
+
+
+def test_what_is_wrong_is_told_where_the_worker_is_made_or_started(
+    app: TaskQ, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="concurrency"):
+        app.worker_thread(concurrency=0)
+    (tmp_path / "file").write_text("")
+    other = TaskQ(tmp_path / "file")
+    with pytest.raises(LogError), other.worker_thread():
+        pass
+
+
+def test_an_error_of_the_block_is_not_hidden_by_the_workers_end(app: TaskQ) -> None:
+    with pytest.raises(ZeroDivisionError), app.worker_thread():
+        _ = 1 / 0
+
+
+def test_run_worker_blocks_until_the_burst_is_over_and_leaves_the_process_as_it_was(
+    app: TaskQ,
+) -> None:
+    job = app.enqueue_by_name_sync("add", 1, 2)
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), gc.get_threshold()
+    app.run_worker(burst=True)
+    after = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), gc.get_threshold()
+    assert after == before
+    assert job.result_sync(timeout=0) == 3
+
+
+def test_run_worker_works_in_a_thread_too(app: TaskQ) -> None:
+    job = app.enqueue_by_name_sync("add", 1, 2)
+    thread = threading.Thread(target=lambda: app.run_worker(burst=True))
+    thread.start()
+    assert job.result_sync(timeout=20) == 3
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+PROGRAM = """
+import sys
+from taskq import TaskQ
+
+app = TaskQ(sys.argv[1])
+
+@app.task(name="say")
+def say() -> None:
+    print("ran", flush=True)
+
+say.enqueue_sync()
+app.run_worker(concurrency=2)
+print("stopped", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_run_worker_and_the_program_goes_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ran\n"
+        os.kill(process.pid, number)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "stopped\n"), err

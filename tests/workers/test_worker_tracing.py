@@ -1,0 +1,361 @@
+"""Spans of enqueues and attempts, as an exporter in memory gets them; and none without an SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry import baggage, context, trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from taskq import Discard, JobFailed, Snooze, TaskQ, UsageError, current_job, retry, telemetry
+from taskq.core.model import HEADERS_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import Tracer
+
+PRODUCER, CONSUMER = trace.SpanKind.PRODUCER, trace.SpanKind.CONSUMER
+
+
+class Traces:
+    """What was exported, the first span to end first."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer: Tracer = self.provider.get_tracer("test")
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.exporter.get_finished_spans() if span.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        (span,) = self.named(name)
+        return span
+
+    def names(self) -> list[str]:
+        return sorted(span.name for span in self.exporter.get_finished_spans())
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
+    monkeypatch.setattr(telemetry, "tracer", None)
+    monkeypatch.setattr(telemetry, "_is_chosen", False)
+    traces = Traces()
+    telemetry.use(traces.provider)
+    yield traces
+    traces.provider.shutdown()
+
+
+def parent_of(span: ReadableSpan) -> int | None:
+    return None if span.parent is None else span.parent.span_id
+
+
+def id_of(span: ReadableSpan) -> int:
+    assert span.context is not None
+    number: int = span.context.span_id
+    return number
+
+
+def attributes_of(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+async def test_an_attempt_is_a_child_of_its_enqueue_and_linked_to_it(
+    app: TaskQ, traces: Traces
+) -> None:
+    @app.task(name="add", queue="mail", retry=3)
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    async with app, app.worker():
+        with traces.tracer.start_as_current_span("request") as request:
+            job = await add.enqueue(1, 2)
+        assert await job.result(timeout=20) == 3
+    send, run = traces.one("send mail"), traces.one("process mail")
+    assert (send.kind, run.kind) == (PRODUCER, CONSUMER)
+    assert parent_of(send) == request.get_span_context().span_id
+    assert parent_of(run) == id_of(send)
+    assert [link.context.span_id for link in run.links] == [id_of(send)]
+    assert attributes_of(send) == {
+        "messaging.system": "taskq",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "mail",
+        "messaging.message.id": job.id,
+        "taskq.task": "add",
+    }
+    assert attributes_of(run) == {
+        "messaging.system": "taskq",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "mail",
+        "messaging.message.id": job.id,
+        "taskq.task": "add",
+        "taskq.attempt": 1,
+        "taskq.attempts_max": 3,
+        "taskq.outcome": "succeeded",
+    }
+    assert run.status.status_code is trace.StatusCode.UNSET
+
+
+async def test_each_attempt_is_a_span_with_its_outcome_and_its_exception(
+    app: TaskQ, traces: Traces
+) -> None:
+    @app.task(name="fail", retry=retry.fixed(attempts=2, delay=0))
+    async def fail() -> None:
+        raise OSError("down")
+
+    async with app, app.worker():
+        job = await fail.enqueue()
+        with pytest.raises(JobFailed):
+            await job.result(timeout=20)
+    first, second = traces.named("process default")
+    assert parent_of(first) == parent_of(second) == id_of(traces.one("send default"))
+    told = [
+        (one["taskq.attempt"], one["taskq.outcome"], one["error.type"])
+        for one in map(attributes_of, (first, second))
+    ]
+    assert told == [(1, "retried", "OSError"), (2, "died", "OSError")]
+    for span in (first, second):
+        assert span.status.status_code is trace.StatusCode.ERROR
+        assert span.status.description == "OSError: down"
+        (event,) = span.events
+        assert (event.name, (event.attributes or {})["exception.message"]) == ("exception", "down")
+
+
+async def test_a_snooze_is_no_error_and_a_discard_is(app: TaskQ, traces: Traces) -> None:
+    @app.task(name="wish")
+    async def wish() -> None:
+        raise Discard("no") if told else Snooze(0)
+
+    told: list[str] = []
+    async with app, app.worker(on_event=lambda event: told.append(event.outcome)):
+        job = await wish.enqueue()
+        with pytest.raises(JobFailed):
+            await job.result(timeout=20)
+    first, second = traces.named("process default")
+    assert attributes_of(first)["taskq.outcome"] == "released"
+    assert (first.status.status_code, len(first.events)) == (trace.StatusCode.UNSET, 0)
+    assert attributes_of(second)["taskq.outcome"] == "died"
+    assert second.status.status_code is trace.StatusCode.ERROR
+    assert told[0] == "released"  # the user's own hook is called, too
+
+
+async def test_spans_and_baggage_of_a_sync_task_reach_its_thread(
+    app: TaskQ, traces: Traces
+) -> None:
+    @app.task(name="work")
+    def work() -> str:
+        with traces.tracer.start_as_current_span("inner"):
+            return str(baggage.get_baggage("tenant"))
+
+    async with app, app.worker():
+        token = context.attach(baggage.set_baggage("tenant", "acme"))
+        job = await work.enqueue()
+        context.detach(token)
+        assert await job.result(timeout=20) == "acme"
+    assert parent_of(traces.one("inner")) == id_of(traces.one("process default"))
+
+
+async def test_a_job_without_context_begins_a_trace_whatever_the_worker_was_started_in(
+    app: TaskQ, traces: Traces
+) -> None:
+    @app.task(name="work")
+    async def work() -> None:
+        return None
+
+    async with app:
+        telemetry.use(None)
+        job = await work.enqueue()
+        assert (await job.view()).headers == {}
+        telemetry.use(traces.provider)
+        with traces.tracer.start_as_current_span("main"):
+            async with app.worker():
+                await job.result(timeout=20)
+    run = traces.one("process default")
+    assert (parent_of(run), list(run.links)) == (None, [])
+
+
+async def test_many_jobs_of_one_transaction_are_sent_in_one_span(
+    app: TaskQ, traces: Traces
+) -> None:
+    @app.task(name="work", queue="bulk")
+    async def work(n: int) -> int:
+        return n
+
+    async with app, app.worker():
+        jobs = await work.enqueue_many([(n,) for n in range(3)])
+        jobs += await app.enqueue_many([work.call(3), work.options(queue="mail").call(4)])
+        assert await app.enqueue_many([]) == []
+        assert [await job.result(timeout=20) for job in jobs] == list(range(5))
+    send = traces.one("send bulk")
+    assert attributes_of(send)["messaging.batch.message_count"] == 3
+    mixed = traces.one("send")
+    assert "messaging.destination.name" not in attributes_of(mixed)
+    runs = [*traces.named("process bulk"), *traces.named("process mail")]
+    assert sorted(map(parent_of, runs), key=str) == sorted(
+        [id_of(send)] * 3 + [id_of(mixed)] * 2, key=str
+    )
+
+
+async def test_a_child_of_a_task_and_a_job_of_a_transaction_are_created_where_they_are_asked_for(
+    app: TaskQ, traces: Traces
+) -> None:
+    @app.task(name="child", queue="children")
+    async def child() -> None:
+        return None
+
+    @app.task(name="parent")
+    async def parent() -> None:
+        current_job().enqueue(child.call())
+
+    ended: asyncio.Queue[str] = asyncio.Queue()
+    async with app, app.worker(on_event=lambda event: ended.put_nowait(event.task)):
+        await (await parent.enqueue()).result(timeout=20)
+        async with app.transaction() as tx:
+            second = tx.enqueue(child.call())
+        await second.handle.result(timeout=20)
+        assert sorted([await ended.get() for _ in range(3)]) == ["child", "child", "parent"]
+    first_made, second_made = traces.named("create children")
+    assert parent_of(first_made) == id_of(traces.one("process default"))
+    assert parent_of(second_made) is None
+    assert sorted(map(str, map(parent_of, traces.named("process children")))) == sorted(
+        [str(id_of(first_made)), str(id_of(second_made))]
+    )
+
+
+async def test_an_enqueue_that_is_refused_is_a_span_that_failed(app: TaskQ, traces: Traces) -> None:
+    @app.task(name="work", key=lambda: "one", on_conflict="raise")
+    async def work() -> None: ...
+
+    async with app:
+        await work.enqueue()
+        with pytest.raises(Exception, match="one"):
+            await work.enqueue()
+    _, refused = traces.named("send default")
+    assert refused.status.status_code is trace.StatusCode.ERROR
+    assert attributes_of(refused)["error.type"] == "taskq.core.errors.DuplicateKey"
+
+
+async def test_a_duplicate_is_told_and_headers_of_the_caller_go_first(
+    app: TaskQ, traces: Traces
+) -> None:
+    @app.task(name="work", key=lambda: "one")
+    async def work() -> None: ...
+
+    own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    full = {"a": "x" * (HEADERS_BYTES_MAX - 5)}
+    async with app:
+        await work.enqueue()
+        await work.enqueue()
+        named = await work.options(key="two", headers={"traceparent": own}).enqueue()
+        crowded = await work.options(key="three", headers=full).enqueue()
+        assert (await named.view()).headers["traceparent"] == own
+        assert (await crowded.view()).headers == full
+    assert [attributes_of(one).get("taskq.duplicates") for one in traces.named("send default")] == [
+        None,
+        1,
+        None,
+        None,
+    ]
+
+
+def test_code_without_a_loop_is_traced_as_well(app: TaskQ, traces: Traces) -> None:
+    @app.task(name="work")
+    def work(n: int) -> int:
+        return n
+
+    with app, app.worker_thread():
+        jobs = [work.enqueue_sync(1), *work.enqueue_many_sync([(2,), (3,)])]
+        assert [job.result_sync(timeout=20) for job in jobs] == [1, 2, 3]
+    assert traces.names() == ["process default"] * 3 + ["send default"] * 2
+
+
+async def test_what_may_not_be_enqueued_is_refused_as_ever(app: TaskQ, traces: Traces) -> None:
+    @app.task(name="work")
+    async def work(n: int) -> int:
+        return n
+
+    async with app:
+        with pytest.raises(UsageError, match="a tuple of arguments"):
+            await work.enqueue_many([1])  # type: ignore[list-item]
+        with pytest.raises(UsageError, match="takes calls"):
+            await app.enqueue_many([work])  # type: ignore[arg-type]
+    assert traces.names() == []
+
+
+UNTRACED = """
+import asyncio, json, sys
+from taskq import TaskQ
+
+app = TaskQ(sys.argv[1])
+
+@app.task
+async def add(a: int, b: int) -> int:
+    return a + b
+
+async def main():
+    async with app, app.worker():
+        job = await add.enqueue(1, 2)
+        assert await job.result(timeout=20) == 3
+        return (await job.view()).headers
+
+headers = asyncio.run(main())
+print(json.dumps([headers, [name for name in sys.modules if name.startswith("opentelemetry")]]))
+"""
+TRACED = """
+import asyncio, sys
+from taskq import TaskQ
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+app = TaskQ(sys.argv[1])
+
+@app.task
+async def work() -> None: ...
+
+async def main():
+    if sys.argv[2] == "sdk":
+        trace.set_tracer_provider(TracerProvider())
+    jobs = [await work.enqueue(), await work.enqueue()]
+    await app.close()
+    await app.open()
+    return [sorted((await job.view()).headers) for job in jobs]
+
+print(asyncio.run(main()))
+"""
+
+
+def run(program: str, *arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
+
+
+def test_without_a_provider_nothing_is_imported_and_no_header_written(tmp_path: Path) -> None:
+    assert json.loads(run(UNTRACED, tmp_path / "data")) == [{}, []]
+
+
+def test_a_provider_that_was_set_is_found_at_the_first_enqueue(tmp_path: Path) -> None:
+    assert run(TRACED, tmp_path / "one", "sdk") == "[['traceparent'], ['traceparent']]"
+
+
+def test_an_api_without_an_sdk_traces_nothing(tmp_path: Path) -> None:
+    assert run(TRACED, tmp_path / "two", "none") == "[[], []]"
