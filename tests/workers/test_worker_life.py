@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 from taskq import LogFailed, LogLocked, PayloadTooLarge, StaleDelivery, UsageError, current_job
 from taskq.core.records import Cause, Kind
 from taskq_workers import Worker, pool, settling
-from taskq_workers.executors import SWITCH_INTERVAL_SECONDS
+from taskq_workers.threads import SWITCH_INTERVAL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

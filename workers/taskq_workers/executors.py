@@ -1,120 +1,141 @@
-"""Where sync functions run: threads of the worker's own.
+"""Where a worker's jobs run, behind one port: the event loop, threads, or child processes.
 
-The loop's default executor is left to the user's code, which may fill it. The threads are daemons:
-a function that never returns cannot keep a process from its end. Nothing can stop a thread from
-outside, so a task's ``timeout`` does not apply to sync functions.
+Which of them is the task's choice: async functions run on the loop and sync ones in threads,
+unless ``runs_in`` says otherwise. Whichever it is, cancelling a job's slot ends the call: an async
+function is cancelled, a child process killed, and a thread, which nothing can stop, given up.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections import deque
-from contextvars import Context, copy_context
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from taskq_workers.lifespans import bound
+from taskq_workers.processes import ProcessRunner
+from taskq_workers.threads import ThreadRunner
+from taskq_workers.timeouts import limited, limits_of
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Coroutine
+    from typing import TypeAlias
 
-#: How often the interpreter may switch threads. The default of 5 ms lets one CPU-bound function
-#: keep the event loop and the storage thread waiting that long at each of their steps. Beside such
-#: a function a busy worker wrote 390 batches a second with 0.5 ms, and 500 with 0.2 ms.
-SWITCH_INTERVAL_SECONDS: Final = 0.0002
+    from taskq.app import TaskQ
+    from taskq.injection import Resources
+    from taskq.tasks import Task
+    from taskq_workers.limits import Limits
 
-
-class Returned(NamedTuple):
-    """What a function left behind. A future's own exception could not be a StopIteration."""
-
-    value: Any
-    error: BaseException | None
+    Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class _Call(NamedTuple):
-    context: Context
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    future: asyncio.Future[Returned]
+class Way(NamedTuple):
+    """How the jobs of one task are called."""
+
+    decode: Callable[[bytes], Arguments]
+    #: takes what ``decode`` gave; its awaitable has the task's value
+    call: Callable[..., Awaitable[Any]]
+    #: the awaitable has an ``Ended`` instead, and the task's codec was used already
+    is_remote: bool = False
 
 
-class ThreadRunner:
-    """Runs functions in at most ``limit`` threads, started when needed, and wakes the loop once."""
+class Executor(Protocol):
+    """What runs the jobs of some tasks."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
-        self._loop = loop
-        self._limit = limit
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._returned: deque[tuple[asyncio.Future[Returned], Returned]] = deque()
-        self._notified = False
-        #: calls handed over and not yet returned
-        self.busy = 0
+    def way(self, task: Task[..., Any]) -> Way:
+        """How jobs of the task are called.
 
-    async def run(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Call the function in a thread, within a copy of this context.
-
-        Cancelling gives up the wait, not the function: one that has begun goes on to its end.
+        Raises:
+            UsageError: the task takes a resource that is missing.
         """
-        future: asyncio.Future[Returned] = self._loop.create_future()
-        self.busy += 1
-        if self.busy > len(self._threads) < self._limit:
-            self._start_thread()
-        self._calls.put(_Call(copy_context(), function, args, kwargs, future))
-        value, error = await future
-        if error is not None:
-            raise error
-        return value
+        ...
+
+
+class Executors:
+    """The executors of one worker; each starts its threads or processes when they are needed.
+
+    Args:
+        app: whose tasks run.
+        limits: what they may take.
+        resources: what tasks may take by annotation.
+    """
+
+    def __init__(self, app: TaskQ, limits: Limits, resources: Resources) -> None:
+        loop = asyncio.get_running_loop()
+        self.threads = ThreadRunner(loop, limits.threads)
+        self.processes = ProcessRunner(loop, app, limits)
+        self._in_loop = _InLoop(resources)
+        self._by_name: dict[str, Executor] = {
+            "": self._in_loop,
+            "thread": _InThreads(self.threads, resources),
+            "process": _InProcesses(self.processes),
+        }
+
+    def way(self, task: Task[..., Any]) -> Way:
+        """How jobs of the task are called; raises as an ``Executor`` does."""
+        return self._by_name[task.runs_in].way(task)
+
+    @property
+    def lingering(self) -> int:
+        """How many functions still run in threads."""
+        return self.threads.busy
+
+    async def leave(self) -> None:
+        """Let threads end after their calls, and child processes at once; legal twice."""
+        self.threads.close()
+        await self.processes.leave()
 
     def close(self) -> None:
-        """Let each thread end after the call that it is in; returns at once. Legal twice."""
-        for _ in self._threads:
-            self._calls.put(None)
-        self._threads = []
-        self._limit = 0
+        """Do as ``leave``, killing the child processes, for when the loop turns no more."""
+        self.threads.close()
+        self.processes.close()
 
-    def _start_thread(self) -> None:
-        if not self._threads:
-            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_SECONDS))
-        name = f"taskq-run-{len(self._threads) + 1}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            context, function, args, kwargs, future = call
-            # A call given up while it waited in line was released, and may run elsewhere by now.
-            if future.cancelled():
-                returned = Returned(None, None)
-            else:
-                try:
-                    returned = Returned(context.run(function, *args, **kwargs), None)
-                except BaseException as error:  # noqa: BLE001 - the job's failure, not the thread's
-                    returned = Returned(None, error)
-            self._hand_back(future, returned)
-            # An idle thread must not keep the last job's arguments alive.
-            del call, context, function, args, kwargs, future, returned
+class _InLoop:
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
 
-    def _hand_back(self, future: asyncio.Future[Returned], returned: Returned) -> None:
-        self._returned.append((future, returned))
-        if self._notified:
-            return
-        # Two threads may both come here; the second wake-up then finds nothing, which is harmless.
-        self._notified = True
-        try:
-            self._loop.call_soon_threadsafe(self._resolve)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            self._returned.clear()
+    def way(self, task: Task[..., Any]) -> Way:
+        function, limits = bound(task, self._resources), limits_of(task)
+        return Way(task.decode, function if limits is None else limited(function, limits))
 
-    def _resolve(self) -> None:
-        # Cleared before the deque is read, so that what is appended from here on wakes us again.
-        self._notified = False
-        while self._returned:
-            future, returned = self._returned.popleft()
-            self.busy -= 1
-            if not future.done():
-                future.set_result(returned)
+
+class _InThreads:
+    def __init__(self, threads: ThreadRunner, resources: Resources) -> None:
+        self._threads = threads
+        self._resources = resources
+
+    def way(self, task: Task[..., Any]) -> Way:
+        function, limits = bound(task, self._resources), limits_of(task)
+        if task.is_async:
+            # On a loop of its own it can be cancelled, so that its thread is free again.
+            function = _on_own_loop(function if limits is None else limited(function, limits))
+            limits = None
+        run = self._threads.run
+
+        def call(*args: Any, **kwargs: Any) -> Awaitable[Any]:
+            return run(function, args, kwargs, limits)
+
+        return Way(task.decode, call)
+
+
+class _InProcesses:
+    def __init__(self, processes: ProcessRunner) -> None:
+        self._processes = processes
+
+    def way(self, task: Task[..., Any]) -> Way:
+        return Way(_undecoded, self._processes.caller(task), is_remote=True)
+
+
+def _undecoded(payload: bytes) -> Arguments:
+    """The child decodes it."""
+    return (payload,), {}
+
+
+def _on_own_loop(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        async def main() -> Any:
+            return await function(*args, **kwargs)
+
+        coroutine: Coroutine[Any, Any, Any] = main()
+        return asyncio.run(coroutine)
+
+    return call

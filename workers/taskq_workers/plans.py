@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taskq.core.errors import UsageError
-from taskq.injection import Resources
-from taskq_workers.lifespans import bound
+from taskq_workers.executors import Way
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from taskq.tasks import Task
-    from taskq_workers.executors import ThreadRunner
+    from taskq_workers.executors import Executors
+    from taskq_workers.tracing import TracedRuns
 
 
 class Hot(NamedTuple):
@@ -32,7 +31,7 @@ class Plan(NamedTuple):
 
     hot: Hot
     task: Task[..., Any]
-    #: its results may be compressed, or go to files
+    #: its results may be compressed, or go to files, or came from another process
     packs: bool
 
 
@@ -41,48 +40,39 @@ class Plans(dict[str, Plan]):
 
     Args:
         tasks: by name.
-        threads: where sync functions run.
-        resources: what tasks may take by annotation.
+        executors: where their functions run.
+        traced: what makes spans of their calls; None for nothing.
     """
 
     def __init__(
         self,
         tasks: Mapping[str, Task[..., Any]],
-        threads: ThreadRunner,
-        resources: Resources | None = None,
+        executors: Executors,
+        traced: TracedRuns | None = None,
     ) -> None:
         super().__init__()
-        self._resources = resources or Resources()
+        self._traced = traced
         self._tasks = tasks
-        self._threads = threads
+        self._executors = executors
 
     def __missing__(self, name: str) -> Plan:
         task = self._tasks[name]
         with contextlib.suppress(UsageError):
             # Built now, so that decode is the real one; what is wrong with it each job will tell.
             _ = task.arguments
-        hot = Hot(task.decode, self._awaitable(task), _keeps_none(task))
-        plan = Plan(hot, task, task.packs_results)
+        way = self._way(task)
+        call = way.call if self._traced is None else self._traced.wrap(way.call)
+        hot = Hot(way.decode, call, _keeps_none(task))
+        plan = Plan(hot, task, task.packs_results or way.is_remote)
         self[name] = plan
         return plan
 
-    def _awaitable(self, task: Task[..., Any]) -> Callable[..., Awaitable[Any]]:
+    def _way(self, task: Task[..., Any]) -> Way:
         try:
-            function = bound(task, self._resources)
+            return self._executors.way(task)
         except UsageError as error:
             # Registered since the worker's start, which would have refused it.
-            return _refusing(error)
-        if not task.is_async:
-            return self._in_thread(function)
-        return function if task.timeout is None else limited(function, task.timeout)
-
-    def _in_thread(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-        run = self._threads.run
-
-        def call(*args: Any, **kwargs: Any) -> Awaitable[Any]:
-            return run(function, args, kwargs)
-
-        return call
+            return Way(task.decode, _refusing(error))
 
 
 def _refusing(error: UsageError) -> Callable[..., Awaitable[Any]]:
@@ -97,21 +87,3 @@ def _keeps_none(task: Task[..., Any]) -> bool:
         return task.encode_result(None) is None
     except UsageError:
         return False
-
-
-def limited(
-    function: Callable[..., Awaitable[Any]], seconds: float
-) -> Callable[..., Awaitable[Any]]:
-    """The function, cancelled when it takes longer; then it raises a TimeoutError that says so."""
-
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        limit = asyncio.timeout(seconds)
-        try:
-            async with limit:
-                return await function(*args, **kwargs)
-        except TimeoutError as error:
-            if limit.expired():
-                raise TimeoutError(f"not done within its timeout of {seconds:g} s") from error
-            raise
-
-    return call

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 from taskq.core.errors import LogError, TaskqError, UsageError
 from taskq.core.model import Serving
 from taskq.log.requests import checked_queues
+from taskq_workers.blocking import LoopWatch
 from taskq_workers.crew import Crew
 from taskq_workers.deaths import DeathHooks
-from taskq_workers.executors import ThreadRunner
+from taskq_workers.executors import Executors
+from taskq_workers.gating import Gates
 from taskq_workers.lifespans import LifespanHolder
+from taskq_workers.limits import checked_limits
 from taskq_workers.plans import Plans
 from taskq_workers.scheduler import Scheduler
 from taskq_workers.services import Services
+from taskq_workers.tracing import traced_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -86,9 +90,9 @@ class Worker:
         async with app.worker(concurrency=8):
             await serve()
 
-    Async tasks run on the event loop, sync ones in daemon threads. ``timeout`` of a task holds for
-    async ones: nothing can stop a thread from outside. Jobs of a task that is not registered with
-    the app wait for a worker that knows it.
+    Async tasks run on the event loop, sync ones in daemon threads, those with
+    ``runs_in="process"`` in child processes. Jobs of a task that is not registered with the app
+    wait for a worker that knows it.
 
     Args:
         app: whose tasks are run.
@@ -97,7 +101,12 @@ class Worker:
         burst: stop by itself once no job is ready and none runs. Jobs that are due later stay.
         max_jobs: stop by itself after so many attempts of jobs; None for no limit.
         drain_timeout: seconds that running jobs get to finish at a stop.
-        thread_limit: how many sync jobs run at a time, ``concurrency`` if None.
+        thread_limit: how many sync jobs run at a time, ``concurrency`` if None. One that outlasted
+            its timeout cannot be stopped, and counts until its function returns.
+        process_limit: how many jobs run in child processes at a time, ``concurrency`` if None.
+        max_jobs_per_child: replace a child process after so many jobs.
+        max_rss_per_child: replace one that takes more memory after a job: bytes, or "500MB".
+        target: ``module:app`` that children import; by default each task's own module.
         schedules: whether it ticks the app's schedules; a worker with ``burst`` never does.
         on_event: called with a ``JobFinished`` for each job that ended, on the loop's thread.
         on_dead: called with each ``DeadLetter`` that this process makes, besides the app's own
@@ -127,15 +136,22 @@ class Worker:
         max_jobs: int | None = None,
         drain_timeout: float = DRAIN_SECONDS_DEFAULT,
         thread_limit: int | None = None,
+        process_limit: int | None = None,
+        max_jobs_per_child: int | None = None,
+        max_rss_per_child: int | str | None = None,
+        target: str = "",
         schedules: bool = True,
         on_event: Hook | None = None,
         on_dead: Callable[[DeadLetter], Any] | None = None,
     ) -> None:
-        limit = concurrency if thread_limit is None else thread_limit
-        if concurrency < 1 or limit < 1:
-            raise UsageError(
-                f"concurrency and thread_limit are {concurrency} and {limit}, at least 1"
-            )
+        self._limits = checked_limits(
+            concurrency,
+            thread_limit=thread_limit,
+            process_limit=process_limit,
+            max_jobs_per_child=max_jobs_per_child,
+            max_rss_per_child=max_rss_per_child,
+            target=target,
+        )
         if max_jobs is not None and max_jobs < 1:
             raise UsageError(f"max_jobs is {max_jobs}, at least 1, or None for no limit")
         if not drain_timeout >= 0:
@@ -151,7 +167,6 @@ class Worker:
         self._burst = burst
         self._max_jobs = max_jobs
         self._drain_seconds = drain_timeout
-        self._thread_limit = limit
         self._hook = on_event
         self._deaths = DeathHooks([] if on_dead is None else [on_dead])
         self._phase = Phase.NEW
@@ -160,10 +175,11 @@ class Worker:
         self._error: BaseException | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._crew: Hands | None = None
-        self._threads: ThreadRunner | None = None
+        self._executors: Executors | None = None
         self._known: frozenset[str] = frozenset()
         self._lifespans = LifespanHolder(app, self._on_end, lends=self.lends)
         self._store: Store | None = None
+        self._gates: Gates | None = None
 
     @property
     def running(self) -> int:
@@ -173,7 +189,7 @@ class Worker:
     @property
     def lingering(self) -> int:
         """How many sync functions still run in threads, their jobs released, after a stop."""
-        return 0 if self._threads is None else self._threads.busy
+        return 0 if self._executors is None else self._executors.lingering
 
     async def start(self) -> None:
         """Open the log and claim; returns once it runs, at once if it was stopped before.
@@ -264,12 +280,14 @@ class Worker:
                 crew.leave()
                 crew.interrupt()
                 crew.settler.flush()
+            if self._executors is not None:
+                self._executors.close()
             raise
         except TaskqError as error:
             self._error = self._error or error
         finally:
-            if self._threads is not None:
-                self._threads.close()
+            if self._executors is not None:
+                await self._executors.leave()
             await self.services.leave()
             await self._deaths.leave(0)
             await self._lifespans.leave()
@@ -292,23 +310,36 @@ class Worker:
         self._store = store
         self._deaths.listen(store, self.app._death_hooks, self.app._tasks)
         self._tell_what_it_serves()
-        return self._hands(store)
+        hands = self._hands(store)
+        self._gates = Gates(
+            self.app,
+            hands,
+            concurrency=self.concurrency,
+            queues=self.queues,
+            changed=self._tell_what_it_serves,
+        )
+        self.services.add(self._gates)
+        return hands
 
     def _hands(self, store: Store) -> Hands:
         """Whoever runs the jobs: slots of this process, unless a worker of another kind says so."""
-        self._threads = ThreadRunner(asyncio.get_running_loop(), self._thread_limit)
-        return Crew(
+        self._executors = Executors(self.app, self._limits, self._lifespans.resources)
+        traced = traced_runs(self._hook)
+        crew = Crew(
             self.app,
             store.port(),
-            Plans(self.app._tasks, self._threads, self._lifespans.resources),
+            Plans(self.app._tasks, self._executors, traced),
             concurrency=self.concurrency,
             queues=self.queues,
             tasks=self._task_names,
-            hook=self._hook,
+            hook=traced or self._hook,
             stop=self._on_end,
             burst_clock=store.steady_ns if self._burst else None,
             max_jobs=self._max_jobs,
         )
+        # Asked from another thread: a copy of the slots is made in one step of the interpreter.
+        self.services.add(LoopWatch(lambda: not crew.running(), crew.delivery_of))
+        return crew
 
     async def _drain(self, crew: Hands) -> None:
         self._phase = Phase.DRAINING
@@ -330,12 +361,17 @@ class Worker:
         if len(tasks) != len(self._known):
             self._known = frozenset(tasks)
             self._tell_what_it_serves()
+            if self._gates is not None:
+                self._gates.learn()
         return self._known
 
     def _tell_what_it_serves(self) -> None:
         """Let people who ask why a job does not run know what this worker claims."""
         if self._store is not None:
-            serving = Serving(queues=self.queues, tasks=self._task_names(), slots=self.concurrency)
+            holds = () if self._gates is None else self._gates.holds()
+            serving = Serving(
+                queues=self.queues, tasks=self._task_names(), slots=self.concurrency, holds=holds
+            )
             self._store.serve(self, serving)
 
     def _on_end(self, error: BaseException | None) -> None:

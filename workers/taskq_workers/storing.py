@@ -11,6 +11,7 @@ from taskq.core.records import Kind
 from taskq.log.requests import Settlement
 from taskq_workers.outcomes import settle_bad_result
 from taskq_workers.settling import Pause
+from taskq_workers.shipping import Ended, settlement_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,8 +31,13 @@ async def settle_success(
 ) -> Settlement:
     """The job ran: what is kept of it, stored as task, queue and log say.
 
-    Waits for as long as the disk refuses a file; the job's slot is taken until then.
+    ``value`` is what it returned, or how it ended in a child process. Waits for as long as the disk
+    refuses a file; the job's slot is taken until then.
     """
+    if type(value) is Ended:
+        if value.kind != Kind.SUCCEEDED:
+            return settlement_of(value, delivery)
+        return await stored_success(packer, task, delivery, value.body, list(value.children))
     packing = task.result_packing(delivery.queue)
     try:
         body = task.encode_result(value, packer.bodies.limit(packing))

@@ -11,7 +11,7 @@ from taskq.context import _current
 from taskq.interrupts import SoftTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator
+    from collections.abc import Callable, Coroutine, Generator
 
     from taskq.tasks import Task
 
@@ -48,7 +48,7 @@ def too_long_softly(seconds: float) -> SoftTimeout:
 
 def limited(
     function: Callable[..., Coroutine[Any, Any, Any]], limits: Limits
-) -> Callable[..., Awaitable[Any]]:
+) -> Callable[..., Coroutine[Any, Any, Any]]:
     """The function, with SoftTimeout raised in it, and cancelled, when it takes too long.
 
     Then a cancelled one raises a TimeoutError that says so.

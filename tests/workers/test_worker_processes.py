@@ -1,0 +1,210 @@
+"""Tasks that run in child processes: what reaches them, what comes back, and how children end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import JobFailed, State, UsageError
+from taskq_workers import JobFinished, Worker
+from tests.workers import afar_jobs
+from tests.workers.afar_jobs import app
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from taskq import JobHandle
+
+SECONDS = 30
+
+
+@pytest.fixture(autouse=True)
+async def log(tmp_path: Path) -> AsyncIterator[None]:
+    app.data_dir = tmp_path / "data"
+    async with app:
+        yield
+
+
+def pids(worker: Worker) -> list[int]:
+    assert worker._executors is not None
+    return worker._executors.processes.pids
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def pid_in(path: Path) -> int:
+    """The process id that a job wrote; looked for, since the job cannot tell this process."""
+    while not path.exists() or not path.read_text(encoding="ascii"):
+        await asyncio.sleep(0.002)
+    return int(path.read_text(encoding="ascii"))
+
+
+async def failure(job: JobHandle[Any]) -> str:
+    with pytest.raises(JobFailed) as caught:
+        await job.result(SECONDS)
+    return str(caught.value)
+
+
+async def test_sync_and_async_functions_run_in_one_warm_child() -> None:
+    async with Worker(app):
+        first = await (await afar_jobs.where.enqueue("ä")).result(SECONDS)
+        second = await (await afar_jobs.where_async.enqueue("b")).result(SECONDS)
+    assert (first[1], second[1]) == ("ä", "b")
+    assert first[0] == second[0] != os.getpid()
+    assert not is_there(first[0])
+
+
+async def test_no_child_is_started_before_a_job_needs_one() -> None:
+    async with Worker(app) as worker:
+        assert await (await afar_jobs.child.enqueue("x")).result(SECONDS) == "x"
+        assert pids(worker) == []
+
+
+async def test_an_async_function_may_run_in_a_thread() -> None:
+    async with Worker(app):
+        name = await (await afar_jobs.on_own_loop.enqueue()).result(SECONDS)
+    assert name.startswith("taskq-run-")
+
+
+async def test_a_child_knows_its_job_and_its_deadline() -> None:
+    async with Worker(app):
+        job = await afar_jobs.facts.options(headers={"a": "b"}).enqueue()
+        job_id, attempt, headers, deadline = await job.result(SECONDS)
+    assert (job_id, attempt, headers) == (job.id, 1, {"a": "b"})
+    assert deadline is not None
+    assert timedelta(minutes=59) < deadline - datetime.now(UTC) <= timedelta(hours=1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_jobs_enqueued_in_a_child_join_its_success(fails: bool) -> None:
+    """Of an attempt that failed there is none."""
+    ended: list[JobFinished] = []
+    job = await afar_jobs.parent.enqueue(fails=fails)
+    async with Worker(app, burst=True, on_event=ended.append) as worker:
+        await worker.stopped.wait()
+    assert await job.result(SECONDS) == "enqueued"
+    children = [one.outcome for one in ended if one.task == afar_jobs.child.name]
+    assert children == ["succeeded"]
+
+
+@pytest.mark.parametrize("size", [70_000, 700_000])
+async def test_payloads_and_results_larger_than_a_pipe_pass(size: int) -> None:
+    async with Worker(app):
+        jobs = [await afar_jobs.mirror.enqueue("x" * size) for _ in range(4)]
+        for job in jobs:
+            assert len(await job.result(SECONDS)) == size
+
+
+async def test_packed_payloads_are_opened_before_they_go_to_a_child() -> None:
+    async with Worker(app):
+        job = await afar_jobs.mirror.options(compress="zlib").enqueue("x" * 100_000)
+        assert await job.result(SECONDS) == "x" * 100_000
+        job = await afar_jobs.mirror.options(spill=True).enqueue("y" * 2_000_000)
+        assert await failure(job)  # its result is over the limit of those that are kept
+    view = await job.view()
+    assert view.attempt == 1
+
+
+@pytest.mark.parametrize("how", ["null", "kill", "exit"])
+async def test_a_child_that_dies_costs_its_job_one_attempt_and_the_others_nothing(
+    how: str, tmp_path: Path
+) -> None:
+    """A segmentation fault, a kill, an exit."""
+    go = tmp_path / "go"
+    async with Worker(app):
+        others = [await afar_jobs.waits_for.enqueue(str(go)) for _ in range(2)]
+        job = await afar_jobs.dies.enqueue(how)
+        assert await job.result(SECONDS) == "the second time"
+        go.touch()
+        assert len({await other.result(SECONDS) for other in others}) == 2
+    view = await job.view()
+    assert [one.outcome for one in view.attempts] == ["retried", "succeeded"]
+    assert "ChildDied: its child process" in (view.attempts[0].reason or "")
+
+
+async def test_a_cancelled_slot_kills_its_child_before_the_job_goes_back(tmp_path: Path) -> None:
+    """And burns no attempt."""
+    path = tmp_path / "pid"
+    job = await afar_jobs.lasts.enqueue(str(path))
+    async with Worker(app, drain_timeout=0):
+        pid = await pid_in(path)
+    assert not is_there(pid)
+    view = await job.view()
+    assert (view.state, view.attempt) == (State.READY, 0)
+
+
+async def test_a_timeout_kills_the_child_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    async with Worker(app):
+        job = await afar_jobs.hangs.enqueue(str(path))
+        told = await failure(job)
+        assert not is_there(await pid_in(path))
+    assert "TimeoutError: not done within its timeout of 0.3 s: its child process was kill" in told
+
+
+async def test_a_soft_timeout_is_raised_in_the_task_even_while_it_sleeps() -> None:
+    async with Worker(app):
+        for task in (afar_jobs.cleans_up, afar_jobs.cleans_up_async):
+            value = await (await task.enqueue()).result(SECONDS)
+            assert value == "cleaned up: not done within its soft_timeout of 0.2 s"
+
+
+async def test_a_child_is_replaced_after_its_number_of_jobs() -> None:
+    async with Worker(app, process_limit=1, max_jobs_per_child=2):
+        jobs = [await afar_jobs.where.enqueue("x") for _ in range(5)]
+        found = [(await job.result(SECONDS))[0] for job in jobs]
+    assert found[0] == found[1] != found[2] == found[3] != found[4]
+
+
+async def test_a_child_that_grew_too_large_is_replaced() -> None:
+    async with Worker(app, process_limit=1, max_rss_per_child="90MB"):
+        found = [await (await afar_jobs.grows.enqueue()).result(SECONDS) for _ in range(2)]
+    assert found[0] != found[1]
+
+
+async def test_no_more_children_run_than_the_limit(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with Worker(app, process_limit=2) as worker:
+        jobs = [await afar_jobs.waits_for.enqueue(str(go)) for _ in range(5)]
+        while worker.running < 5:
+            await asyncio.sleep(0.002)
+        assert len(pids(worker)) == 2
+        go.touch()
+        assert len({await job.result(SECONDS) for job in jobs}) <= 2
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"), [("raises", "LookupError: in a process"), ("exits", "SystemExit: 4")]
+)
+async def test_what_a_task_raises_in_a_child_fails_its_job_and_not_the_child(
+    task: str, reason: str
+) -> None:
+    async with Worker(app, process_limit=1) as worker:
+        assert reason in await failure(await getattr(afar_jobs, task).enqueue())
+        before = pids(worker)
+        await (await afar_jobs.where.enqueue("x")).result(SECONDS)
+        assert pids(worker) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"process_limit": 0}, "process_limit is 0"),
+        ({"max_jobs_per_child": 0}, "max_jobs_per_child is 0"),
+        ({"max_rss_per_child": "lots"}, "max_rss_per_child is 'lots'"),
+    ],
+)
+async def test_limits_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Worker(app, **options)
