@@ -130,10 +130,10 @@ class Feed:
         free = self._takers.free() - len(self.buffer)
         if self._claim is not None:
             # The storage thread reads the count when it serves the claim: more may still be asked.
-            self._request.count = self._allowed(max(self._request.count, free))
+            self._request.count = self.allowed(max(self._request.count, free))
             return
         self.low = 0
-        count = self._allowed(pace.size if pace.ahead else free)
+        count = self.allowed(pace.size if pace.ahead else free)
         if count <= 0:
             return
         until_ns = None
@@ -159,7 +159,7 @@ class Feed:
     def finished(self, count: int) -> None:
         """So many outcomes were handed to the log."""
         self._pace.finished(count, self._loop.time())
-        if self._max_jobs is not None and self._allowed(1) <= 0:
+        if self._max_jobs is not None and self.allowed(1) <= 0:
             if not self.buffer and self._takers.quiet():
                 self._takers.ran_dry()
             return
@@ -177,6 +177,12 @@ class Feed:
     ) -> ClaimRequest:
         """A claim with all that this worker's claims have in common."""
         return ClaimRequest(count, queues, tasks, until_ns)
+
+    def allowed(self, count: int) -> int:
+        """So many, or what is left of ``max_jobs``."""
+        if self._max_jobs is None:
+            return count
+        return min(count, self._max_jobs - self._received + self._returned)
 
     def reconsider(self) -> None:
         """What may be claimed has changed: give back what may not run, and claim anew."""
@@ -261,12 +267,6 @@ class Feed:
         passed = self.barrier.passed(deliveries)
         self._returned += len(deliveries) - len(passed)
         return passed
-
-    def _allowed(self, count: int) -> int:
-        """So many, or what is left of ``max_jobs``."""
-        if self._max_jobs is None:
-            return count
-        return min(count, self._max_jobs - self._received + self._returned)
 
     def _rest(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, PASSING):

@@ -158,6 +158,11 @@ class Gate:
 
     async def _claim(self, count: int, seconds: float | None) -> None:
         """Claim up to so many of its jobs into ``_claimed``, waiting for the first so long."""
+        count = self.hall.feed.allowed(count)
+        if count <= 0:
+            # The worker is about to end: it has claimed as many jobs as it may.
+            await asyncio.sleep(REST_SECONDS)
+            return
         queues, tasks = self.selection()
         claim = self.hall.port.claim(self.hall.feed.request(count, queues, tasks))
         try:

@@ -242,7 +242,7 @@ class Gates:
 
     async def _end(self, stop: Callable[[BaseException | None], None]) -> None:
         try:
-            is_done = await self._is_done()
+            is_done = self.feed.allowed(1) <= 0 or await self._is_done()
         except TaskqError as error:
             stop(error)
             return
