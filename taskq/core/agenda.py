@@ -259,6 +259,11 @@ class Agenda(Taking):
         """Wall time before which no scheduled job turns ready; None if none is scheduled."""
         return self.times.next_due_ns()
 
+    def next_rate_ns(self) -> int | None:
+        """Wall time at which a rate lets jobs be claimed again; None if none holds any back."""
+        due = self.groups.due
+        return due[0][0] + self.times.shift_ns if due else None
+
     def next_expiry_ns(self) -> int | None:
         """Wall time before which no job expires; None if none does."""
         return self.times.next_expiry_ns()

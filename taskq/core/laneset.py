@@ -18,6 +18,7 @@ _FREE_MAX: Final = 1_024
 #: Stands where a lane was forgotten: no queue's and no task's, and without jobs.
 GONE: Final = Lane(0, bytes(2), 0)
 GONE.blocked = 1 << 30
+GONE.queue = GONE.task = "\0"
 
 
 class Lanes:

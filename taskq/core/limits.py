@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from taskq.core.lanes import Lane
     from taskq.core.laneset import Lanes
+    from taskq.core.taking import Taking
 
 #: Why a lane is blocked: as many jobs of its group run as may, or were claimed as may be.
 BLOCKED_BY_CONCURRENCY: Final = 4
@@ -269,6 +270,18 @@ class Groups:
         if not group.lanes and group.times is None and self._groups.get(group.key) is group:
             del self._groups[group.key]
             self.freed.pop(group, None)
+
+
+def apply_rated(agenda: Taking, job: int, most: int, window_ns: int) -> None:
+    """The claim of a job, which was just applied, counts against such a rate."""
+    chunk = agenda.table.find(job)
+    if chunk is None:
+        return
+    lane = agenda.lanes[chunk.lanes[agenda.table.index]]
+    if lane.group is None:
+        agenda.groups.join(lane, rated=True)
+    if lane.group is not None:
+        agenda.groups.rated(lane.group, agenda.moment, 1, most, window_ns)
 
 
 def pack_group(key: tuple[str, bytes]) -> bytes:

@@ -108,6 +108,8 @@ class Extras:
     on_conflict: Conflict = Conflict.FIRST
     headers: dict[str, str] = field(default_factory=dict)
     keep_ns: int = 0
+    #: limits hold for the jobs of each; b"" for none
+    concurrency_key: bytes = b""
     flow: FlowPart | None = None
 
 

@@ -144,6 +144,11 @@ class Times:
             at += 1
         return free
 
+    @property
+    def entries(self) -> int:
+        """How many ``pairs`` there are."""
+        return len(self._moments) - self._head
+
     def pairs(self) -> list[tuple[int, int]]:
         """(moment, count), the oldest first."""
         return list(zip(self._moments[self._head :], self._counts[self._head :], strict=True))

@@ -49,6 +49,8 @@ class Kind(enum.IntEnum):
     CANCEL_ASKED = 38
     #: how far a schedule has ticked: in the frame that holds the jobs of its ticks (body: its name)
     TICKED = 39
+    #: when the claims of a group were made that count against a rate, as far as that matters
+    RATED = 41
     #: who an owner is (body: JSON), for people who read the log later
     OWNER = 128
 
@@ -89,7 +91,7 @@ class Option(enum.IntEnum):
     WINDOW = 5
     #: pairs of (length u16, UTF-8)
     HEADERS = 6
-    #: bytes: part of the lane (kept free for limits per key)
+    #: bytes: part of the lane; limits hold for each
     CONCURRENCY_KEY = 7
     #: u64, on records that end a job whose key is held until then
     KEY_HASH = 8
@@ -120,7 +122,7 @@ class Option(enum.IntEnum):
     FLOW = 21
     #: how the results of a held job's inputs nest when they are handed over
     SHAPE = 22
-    #: on CLAIMED: the claim counts against a rate
+    #: on CLAIMED: the claim counts against a rate of so many u32 in nanoseconds i64
     RATE = 23
     #: nothing, of a carried job that runs: somebody wants it cancelled
     CANCEL_WANTED = 26

@@ -22,6 +22,7 @@ from taskq.log.carrying import (
 )
 from taskq.log.foldother import fold_carried, key_of
 from taskq.log.options import enqueue_extras
+from taskq.log.rating import write_rated
 from taskq.log.spill import collect
 from taskq.log.ticks import encode_ticked
 
@@ -97,9 +98,15 @@ class Carries:
             fold_carried(Kind.CARRIED, carried, location, batch.time_ns, None, dedup)
         return missed
 
-    def tally(self, batch: Batch, lanes: range) -> None:
-        """Write down how many jobs of these lanes ended so far, what is paused, all schedules."""
+    def tally(self, batch: Batch, lanes: range | list[tuple[str, bytes]]) -> None:
+        """Write down how many jobs of these lanes ended so far, what is paused, all schedules.
+
+        Or when claims of these groups were made.
+        """
         agenda, _ = self._both()
+        if isinstance(lanes, list):
+            write_rated(batch, agenda, lanes)
+            return
         for lane in agenda.lanes[lanes.start : lanes.stop]:
             if lane.succeeded or lane.dead or lane.cancelled or lane.expired:
                 batch.add_newer(encode_tally(lane, batch.lsn))

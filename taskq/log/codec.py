@@ -81,6 +81,9 @@ ADOPTED    64    byte: 0; 0 u32, token of an upload (16 bytes), jobs of it that 
 CANCEL_ASKED 32  byte: 0; attempt u32, job u64, token u64
 TICKED     32    byte: 1 paused, 2 forgotten; 0 u32; last tick i64, done with up to i64 (wall
                  time both); body: name of the schedule; always with its CRC
+RATED      32    byte: 0; 0 u32; claims that matter i64, nanoseconds that they do i64; body:
+                 length u16 of (length of task u8, task, concurrency key), these, then
+                 (moment i64, claims u32), the oldest first, relative; always with its CRC
 OWNER      24    byte: 0; 0 u32, owner u64; body: JSON
 =========  ====  ==================================================================
 
@@ -136,6 +139,7 @@ TALLY: Final = struct.Struct("<IBBHIIQQQQ")
 CLOCK: Final = struct.Struct("<IBBHIIq")
 OWNER: Final = struct.Struct("<IBBHIIQ")
 TICKED: Final = struct.Struct("<IBBHIIqq")
+RATED: Final = struct.Struct("<IBBHIIqq")
 ADOPTED: Final = struct.Struct("<IBBHII16sQQQQ")
 LENGTH: Final = struct.Struct("<I")
 #: What every record starts with: length, type, byte, size of the options, flags.
@@ -169,6 +173,7 @@ FIXED_SIZES: Final[dict[int, int]] = {
     Kind.ADOPTED: ADOPTED.size,
     Kind.CANCEL_ASKED: JOB.size,
     Kind.TICKED: TICKED.size,
+    Kind.RATED: RATED.size,
     Kind.OWNER: OWNER.size,
 }
 

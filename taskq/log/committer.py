@@ -202,7 +202,7 @@ class Committer(Desk):
             self._catch_up(batch, step_ns, survey)
             self._run(batch, requests)
             self._add_later(self.operations.deaths.told(), batch.lsn)
-            batch.close()
+            self.operations.close(batch)
             if batch.count:
                 journal.allow(batch.features)
                 start = journal.end()

@@ -23,6 +23,7 @@ from taskq.log.carries import TALLIES_MAX, Floor, Item
 from taskq.log.carrying import decode_carried
 from taskq.log.files import OFFSET_BITS
 from taskq.log.inboxfiles import Inbox
+from taskq.log.rating import chunks_of
 from taskq.log.requests import Op
 from taskq.log.segment import Gap, segment_name
 
@@ -177,6 +178,8 @@ class Compaction:
             for start in range(0, max(len(tallied.lanes), 1), TALLIES_MAX):
                 errand = self._errands.make(Op.TALLY, range(start, start + TALLIES_MAX))
                 yield from errand.wait()
+            for groups in chunks_of(tallied):
+                yield from self._errands.make(Op.TALLY, groups).wait()
         floor = Floor(self._next, (yield from self._uploads()))
         yield from self._errands.make(Op.COMPACTED, floor).wait()
 

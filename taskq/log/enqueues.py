@@ -37,8 +37,8 @@ class Prepared:
     """An enqueue that has been checked: what its record says besides the body."""
 
     __slots__ = (
-        "_flow", "_options", "_spec", "due_ns", "expires_is_wall", "expires_ns", "flags", "is_wall",
-        "keep_ns", "wanted",
+        "_flow", "_options", "_spec", "concurrency_key", "due_ns", "expires_is_wall", "expires_ns",
+        "flags", "is_wall", "keep_ns", "wanted",
     )  # fmt: skip
 
     def __init__(self, spec: EnqueueSpec, extras: Extras, now_ns: int) -> None:
@@ -49,6 +49,7 @@ class Prepared:
         if self.wanted is not None and self.wanted.until_settled:
             self.flags |= _KEYED
         self.keep_ns = extras.keep_ns
+        self.concurrency_key = extras.concurrency_key
         self.is_wall = extras.due_is_wall
         self.due_ns = extras.due_ns + (0 if self.is_wall or not extras.due_ns else now_ns)
         self.expires_is_wall = extras.expires_is_wall
@@ -218,7 +219,8 @@ class Enqueues:
                 return Duplicate(holder)
         location = batch.where + batch.size
         record = codec.encode_checked(ready.tail(replaced, batch.lsn), body, batch.lsn)
-        batch.is_latest = batch.is_latest or ready.flags & FLOW_FLAG != 0
+        if ready.flags & FLOW_FLAG or ready.concurrency_key:
+            batch.is_latest = True
         lsn = batch.add_newer(record) if replaced or ready.is_newer else batch.add(record)
         batch.payload_size += len(body)
         if wanted is not None:
@@ -227,7 +229,7 @@ class Enqueues:
         if agenda is not None or wanted is not None:
             self._recent.add(lsn, record)
         if agenda is not None:
-            lane = agenda.lane(spec.priority, spec.lane_key)
+            lane = agenda.lane(spec.priority, spec.lane_key + ready.concurrency_key)
             meta = enqueued_meta(ready.flags) | (META_EXPIRES if ready.expires_ns else 0)
             needs = ready.needs
             if needs is not None:

@@ -22,11 +22,11 @@ from taskq.log.foldother import (
     enqueued_meta,
     fold_carried_run,
     fold_free_key,
-    fold_lease,
     fold_other,
 )
 from taskq.log.foldruns import fold_plain_run
 from taskq.log.options import decode_times, each_option
+from taskq.log.rating import fold_claim
 from taskq.log.segment import salvage
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
                 attempt, job, owner = job_fields(data, at + _FIELDS_AT)
                 agenda.apply_claimed(job, lsn, epoch, owner, attempt)
                 if options_size:
-                    fold_lease(data, at, options_size, job, agenda)
+                    fold_claim(data, at, options_size, job, agenda)
         elif kind in FINAL_KINDS:
             job = _JOB_ONLY.unpack_from(data, at + _JOB_AT)[0]
             if agenda is not None:
@@ -258,12 +258,9 @@ def _fold_enqueued(
     names = at + 14
     start = names + 2
     end = start + data[names] + data[names + 1]
-    lane = agenda.lane(priority if priority < 10 else 9, data[names:end])  # noqa: PLR2004
     meta = enqueued_meta(flags) if flags > 1 else 0
-    if not options_size:
-        agenda.apply_enqueued(lsn, where + at, lane, meta)
-        return
-    due_ns, is_wall, expires_ns, expires_is_wall = decode_times(data, end, options_size)
+    due_ns, is_wall, expires_ns, expires_is_wall, key = decode_times(data, end, options_size)
+    lane = agenda.lane(priority if priority < 10 else 9, data[names:end] + key)  # noqa: PLR2004
     if expires_ns:
         meta |= META_EXPIRES
     needs = held_needs(meta, data, end, options_size)

@@ -21,13 +21,14 @@ from taskq.core.jobtable import (
     META_KEYED,
 )
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
-from taskq.core.records import Flag, Kind, Option
+from taskq.core.records import Flag, Kind
 from taskq.core.schedules import apply_ticked
 from taskq.core.transitions import after
 from taskq.log import codec
-from taskq.log.carrying import decode_carried, decode_queue, find_moment
+from taskq.log.carrying import decode_carried, decode_queue
 from taskq.log.flows import FLOW_FLAG, fold_end
 from taskq.log.options import decode_key_hash, enqueue_extras
+from taskq.log.rating import fold_claim, fold_rated
 from taskq.log.ticks import decode_ticked
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ OTHER_KINDS: Final = frozenset(
     int(kind)
     for kind in (
         Kind.CARRIED, Kind.REQUEUED, Kind.PURGED, Kind.EXTENDED, Kind.PAUSED, Kind.RESUMED,
-        Kind.TALLIED, Kind.COMPACTED, Kind.ADOPTED, Kind.TICKED,
+        Kind.TALLIED, Kind.COMPACTED, Kind.ADOPTED, Kind.TICKED, Kind.RATED,
     )
 )  # fmt: skip
 _DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
@@ -120,13 +121,6 @@ def fold_free_key(
         dedup.apply_free(hashed, job, time_ns)
 
 
-def fold_lease(data: bytes, at: int, options_size: int, job: int, agenda: Agenda) -> None:
-    """A claim that ends at a moment; ``at`` is where its record starts."""
-    deadline_ns = find_moment(data, at + codec.JOB.size, options_size, Option.LEASE)
-    if deadline_ns and job in agenda.running:
-        agenda.leases.apply_until(job, deadline_ns)
-
-
 def fold_other(
     kind: int,
     record: bytes,
@@ -155,10 +149,12 @@ def fold_other(
 def _fold_on_agenda(kind: int, record: bytes, agenda: Agenda) -> None:
     if kind == Kind.EXTENDED:
         options_size = codec.PREFIX.unpack_from(record)[3]
-        fold_lease(record, 0, options_size, codec.JOB.unpack_from(record)[6], agenda)
+        fold_claim(record, 0, options_size, codec.JOB.unpack_from(record)[6], agenda)
     elif kind in (Kind.PAUSED, Kind.RESUMED):
         apply = agenda.apply_paused if kind == Kind.PAUSED else agenda.apply_resumed
         apply(decode_queue(record))
+    elif kind == Kind.RATED:
+        fold_rated(record, agenda)
     elif kind == Kind.TICKED:
         apply_ticked(agenda.schedules, decode_ticked(record))
     elif kind == Kind.TALLIED:
@@ -202,6 +198,7 @@ def fold_carried(
     extras = enqueue_extras(born)
     if agenda is not None:
         names = born[14 : codec.ENQUEUED.size + queue_size + task_size]
+        names += extras.concurrency_key
         lane = agenda.lane(min(priority, PRIORITY_MAX), names)
         meta = enqueued_meta(flags)
         if kind == Kind.REQUEUED:
@@ -218,6 +215,8 @@ def fold_carried(
             )  # fmt: skip
             if carried.cancel_wanted:
                 agenda.apply_cancel_asked(carried.job, carried.token)
+        if extras.concurrency_key:
+            agenda.retire(lane)  # nothing came into it, if the job is dead or known
     if dedup is not None and extras.key is not None:
         hashed = key_hash(_queue(born), extras.key)
         if kind == Kind.REQUEUED:

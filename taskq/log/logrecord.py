@@ -6,17 +6,18 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError
+from taskq.core.model import Extras
 from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Cause, Flag, Kind, Option
 from taskq.log import codec
 from taskq.log.adopted import Adopted, decode_adopted
 from taskq.log.carrying import decode_carried, find_moment
 from taskq.log.options import decode_key_hash, enqueue_extras
+from taskq.log.rating import decode_rated
 from taskq.log.ticks import decode_ticked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from taskq.core.model import Extras
     from taskq.core.schedules import Ticked
     from taskq.log.carrying import Carried
     from taskq.log.segment import Frame
@@ -62,6 +63,8 @@ class LogRecord(NamedTuple):
     carried: Carried | None = None
     #: of ADOPTED: all of it
     adopted: Adopted | None = None
+    #: of RATED: (moment, claims), the oldest first; ``extras`` has the concurrency key
+    rated: tuple[tuple[int, int], ...] = ()
     #: of TICKED: all of it
     ticked: Ticked | None = None
 
@@ -143,6 +146,20 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
     )  # fmt: skip
 
 
+def _rated(data: bytes, record: LogRecord) -> LogRecord:
+    (task, key), times = decode_rated(data)
+    extras = Extras(concurrency_key=key)
+    name = task.encode("utf-8", "surrogatepass")
+    return record._replace(task=name, extras=extras, rated=tuple(times.pairs()))
+
+
+#: Records that hold all that is known of something.
+_STATES: Final[dict[int, Callable[[bytes, LogRecord], LogRecord]]] = {
+    Kind.RATED: _rated,
+    Kind.TICKED: lambda data, record: record._replace(ticked=decode_ticked(data)),
+}
+
+
 def _decode_other(data: bytes, record: LogRecord, end: int) -> LogRecord:
     """A record that concerns no single job."""
     kind = record.kind
@@ -154,8 +171,8 @@ def _decode_other(data: bytes, record: LogRecord, end: int) -> LogRecord:
         return record._replace(queue=body[2:split], task=body[split:], priority=data[5])
     if kind == Kind.ADOPTED:
         return record._replace(adopted=decode_adopted(data))
-    if kind == Kind.TICKED:
-        return record._replace(ticked=decode_ticked(data))
+    if kind in _STATES:
+        return _STATES[kind](data, record)
     if kind == Kind.CLOCK:
         return record._replace(step_ns=codec.CLOCK.unpack_from(data)[6])
     number = codec.OWNER.unpack_from(data)[6]

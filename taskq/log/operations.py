@@ -27,6 +27,7 @@ from taskq.log.leasing import Leasing, check_claim
 from taskq.log.options import encode_key_hash, enqueue_extras
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.queues import Queues
+from taskq.log.rating import mark_rated
 from taskq.log.recent import Recent
 from taskq.log.requests import ClaimRequest, Delivery, Duplicate, Op, Settlement
 from taskq.log.ticks import Ticks
@@ -35,7 +36,7 @@ from taskq.log.transactions import Transactions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.core.agenda import Taken
+    from taskq.core.agenda import Agenda, Taken
     from taskq.log.batch import Batch
     from taskq.log.facets import Facets
     from taskq.log.journal import Journal
@@ -111,13 +112,20 @@ class Operations:
             return self._others[op](batch, operand)
         raise AssertionError(f"unknown operation {op}")
 
+    def close(self, batch: Batch) -> None:
+        """Everything of the batch was decided: add what stands at its end, and say whom to wake."""
+        agenda = self._facets.agenda
+        if agenda is not None and agenda.groups.freed and agenda.groups.is_freed():
+            batch.interest |= INTEREST_READY  # a place is free that nobody here takes
+        batch.close()
+
     # -- claim ------------------------------------------------------------------------------------
 
     def claim(self, batch: Batch, request: ClaimRequest) -> tuple[list[Delivery], bool]:
         """Deliveries, and whether their claims must be on disk before they run."""
         agenda = self._facets.agenda
         assert agenda is not None
-        taken = agenda.take(min(request.count, CLAIMED_MAX), request.queues, request.tasks)
+        taken = _take(agenda, request)
         if not taken:
             return [], False
         if not self._introduced:
@@ -154,6 +162,7 @@ class Operations:
             batch.is_newer = True
             for job, *_ in taken:
                 agenda.leases.apply_until(job, batch.time_ns + request.lease_ns)
+        mark_rated(batch, taken, request.limits)
         for (job, _, attempt, _, _), token in damaged:
             self._end(
                 batch, Kind.DIED, Cause.REJECTED, job, token, attempt, b"its record is damaged"
@@ -344,6 +353,15 @@ class Operations:
             self._end(batch, Kind.EXPIRED, Cause.CALLER, job, 0, agenda.attempt(job), None)
         following = agenda.next_expiry_ns()
         return following is not None and following <= batch.time_ns
+
+
+def _take(agenda: Agenda, request: ClaimRequest) -> list[Taken]:
+    if request.limits is not None:
+        agenda.groups.tell(request.limits, agenda.moment)
+    count = min(request.count, CLAIMED_MAX)
+    if request.weights is not None:
+        return request.weights.take(agenda, count, request.tasks)
+    return agenda.take(count, request.queues, request.tasks)
 
 
 def failure(error: BaseException) -> TaskqError:

@@ -21,6 +21,8 @@ _U64: Final = struct.Struct("<Q")
 _DUE_WALL: Final = int(Option.DUE_WALL)
 _EXPIRES: Final = int(Option.EXPIRES)
 _EXPIRES_RELATIVE: Final = int(Option.EXPIRES_RELATIVE)
+_CONCURRENCY_KEY: Final = int(Option.CONCURRENCY_KEY)
+_KEYS: Final = {int(Option.KEY): "key", _CONCURRENCY_KEY: "concurrency_key"}
 #: Tags up to this one are moments, and so is EXPIRES_RELATIVE.
 _LAST_MOMENT: Final = _EXPIRES
 _U64_MASK: Final = 2**64 - 1
@@ -54,6 +56,16 @@ def encode_extras(extras: Extras, now_ns: int) -> bytes:
         else:
             moment = _I64.pack(now_ns + extras.expires_ns)
             parts.append(_option(Option.EXPIRES_RELATIVE, moment))
+    parts += _encode_keys(extras)
+    if extras.keep_ns:
+        parts.append(_option(Option.KEEP, _I64.pack(extras.keep_ns)))
+    if extras.headers:
+        parts.append(_option(Option.HEADERS, _encode_headers(extras.headers)))
+    return b"".join(parts)
+
+
+def _encode_keys(extras: Extras) -> list[bytes]:
+    parts: list[bytes] = []
     if extras.key is not None:
         if not 0 < len(extras.key) <= KEY_BYTES_MAX:
             raise UsageError(
@@ -62,11 +74,14 @@ def encode_extras(extras: Extras, now_ns: int) -> bytes:
         parts.append(_option(Option.KEY, extras.key))
         if extras.window_ns:
             parts.append(_option(Option.WINDOW, _I64.pack(extras.window_ns)))
-    if extras.keep_ns:
-        parts.append(_option(Option.KEEP, _I64.pack(extras.keep_ns)))
-    if extras.headers:
-        parts.append(_option(Option.HEADERS, _encode_headers(extras.headers)))
-    return b"".join(parts)
+    if extras.concurrency_key:
+        if len(extras.concurrency_key) > KEY_BYTES_MAX:
+            raise UsageError(
+                f"a concurrency key has {len(extras.concurrency_key)} bytes, it must have at most "
+                f"{KEY_BYTES_MAX}"
+            )
+        parts.append(_option(Option.CONCURRENCY_KEY, extras.concurrency_key))
+    return parts
 
 
 def _option(tag: Option, value: bytes) -> bytes:
@@ -124,16 +139,17 @@ def _number(tag: int, value: bytes) -> int:
     return number
 
 
-def decode_times(data: Buffer, at: int, size: int) -> tuple[int, bool, int, bool]:
-    """(due, is that wall time, expires, is that wall time) among a record's options, 0 for none.
+def decode_times(data: bytes, at: int, size: int) -> tuple[int, bool, int, bool, bytes]:
+    """(due, is that wall time, expires, is that wall time, concurrency key) of a record's options.
 
-    What folding a scheduled job needs, without an object for it.
+    0 and b"" for none. What folding a job with options needs, without an object for it.
 
     Raises:
         FormatError: one of them is no moment.
     """
     due = expires = 0
     is_wall = expires_is_wall = False
+    key = b""
     end = at + size
     while at + _OPTION.size <= end:
         tag, length = _OPTION.unpack_from(data, at)
@@ -146,8 +162,10 @@ def decode_times(data: Buffer, at: int, size: int) -> tuple[int, bool, int, bool
                 expires, expires_is_wall = moment, tag == _EXPIRES
             else:
                 due, is_wall = moment, tag == _DUE_WALL
+        elif tag == _CONCURRENCY_KEY:
+            key = data[at : min(at + length, end)]
         at += length
-    return due, is_wall, expires, expires_is_wall
+    return due, is_wall, expires, expires_is_wall, key
 
 
 def decode_extras(data: Buffer, at: int, size: int) -> Extras:
@@ -166,8 +184,8 @@ def decode_extras(data: Buffer, at: int, size: int) -> Extras:
             extras.expires_ns, extras.expires_is_wall = _number(tag, value), True
         elif tag == Option.EXPIRES_RELATIVE:
             extras.expires_ns = _number(tag, value)
-        elif tag == Option.KEY:
-            extras.key = value
+        elif tag in _KEYS:
+            setattr(extras, _KEYS[tag], value)
         elif tag == Option.WINDOW:
             extras.window_ns = _number(tag, value)
         elif tag == Option.KEEP:

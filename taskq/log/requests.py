@@ -27,9 +27,11 @@ from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, decompress
 from taskq.log.options import enqueue_extras
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from taskq.core.lanes import Lane
+    from taskq.core.limits import Limit
+    from taskq.core.weights import Weights
 
 
 class Op(enum.IntEnum):
@@ -187,6 +189,8 @@ class ClaimRequest:
         queues: names, or None for all.
         tasks: names of the tasks it knows, or None for any job, also those put as bytes.
         wait_until_ns: steady time to give up at with an empty list; None to wait for ever.
+        limits: of tasks, by their names; always the same mapping until one of them changes.
+        weights: how the queues share the claims; None: by priority and age alone.
         lease_ns: the claims end so long after they were made, unless extended; 0: with their owner.
     """
 
@@ -195,6 +199,8 @@ class ClaimRequest:
     tasks: frozenset[str] | None = None
     wait_until_ns: int | None = None
     lease_ns: int = 0
+    limits: Mapping[str, Limit] | None = None
+    weights: Weights | None = None
 
 
 _NO_OPTIONS: Final = bytes(2)

@@ -36,7 +36,10 @@ def seconds_until_due(committer: Committer) -> float:
             if agenda.flows.todo:
                 limits.append(0.0)
             wall = clock.wall_ns()
-            moments = (agenda.next_due_ns(), agenda.next_expiry_ns(), agenda.leases.next_ns())
+            moments = (
+                agenda.next_due_ns(), agenda.next_expiry_ns(), agenda.leases.next_ns(),
+                agenda.next_rate_ns(),
+            )  # fmt: skip
             limits += [(at - wall) / SECOND_NS for at in moments if at is not None]
         if committer.owners.all():
             limits.append(otherowners.CHECK_NS / SECOND_NS)
