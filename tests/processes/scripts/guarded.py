@@ -1,0 +1,73 @@
+"""The app of the tests of several worker processes: tasks that tell who runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from taskq import Inject, TaskQ, current_job, injected
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+app = TaskQ("unused", durability="os")
+
+
+class Pool:
+    """Something that one process opens once."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+
+@app.lifespan
+async def pool() -> AsyncIterator[Pool]:
+    yield Pool()
+
+
+def tell(*words: object) -> None:
+    os.write(1, f"{' '.join(map(str, words))}\n".encode())
+
+
+@app.task
+async def who(*, pool: Inject[Pool] = injected()) -> int:
+    assert pool.pid == os.getpid()
+    return os.getpid()
+
+
+@app.task
+async def exits() -> None:
+    os._exit(7)
+
+
+@app.task
+async def waits_for(path: str) -> int:
+    """Ends when the file is there."""
+    tell("waiting", os.getpid(), current_job().attempt)
+    while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240, PTH110 - made by the test's process
+        await asyncio.sleep(0.01)
+    return os.getpid()
+
+
+@app.task
+async def blocks() -> None:
+    """Keeps its loop from turning."""
+    tell("running", os.getpid(), current_job().attempt)
+    threading.Event().wait()
+
+
+@app.task
+async def lasts(seconds: float) -> tuple[int, float]:
+    """(process, when it began in monotonic seconds)."""
+    began = time.monotonic()
+    await asyncio.sleep(seconds)
+    return os.getpid(), began
+
+
+@app.task
+async def waits() -> None:
+    tell("running", os.getpid(), current_job().attempt)
+    await asyncio.Event().wait()

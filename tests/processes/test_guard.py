@@ -1,0 +1,220 @@
+"""Several worker processes under one guard: deaths, signals, replacement, the guard's own end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from taskq import TaskQ
+from taskq.core.model import State
+from tests.processes.harness import SCRIPTS, Child, eventually
+from tests.processes.test_lost_worker import view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from taskq import JobHandle
+
+
+def start_guard(
+    path: Path, *options: object, app: str = "guarded:app", cwd: Path = SCRIPTS
+) -> Child:
+    return Child(
+        sys.executable, "-m", "taskq", "worker", app, "-d", path, "--quiet", *options, cwd=cwd
+    )
+
+
+def ready_pids(guard: Child, count: int) -> set[int]:
+    return {int(guard.expect("worker process").split()[0]) for _ in range(count)}
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[TaskQ]:
+    app = TaskQ(path, durability="os")
+    yield app
+    app.close_sync()
+
+
+def put(app: TaskQ, task: str, *args: Any, attempts: int = 3) -> JobHandle[Any]:
+    return app.enqueue_sync(app.call_by_name(f"guarded.{task}", *args).options(attempts=attempts))
+
+
+def result(path: Path, job: JobHandle[Any]) -> bytes | None:
+    eventually(lambda: view(path, job).state is State.SUCCEEDED)
+    return view(path, job).result
+
+
+def test_one_death_is_told_and_mended_and_disturbs_no_other(tmp_path: Path) -> None:
+    """The job of the other process goes on, and the dead one's place is filled again."""
+    with start_guard(tmp_path, "--processes", 2) as guard, opened(tmp_path) as app:
+        pids = ready_pids(guard, 2)
+        gate = tmp_path / "gate"
+        slow = put(app, "waits_for", str(gate))
+        serving, attempt = map(int, guard.expect("waiting").split())
+        assert serving in pids
+        assert attempt == 1
+        (other,) = pids - {serving}
+        os.kill(other, signal.SIGKILL)
+        assert guard.expect("worker").endswith("(killed by SIGKILL): started again in 0.5 s")
+        assert ready_pids(guard, 1).isdisjoint(pids)
+        gate.touch()
+        assert result(tmp_path, slow) == b"%d" % serving
+        assert view(tmp_path, slow).attempt == 1
+        guard.send(signal.SIGTERM)
+        assert guard.wait() == 0
+
+
+def test_signals_mean_to_all_what_they_mean_to_one(tmp_path: Path) -> None:
+    """The first drains, the second cancels and gives back without burning an attempt."""
+    with start_guard(tmp_path, "--processes", 2, "--drain-timeout", 1000) as guard:
+        pids = ready_pids(guard, 2)
+        with opened(tmp_path) as app:
+            job = put(app, "waits")
+            guard.expect("running")
+            guard.send(signal.SIGTERM)
+            guard.expect("draining 2 worker processes")
+            eventually(lambda: sum(map(alive, pids)) == 1)
+            guard.send(signal.SIGTERM)
+            assert guard.wait() == 0
+        assert not any(map(alive, pids))
+        told = view(tmp_path, job)
+        assert (told.state, told.attempt) == (State.READY, 0)
+
+
+def test_a_third_signal_ends_all_at_once(tmp_path: Path) -> None:
+    with start_guard(tmp_path, "--processes", 2, "--drain-timeout", 1000) as guard:
+        pids = ready_pids(guard, 2)
+        with opened(tmp_path) as app:
+            put(app, "blocks")
+            guard.expect("running")
+        for word in ("draining", "cancelling"):
+            guard.send(signal.SIGTERM)
+            guard.expect(word)
+        guard.send(signal.SIGTERM)
+        assert guard.wait() == 128 + signal.SIGTERM
+        eventually(lambda: not any(map(alive, pids)))
+
+
+def test_the_workers_end_when_the_guard_is_killed(tmp_path: Path) -> None:
+    """With nobody left to tell them; what they run is finished, or given back."""
+    with start_guard(tmp_path, "--processes", 2, "--drain-timeout", 0) as guard:
+        pids = ready_pids(guard, 2)
+        with opened(tmp_path) as app:
+            job = put(app, "waits")
+            guard.expect("running")
+            guard.kill()
+            eventually(lambda: not any(map(alive, pids)))
+            told = view(tmp_path, job)
+            assert (told.state, told.attempt) == (State.READY, 0)
+
+
+def test_a_hang_up_replaces_the_workers_and_burns_no_attempt(tmp_path: Path) -> None:
+    """Each old one drains only when its successor is ready; what it runs is finished by it."""
+    with start_guard(tmp_path, "--processes", 2) as guard, opened(tmp_path) as app:
+        pids = ready_pids(guard, 2)
+        gate = tmp_path / "gate"
+        slow = [put(app, "waits_for", str(gate)) for _ in range(4)]
+        for _ in slow:
+            guard.expect("waiting")
+        guard.send(signal.SIGHUP)
+        assert ready_pids(guard, 2).isdisjoint(pids)
+        quick = put(app, "who")
+        assert int(result(tmp_path, quick) or 0) not in pids
+        gate.touch()
+        assert all(int(result(tmp_path, one) or 0) in pids for one in slow)
+        assert {view(tmp_path, one).attempt for one in [*slow, quick]} == {1}
+        eventually(lambda: not any(map(alive, pids)))
+        guard.send(signal.SIGTERM)
+        assert guard.wait() == 0
+
+
+def test_an_old_worker_hands_over_to_a_new_one_without_burning_an_attempt(tmp_path: Path) -> None:
+    """A rolling restart by hand: the new worker starts, the old one gets SIGTERM while busy."""
+    gate = tmp_path / "gate"
+    options = ("-c", 4, "--drain-timeout", 100)
+    with start_guard(tmp_path, *options) as old, opened(tmp_path) as app:
+        old.expect("  ready")
+        first = [put(app, "waits_for", str(gate)) for _ in range(4)]
+        for _ in first:
+            old.expect("waiting")
+        waiting = [put(app, "who") for _ in range(50)]
+        with start_guard(tmp_path, *options) as new:
+            new.expect("  ready")
+            old.send(signal.SIGTERM)
+            old.expect("draining")
+            gate.touch()
+            assert old.wait() == 0
+            assert {result(tmp_path, one) for one in first} == {b"%d" % old.pid}
+            assert {result(tmp_path, one) for one in waiting} == {b"%d" % new.pid}
+        stories = [view(tmp_path, one) for one in [*first, *waiting]]
+        assert {one.attempt for one in stories} == {1}
+        assert all([a.outcome for a in one.attempts] == ["succeeded"] for one in stories)
+
+
+def test_max_jobs_recycles_a_process_and_all_jobs_run_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as app:
+        jobs = [put(app, "who") for _ in range(7)]
+        with start_guard(tmp_path, "--processes", 1, "--max-jobs", 3) as guard:
+            ready_pids(guard, 3)
+            pids = [int(result(tmp_path, job) or 0) for job in jobs]
+            guard.send(signal.SIGTERM)
+            assert guard.wait() == 0
+    assert sorted(pids.count(pid) for pid in set(pids)) == [1, 3, 3]
+
+
+def test_max_jobs_alone_ends_the_worker(tmp_path: Path) -> None:
+    with opened(tmp_path) as app:
+        jobs = [put(app, "who") for _ in range(5)]
+        with start_guard(tmp_path, "--max-jobs", 3) as worker:
+            assert worker.wait() == 0
+    states = [view(tmp_path, job).state for job in jobs]
+    assert states == [State.SUCCEEDED] * 3 + [State.READY] * 2
+
+
+def test_a_burst_of_several_ends_when_all_have(tmp_path: Path) -> None:
+    with opened(tmp_path) as app:
+        jobs = [put(app, "who") for _ in range(20)]
+        with start_guard(tmp_path, "--processes", 2, "--burst") as guard:
+            assert guard.wait() == 0
+    assert {view(tmp_path, job).state for job in jobs} == {State.SUCCEEDED}
+
+
+def test_what_is_wrong_for_every_worker_ends_the_guard(tmp_path: Path) -> None:
+    with start_guard(tmp_path, "--processes", 2, app="guarded:ap") as guard:
+        assert guard.wait() == 2
+
+
+def test_reload_starts_again_when_code_changes_and_waits_out_a_mistake(tmp_path: Path) -> None:
+    """What runs when the code changes is given back, no attempt burnt."""
+    folder, data = tmp_path / "code", tmp_path / "data"
+    folder.mkdir()
+    module = folder / "changing.py"
+    text = (
+        "import os\nfrom taskq import TaskQ\napp = TaskQ('unused', durability='os')\n"
+        "@app.task(name='guarded.version')\nasync def version() -> int:\n    return {}\n"
+    )
+    module.write_text(text.format(1))
+    with start_guard(data, "--reload", app="changing:app", cwd=folder) as guard:
+        ready_pids(guard, 1)
+        with opened(data) as app:
+            assert result(data, put(app, "version")) == b"1"
+            module.write_text(text.format("2 +"))
+            guard.expect("changing.py changed: starting again")
+            guard.expect("worker 1 ended (exit code 2): waiting for a change")
+            module.write_text(text.format(2))
+            ready_pids(guard, 1)
+            assert result(data, put(app, "version")) == b"2"
+        guard.send(signal.SIGINT)
+        assert guard.wait() == 0
