@@ -1,0 +1,28 @@
+"""``python manage.py worker``: runs the shop's jobs until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.core.management.base import BaseCommand
+
+from shop.tasks import app
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+
+class Command(BaseCommand):
+    """Blocks, and drains at the first signal."""
+
+    help = "Runs background jobs."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """What may follow on the command line."""
+        parser.add_argument("--concurrency", type=int, default=4)
+        parser.add_argument("--burst", action="store_true", help="stop when no job is ready")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        """Run the worker."""
+        self.stdout.write(f"running jobs of {app.data_dir}")
+        app.run_worker(concurrency=options["concurrency"], burst=options["burst"])

@@ -1,0 +1,1 @@
+"""A service in Flask that counts words in the background."""

@@ -1,0 +1,20 @@
+"""The service's tasks. Routes enqueue them, ``flask worker`` runs them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+from taskq import TaskQ
+
+# Opened at first use, so that a server may fork its processes after this was imported.
+jobs = TaskQ(os.environ.get("WORDS_DIR", "jobs"))
+
+
+@jobs.task(queue="words", retry=3, keep_result="1d")
+def count_words(text: str) -> dict[str, int]:
+    """How often each word occurs, the three most frequent ones."""
+    words = text.split()
+    if not words:
+        raise ValueError("there are no words in this text")
+    return dict(Counter(words).most_common(3))
