@@ -37,8 +37,11 @@ class JobContext:
         until_seconds: wall time of the deadline; set only where there is one.
     """
 
-    __slots__ = ("_children", "_children_size", "app", "delivery", "packs", "until_seconds")
+    __slots__ = (
+        "_cancel_asked", "_children", "_children_size", "app", "delivery", "packs", "until_seconds",
+    )  # fmt: skip
     until_seconds: float
+    _cancel_asked: bool
 
     def __init__(self, delivery: Delivery, app: TaskQ) -> None:
         self.delivery = delivery
@@ -91,6 +94,15 @@ class JobContext:
         """
         text = self.headers.get(MOMENT_HEADER)
         return None if text is None else datetime.fromisoformat(text)
+
+    @property
+    def cancel_asked(self) -> bool:
+        """Whether somebody cancelled this job: for functions in threads, which nothing can stop.
+
+        What such a function still does counts for nothing, so it may return at once.
+        """
+        # Set only where it is asked: most jobs are not cancelled, and should not pay for it.
+        return getattr(self, "_cancel_asked", False)
 
     @property
     def children(self) -> list[Child]:

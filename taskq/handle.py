@@ -131,14 +131,19 @@ class JobHandle(Generic[R]):
         return self._view_sync().state
 
     async def cancel(self) -> bool:
-        """Withdraw the job; False when it is running or settled already.
+        """Withdraw the job if it waits, stop it if it runs; False when it is settled already.
+
+        True means that it does not run again, whatever happens to its worker. One that runs is
+        stopped by its own process, within 100 ms if that is not busy: an async task is cancelled
+        and may clean up, a child process is killed, and a function in a thread goes on unheard.
+        ``result()`` tells when it is over: it raises ``JobCancelled``, or returns what the task
+        returned if that came first.
 
         Raises:
             JobNotFound: the log has no such job.
         """
         port = await self._port()
-        cancelled: bool = await port.cancel(self.lsn)
-        return cancelled
+        return bool(await port.cancel(self.lsn))
 
     async def attempts(self) -> tuple[AttemptView, ...]:
         """Its attempts, oldest first: when, by which process, and what went wrong.
@@ -164,8 +169,7 @@ class JobHandle(Generic[R]):
 
     def cancel_sync(self) -> bool:
         """Do as ``cancel``, blocking this thread."""
-        cancelled: bool = self._thread_port().cancel(self.lsn).result()
-        return cancelled
+        return bool(self._thread_port().cancel(self.lsn).result())
 
     async def _view(self) -> JobView:
         """The view with payload and result as they are stored: reading them may take long."""

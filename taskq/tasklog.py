@@ -13,6 +13,7 @@ from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
 from taskq.core.model import JobView, Serving
 from taskq.core.records import Kind
+from taskq.log.cancelling import is_asked
 from taskq.log.requests import ClaimRequest, Delivery, Settlement, checked_queues
 from taskq.logoptions import LogOptions, log_config
 from taskq.puts import Put, PutOptions, check_bytes, loose_put
@@ -223,17 +224,31 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         return LogTransaction(self._connection)
 
     async def cancel(self, job_id: str) -> bool:
-        """Withdraw a job; False when it is running or settled already.
+        """Withdraw a job that waits, ask for the end of one that runs; False when it is settled.
+
+        True means that it does not run again. Whoever holds the delivery of a job that runs learns
+        of it by ``cancel_asked``, or by ``extend``, which raises; whether it then gives the
+        delivery back or fails it, the job ends as cancelled. Only ``ack`` stands.
 
         Raises:
             JobNotFound: the log has no such job.
             WrongLog: the id is of another log.
         """
         port, lsn = await self._located(job_id)
-        cancelled: bool = await port.cancel(lsn)
-        return cancelled
+        return bool(await port.cancel(lsn))
 
     cancel_sync = blocking(cancel)
+
+    async def cancel_asked(self, delivery: Delivery) -> bool:
+        """Whether somebody wants the job of this delivery cancelled: give it back then.
+
+        Raises:
+            LogClosed: the log is closed here.
+        """
+        port = await self._connection.port()
+        return bool(await port.look(lambda one: is_asked(one.facets, delivery)))
+
+    cancel_asked_sync = blocking(cancel_asked)
 
     async def get(self, job_id: str) -> JobView:
         """Everything the log says of a job.

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
 
+from taskq import telemetry
 from taskq.call import transaction_bytes
 from taskq.connection import split_job_id
 from taskq.core.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
@@ -76,7 +77,7 @@ class PendingPut:
 
 
 class PendingCancel:
-    """A job that a transaction withdraws, if it waits when the transaction is carried out."""
+    """A job that a transaction cancels, if it is not settled by the time that is carried out."""
 
     __slots__ = ("_cancelled", "job_id")
 
@@ -86,7 +87,7 @@ class PendingCancel:
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was withdrawn; False when it was running or settled already.
+        """Whether it was withdrawn, or its end asked for; False when it was settled already.
 
         Raises:
             UsageError: the transaction is not on disk yet.
@@ -137,7 +138,9 @@ class _Transaction(ABC, Generic[P]):
             self._resolve(await self._connection.transact(bundle))
 
     def cancel(self, job: str | JobHandle[Any]) -> PendingCancel:
-        """Withdraw a job, if it waits by then; one that this transaction gives back does.
+        """Withdraw a job that waits by then, and ask for the end of one that runs.
+
+        One that this transaction gives back waits by then.
 
         Leaving the block raises ``JobNotFound`` if there is no such job, and ``WrongLog`` if it is
         of another log: then nothing of the transaction was written.
@@ -196,7 +199,7 @@ class _Transaction(ABC, Generic[P]):
 
     def _resolve(self, done: Done) -> None:
         for (pending, _, _), cancelled in zip(self._cancels, done.cancelled, strict=True):
-            pending._cancelled = cancelled
+            pending._cancelled = bool(cancelled)
         for (job, _), answer in zip(self._jobs, done.jobs, strict=True):
             self._answer(job, answer)
 
@@ -293,6 +296,7 @@ class AppTransaction(_Transaction[PendingJob[Any]]):
         Raises:
             PayloadTooLarge: its payload, or the transaction, is over its limit.
         """
+        call = telemetry.created(call)
         pending = PendingJob(call, _TOGETHER)
         self._add_job(pending, self._connection.packer.loose(call))
         return pending

@@ -123,7 +123,11 @@ def cancel(
     yes: bool,
     **chosen: Any,
 ) -> None:
-    """Cancel waiting jobs: those named, or those that fit. Those that run are left alone."""
+    """Cancel jobs: those named, also while they run; or those that wait and fit.
+
+    The worker that runs a job stops it within moments; whatever it was doing, the job does not run
+    again. Filters leave those alone that run.
+    """
     filters = {**chosen, "before": moment_of("--before", before)}
     is_filtered = any(value is not None for value in filters.values())
     if bool(job_ids) == is_filtered:
@@ -160,7 +164,5 @@ async def _cancel_each(app: TaskQ, job_ids: tuple[str, ...]) -> Swept:
         except JobNotFound as error:
             refused[job.id] = error
         else:
-            refused[job.id] = TaskqError(
-                f"job {job.id} is {state}: only waiting jobs are cancelled"
-            )
+            refused[job.id] = TaskqError(f"job {job.id} is {state}: it is too late to cancel it")
     return Swept(count=count, refused_count=len(refused), refused=refused)

@@ -361,7 +361,7 @@ class JobFailed(JobError):
 
 
 class JobCancelled(JobError):
-    """The job was cancelled before it ran."""
+    """The job was cancelled."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(job_id, "was cancelled")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from taskq.log.batch import Batch
     from taskq.log.facets import Facets
     from taskq.log.operations import Operations
+    from taskq.log.requests import Delivery
     from taskq.log.survey import Answer
 
 #: A job that is to be cancelled, and the token of its claim.
@@ -45,6 +46,13 @@ class Cancel(enum.IntEnum):
 
 
 _TOO_LATE: Final = Cancel.TOO_LATE
+
+
+def is_asked(facets: Facets, delivery: Delivery) -> bool:
+    """Whether somebody wants the job of this very claim cancelled."""
+    agenda = facets.need_agenda()
+    claim = agenda.running.get(delivery.job)
+    return claim is not None and claim[0] == delivery.token and delivery.job in agenda.leases.asked
 
 
 class Cancelling:

@@ -39,7 +39,7 @@ _REQUEUED: Final = int(Kind.REQUEUED)
 _PURGED: Final = int(Kind.PURGED)
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
 #: Records that tell nothing new of a job whose story has begun.
-_PASSED_OVER: Final = frozenset({Kind.CARRIED, Kind.EXTENDED})
+_PASSED_OVER: Final = frozenset({Kind.CARRIED, Kind.EXTENDED, Kind.CANCEL_ASKED})
 #: Records that end a job, and those among them that it does not come back from.
 _ENDS: Final = FINAL_KINDS | {_PURGED}
 _FOR_GOOD: Final = _ENDS - {int(Kind.DIED)}

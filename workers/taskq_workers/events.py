@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq.worker")
 
-JobEnd: TypeAlias = Literal["succeeded", "retried", "died", "released"]
+JobEnd: TypeAlias = Literal["succeeded", "retried", "died", "released", "cancelled"]
 
 
 @dataclass(slots=True)
@@ -30,7 +30,8 @@ class JobFinished:
     Attributes:
         job_id: id of the job.
         task: name of its task.
-        outcome: how it ended; "released": given back (shutdown, ``Snooze``), and no attempt burnt.
+        outcome: how it ended; "released": given back (shutdown, ``Snooze``), and no attempt burnt;
+            "cancelled": stopped, since somebody asked for it.
         seconds: how long it ran here.
         attempt: number of this attempt, from 1.
         attempts_max: how many it may use up; 0 for no limit.
@@ -55,6 +56,7 @@ _OUTCOMES: Final[dict[Kind, JobEnd]] = {
     Kind.RETRIED: "retried",
     Kind.DIED: "died",
     Kind.RELEASED: "released",
+    Kind.CANCELLED: "cancelled",
 }
 _DUE_AGAIN: Final = frozenset({Kind.RETRIED, Kind.RELEASED})
 

@@ -100,6 +100,7 @@ def job_line(event: JobFinished, moment: float, style: Style) -> str:
         "died": (died, _RED),
         "retried": (again, _YELLOW),
         "released": (again, _YELLOW),
+        "cancelled": (died, _YELLOW),
     }[event.outcome]
     clock = time.strftime("%H:%M:%S", time.localtime(moment))
     parts = [
@@ -134,6 +135,8 @@ def _note(event: JobFinished) -> str:
         notes.append(
             f"again in {_duration(event.delay_seconds)}" if event.delay_seconds else "given back"
         )
+    elif event.outcome == "cancelled":
+        notes.append("cancelled")
     elif event.outcome == "retried":
         notes.append(f"again in {_duration(event.delay_seconds or 0.0)}")
     if event.reason:
