@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
+from taskq import telemetry
 from taskq.breakers import AppBreakers, BreakerRule
 from taskq.call import Call, Options, make_call
 from taskq.care import LogCare
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from taskq.log.deaths import DeadLetter
+    from taskq.log.requests import Duplicate
     from taskq.log.store import Store
     from taskq.settings import Settings
     from taskq.tasks import AsyncTask, SyncTask, Task
@@ -131,6 +133,9 @@ class TaskQ(
             LogError: the log could not be opened or written.
         """
         connection = self._connection
+        if telemetry.is_active(connection):
+            (handle,) = await self._send([call])
+            return handle
         packer = connection.packer
         item = packer.plain_item(call) or await connection.pack(packer.loose(call))
         port = await connection.port()
@@ -140,6 +145,9 @@ class TaskQ(
     def enqueue_sync(self, call: Call[R]) -> JobHandle[R]:
         """Do as ``enqueue``, blocking this thread: for code without an event loop."""
         connection = self._connection
+        if telemetry.is_active(connection):
+            (handle,) = self._send_sync([call])
+            return handle
         packer = connection.packer
         item = packer.plain_item(call) or connection.pack_sync(packer.loose(call))
         answer = connection.send_sync(*item)
@@ -152,28 +160,36 @@ class TaskQ(
             PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
             LogError: the log could not be opened or written.
         """
-        given = _checked(calls)
-        connection = self._connection
-        items = connection.packer.plain_items(given)
-        if items is None:
-            items = await connection.pack_many([connection.packer.loose(call) for call in given])
-        answers = await connection.send_many(items)
-        return [
-            make_handle(self, call.task, self._connection.tag, answer)
-            for call, answer in zip(given, answers, strict=True)
-        ]
+        return await self._send(_checked(calls))
 
     def enqueue_many_sync(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
         """Do as ``enqueue_many``, blocking this thread."""
-        given = _checked(calls)
+        return self._send_sync(_checked(calls))
+
+    async def _send(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
         connection = self._connection
-        items = connection.packer.plain_items(given)
-        if items is None:
-            items = connection.pack_many_sync([connection.packer.loose(call) for call in given])
-        answers = connection.send_many_sync(items)
+        with telemetry.sending(connection, calls) as sending:
+            items = connection.packer.plain_items(sending.calls)
+            if items is None:
+                loose = [connection.packer.loose(call) for call in sending.calls]
+                items = await connection.pack_many(loose)
+            answers = await connection.send_many(items)
+            return sending.sent(self._handles(calls, answers))
+
+    def _send_sync(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
+        connection = self._connection
+        with telemetry.sending(connection, calls) as sending:
+            items = connection.packer.plain_items(sending.calls)
+            if items is None:
+                loose = [connection.packer.loose(call) for call in sending.calls]
+                items = connection.pack_many_sync(loose)
+            return sending.sent(self._handles(calls, connection.send_many_sync(items)))
+
+    def _handles(self, calls: list[Call[R]], answers: list[int | Duplicate]) -> list[JobHandle[R]]:
+        tag = self._connection.tag
         return [
-            make_handle(self, call.task, self._connection.tag, answer)
-            for call, answer in zip(given, answers, strict=True)
+            make_handle(self, call.task, tag, answer)
+            for call, answer in zip(calls, answers, strict=True)
         ]
 
     def transaction(self) -> AppTransaction:
