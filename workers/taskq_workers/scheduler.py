@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.core.schedules import ScheduleState
     from taskq.log.committer import Committer
+    from taskq.log.port import LoopPort
     from taskq.log.store import Store
     from taskq.packing import Item
     from taskq.schedules import Schedule
@@ -49,7 +50,6 @@ class Scheduler:
     def __init__(self, app: TaskQ, *, look_seconds: float = LOOK_SECONDS) -> None:
         self._app = app
         self._look_seconds = look_seconds
-        self._store: Store | None = None
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._is_leaving = False
@@ -64,17 +64,16 @@ class Scheduler:
         Raises:
             UsageError: the call of a schedule is wrong.
         """
-        self._store = store
         loop = asyncio.get_running_loop()
         for schedule in self._app._planned.all.values():
             schedule.enrolment()
 
         def on_new() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._begin)
+                loop.call_soon_threadsafe(self._begin, store)
 
         self._unlisten = self._app._planned.listen(on_new)
-        self._begin()
+        self._begin(store)
 
     def drain(self) -> None:
         """Tick no more."""
@@ -91,19 +90,19 @@ class Scheduler:
         if task is not None:
             await asyncio.wait([task])
 
-    def _begin(self) -> None:
+    def _begin(self, store: Store) -> None:
         if self._is_leaving or not self._app._planned.all:
             return
         self._wake.set()
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="taskq-scheduler")
+            self._task = asyncio.create_task(self._run(store), name="taskq-scheduler")
 
-    async def _run(self) -> None:
+    async def _run(self, store: Store) -> None:
         pause = Pause(asyncio.get_running_loop().time)
         while not self._is_leaving:
             self._wake.clear()
             try:
-                seconds = await self._look()
+                seconds = await self.look(store)
             except LogClosed:
                 return
             except TaskqError as error:
@@ -113,10 +112,12 @@ class Scheduler:
                 async with asyncio.timeout(seconds):
                     await self._wake.wait()
 
-    async def _look(self) -> float:
-        """Write what is due; how many seconds to sleep then."""
-        store = self._store
-        assert store is not None
+    async def look(self, store: Store) -> float:
+        """Write what is due now; how many seconds to sleep then.
+
+        Raises:
+            TaskqError: the log refused something; what it took stands.
+        """
         port = store.port()
         planned = list(self._app._planned.all.values())
         new = [one for one in planned if one not in self._enrolled]
@@ -136,7 +137,7 @@ class Scheduler:
                     due_ns = now_ns
                 sleeps_ns.append(due_ns - now_ns)
         if turns:
-            await self._tick(turns)
+            await _tick(port, turns)
         return max(min(sleeps_ns), 0) / SECOND_NS
 
     def _due_ns(self, schedule: Schedule, state: ScheduleState, now_ns: int) -> int:
@@ -179,20 +180,15 @@ class Scheduler:
         packer = connection.packer
         return packer.plain_item(call) or await connection.pack(packer.loose(call))
 
-    async def _tick(self, turns: list[Turn]) -> None:
-        """Write all of them, in as few frames as it takes.
 
-        Raises:
-            TaskqError: what the log said to one of them; the others stand.
-        """
-        assert self._store is not None
-        port = self._store.port()
-        answers: list[Any] = await asyncio.gather(*map(port.tick, turns), return_exceptions=True)
-        for turn, answer in zip(turns, answers, strict=True):
-            if isinstance(answer, BaseException):
-                raise answer
-            if answer is not None and turn.moments:
-                _log.debug("schedule %s ticked %d times", turn.name, len(turn.moments))
+async def _tick(port: LoopPort, turns: list[Turn]) -> None:
+    """Write all of them, in as few frames as it takes."""
+    answers: list[Any] = await asyncio.gather(*map(port.tick, turns), return_exceptions=True)
+    for turn, answer in zip(turns, answers, strict=True):
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer is not None and turn.moments:
+            _log.debug("schedule %s ticked %d times", turn.name, len(turn.moments))
 
 
 def _states(one: Committer) -> tuple[int, dict[str, ScheduleState]]:

@@ -1,0 +1,405 @@
+"""Schedules of an app, as its workers tick them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from taskq import TaskQ, current_job
+from taskq.core.errors import InvalidCall, UsageError
+from taskq.schedulestimes import CATCH_UP_MAX
+from taskq.testing.clock import FakeClock, TravelClock, use_clock
+from taskq_workers.scheduler import LOOK_SECONDS, Scheduler
+from taskq_workers.services import Services
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from taskq.core.model import JobView
+
+BERLIN = ZoneInfo("Europe/Berlin")
+#: Half an hour before the clocks go forward there.
+NIGHT = datetime(2024, 3, 31, 1, 30, tzinfo=BERLIN)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(NIGHT.timestamp())
+
+
+@pytest.fixture
+async def app(tmp_path: Path, clock: FakeClock) -> AsyncIterator[TaskQ]:
+    app = TaskQ(tmp_path / "data")
+    use_clock(app, clock)
+    yield app
+    await app.close()
+
+
+async def look(app: TaskQ, *schedulers: Scheduler) -> float:
+    """Let schedulers look, all at once; the shortest sleep that they want."""
+    await app.open()
+    return min(await asyncio.gather(*(one.look(app.store()) for one in schedulers)))
+
+
+async def jobs(app: TaskQ) -> list[JobView]:
+    """The jobs that were enqueued, the oldest first."""
+    waiting: list[JobView] = await app.store().port().peek(5_000)
+    return waiting
+
+
+async def moments(app: TaskQ) -> list[str]:
+    """For when they are."""
+    return [job.headers["taskq-scheduled-at"][5:16] for job in await jobs(app)]
+
+
+async def test_a_tick_enqueues_the_task_with_its_own_options(app: TaskQ, clock: FakeClock) -> None:
+    @app.cron("*/15 * * * *", tz="Europe/Berlin", args=(7,), kwargs={"b": "x"})
+    @app.task(queue="reports", priority=8, retry=2, name="report", expires="1h")
+    def report(a: int, b: str) -> None: ...
+
+    scheduler = Scheduler(app)
+    assert await look(app, scheduler) == LOOK_SECONDS
+    clock.advance(15 * 60 - 3)
+    assert await look(app, scheduler) == 3
+    assert await jobs(app) == []
+    clock.advance(3)
+    await look(app, scheduler)
+    (job,) = await jobs(app)
+    assert (job.task, job.queue, job.priority, job.attempts_max) == ("report", "reports", 8, 2)
+    assert job.payload == report.call(7, "x").body
+    assert job.expires_ns == clock.wall_ns() + 3_600 * 10**9
+    assert job.headers == {
+        "taskq-schedule": "report", "taskq-scheduled-at": "2024-03-31T01:45:00+01:00",
+    }  # fmt: skip
+    clock.advance(15 * 60)
+    await look(app, scheduler)
+    assert await moments(app) == ["03-31T01:45", "03-31T03:00"]
+
+
+async def test_of_many_schedulers_one_ticks(app: TaskQ, clock: FakeClock) -> None:
+    """And of 48 times of a day with a wall time left out, each tick is there once."""
+
+    @app.cron("*/30 * * * *", tz="Europe/Berlin", catch_up="all")
+    def report() -> None: ...
+
+    schedulers = [Scheduler(app) for _ in range(3)]
+    await look(app, *schedulers)
+    for _ in range(24 * 6):
+        clock.advance(600)
+        await look(app, *schedulers)
+    told = [job.headers["taskq-scheduled-at"] for job in await jobs(app)]
+    expected = [NIGHT.astimezone(UTC) + timedelta(minutes=30) * (one + 1) for one in range(48)]
+    assert told == [one.astimezone(BERLIN).isoformat() for one in expected]
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "expected"),
+    [("skip", []), ("last", ["03-31T10:00"]), ("all", [f"03-31T{n:02}:00" for n in range(3, 11)])],
+)
+async def test_after_hours_asleep_it_makes_up_for_what_was_declared(
+    app: TaskQ, clock: FakeClock, catch_up: Any, expected: list[str]
+) -> None:
+    @app.cron("0 * * * *", tz="Europe/Berlin", catch_up=catch_up)
+    def report() -> None: ...
+
+    scheduler = Scheduler(app)
+    await look(app, scheduler)
+    clock.advance(8 * 3_600)
+    await look(app, scheduler)
+    assert await moments(app) == expected
+    clock.advance(1_800)
+    await look(app, scheduler, Scheduler(app))
+    assert await moments(app) == [*expected, "03-31T11:00"]
+
+
+async def test_what_all_leaves_out_is_logged(
+    app: TaskQ, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.every("1m", catch_up="all", name="minutely")
+    @app.task
+    def report(text: str = "") -> None: ...
+
+    scheduler = Scheduler(app)
+    await look(app, scheduler)
+    clock.advance(2 * 60 * CATCH_UP_MAX)
+    with caplog.at_level(logging.WARNING, "taskq.worker"):
+        await look(app, scheduler)
+    assert "schedule minutely missed more than 1000 ticks" in caplog.text
+    ticks = await jobs(app)
+    assert len(ticks) == CATCH_UP_MAX
+    assert ticks[-1].headers["taskq-scheduled-at"].startswith("2024-04-01T09:50")
+
+
+async def test_a_clock_that_is_set_back_ticks_nothing_twice(app: TaskQ, clock: FakeClock) -> None:
+    @app.every("10m", catch_up="all")
+    def report() -> None: ...
+
+    scheduler = Scheduler(app)
+    await look(app, scheduler)
+    clock.advance(1_200)
+    await look(app, scheduler)
+    assert await moments(app) == ["03-31T00:40", "03-31T00:50"]
+    clock.step(-3_600)
+    for _ in range(13):
+        assert await look(app, scheduler, Scheduler(app)) <= LOOK_SECONDS
+        clock.advance(300)
+    assert await moments(app) == ["03-31T00:40", "03-31T00:50"]
+    clock.advance(300)
+    await look(app, scheduler)
+    assert (await moments(app))[2:] == ["03-31T01:00"]
+
+
+async def test_a_schedule_of_a_clock_that_was_wrong_counts_from_now_when_reset(
+    app: TaskQ, clock: FakeClock
+) -> None:
+    @app.every("10m", name="often")
+    def report() -> None: ...
+
+    clock.step(10 * 365 * 86_400)
+    scheduler = Scheduler(app)
+    await look(app, scheduler)
+    clock.step(-10 * 365 * 86_400)
+    clock.advance(700)
+    await look(app, scheduler)
+    assert await jobs(app) == []
+    assert await app.schedules.reset("often")
+    clock.advance(600)
+    await look(app, scheduler)
+    assert len(await jobs(app)) == 1
+
+
+async def test_a_paused_schedule_ticks_once_it_is_resumed(app: TaskQ, clock: FakeClock) -> None:
+    @app.every("10m", name="often", catch_up="all")
+    def report() -> None: ...
+
+    scheduler = Scheduler(app)
+    await look(app, scheduler)
+    assert await app.schedules.pause("often")
+    assert not await app.schedules.pause("often")
+    clock.advance(3_000)
+    await look(app, scheduler)
+    (view,) = await app.schedules.list()
+    assert (view.is_paused, view.last_tick, len(view.next_ticks)) == (True, None, 3)
+    assert await jobs(app) == []
+    assert await app.schedules.resume("often")
+    clock.advance(600)
+    await look(app, scheduler)
+    assert await moments(app) == ["03-31T01:30"]
+
+
+async def test_a_rule_that_changed_at_a_deploy_counts_from_then(
+    app: TaskQ, clock: FakeClock
+) -> None:
+    old = app.schedule("nightly", app.call_by_name("report"), cron="0 3 * * *", catch_up="all")
+    await look(app, Scheduler(app))
+    clock.advance(2 * 86_400)
+    del app._planned.all[old.name]
+    app.schedule("nightly", app.call_by_name("report"), cron="*/5 * * * *", catch_up="all")
+    scheduler = Scheduler(app)
+    await look(app, scheduler)
+    assert await jobs(app) == []
+    clock.advance(300)
+    await look(app, scheduler)
+    assert await moments(app) == ["04-02T00:35"]
+
+
+async def test_jitter_moves_ticks_but_not_what_they_stand_for(app: TaskQ, clock: FakeClock) -> None:
+    @app.every("10m", name="often", jitter="5m", catch_up="all")
+    def report() -> None: ...
+
+    scheduler = Scheduler(app)
+    await look(app, scheduler)
+    late: list[int] = []
+    for _ in range(24 * 60 * 3):
+        clock.advance(20)
+        before = len(late)
+        await look(app, scheduler, Scheduler(app))
+        late += [round(job.enqueued_ns // 10**9) % 600 for job in (await jobs(app))[before:]]
+    assert len(late) >= 143
+    assert max(late) <= 320
+    assert len(set(late)) > 10
+
+
+async def test_with_overlap_skip_a_tick_waits_for_no_job_and_makes_none(
+    app: TaskQ, clock: FakeClock
+) -> None:
+    @app.every("10m", name="often", overlap="skip")
+    def report() -> None: ...
+
+    scheduler = Scheduler(app)
+    await look(app, scheduler)
+    for _ in range(3):
+        clock.advance(600)
+        await look(app, scheduler)
+    (job,) = await jobs(app)
+    assert await app.job(job.job_id).cancel()
+    clock.advance(600)
+    await look(app, scheduler)
+    assert await moments(app) == ["03-31T01:10"]
+
+
+async def test_a_tick_whose_key_is_held_by_another_job_stands(app: TaskQ, clock: FakeClock) -> None:
+    @app.every("10m")
+    @app.task(key=lambda: "one", on_conflict="raise")
+    def report() -> None: ...
+
+    await report.enqueue()
+    scheduler = Scheduler(app)
+    for _ in range(3):
+        clock.advance(600)
+        await look(app, scheduler)
+    assert len(await jobs(app)) == 1
+    assert (await app.schedules.list())[0].last_tick is not None
+
+
+async def test_a_worker_ticks_and_its_jobs_know_for_when_they_are(tmp_path: Path) -> None:
+    app, clock = TaskQ(tmp_path), TravelClock(NIGHT.timestamp())
+    use_clock(app, clock)
+    ran: asyncio.Queue[tuple[Any, str]] = asyncio.Queue()
+
+    async with app, app.worker(queues=["none of this"], schedules=False) as worker:
+        scheduler = Scheduler(app, look_seconds=0.01)
+        worker.services.add(scheduler)  # type: ignore[attr-defined]
+
+        # Known only once the worker runs.
+        @app.every("1h", name="hourly", catch_up="all")
+        @app.task
+        async def report() -> None:
+            job = current_job()
+            await ran.put((job.scheduled_at, job.headers.get("taskq-schedule", "")))
+
+        async with app.worker():
+            await scheduler.look(app.store())  # the log knows it from here on
+            clock.advance(7_200)
+            found = [await asyncio.wait_for(ran.get(), 10) for _ in range(2)]
+            job = await report.enqueue()
+            await asyncio.wait_for(job.result(), 10)
+        assert await ran.get() == (None, "")
+    assert found == [
+        (datetime(2024, 3, 31, 1, tzinfo=UTC), "hourly"),
+        (datetime(2024, 3, 31, 2, tzinfo=UTC), "hourly"),
+    ]
+
+
+async def test_a_worker_without_schedules_has_no_task_for_them(app: TaskQ) -> None:
+    services = Services()
+    scheduler = Scheduler(app)
+    services.add(scheduler)
+    services.start((await app.open()).store())
+    assert scheduler._task is None
+    services.drain()
+    await services.leave()
+    await services.leave()
+
+
+async def test_a_schedule_whose_arguments_do_not_fit_stops_the_worker(app: TaskQ) -> None:
+    @app.cron("* * * * *", args=("x",))
+    @app.task
+    def report(number: int) -> None: ...
+
+    with pytest.raises(InvalidCall, match="number"):
+        async with app.worker():
+            raise AssertionError("it started")
+
+
+async def test_a_burst_ticks_nothing(app: TaskQ) -> None:
+    @app.every("1s")
+    def report() -> None: ...
+
+    await app.worker(burst=True).run()  # type: ignore[attr-defined]
+    assert await app.schedules.list() == []
+
+
+def test_a_scheduler_is_made_for_one_name_once(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path)
+
+    @app.cron("0 0 * * *")
+    @app.task
+    def report() -> None: ...
+
+    with pytest.raises(UsageError, match=r"two schedules named .*report.*name="):
+        app.every("10m")(report)
+    app.every("10m", name="often")(report)
+    with pytest.raises(UsageError, match="two schedules named 'often'"):
+        app.schedule("often", report.call(), every="1h")
+    assert set(app._planned.all) == {report.name, "often"}
+
+
+def test_a_module_that_is_loaded_again_replaces_its_schedules(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path)
+    for _ in range(2):
+
+        @app.cron("0 0 * * *")
+        def report() -> None: ...
+
+    assert len(app._planned.all) == 1
+
+
+def test_wrong_schedules_are_refused_where_they_are_written(tmp_path: Path) -> None:
+    app, other = TaskQ(tmp_path / "a"), TaskQ(tmp_path / "b")
+
+    @app.task
+    def report() -> None: ...
+
+    @app.task(key=lambda: "k")
+    def keyed() -> None: ...
+
+    def wrong(match: str, *args: Any, **kwargs: Any) -> None:
+        with pytest.raises(UsageError, match=match):
+            app.schedule(*args, **kwargs)
+
+    call = report.call()
+    wrong("either cron= or every=", "s", call)
+    wrong("either cron= or every=", "s", call, cron="* * * * *", every="1m")
+    wrong("takes a call", "s", report, every="1m")
+    wrong("schedule name", "", call, every="1m")
+    wrong("catch_up of the schedule 's' is 'some'", "s", call, every="1m", catch_up="some")
+    wrong("overlap of the schedule 's' is True", "s", call, every="1m", overlap=True)
+    wrong("no option 'jitters'", "s", call, every="1m", jitters="1s")
+    wrong("jitter of the schedule 's' is 61 s", "s", call, every="1m", jitter=61)
+    wrong("jitter of the schedule", "s", call, cron="* * * * *", jitter="2h")
+    wrong("jitter is", "s", call, every="1m", jitter="soon")
+    with pytest.raises(UsageError, match="another app"):
+        other.every("1m")(report)
+    with pytest.raises(UsageError, match="a cron expression is text"):
+        app.cron(report)  # type: ignore[arg-type]
+    schedule = app.schedule("keyed", keyed.call(), every="1m", overlap="skip")
+    with pytest.raises(UsageError, match="overlap='skip'"):
+        schedule.enrolment()
+
+
+async def test_unknown_schedules_are_told_from_known_ones(app: TaskQ) -> None:
+    for act in (app.schedules.pause, app.schedules.resume, app.schedules.remove):
+        with pytest.raises(UsageError, match=r"no schedule 'x' \(it knows none\)"):
+            await act("x")
+
+
+async def test_schedules_are_listed_with_what_their_worker_said(
+    app: TaskQ, clock: FakeClock
+) -> None:
+    @app.cron("30 2 * * *", tz="Europe/Berlin", name="nightly", jitter="30s", catch_up="skip")
+    @app.task(name="report", queue="reports")
+    def report() -> None: ...
+
+    app.schedule("b", app.call_by_name("other"), every="90s")
+    await look(app, Scheduler(app))
+    clock.advance(2 * 86_400)
+    await look(app, Scheduler(app))
+    other, nightly = await app.schedules.list(next_count=2)
+    assert (other.name, other.rule, other.tz, other.task) == ("b", "every 0:01:30", "", "other")
+    assert (nightly.name, nightly.rule, nightly.tz) == ("nightly", "30 2 * * *", "Europe/Berlin")
+    assert (nightly.task, nightly.queue, nightly.catch_up) == ("report", "reports", "skip")
+    assert (nightly.jitter_seconds, nightly.overlap) == (30.0, "allow")
+    assert nightly.last_tick is None
+    assert nightly.done_until == datetime(2024, 4, 1, 2, 30, tzinfo=BERLIN)
+    assert nightly.next_ticks == tuple(
+        datetime(2024, 4, day, 2, 30, tzinfo=BERLIN) for day in (3, 4)
+    )
+    assert await app.schedules.remove("b")
+    assert [one.name for one in await app.schedules.list()] == ["nightly"]
