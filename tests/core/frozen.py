@@ -88,7 +88,7 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
         "_expiries_wall": "kept",
     },
     Flows: {"held": "kept", "todo": "derived", "ended": "reset"},
-    Leases: {"shift_ns": "kept", "_deadlines": "kept", "_order": "kept"},
+    Leases: {"shift_ns": "kept", "_deadlines": "kept", "_order": "kept", "asked": "kept"},
     Dedup: {
         "shift_ns": "kept", "size": "kept", "_firsts": "kept", "_pages": "kept",
         "_swept": "kept", "_taken": "kept",
@@ -248,6 +248,14 @@ class Driven:
         job = self._pick(number, State.READY if ready else State.SCHEDULED)
         self.lsn += 1
         return job, self.agenda.apply_claimed(job, self.lsn - 1, 7, owner, 2)
+
+    def ask(self, number: int, count: int, stale: bool) -> object:
+        """Somebody wants a running job cancelled, or one of an earlier claim."""
+        job = self._pick(number, State.RUNNING)
+        token = self.agenda.running.get(job, (0,))[0] - stale * count
+        self.lsn += 1
+        self.agenda.apply_cancel_asked(job, token)
+        return sorted(self.agenda.leases.asked)
 
     def back(self, number: int, delay: int, _: bool) -> object:
         job = self._pick(number, State.RUNNING)
