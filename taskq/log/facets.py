@@ -37,7 +37,7 @@ _log: Final = logging.getLogger("taskq")
 #: Damage that is kept for people to see; more is only counted.
 DAMAGE_MAX: Final = 1_000
 #: Settled jobs whose outcome is found without a walk.
-ENDED_MAX: Final = 16_384
+ENDED_MAX: Final = 8_192
 #: How often a fold begins anew because compaction took the segment that it was in.
 _TRIES: Final = 4
 #: How many batches in a row may break before it is not the requests that are to blame.
