@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskq import JobFailed, State, UsageError
 from taskq_workers import JobFinished, Worker
+from tests.processes.harness import eventually
 from tests.workers import afar_jobs
 from tests.workers.afar_jobs import app
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from taskq import JobHandle
 
@@ -31,8 +32,8 @@ async def log(tmp_path: Path) -> AsyncIterator[None]:
 
 
 def pids(worker: Worker) -> list[int]:
-    assert worker._executors is not None
-    return worker._executors.processes.pids
+    assert worker._places is not None
+    return worker._places.processes.pids
 
 
 def is_there(pid: int) -> bool:
@@ -45,9 +46,12 @@ def is_there(pid: int) -> bool:
 
 async def pid_in(path: Path) -> int:
     """The process id that a job wrote; looked for, since the job cannot tell this process."""
-    while not path.exists() or not path.read_text(encoding="ascii"):
-        await asyncio.sleep(0.002)
-    return int(path.read_text(encoding="ascii"))
+
+    def written() -> str:
+        return path.read_text(encoding="ascii") if path.exists() else ""
+
+    await asyncio.to_thread(eventually, written)
+    return int(written())
 
 
 async def failure(job: JobHandle[Any]) -> str:
@@ -177,8 +181,7 @@ async def test_no_more_children_run_than_the_limit(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with Worker(app, process_limit=2) as worker:
         jobs = [await afar_jobs.waits_for.enqueue(str(go)) for _ in range(5)]
-        while worker.running < 5:
-            await asyncio.sleep(0.002)
+        await asyncio.to_thread(eventually, lambda: worker.running == 5)
         assert len(pids(worker)) == 2
         go.touch()
         assert len({await job.result(SECONDS) for job in jobs}) <= 2

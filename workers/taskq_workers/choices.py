@@ -24,7 +24,18 @@ def work_options(command: F) -> F:
             "--process-limit",
             type=click.IntRange(min=1),
             metavar="N",
-            help='Jobs of runs_in="process" that run at a time.  [default: one per core]',
+            help='Jobs of runs_in="process" that run at a time.  [default: as --concurrency]',
+        ),
+        click.option(
+            "--max-jobs-per-child",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Replace a child process after so many jobs.",
+        ),
+        click.option(
+            "--max-rss-per-child",
+            metavar="SIZE",
+            help="Replace a child process that takes more memory after a job, such as 500MB.",
         ),
         click.option(
             "--threads",
@@ -36,8 +47,9 @@ def work_options(command: F) -> F:
             "-Q",
             "--queues",
             multiple=True,
-            metavar="NAME[,NAME]",
-            help="Read these queues only. Repeatable.  [default: all]",
+            metavar="NAME[=WEIGHT][,NAME...]",
+            help="Read these queues only; with weights, such as mail=3,bulk=1, they share the "
+            "claims in that proportion. Repeatable.  [default: all]",
         ),
         click.option(
             "-c",

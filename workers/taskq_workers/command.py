@@ -35,6 +35,8 @@ def worker(
     queues: tuple[str, ...],
     threads: int | None,
     process_limit: int | None,
+    max_jobs_per_child: int | None,
+    max_rss_per_child: str | None,
     data_dir: Path | None,
     burst: bool,
     max_jobs: int | None,
@@ -62,9 +64,10 @@ def worker(
     """
     if executor is None and (master or files):
         raise click.UsageError("--master and --py-files are for --executor: add --executor spark")
-    if executor is not None and (max_jobs or threads or process_limit):
+    child_options = process_limit or max_jobs_per_child or max_rss_per_child
+    if executor is not None and (max_jobs or threads or child_options):
         raise click.UsageError(
-            "--max-jobs, --threads and --process-limit are for jobs that run here: "
+            "--max-jobs, --threads and those of child processes are for jobs that run here: "
             "leave --executor out"
         )
     names = _names(queues)
@@ -86,6 +89,8 @@ def worker(
         max_jobs=max_jobs,
         thread_limit=threads,
         process_limit=process_limit,
+        max_jobs_per_child=max_jobs_per_child,
+        max_rss_per_child=max_rss_per_child,
         drain_timeout=drain_timeout,
     )
 
@@ -95,8 +100,18 @@ def worker(
     run_one(order_for, data_dir, executor, -1 if leash is None else leash)
 
 
-def _names(queues: tuple[str, ...]) -> list[str] | None:
+def _names(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
     names = [name.strip() for text in queues for name in text.split(",")]
     if not all(names):
         raise click.UsageError("-Q names an empty queue: write -Q mail,default")
-    return names or None
+    if not any("=" in name for name in names):
+        return names or None
+    weights: dict[str, int] = {}
+    for text in names:
+        name, _, weight = text.rpartition("=") if "=" in text else (text, "", "1")
+        if not name or not weight.isascii() or not weight.isdecimal() or name in weights:
+            raise click.UsageError(
+                f"-Q {text!r} is no queue and its weight: write -Q mail=3,bulk=1"
+            )
+        weights[name] = int(weight)
+    return weights

@@ -31,11 +31,13 @@ class Order:
         master: where the executors are, in the words of their system; "" for its default.
         files: Python files and archives that the executors need.
         concurrency: how many async jobs run at a time in one place.
-        queues: names of the queues to claim from; None for all.
+        queues: names of the queues to claim from, or their weights; None for all.
         burst: stop once no job is ready and none runs.
         max_jobs: stop after so many attempts; None for no limit.
         thread_limit: how many sync jobs run at a time; None for as many as ``concurrency``.
-        process_limit: how many jobs run in child processes at a time; None for one per core.
+        process_limit: how many jobs run in child processes; None for as many as ``concurrency``.
+        max_jobs_per_child: a child process is replaced after so many jobs; None for never.
+        max_rss_per_child: so is one that takes more memory, in bytes or as "500MB".
         drain_timeout: seconds that running jobs get to finish at a stop.
         on_event: called with each job that ended.
     """
@@ -44,11 +46,13 @@ class Order:
     master: str = ""
     files: tuple[str, ...] = ()
     concurrency: int
-    queues: list[str] | None
+    queues: list[str] | dict[str, int] | None
     burst: bool
     max_jobs: int | None = None
     thread_limit: int | None = None
     process_limit: int | None = None
+    max_jobs_per_child: int | None = None
+    max_rss_per_child: str | None = None
     drain_timeout: float
     on_event: Hook | None
 

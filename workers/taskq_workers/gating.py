@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
     from taskq.log.store import Store
     from taskq.tasks import Task
-    from taskq_workers.pool import Hands
+    from taskq_workers.hands import Hands
     from taskq_workers.slot import Slot
 
 

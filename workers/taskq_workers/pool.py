@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.core.errors import LogError, TaskqError, UsageError
 from taskq.core.model import Serving
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from taskq.log.deaths import DeadLetter
     from taskq.log.store import Store
     from taskq_workers.events import Hook
-    from taskq_workers.feed import Feed
-    from taskq_workers.settling import Settler
+    from taskq_workers.hands import Hands
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -52,34 +51,6 @@ class Phase(enum.Enum):
     #: running jobs are cancelled
     CANCELLING = enum.auto()
     STOPPED = enum.auto()
-
-
-class Hands(Protocol):
-    """What runs a worker's jobs: a ``Crew`` of slots here, or executors elsewhere.
-
-    Attributes:
-        gone: set once nothing runs any more, after ``leave``.
-    """
-
-    gone: asyncio.Event
-    feed: Feed
-    settler: Settler
-
-    def running(self) -> int:
-        """How many jobs run now."""
-        ...
-
-    def leave(self) -> None:
-        """Claim no more, and give back what does not run yet; what runs goes on to its end."""
-        ...
-
-    def interrupt(self) -> None:
-        """Cancel the jobs that still run; they are released and burn no attempt."""
-        ...
-
-    def abandon(self) -> None:
-        """Release the jobs that did not even end when cancelled; they go on, unheard."""
-        ...
 
 
 class Worker:
@@ -144,7 +115,7 @@ class Worker:
         on_event: Hook | None = None,
         on_dead: Callable[[DeadLetter], Any] | None = None,
     ) -> None:
-        self._limits = checked_limits(
+        self._room = checked_limits(
             concurrency,
             thread_limit=thread_limit,
             process_limit=process_limit,
@@ -175,7 +146,7 @@ class Worker:
         self._error: BaseException | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._crew: Hands | None = None
-        self._executors: Executors | None = None
+        self._places: Executors | None = None
         self._known: frozenset[str] = frozenset()
         self._lifespans = LifespanHolder(app, self._on_end, lends=self.lends)
         self._store: Store | None = None
@@ -189,7 +160,7 @@ class Worker:
     @property
     def lingering(self) -> int:
         """How many sync functions still run in threads, their jobs released, after a stop."""
-        return 0 if self._executors is None else self._executors.lingering
+        return 0 if self._places is None else self._places.lingering
 
     async def start(self) -> None:
         """Open the log and claim; returns once it runs, at once if it was stopped before.
@@ -280,14 +251,14 @@ class Worker:
                 crew.leave()
                 crew.interrupt()
                 crew.settler.flush()
-            if self._executors is not None:
-                self._executors.close()
+            if self._places is not None:
+                self._places.close()
             raise
         except TaskqError as error:
             self._error = self._error or error
         finally:
-            if self._executors is not None:
-                await self._executors.leave()
+            if self._places is not None:
+                await self._places.leave()
             await self.services.leave()
             await self._deaths.leave(0)
             await self._lifespans.leave()
@@ -323,12 +294,12 @@ class Worker:
 
     def _hands(self, store: Store) -> Hands:
         """Whoever runs the jobs: slots of this process, unless a worker of another kind says so."""
-        self._executors = Executors(self.app, self._limits, self._lifespans.resources)
+        self._places = Executors(self.app, self._room, self._lifespans.resources)
         traced = traced_runs(self._hook)
         crew = Crew(
             self.app,
             store.port(),
-            Plans(self.app._tasks, self._executors, traced),
+            Plans(self.app._tasks, self._places, traced),
             concurrency=self.concurrency,
             queues=self.queues,
             tasks=self._task_names,

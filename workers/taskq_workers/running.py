@@ -143,6 +143,10 @@ def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
         max_jobs=order.max_jobs,
         drain_timeout=order.drain_timeout,
         thread_limit=order.thread_limit,
+        process_limit=order.process_limit,
+        max_jobs_per_child=order.max_jobs_per_child,
+        max_rss_per_child=order.max_rss_per_child,
+        target=order.target,
         on_event=order.on_event,
     )
 

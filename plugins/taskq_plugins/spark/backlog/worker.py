@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from taskq_plugins.spark.backlog.cluster import Cluster
 from taskq_plugins.spark.backlog.crew import Executors, SparkCrew
 from taskq_plugins.spark.session import MASTER_DEFAULT, spark_session
-from taskq_workers.pool import Hands, Worker
+from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.log.store import Store
     from taskq_workers.elsewhere import Order
+    from taskq_workers.hands import Hands
 
 #: A lost executor is our business: Spark's own second try of its jobs would count no attempt, so
 #: it runs none, but lets the other partitions of that batch end. And a cancelled Python process is
