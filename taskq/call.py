@@ -87,6 +87,8 @@ class OptionChanges(TypedDict, total=False):
     on_conflict: OnConflict
     #: small strings that travel with the job, added to the task's own
     headers: Mapping[str, str]
+    #: limits of the task hold for the jobs of each such key; None: for all of the task together
+    concurrency_key: Key | None
     #: how long the job and its result are kept after its end; "never": it never goes; None: as its
     #: queue or log says
     keep_result: Duration | None
@@ -112,6 +114,7 @@ class Options:
     until_settled: bool = False
     on_conflict: Conflict = Conflict.FIRST
     headers: Mapping[str, str] = field(default_factory=dict)
+    concurrency_key: Key | None = None
     keep_ns: int = 0
     compress: Compression | None = None
     spill: bool | None = None
@@ -128,7 +131,7 @@ class Options:
             raise UsageError(f"there is no option {min(unknown)!r}: the options are {known}")
         values: dict[str, Any] = {
             name: changes[name]
-            for name in ("queue", "priority", "attempts", "key")
+            for name in ("queue", "priority", "attempts", "key", "concurrency_key")
             if name in changes
         }
         values |= _due(changes)
@@ -161,11 +164,23 @@ class Options:
         Raises:
             UsageError: the key is none of the two, or too long.
         """
-        return self.extras(None if self.key is None else key_bytes(task, self.key))
+        key = None if self.key is None else key_bytes(task, self.key)
+        return self.extras(key, self.fixed_concurrency_key(task))
 
-    def extras(self, key: bytes | None) -> Extras | None:
-        """The rarer part with this key; None when there is nothing of it."""
-        if key is None and not (self.due_ns or self.expires_ns or self.headers or self.keep_ns):
+    def fixed_concurrency_key(self, task: str) -> bytes:
+        """The concurrency key if it is text or bytes; b"" if there is none, or a function of it.
+
+        Raises:
+            UsageError: it is something else, or too long.
+        """
+        key = self.concurrency_key
+        return b"" if key is None or callable(key) else concurrency_key_bytes(task, key)
+
+    def extras(self, key: bytes | None, concurrency_key: bytes = b"") -> Extras | None:
+        """The rarer part with these keys; None when there is nothing of it."""
+        if key is None and not (
+            self.due_ns or self.expires_ns or self.headers or self.keep_ns or concurrency_key
+        ):
             return None
         return Extras(
             due_ns=self.due_ns,
@@ -178,6 +193,7 @@ class Options:
             on_conflict=self.on_conflict,
             headers=dict(self.headers),
             keep_ns=self.keep_ns,
+            concurrency_key=concurrency_key,
         )
 
 
@@ -218,8 +234,12 @@ class Call(Generic[R_co]):
         key = changes.get("key")
         if callable(key):
             raise UsageError(f"{self.name}: a Call takes its key as text or bytes, not a function")
-        held = None if self.extras is None else self.extras.key
-        chosen = replace(self.chosen, key=held).changed(changes)
+        if callable(changes.get("concurrency_key")):
+            raise UsageError(f"{self.name}: a Call takes its concurrency_key as text or bytes")
+        held = self.extras or Extras()
+        chosen = replace(
+            self.chosen, key=held.key, concurrency_key=held.concurrency_key or None
+        ).changed(changes)
         return replace(
             self,
             chosen=chosen,
@@ -247,21 +267,33 @@ def make_call(
     )
 
 
-def key_bytes(task: str, key: object) -> bytes:
-    """A dedup key as the log takes it.
+def key_bytes(task: str, key: object, what: str = "key") -> bytes:
+    """A dedup key, or ``what`` it is else, as the log takes it.
 
     Raises:
         UsageError: it is no text or bytes, or is not 1 to KEY_BYTES_MAX bytes long.
     """
     encoded = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
     if not isinstance(encoded, bytes):
-        raise UsageError(f"{task}: the key is {key!r:.60}, it must be text or bytes")
+        raise UsageError(f"{task}: the {what} is {key!r:.60}, it must be text or bytes")
     if not 1 <= len(encoded) <= KEY_BYTES_MAX:
         remedy = "use a hash of it" if encoded else "None stands for no key"
         raise UsageError(
-            f"{task}: the key has {len(encoded)} bytes, it must have 1 to {KEY_BYTES_MAX}: {remedy}"
+            f"{task}: the {what} has {len(encoded)} bytes, it must have 1 to {KEY_BYTES_MAX}: "
+            f"{remedy}"
         )
     return encoded
+
+
+def concurrency_key_bytes(task: str, key: object) -> bytes:
+    """A concurrency key as the log takes it; b"" for None.
+
+    Raises:
+        UsageError: it is no text, bytes or whole number, or not 1 to KEY_BYTES_MAX bytes long.
+    """
+    if key is None:
+        return b""
+    return key_bytes(task, str(key) if type(key) is int else key, "concurrency_key")
 
 
 def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -291,7 +323,8 @@ def transaction_bytes(items: Iterable[tuple[EnqueueSpec, bytes, Extras | None]])
         # What is larger goes to a file.
         size += len(spec.tail) + min(len(body), PAYLOAD_BYTES_MAX) + _RECORD_EDGES_BYTES
         if extras is not None:
-            size += _OPTIONS_BYTES + len(extras.key or b"") + _headers_bytes(extras.headers)
+            size += _OPTIONS_BYTES + len(extras.key or b"") + len(extras.concurrency_key)
+            size += _headers_bytes(extras.headers)
             if extras.flow is not None:
                 size += extras.flow.size
     return size

@@ -20,6 +20,7 @@ from taskq.conditionsbase import checked_conditions
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
+from taskq.limiting import limit_of
 from taskq.naming import check_function, check_importable, name_of
 from taskq.tasks import AsyncTask, RunsIn, SyncTask, Task
 
@@ -79,6 +80,12 @@ class TaskChoices(TypedDict, total=False):
     spill: bool | None
     #: False keeps no result
     store_result: bool
+    #: how many of its jobs run at a time, over all processes on the log; None for no limit
+    concurrency: int | None
+    #: makes a key from the task's arguments: ``concurrency`` and ``rate`` hold for each one
+    concurrency_key: Callable[..., str | bytes] | None
+    #: how many of its jobs start in a time, over all processes: "10/s", "100/min", "5/30s"
+    rate: str | None
     #: "thread" or "process"; None: sync functions in a thread, async ones in the event loop
     runs_in: RunsIn | None
     #: run only once the claim is on disk, so that a power loss cannot make it run twice
@@ -132,6 +139,7 @@ def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[
         durable_claim=choices.get("durable_claim", False),
         on_dead=choices.get("on_dead"),
     )
+    task.limit = limit_of(task.name, choices)
     task.requires = checked_conditions(task.name, choices.get("requires", ()))
     task.while_running = choices.get("while_running", False)
     if task.while_running:
@@ -164,6 +172,12 @@ def _check_choices(fn: Callable[..., Any], choices: TaskChoices) -> None:
         raise UsageError(
             f"key is {key!r:.60}: give a function of the task's arguments, "
             f"or a fixed key with .options(key=...)"
+        )
+    limited_by = choices.get("concurrency_key")
+    if limited_by is not None and not callable(limited_by):
+        raise UsageError(
+            f"concurrency_key is {limited_by!r:.60}: give a function of the task's arguments, "
+            f"or a fixed key with .options(concurrency_key=...)"
         )
     if on_dead is not None and (isinstance(on_dead, Task) or not callable(on_dead)):
         raise UsageError(

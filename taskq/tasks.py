@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack
 
 from taskq import telemetry
 from taskq.arguments import ArgumentCodec
-from taskq.call import Call, OptionChanges, Options, key_bytes
+from taskq.call import Call, OptionChanges, Options, concurrency_key_bytes, key_bytes
 from taskq.core.errors import UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
+from taskq.flowsteps import Composing, StepArguments
 from taskq.handle import JobHandle, make_handle
 from taskq.log.bodies import COMPRESSED_BYTES_MIN
 from taskq.log.requests import check_name
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.conditionsbase import Condition
+    from taskq.core.limits import Limit
     from taskq.core.model import Extras
     from taskq.core.retry import RetryPolicy
     from taskq.log.config import Packing
@@ -36,7 +38,7 @@ R = TypeVar("R")
 RunsIn = Literal["thread", "process"]
 
 
-class Enqueuer(Generic[P, R]):
+class Enqueuer(Composing[P, R]):
     """A task together with options: what ``enqueue`` and its sisters start from.
 
     Attributes:
@@ -50,8 +52,10 @@ class Enqueuer(Generic[P, R]):
         self._flags = flags
         self._packing = self._connection.packer.packing(chosen)
         #: neither a key to make nor a body to pack: the hot path
-        self._is_plain = chosen.key is None and self._packing is None
-        self._extras = chosen.extras(None)
+        self._is_plain = (
+            chosen.key is None and self._packing is None and not callable(chosen.concurrency_key)
+        )
+        self._extras = chosen.extras(None, chosen.fixed_concurrency_key(task.name))
         self.spec = chosen.spec(task.name, flags)
 
     def options(self, **changes: Unpack[OptionChanges]) -> TaskOptions[P, R]:
@@ -185,17 +189,22 @@ class Enqueuer(Generic[P, R]):
     def _encoded(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bytes, Extras | None]:
-        key = self._chosen.key
+        chosen = self._chosen
+        key, other = chosen.key, chosen.concurrency_key
         if self._is_plain:
             return self._task.encode(args, kwargs), self._extras
         codec = self._task.arguments
         values = codec.validated(args, kwargs)
         body = codec.dump(values, self._connection.packer.bodies.limit(self._packing))
-        if key is None:
+        if key is None and not callable(other):
             return body, self._extras
+        name = self._task.name
         if callable(key):
             key = self._task._key_of(key, values)
-        return body, self._chosen.extras(key_bytes(self._task.name, key))
+        if callable(other):
+            other = self._task._key_of(other, values, "concurrency_key")
+        held = None if key is None else key_bytes(name, key)
+        return body, chosen.extras(held, concurrency_key_bytes(name, other))
 
 
 class TaskOptions(Enqueuer[P, R]):
@@ -221,6 +230,7 @@ class Task(Enqueuer[P, R]):
         store_result: whether its results are kept.
         requires: conditions that must hold before a job of it runs.
         while_running: whether a job is stopped and released when one of them is lost.
+        limit: how many of its jobs run at a time, and start in a time.
         on_dead: told of each job of it that dies in a worker of this app.
         encode: (args, kwargs) -> payload; raises InvalidCall.
         decode: payload -> (args, kwargs), checked against the annotations; raises InvalidCall.
@@ -260,6 +270,7 @@ class Task(Enqueuer[P, R]):
         self.store_result = store_result
         self.requires: tuple[Condition, ...] = ()
         self.while_running = False
+        self.limit: Limit | None = None
         self.on_dead = on_dead
         # Built at the first call: annotations may name what the module defines further down.
         self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes] = self._first_encode
@@ -286,6 +297,15 @@ class Task(Enqueuer[P, R]):
         codec = ArgumentCodec(self.signature)
         self.encode, self.decode = codec.encode, codec.decode
         return codec
+
+    @functools.cached_property
+    def step_arguments(self) -> StepArguments:
+        """The same for steps of flows, whose first argument is the result of another job.
+
+        Raises:
+            UsageError: as ``arguments``, or there is no first parameter.
+        """
+        return StepArguments(self.signature)
 
     @functools.cached_property
     def _result(self) -> ResultCodec:
@@ -334,13 +354,15 @@ class Task(Enqueuer[P, R]):
     def _first_decode(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return self.arguments.decode(payload)
 
-    def _key_of(self, key: Callable[..., str | bytes], values: dict[str, Any]) -> str | bytes:
+    def _key_of(
+        self, key: Callable[..., str | bytes], values: dict[str, Any], what: str = "key"
+    ) -> str | bytes:
         args, kwargs = self.signature.arguments_for(key, values)
         try:
             return key(*args, **kwargs)
         except Exception as error:
             raise UsageError(
-                f"{self.name}: key= failed for this call: {type(error).__name__}: {error}. "
+                f"{self.name}: {what}= failed for this call: {type(error).__name__}: {error}. "
                 f"It is called with the task's own arguments, defaults filled in"
             ) from error
 

@@ -8,7 +8,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taskq.core.flows import FlowPart
+    from taskq.core.limits import Limit
 
 SECOND_NS: Final = 1_000_000_000
 
@@ -30,8 +33,6 @@ ATTEMPTS_MAX: Final = 65_535
 ATTEMPTS_DEFAULT: Final = 5
 #: A log forgets nothing by time, so moments are bounded to keep their sums in 63 bits.
 TIME_NS_MAX: Final = 2**62
-
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -108,7 +109,6 @@ class Extras:
     on_conflict: Conflict = Conflict.FIRST
     headers: dict[str, str] = field(default_factory=dict)
     keep_ns: int = 0
-    #: limits hold for the jobs of each; b"" for none
     concurrency_key: bytes = b""
     flow: FlowPart | None = None
 
@@ -313,14 +313,14 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What one worker of a process claims. None: any."""
+    """What one worker claims, None: any; what it does not for now; the limits of its tasks."""
 
     queues: frozenset[str] | None = None
     tasks: frozenset[str] | None = None
     #: jobs that it runs at a time, 0 if that is not fixed
     slots: int = 0
-    #: what it does not claim for now
     holds: tuple[Hold, ...] = ()
+    limits: Mapping[str, Limit] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

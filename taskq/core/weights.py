@@ -44,8 +44,14 @@ class Weights:
         self._turn = -1
         self._left = 0
 
-    def take(self, agenda: Taking, count: int, tasks: frozenset[str] | None) -> list[Taken]:
-        """Do as ``Taking.take``: up to ``count`` jobs of these queues, shared out by weight."""
+    def take(
+        self,
+        agenda: Taking,
+        count: int,
+        queues: frozenset[str] | None,
+        tasks: frozenset[str] | None,
+    ) -> list[Taken]:
+        """Do as ``Taking.take``, with what it finds shared out by weight."""
         taken: list[Taken] = []
         factor = max(count // (self._total * _ROUNDS), 1)
         empty = 0
@@ -54,7 +60,9 @@ class Weights:
                 self._turn = (self._turn + 1) % len(self._turns)
                 self._left = self._turns[self._turn][1] * factor
             wanted = min(self._left, count - len(taken))
-            found = agenda.take(wanted, self._turns[self._turn][0], tasks)
+            queue = self._turns[self._turn][0]
+            is_open = queues is None or queue <= queues
+            found = agenda.take(wanted, queue, tasks) if is_open else []
             taken += found
             self._left = self._left - wanted if len(found) == wanted else 0
             empty = 0 if found else empty + 1

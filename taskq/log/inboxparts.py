@@ -247,7 +247,8 @@ def _item_size(item: _Item) -> int:
     """About how many bytes it adds to the log."""
     spec, body, extras = item
     headers = sum(len(name) + len(value) for name, value in extras.headers.items())
-    return len(spec.tail) + len(body) + len(extras.key or b"") + headers + _OPTIONS_BYTES
+    keys = len(extras.key or b"") + len(extras.concurrency_key)
+    return len(spec.tail) + len(body) + keys + headers + _OPTIONS_BYTES
 
 
 def _length(run: Plain | list[_Item]) -> int:

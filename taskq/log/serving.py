@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.model import Hold, Serving
+from taskq.log.limittelling import limits_read, limits_told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,6 +31,7 @@ def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
             "tasks": _listed(one.tasks),
             "slots": one.slots,
             "holds": [_told(hold) for hold in one.holds],
+            "limits": limits_told(one.limits),
         }
         for one in servings
     ]
@@ -60,6 +62,7 @@ def _serving(told: dict[str, Any]) -> Serving:
         tasks=_names(told.get("tasks")),
         slots=slots if isinstance(slots, int) else 0,
         holds=_holds(told.get("holds")),
+        limits=limits_read(told.get("limits")),
     )
 
 

@@ -128,7 +128,8 @@ def _enqueue_size(item: Item) -> int:
 def _extras_size(extras: Extras) -> int:
     headers = sum(len(name) + len(value) for name, value in extras.headers.items())
     flow = extras.flow.size if extras.flow is not None else 0
-    return len(extras.key or b"") + headers + _OPTIONS_BYTES + flow
+    keys = len(extras.key or b"") + len(extras.concurrency_key)
+    return keys + headers + _OPTIONS_BYTES + flow
 
 
 #: Bytes that an operand adds to the log, of those operations that are no single small record.

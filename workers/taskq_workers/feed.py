@@ -18,8 +18,10 @@ from taskq_workers.settling import PASSING, Pause
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
+    from taskq.core.limits import Limit
+    from taskq.core.weights import Weights
     from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery
 
@@ -78,6 +80,8 @@ class Feed:
         buffer: deliveries in claim order; slots pop from its left.
         low: a slot that leaves fewer behind calls ``refill``; 0 while that would be in vain.
         barrier: what decides which jobs may be claimed; None: all may.
+        limits: of the tasks, by their names.
+        weights: how the queues share the claims.
 
     Args:
         pace: how many to claim ahead of the takers; measured by their speed if None.
@@ -100,6 +104,8 @@ class Feed:
         self.buffer: deque[Delivery] = deque()
         self.low = 0
         self.barrier: Barrier | None = None
+        self.limits: Mapping[str, Limit] | None = None
+        self.weights: Weights | None = None
         self._loop = loop
         self._port = port
         self._takers = takers
@@ -176,7 +182,7 @@ class Feed:
         until_ns: int | None = None,
     ) -> ClaimRequest:
         """A claim with all that this worker's claims have in common."""
-        return ClaimRequest(count, queues, tasks, until_ns)
+        return ClaimRequest(count, queues, tasks, until_ns, 0, self.limits, self.weights)
 
     def allowed(self, count: int) -> int:
         """So many, or what is left of ``max_jobs``."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.core.errors import LogError, TaskqError, UsageError
 from taskq.core.model import Serving
+from taskq.core.weights import Weights
+from taskq.limiting import limits_of
 from taskq.log.requests import checked_queues
 from taskq_workers.blocking import LoopWatch
+from taskq_workers.cancels import CancelListener
 from taskq_workers.crew import Crew
 from taskq_workers.deaths import DeathHooks
 from taskq_workers.executors import Executors
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from taskq.app import TaskQ
+    from taskq.core.limits import Limit
     from taskq.log.deaths import DeadLetter
     from taskq.log.store import Store
     from taskq_workers.events import Hook
@@ -68,7 +73,8 @@ class Worker:
     Args:
         app: whose tasks are run.
         concurrency: how many jobs run at a time.
-        queues: names of the queues to claim from; None for all.
+        queues: names of the queues to claim from, with weights if they are to share the claims in
+            that proportion; None for all.
         burst: stop by itself once no job is ready and none runs. Jobs that are due later stay.
         max_jobs: stop by itself after so many attempts of jobs; None for no limit.
         drain_timeout: seconds that running jobs get to finish at a stop.
@@ -102,7 +108,7 @@ class Worker:
         app: TaskQ,
         *,
         concurrency: int = CONCURRENCY_DEFAULT,
-        queues: Iterable[str] | None = None,
+        queues: Iterable[str] | Mapping[str, int] | None = None,
         burst: bool = False,
         max_jobs: int | None = None,
         drain_timeout: float = DRAIN_SECONDS_DEFAULT,
@@ -130,6 +136,8 @@ class Worker:
         self.app = app
         self.concurrency = concurrency
         self.queues = None if queues is None else checked_queues(queues)
+        self._weights = Weights(queues) if isinstance(queues, Mapping) else None
+        self._task_limits: Mapping[str, Limit] | None = None
         self.started = asyncio.Event()
         self.stopped = asyncio.Event()
         self.services = Services()
@@ -308,7 +316,9 @@ class Worker:
             burst_clock=store.steady_ns if self._burst else None,
             max_jobs=self._max_jobs,
         )
+        crew.feed.limits, crew.feed.weights = self._task_limits, self._weights
         # Asked from another thread: a copy of the slots is made in one step of the interpreter.
+        self.services.add(CancelListener(crew))
         self.services.add(LoopWatch(lambda: not crew.running(), crew.delivery_of))
         return crew
 
@@ -331,6 +341,9 @@ class Worker:
         tasks = self.app._tasks
         if len(tasks) != len(self._known):
             self._known = frozenset(tasks)
+            self._task_limits = limits_of(tasks)
+            if self._crew is not None:
+                self._crew.feed.limits = self._task_limits
             self._tell_what_it_serves()
             if self._gates is not None:
                 self._gates.learn()
@@ -341,7 +354,11 @@ class Worker:
         if self._store is not None:
             holds = () if self._gates is None else self._gates.holds()
             serving = Serving(
-                queues=self.queues, tasks=self._task_names(), slots=self.concurrency, holds=holds
+                queues=self.queues,
+                tasks=self._task_names(),
+                slots=self.concurrency,
+                holds=holds,
+                limits=self._task_limits,
             )
             self._store.serve(self, serving)
 
