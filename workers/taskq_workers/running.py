@@ -15,6 +15,7 @@ import taskq
 from taskq.core.errors import TaskqError
 from taskq_workers.elsewhere import Order, find_executor
 from taskq_workers.guard import Guard
+from taskq_workers.heap import keep_heap_small
 from taskq_workers.leash import Leash, worker_command
 from taskq_workers.lines import Facts, Style, banner, ready_line, style_for
 from taskq_workers.loader import load_app
@@ -47,6 +48,7 @@ def run_one(
         TaskqError: the app cannot be loaded, or the log cannot be used.
     """
     began = time.perf_counter()
+    keep_heap_small()
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     style = style_for(sys.stdout.encoding, colours=coloured)
     reporter = Reporter(sys.stdout, style)

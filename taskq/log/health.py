@@ -1,0 +1,111 @@
+"""Whether a log is in a state to work with, and whether somebody works: looks at files alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogError
+from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
+from taskq.log.disk import LocalDisk
+from taskq.log.lock import process_state
+from taskq.log.ownerviews import owner_views
+from taskq.log.reader import LogReader
+from taskq.log.recovery import is_marked_failed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from taskq.core.model import OwnerView
+    from taskq.log.ports import Disk
+
+_STOPPED: Final = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    #: what was found, and what to do where it is not well
+    detail: str
+    #: whether it counts for liveness too: only then would a restart help, or do harm
+    vital: bool = False
+
+
+def check_health(path: Path, config: LogConfig | None = None) -> list[Check]:
+    """Look at a log's directory and at the processes that have it open; takes milliseconds.
+
+    Args:
+        path: the directory.
+        config: its ``min_free``, if that was set; None for the default.
+    """
+    disk = LocalDisk()
+    owners = [one for one in owner_views(path / "owners", {}) if one.alive]
+    return [
+        _readable(path),
+        _unfailed(disk, path),
+        _process(owners),
+        _worker(owners),
+        _room(disk, path, config or LogConfig()),
+    ]
+
+
+def _readable(path: Path) -> Check:
+    try:
+        with LogReader.open(str(path)) as reader:
+            detail = f"log {reader.tag} reads up to lsn {reader.journal.next_lsn - 1}"
+    except LogError as error:
+        return Check(name="log", ok=False, vital=True, detail=str(error))
+    return Check(name="log", ok=True, vital=True, detail=detail)
+
+
+def _unfailed(disk: Disk, path: Path) -> Check:
+    if not is_marked_failed(disk, str(path)):
+        return Check(name="writes", ok=True, vital=True, detail="no failed write is marked")
+    detail = "an fsync failed, nobody may write: look at the disk, then start all processes anew"
+    return Check(name="writes", ok=False, vital=True, detail=detail)
+
+
+def _process(owners: Iterable[OwnerView]) -> Check:
+    """Any process, as a worker that drains claims nothing any more, and is well all the same."""
+    states = {one.pid: process_state(one.pid) for one in owners}
+    running = [pid for pid, state in states.items() if not state.startswith(_STOPPED)]
+    if running:
+        found = ", ".join(map(str, sorted(running)))
+        return Check(name="process", ok=True, vital=True, detail=f"the log is open in {found}")
+    if states:
+        found = ", ".join(map(str, sorted(states)))
+        detail = f"stopped by a signal: {found}. Let it go on with kill -CONT"
+        return Check(name="process", ok=False, vital=True, detail=detail)
+    detail = "no process has the log open: start one, taskq worker module:app"
+    return Check(name="process", ok=False, vital=True, detail=detail)
+
+
+def _worker(owners: Iterable[OwnerView]) -> Check:
+    serving = [one for one in owners if one.serves]
+    if not serving:
+        return Check(
+            name="worker",
+            ok=False,
+            detail="no worker claims jobs: none runs, or each is starting or draining",
+        )
+    slots = sum(serves.slots for one in serving for serves in one.serves)
+    workers = f"{len(serving)} worker process{'' if len(serving) == 1 else 'es'}"
+    return Check(name="worker", ok=True, detail=f"{workers}, {slots} jobs at a time")
+
+
+def _room(disk: Disk, path: Path, config: LogConfig) -> Check:
+    try:
+        free, limit = disk.free_bytes(str(path)), config.min_free_bytes
+        if limit is None:
+            limit = min(MIN_FREE_BYTES, disk.total_bytes(str(path)) // TINY_DISK_PARTS)
+    except OSError as error:
+        # Who cannot be asked refuses nothing.
+        return Check(name="disk", ok=True, detail=f"the disk does not tell ({error.strerror})")
+    detail = f"{free:,} bytes are free, {limit:,} must stay so"
+    if free < limit:
+        return Check(name="disk", ok=False, detail=f"{detail}: enqueues are refused, make room")
+    return Check(name="disk", ok=True, detail=detail)

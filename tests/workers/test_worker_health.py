@@ -1,0 +1,106 @@
+"""``taskq health``: what scripts and containers ask."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from click.testing import CliRunner
+
+from taskq.cli.main import main
+from taskq.log import health
+from taskq.log.config import LogConfig
+from taskq.log.health import check_health
+from taskq.log.recovery import FAILED_FILE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from taskq import TaskQ
+
+
+def found(path: Path, config: LogConfig | None = None) -> dict[str, bool]:
+    return {check.name: check.ok for check in check_health(path, config)}
+
+
+def ask(*arguments: object) -> tuple[int, Any]:
+    """(exit code, what it printed)."""
+    words = ["health", *map(str, arguments), "--json"]
+    result = CliRunner().invoke(main, words)
+    return result.exit_code, json.loads(result.stdout)
+
+
+async def test_all_is_well_while_a_worker_claims(app: TaskQ) -> None:
+    async with app, app.worker(concurrency=3):
+        code, told = ask("-d", app.data_dir)
+        assert code == 0
+        assert told["ok"] is True
+        assert all(check["ok"] for check in told["checks"])
+        details = {check["name"]: check["detail"] for check in told["checks"]}
+        assert details["worker"] == "1 worker process, 3 jobs at a time"
+
+
+async def test_a_process_that_claims_nothing_is_live_and_not_ready(app: TaskQ) -> None:
+    """As a worker is while it drains."""
+    async with app:
+        assert ask("-d", app.data_dir)[0] == 1
+        assert ask("-d", app.data_dir, "--live")[0] == 0
+        assert found(app.data_dir)["worker"] is False
+
+
+def test_nobody_there_is_neither(app: TaskQ) -> None:
+    app.store()
+    app.close_sync()
+    code, told = ask("-d", app.data_dir, "--live")
+    assert code == 1
+    assert told["ok"] is False
+    checks = found(app.data_dir)
+    assert checks == {"log": True, "writes": True, "process": False, "worker": False, "disk": True}
+
+
+async def test_a_failed_write_makes_it_unhealthy(app: TaskQ) -> None:
+    async with app, app.worker():
+        marker = app.data_dir / FAILED_FILE
+        mark(marker)
+        assert found(app.data_dir)["writes"] is False
+        assert ask("-d", app.data_dir, "--live")[0] == 1
+        unmark(marker)
+
+
+def mark(path: Path) -> None:
+    path.write_text("{}")
+
+
+def unmark(path: Path) -> None:
+    path.unlink()
+
+
+async def test_a_full_disk_is_not_ready_but_live(app: TaskQ) -> None:
+    config = LogConfig(min_free_bytes=2**60)
+    async with app, app.worker():
+        assert found(app.data_dir, config)["disk"] is False
+
+
+def test_a_directory_that_is_no_log_is_told_and_not_made(tmp_path: Path) -> None:
+    code, told = ask("-d", tmp_path / "nothing")
+    assert code == 1
+    assert told["checks"][0]["ok"] is False
+    assert not (tmp_path / "nothing").exists()
+
+
+async def test_a_stopped_process_is_not_live(app: TaskQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "process_state", lambda _: "stopped: python -m taskq")
+    async with app, app.worker():
+        assert found(app.data_dir)["process"] is False
+
+
+def test_people_get_a_line_for_each_check(app: TaskQ) -> None:
+    app.store()
+    app.close_sync()
+    result = CliRunner().invoke(main, ["health", "-d", str(app.data_dir)])
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("ok      log ")
+    assert lines[2].startswith("FAILED  process  no process has the log open: start one")
