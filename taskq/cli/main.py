@@ -27,6 +27,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "why": ("taskq.cli.history", "Tell the one reason why a job is not running."),
     "stats": ("taskq.cli.read", "Count the jobs of each queue by state."),
     "workers": ("taskq.cli.read", "List the processes that have the task log open."),
+    "health": ("taskq.cli.health", "Tell by the exit code whether jobs are worked on."),
     "tail": ("taskq.cli.stream", "Show the log's latest records, and those that are written."),
     "reader": ("taskq.cli.reader", "Look at named readers, move or forget them."),
     "replay": ("taskq.cli.stream", "Enqueue past jobs once more."),
