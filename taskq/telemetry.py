@@ -152,14 +152,23 @@ def fail(span: Span, description: str) -> None:
     span.set_status(Status(StatusCode.ERROR, description))
 
 
-def carrier() -> dict[str, str]:
-    """The present context as headers, for a process that goes on with it; empty without tracing."""
+def leave() -> tuple[tuple[str, str], ...]:
+    """The present context, for a child process that goes on with it; empty without tracing."""
     headers: dict[str, str] = {}
     if tracer is not None:
         from opentelemetry import propagate  # noqa: PLC0415 - as above
 
         propagate.inject(headers)
-    return headers
+    return tuple(headers.items())
+
+
+def enter(carried: tuple[tuple[str, str], ...]) -> None:
+    """Go on with a context that another process left, until this context ends."""
+    if carried:
+        from opentelemetry import context, propagate  # noqa: PLC0415 - as above
+
+        look()
+        context.attach(propagate.extract(dict(carried), context.Context()))
 
 
 def _producer(operation: str, calls: Sequence[Call[Any]]) -> Span:

@@ -11,6 +11,7 @@ import pytest
 from taskq import DeadLetter, Discard, JobFailed, JobView, Retry, Snooze, TaskQ, UsageError, retry
 from taskq.core.model import SECOND_NS, State
 from taskq.testing.clock import TravelClock, use_clock
+from tests.workers import traced_jobs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,6 +160,14 @@ async def test_a_job_that_snoozes_grows_too_old_as_well(app: TaskQ, clock: Trave
             clock.advance("10h")
         view = await settled(job)
     assert view.reason == "too old: enqueued 20h ago, and max_age is 1d"
+
+
+async def test_a_job_that_fails_in_a_child_process_grows_too_old_as_well(tmp_path: Path) -> None:
+    app = traced_jobs.app
+    app.data_dir = tmp_path / "data"
+    async with app, app.worker(concurrency=1):
+        view = await settled(await traced_jobs.fail_slowly.enqueue())
+    assert view.reason.startswith("ValueError: bad [too old: enqueued ")
 
 
 async def test_a_step_of_the_clock_makes_no_job_old(app: TaskQ) -> None:

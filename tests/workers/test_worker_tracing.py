@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from taskq import Discard, JobFailed, Snooze, TaskQ, UsageError, current_job, retry, telemetry
 from taskq.core.model import HEADERS_BYTES_MAX
+from tests.workers import traced_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,6 +167,23 @@ async def test_spans_and_baggage_of_a_sync_task_reach_its_thread(
         context.detach(token)
         assert await job.result(timeout=20) == "acme"
     assert parent_of(traces.one("inner")) == id_of(traces.one("process default"))
+
+
+async def test_a_child_process_goes_on_with_the_span_of_its_job(
+    traces: Traces, tmp_path: Path
+) -> None:
+    app = traced_jobs.app
+    app.data_dir = tmp_path / "data"
+    async with app, app.worker(concurrency=1):
+        span = await (await traced_jobs.current_span.enqueue()).result(timeout=20)
+        with pytest.raises(JobFailed):
+            await (await traced_jobs.fail.enqueue()).result(timeout=20)
+    ran, failed = traces.named("process heavy")
+    assert span == id_of(ran)
+    assert attributes_of(failed)["error.type"] == "ValueError"
+    assert failed.status.description == "ValueError: bad"
+    (event,) = failed.events
+    assert (event.attributes or {})["exception.message"] == "bad"
 
 
 async def test_a_job_without_context_begins_a_trace_whatever_the_worker_was_started_in(

@@ -23,6 +23,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq import telemetry
 from taskq.app import TaskQ, default_app
 from taskq.context import JobContext, _current
 from taskq.tasks import Task
@@ -156,6 +157,7 @@ class _Bench:
         if task is None:
             reason = f"a child process finds no task {delivery.task!r} in {work.module}"
             return given_back(0, delivery, reason)
+        telemetry.enter(work.trace)
         return self._run(task, delivery)
 
     def _run(self, task: Task[..., Any], delivery: Shipped) -> Ended:

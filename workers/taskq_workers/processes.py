@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq import telemetry
 from taskq.context import _current
 from taskq.naming import main_module_name
 from taskq_workers.afar import given_back
@@ -91,7 +92,7 @@ class ProcessRunner:
                 _log.error("jobs of %s go back: %s", task.name, error)
             return given_back(0, delivery, str(error))
         given = payload if delivery.payload_flags else None
-        done = child.run(Work(ship(delivery, given), module))
+        done = child.run(Work(ship(delivery, given), module, telemetry.leave()))
         limit = None
         if task.timeout is not None:
             reason = too_long(task.timeout, ": its child process was killed")

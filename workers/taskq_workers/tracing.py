@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq import telemetry
 from taskq.context import _current
+from taskq.core.fingerprints import failure_of
 from taskq.core.signals import Snooze
 
 if TYPE_CHECKING:
@@ -22,6 +23,26 @@ if TYPE_CHECKING:
     from taskq_workers.events import Hook, JobFinished
 
 _FAILURES: Final = frozenset({"retried", "died"})
+
+
+class _Attempt:
+    """A span, and whether it tells already of what was raised."""
+
+    __slots__ = ("is_told", "span")
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self.is_told = False
+
+    def fail(self, event: JobFinished) -> None:
+        telemetry.fail(self.span, event.reason.partition("\n")[0])
+        if self.is_told:
+            return
+        # What a child process raised is known by its text.
+        error, message, _ = failure_of(event.task, event.outcome, event.reason)
+        self.span.set_attribute("error.type", error)
+        told = {"exception.type": error, "exception.message": message}
+        self.span.add_event("exception", told | {"exception.stacktrace": event.reason})
 
 
 class TracedRuns:
@@ -36,7 +57,7 @@ class TracedRuns:
         self._tracer = tracer
         self._hook = hook
         #: of the attempts that run; at most as many as the worker has slots, and abandoned ones
-        self._open: dict[tuple[str, int], Span] = {}
+        self._open: dict[tuple[str, int], _Attempt] = {}
 
     def wrap(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         """The same call within a span, which is the current one while it runs."""
@@ -44,13 +65,14 @@ class TracedRuns:
 
         async def traced(*args: Any, **kwargs: Any) -> Any:
             job = _current.get()
-            span, around = self._begin(job)
-            token = context.attach(trace.set_span_in_context(span, around))
+            attempt, around = self._begin(job)
+            token = context.attach(trace.set_span_in_context(attempt.span, around))
             try:
                 return await call(*args, **kwargs)
             except BaseException as error:
                 if not isinstance(error, Snooze | CancelledError):
-                    telemetry.note_error(span, error)
+                    telemetry.note_error(attempt.span, error)
+                    attempt.is_told = True
                 raise
             finally:
                 context.detach(token)
@@ -59,15 +81,15 @@ class TracedRuns:
 
     def __call__(self, event: JobFinished) -> object:
         """End the attempt's span with its outcome."""
-        span = self._open.pop((event.job_id, event.attempt), None)
-        if span is not None:
-            span.set_attribute("taskq.outcome", event.outcome)
+        attempt = self._open.pop((event.job_id, event.attempt), None)
+        if attempt is not None:
+            attempt.span.set_attribute("taskq.outcome", event.outcome)
             if event.outcome in _FAILURES:
-                telemetry.fail(span, event.reason.partition("\n")[0])
-            span.end()
+                attempt.fail(event)
+            attempt.span.end()
         return None if self._hook is None else self._hook(event)
 
-    def _begin(self, job: JobContext) -> tuple[Span, Any]:
+    def _begin(self, job: JobContext) -> tuple[_Attempt, Any]:
         from opentelemetry import context, propagate, trace  # noqa: PLC0415 - as above
 
         # Not within what the worker itself was started in.
@@ -91,9 +113,9 @@ class TracedRuns:
         )
         before = self._open.pop((job.id, job.attempt), None)
         if before is not None:
-            before.end()  # it was given back and claimed again, while its function goes on
-        self._open[job.id, job.attempt] = span
-        return span, around
+            before.span.end()  # it was given back and claimed again, while its function goes on
+        attempt = self._open[job.id, job.attempt] = _Attempt(span)
+        return attempt, around
 
 
 def traced_runs(hook: Hook | None) -> TracedRuns | None:

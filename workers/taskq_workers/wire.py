@@ -37,6 +37,8 @@ class Work(NamedTuple):
     shipment: Shipment
     #: module that defines the task
     module: str
+    #: of the span that the job runs in; see ``taskq.telemetry``
+    trace: tuple[tuple[str, str], ...] = ()
 
 
 class Ready(NamedTuple):
