@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Kind
+from taskq.scheduleheaders import SCHEDULE_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -60,10 +61,10 @@ class Record:
         attempts_max: of an enqueued job; 0 for no limit.
         owner: number of the process that claimed the job.
         cause: why a job died, was cancelled, expired, retried or released.
-        due_ns: when it is due, 0 for at once.
+        due_ns: when it is due, 0 for at once; of ticked the latest tick.
         expires_ns: when it is given up unless it ran, 0 for never.
         key: its dedup key.
-        headers: its headers.
+        headers: its headers; of ticked the name of the schedule.
         payload: the bytes that were enqueued.
         result: what the job returned, None if it keeps none.
         reason: why an attempt failed.
@@ -189,6 +190,9 @@ def make_record(record: LogRecord, tag: str, names: tuple[str, str], bodies: Bod
     payload = result = None
     reason = problem = ""
     due_ns = record.due_ns if extras is None else extras.due_ns
+    headers = extras.headers if extras is not None else {}
+    if record.ticked is not None:
+        due_ns, headers = record.ticked.state.last_ns, {SCHEDULE_HEADER: record.ticked.name}
     if is_birth:
         payload, problem = _unpacked(record.body or b"", record.body_flags, bodies, record, tag)
     elif kind == Kind.SUCCEEDED:
@@ -219,7 +223,7 @@ def make_record(record: LogRecord, tag: str, names: tuple[str, str], bodies: Bod
         due_ns=due_ns,
         expires_ns=expires_ns,
         key=extras.key if extras is not None else None,
-        headers=extras.headers if extras is not None else {},
+        headers=headers,
         payload=payload,
         result=result,
         reason=reason,

@@ -35,6 +35,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "dead": ("taskq.cli.dead", "Look at dead letters, requeue or purge them."),
     "pause": ("taskq.cli.queues", "Let no worker claim from a queue."),
     "resume": ("taskq.cli.queues", "Let workers claim from a queue again."),
+    "schedules": ("taskq.cli.schedules", "List what ticks by the clock, pause or resume it."),
     "purge": ("taskq.cli.queues", "Cancel all jobs of a queue that wait."),
     "export": ("taskq.cli.export", "Write jobs or records as JSON lines or Parquet."),
     "verify": ("taskq.cli.read", "Read the whole log and report damage."),

@@ -139,6 +139,8 @@ def _note(record: Record) -> str:
         parts.append(f"by {render.owner(record.owner)}")
     if record.lease_ns:
         parts.append(f"for {render.duration(record.lease_ns - record.time_ns)}")
+    if record.kind == "ticked":
+        parts.append(", ".join(record.headers.values()))
     if record.due_ns > record.time_ns:
         parts.append(f"due {render.when(record.due_ns, record.time_ns)}")
     if record.state:

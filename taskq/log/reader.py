@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskq.core.model import AttemptView, JobView, OwnerView, State, VerifyReport
+    from taskq.core.schedules import ScheduleState
     from taskq.core.why import Facts, Reason
     from taskq.log.ports import Clock
     from taskq.log.selection import DeadFilter, Place
@@ -163,6 +164,10 @@ class LogReader:
             MomentGone: compaction removed what would tell it.
         """
         return self._told(at, _stats)
+
+    def schedules(self) -> dict[str, ScheduleState]:
+        """What the log knows of schedules, by their names."""
+        return self._told(None, lambda journal, _: Facets(journal).need_agenda().schedules)
 
     def each_job(self, chosen: Chosen) -> Iterator[JobView]:
         """Every job that fits, in one walk: those that are over as they ended, then the others.

@@ -10,9 +10,11 @@ from taskq.core.errors import FormatError, UsageError
 from taskq.core.model import Extras
 from taskq.core.records import Kind
 from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, Ticked, apply_ticked, jitter_ns
+from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.ticks import Enrolment, Steer, Turn, decode_ticked, encode_ticked
 from taskq.testing.machine import PowerLost, ProcessKilled
+from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World
 
 if TYPE_CHECKING:
@@ -158,6 +160,24 @@ def test_schedules_of_too_many_bytes_are_refused(world: World) -> None:
     with pytest.raises(UsageError, match="bytes"):
         world.process().ask(Op.ENROL, many)
     assert world.kinds() == []
+
+
+def test_compaction_carries_schedules_as_they_stand() -> None:
+    world = World(config=keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None))
+    process = world.process()
+    process.ask(Op.ENROL, [RULE, RULE._replace(name="weekly", rule=b"every 99")])
+    process.ask(Op.STEER, Steer("weekly", "pause"))
+    start = _state(process).done_ns
+    world.clock.advance(90)
+    process.ask(Op.TICK, _turn(start, start + MINUTE_NS))
+    for _ in range(8):
+        fill_segment(process)
+    before = dict(process.catch_up().need_agenda().schedules)
+    tend(process)
+    assert len(world.segments()) <= 3
+    assert world.fold().need_agenda().schedules == before
+    assert (before["nightly"].last_ns, before["weekly"].is_paused) == (start + MINUTE_NS, True)
+    assert world.process().ask(Op.TICK, _turn(start, start + MINUTE_NS)) is None
 
 
 def test_a_name_that_is_too_long_is_damage() -> None:

@@ -1,0 +1,153 @@
+"""``taskq schedules``: what ticks, when it did last and will next; paused and resumed by hand.
+
+The log knows a schedule from the worker that was started last with it: no app is imported.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskq.cli import render
+from taskq.cli.many import with_app
+from taskq.cli.options import data_dir_option, json_option, open_reader
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from pathlib import Path
+
+    from taskq.app import TaskQ
+    from taskq.schedulesview import ScheduleView
+
+_DONE = {"pause": "paused", "resume": "resumed", "reset": "counts from now", "remove": "forgotten"}
+_ALREADY = {"pause": "was paused already", "resume": "was not paused"}
+
+
+@click.group(invoke_without_command=True)
+@data_dir_option
+@json_option
+@click.pass_context
+def schedules(context: click.Context, data_dir: Path | None, as_json: bool) -> None:
+    """List the schedules, or pause, resume, reset and remove one.
+
+    A schedule is known to the log once a worker that has it was started. Every command takes
+    -d/--data-dir.
+    """
+    if context.invoked_subcommand is None:
+        _list(data_dir, as_json, count=3)
+
+
+@schedules.command("ls")
+@data_dir_option
+@json_option
+@click.option(
+    "-n", "--next", "count", type=click.IntRange(0, 1_000), default=3, show_default=True,
+    help="Moments to come that are shown of each.",
+)  # fmt: skip
+def ls(data_dir: Path | None, as_json: bool, count: int) -> None:
+    """List the schedules: task, rule, last tick and next ones."""
+    _list(data_dir, as_json, count)
+
+
+def _list(data_dir: Path | None, as_json: bool, count: int) -> None:
+    from taskq.schedulesview import views_of  # noqa: PLC0415 - help must not import the log
+
+    now_ns = time.time_ns()
+    with open_reader(data_dir) as reader:
+        views = views_of(reader.schedules(), now_ns, count)
+    if as_json:
+        render.print_json([_view_json(one) for one in views])
+        return
+    if not views:
+        click.echo("This log knows no schedule: it does once a worker with one was started.")
+        return
+    render.print_table(
+        ("NAME~", "RULE", "ZONE", "TASK~", "LAST TICK", "NEXT~", "STATE"),
+        [
+            (
+                one.name,
+                one.rule,
+                one.tz,
+                one.task,
+                _time(one.last_tick),
+                ", ".join(_time(moment) for moment in one.next_ticks),
+                "paused" if one.is_paused else "active",
+            )
+            for one in views
+        ],
+    )
+
+
+def _time(moment: datetime | None) -> str:
+    return "never" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S%z")
+
+
+def _view_json(one: ScheduleView) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "rule": one.rule,
+        "tz": one.tz or None,
+        "task": one.task,
+        "queue": one.queue,
+        "catch_up": one.catch_up,
+        "overlap": one.overlap,
+        "jitter_seconds": one.jitter_seconds,
+        "paused": one.is_paused,
+        "last_tick": None if one.last_tick is None else one.last_tick.isoformat(),
+        "done_until": one.done_until.isoformat(),
+        "next_ticks": [moment.isoformat() for moment in one.next_ticks],
+    }
+
+
+@schedules.command("pause")
+@click.argument("name")
+@data_dir_option
+@json_option
+def pause(name: str, data_dir: Path | None, as_json: bool) -> None:
+    """Let NAME tick no more, in any process, until it is resumed."""
+    _steer(name, "pause", data_dir, as_json)
+
+
+@schedules.command("resume")
+@click.argument("name")
+@data_dir_option
+@json_option
+def resume(name: str, data_dir: Path | None, as_json: bool) -> None:
+    """Let NAME tick again; what it missed is not made up for."""
+    _steer(name, "resume", data_dir, as_json)
+
+
+@schedules.command("reset")
+@click.argument("name")
+@data_dir_option
+@json_option
+def reset(name: str, data_dir: Path | None, as_json: bool) -> None:
+    """Let NAME count from now: for one that waits since the clock was wrong."""
+    _steer(name, "reset", data_dir, as_json)
+
+
+@schedules.command("remove")
+@click.argument("name")
+@data_dir_option
+@json_option
+def remove(name: str, data_dir: Path | None, as_json: bool) -> None:
+    """Forget NAME, which the code has no more; a worker that has it brings it back."""
+    _steer(name, "remove", data_dir, as_json)
+
+
+def _steer(name: str, action: str, data_dir: Path | None, as_json: bool) -> None:
+    async def work(app: TaskQ) -> bool:
+        of_log = app.schedules
+        acts = {
+            "pause": of_log.pause, "resume": of_log.resume, "reset": of_log.reset,
+            "remove": of_log.remove,
+        }  # fmt: skip
+        return await acts[action](name)
+
+    changed = with_app(data_dir, work)
+    if as_json:
+        render.print_json({"name": name, "action": action, "changed": changed})
+        return
+    click.echo(f"{render.printable(name)}: {_DONE[action] if changed else _ALREADY[action]}")
