@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
+from taskq.conditionsbase import INTERVAL_SECONDS
 from taskq.core.model import Hold
 from taskq_workers.conditions import HELD_SECONDS, Probe, Probes
 from taskq_workers.gates import Gate, Hall, Mode
@@ -12,8 +13,8 @@ from taskq_workers.gates import Gate, Hall, Mode
 if TYPE_CHECKING:
     from taskq.conditionsbase import Condition
 
-#: What was found out so long before a job's network failure is taken for what it met.
-_FAILURE_AGE_SECONDS: Final = 0.25
+#: What was found out so shortly after a job's network failure is not asked again.
+_ALARM_AGE_SECONDS: Final = 0.25
 #: Probes come that much early for those that share them.
 _SHARED: Final = 0.9
 
@@ -58,7 +59,9 @@ class ConditionGate(Gate):
         needed = [one for one in self.conditions if one.is_network]
         if not needed:
             return False
-        unmet = await self.hall.probes.unmet(needed, _FAILURE_AGE_SECONDS)
+        probes = self.hall.probes
+        # That it was there a moment ago says nothing; that it was not there does.
+        unmet = probes.known_unmet(needed, INTERVAL_SECONDS) or await probes.unmet(needed, 0.0)
         if unmet is not None:
             self._alarm.set()
             self._landed.set()
@@ -72,16 +75,22 @@ class ConditionGate(Gate):
             if self.mode is not Mode.SHUT:
                 self._enter(Mode.CHECKING)
             unmet = await self._unmet()
+            if unmet is None:
+                unmet = await self._let_through()
             if unmet is not None:
-                self._release(self.cause)
+                # Shut first, lest what is given back be claimed again.
                 self._shut(unmet)
-                await asyncio.sleep(unmet.condition.interval_seconds)
-                continue
-            if await self._ramp():
-                self._enter(Mode.OPEN)
-                await self._while_open()
-            else:
+                self._release(self.cause)
                 self.hall.stop_running(self.tasks)
+                await asyncio.sleep(unmet.condition.interval_seconds)
+
+    async def _let_through(self) -> Probe | None:
+        """Let jobs run until a condition is lost, or there are none; returns what was lost."""
+        self._enter(Mode.CHECKING)
+        if not await self._ramp():
+            return await self._unmet()
+        self._enter(Mode.OPEN)
+        return await self._while_open()
 
     async def _is_passable(self) -> bool:
         return await self._unmet() is None
@@ -90,10 +99,10 @@ class ConditionGate(Gate):
         if self.mode is Mode.SHUT:
             age = _SHARED * min(one.interval_seconds for one in self.conditions)
         else:
-            age = _FAILURE_AGE_SECONDS if self._alarm.is_set() else HELD_SECONDS
+            age = _ALARM_AGE_SECONDS if self._alarm.is_set() else HELD_SECONDS
         return await self.hall.probes.unmet(self.conditions, age)
 
-    async def _while_open(self) -> None:
+    async def _while_open(self) -> Probe | None:
         """Return once a condition is lost, or nothing of its tasks runs or waits any more."""
         while True:
             self._alarm.clear()
@@ -103,10 +112,10 @@ class ConditionGate(Gate):
             except TimeoutError:
                 pass
             if not self.hall.is_running(self.tasks) and not await self.demand():
-                return
-            if await self._unmet() is not None:
-                self.hall.stop_running(self.tasks)
-                return
+                return None
+            unmet = await self._unmet()
+            if unmet is not None:
+                return unmet
 
     def _shut(self, unmet: Probe) -> None:
         if self.mode is Mode.SHUT and self._shut_by == (unmet, unmet.since_ns):

@@ -103,6 +103,12 @@ class Probes(dict["Condition", Probe]):
         self[condition] = probe
         return probe
 
+    def known_unmet(self, conditions: Iterable[Condition], age_seconds: float) -> Probe | None:
+        """One of the conditions that did not hold so short a time ago."""
+        oldest = asyncio.get_running_loop().time() - age_seconds
+        probes = (self[condition] for condition in conditions)
+        return next((one for one in probes if one.problem and one.probed_at >= oldest), None)
+
     async def unmet(self, conditions: Iterable[Condition], age_seconds: float) -> Probe | None:
         """The first of the conditions that does not hold; None if all do."""
         probes = [self[condition] for condition in conditions]

@@ -1,0 +1,46 @@
+"""A condition that a test turns on and off, and what a log says of its jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from taskq.conditions import Condition, condition
+
+if TYPE_CHECKING:
+    from taskq import TaskQ
+
+
+class Switch:
+    """Call it to probe it."""
+
+    def __init__(self, *, on: bool = False) -> None:
+        self.on = on
+        self.probes = 0
+        self._probed = asyncio.Event()
+
+    async def __call__(self) -> bool:
+        self.probes += 1
+        self._probed.set()
+        return self.on
+
+    async def probed(self, times: int = 1) -> None:
+        """Return once it was probed so often from now on."""
+        goal = self.probes + times
+        while self.probes < goal:
+            self._probed.clear()
+            await self._probed.wait()
+
+    def condition(self, name: str = "the switch is on") -> Condition:
+        """It as a condition that is probed often."""
+        return condition(self, name=name, every="10ms")
+
+
+async def records(app: TaskQ) -> Counter[str]:
+    """How many records of each kind the log holds; "released" with its cause."""
+    counts: Counter[str] = Counter()
+    async for record in app.stream(follow=False):
+        cause = f" {record.cause}" if record.kind == "released" else ""
+        counts[record.kind + cause] += 1
+    return counts

@@ -1,0 +1,173 @@
+"""A queue whose jobs meet one network failure after the other backs off as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from taskq.core.why import Why
+from taskq_workers.gates import Mode
+from taskq_workers.pool import Worker
+from tests.workers.switches import Switch, records
+
+if TYPE_CHECKING:
+    from taskq import JobHandle, TaskQ
+    from taskq_workers.breaker import Breaker
+
+
+def _breaker(worker: Worker, queue: str = "mail") -> Breaker:
+    assert worker._gates is not None
+    return worker._gates._breakers[queue]
+
+
+async def _until(worker: Worker, mode: Mode) -> None:
+    gates = worker._gates
+    assert gates is not None
+    while _breaker(worker).mode is not mode:
+        gates.moved.clear()
+        await gates.moved.wait()
+
+
+async def _results(jobs: list[JobHandle[Any]]) -> None:
+    await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+
+
+class Network:
+    """What the jobs of a test need."""
+
+    def __init__(self) -> None:
+        self.up = False
+        self.calls = 0
+
+    async def call(self) -> None:
+        self.calls += 1
+        await asyncio.sleep(0)
+        if not self.up:
+            raise ConnectionRefusedError("no")
+
+
+async def test_after_some_failures_in_a_row_no_job_burns_an_attempt_until_the_network_is_back(
+    app: TaskQ,
+) -> None:
+    app.breaker("mail", failures=3, pause="20ms", pause_max="40ms")
+    network = Network()
+
+    @app.task(queue="mail", retry=2)
+    async def send(number: int) -> int:
+        await network.call()
+        return number
+
+    @app.task
+    async def plain() -> int:
+        return 1
+
+    async with app:
+        jobs = await send.enqueue_many([(number,) for number in range(200)])
+        async with Worker(app, concurrency=8) as worker:
+            await _until(worker, Mode.SHUT)
+            assert await (await plain.enqueue()).result(timeout=10) == 1
+            while network.calls < 14:
+                await _until(worker, Mode.RAMPING)
+                await _until(worker, Mode.SHUT)
+            reason = await app.why(jobs[-1].id)
+            assert reason.code is Why.BREAKER
+            assert reason.text.startswith(
+                "queue 'mail' backs off after 3 network failures in a row "
+                "(ConnectionRefusedError: no), for "
+            )
+            network.up = True
+            await _results(jobs)
+            await _until(worker, Mode.OPEN)
+        counts = await records(app)
+        # All but two of the failures were given back; one job is tried at a time.
+        assert counts["retried"] == 2
+        assert counts["released breaker"] + 2 + 200 >= counts["claimed"]
+        assert counts["died"] == 0
+
+
+async def test_successes_and_other_failures_end_a_row(app: TaskQ) -> None:
+    app.breaker("mail", failures=3)
+    answers = iter([ConnectionError, ConnectionError, None] * 5 + [TimeoutError, ValueError] * 5)
+
+    @app.task(queue="mail", retry=1)
+    async def send() -> None:
+        error = next(answers)
+        if error is not None:
+            raise error
+
+    async with app, Worker(app, concurrency=1) as worker:
+        jobs = await send.enqueue_many([()] * 25)
+        await asyncio.gather(*(job.result(timeout=10) for job in jobs), return_exceptions=True)
+        assert _breaker(worker).mode is Mode.OPEN
+        assert (await records(app))["released breaker"] == 0
+
+
+async def test_a_queue_comes_back_at_once_when_its_probe_holds_again(app: TaskQ) -> None:
+    switch, network = Switch(), Network()
+    app.breaker("mail", failures=1, pause="1h", pause_max="1h", probe=switch.condition())
+
+    @app.task(queue="mail", retry=1)
+    async def send() -> None:
+        await network.call()
+
+    async with app:
+        async with Worker(app) as worker:
+            jobs = await send.enqueue_many([()] * 20)
+            await _until(worker, Mode.SHUT)
+            await switch.probed(1)
+            calls = network.calls
+            switch.on = network.up = True
+            await _results(jobs)
+            assert calls <= 8
+        assert (await records(app))["died"] == 0
+
+
+async def test_while_its_probe_does_not_hold_no_job_is_tried(app: TaskQ) -> None:
+    switch, network = Switch(), Network()
+    app.breaker("mail", failures=1, pause="1ms", pause_max="1ms", probe=switch.condition())
+
+    @app.task(queue="mail", retry=1)
+    async def send() -> None:
+        await network.call()
+
+    async with app, Worker(app, concurrency=1) as worker:
+        jobs = await send.enqueue_many([()] * 20)
+        await _until(worker, Mode.SHUT)
+        await switch.probed(2)
+        assert network.calls == 1
+        switch.on = network.up = True
+        await _results(jobs)
+
+
+async def test_other_queues_go_on_and_the_worker_stops_while_one_backs_off(app: TaskQ) -> None:
+    app.breaker("mail", failures=1, pause="1h", pause_max="1h")
+    network = Network()
+
+    @app.task(queue="mail", retry=1)
+    async def send() -> None:
+        await network.call()
+
+    @app.task(queue="other", retry=1)
+    async def other() -> int:
+        return 1
+
+    async with app:
+        async with Worker(app, queues=["mail", "other"]) as worker:
+            job = await send.enqueue()
+            await _until(worker, Mode.SHUT)
+            assert await (await other.enqueue()).result(timeout=10) == 1
+        view = await job.view()
+        assert (view.state.name, view.attempt) == ("READY", 0)
+
+
+async def test_an_error_counts_if_the_app_says_so(app: TaskQ) -> None:
+    app.breaker("mail", failures=1, pause="1h", pause_max="1h",
+                is_failure=lambda error: "quota" in str(error))  # fmt: skip
+
+    @app.task(queue="mail", retry=1)
+    async def send() -> None:
+        raise RuntimeError("over quota")
+
+    async with app, Worker(app) as worker:
+        await send.enqueue()
+        await _until(worker, Mode.SHUT)

@@ -1,0 +1,367 @@
+"""Jobs wait for their conditions: nothing is written meanwhile, and few run at first afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from typing import TYPE_CHECKING, Any
+
+from taskq.conditions import condition, online
+from taskq.core.why import Why
+from taskq.testing.clock import TravelClock, use_clock
+from taskq_workers.pool import Worker
+from tests.cli.helpers import taskq
+from tests.workers.switches import Switch, records
+
+if TYPE_CHECKING:
+    import pytest
+
+    from taskq import JobHandle, TaskQ
+
+_JOBS = 300
+
+
+class Crowd:
+    """Jobs that count how many of them run at a time."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.most: list[int] = []
+
+    async def join(self, seconds: float = 0.02) -> None:
+        self.now += 1
+        self.most.append(self.now)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.now -= 1
+
+
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often whether conditions that held still do."""
+    monkeypatch.setattr("taskq_workers.gates.STEP_SECONDS", 0.05)
+    monkeypatch.setattr("taskq_workers.gates.Gate.trial_seconds", 0.05)
+    monkeypatch.setattr("taskq_workers.conditiongate.HELD_SECONDS", 0.05)
+
+
+async def _held(worker: Worker, job: JobHandle[Any]) -> None:
+    """Return once the worker keeps jobs back, and has told so."""
+    gates = worker._gates
+    assert gates is not None
+    while not gates.holds():
+        gates.moved.clear()
+        await gates.moved.wait()
+    for _ in range(2):  # it is told between two batches
+        await job.status()
+
+
+async def _results(jobs: list[JobHandle[None]]) -> None:
+    await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+
+
+def _host(port: int = 0) -> socket.socket:
+    """A host that is up: the kernel takes connections, whether or not anybody accepts them."""
+    return socket.create_server(("127.0.0.1", port), backlog=1_000)
+
+
+def _free_port() -> int:
+    with _host() as host:
+        port: int = host.getsockname()[1]
+        return port
+
+
+async def test_jobs_wait_a_day_for_their_host_and_nothing_is_written_of_them(app: TaskQ) -> None:
+    clock = TravelClock()
+    use_clock(app, clock)
+    port = _free_port()
+    crowd, loop = Crowd(), asyncio.get_running_loop()
+    started: list[float] = []
+
+    @app.task(requires=[online(f"127.0.0.1:{port}")])
+    async def upload(number: int) -> None:
+        started.append(loop.time())
+        assert number >= 0
+        await crowd.join()
+
+    async with app:
+        jobs = await upload.enqueue_many([(number,) for number in range(_JOBS)])
+        async with Worker(app, concurrency=16) as worker:
+            await _held(worker, jobs[0])
+            before = (await app.stats()).next_lsn
+            clock.advance(24 * 3_600)
+            reason = await app.why(jobs[-1].id)
+            assert reason.code is Why.CONDITION
+            assert f"it waits for online(127.0.0.1:{port}), which does not hold" in reason.text
+            assert "for 1d now" in reason.text
+            assert (await app.stats()).next_lsn == before
+            with _host(port):
+                up_at = loop.time()
+                await _results(jobs)
+        assert started[0] - up_at < 1.0
+        assert crowd.most[0] == 1
+        assert max(crowd.most[:3]) <= 2
+        assert max(crowd.most[:7]) <= 4
+        assert max(crowd.most) <= 16
+        counts = await records(app)
+        assert counts["claimed"] == _JOBS
+        assert not [kind for kind in counts if kind.startswith("released")]
+        assert {(await jobs[number].view()).attempt for number in (0, 150, -1)} == {1}
+
+
+async def test_one_probe_serves_all_tasks_that_name_an_equal_condition(app: TaskQ) -> None:
+    switch = Switch()
+
+    @app.task(requires=[switch.condition()])
+    async def first() -> None: ...
+
+    @app.task(requires=[switch.condition(), condition(lambda: True)])
+    async def second() -> None: ...
+
+    async with app, Worker(app, concurrency=4) as worker:
+        jobs = [*await first.enqueue_many([()] * 20), *await second.enqueue_many([()] * 20)]
+        await switch.probed(3)
+        assert worker._gates is not None
+        assert len({*worker._gates.probes.values()}) == 2
+        switch.on = True
+        await _results(jobs)
+
+
+async def test_nobody_is_probed_while_no_job_waits_for_it(app: TaskQ) -> None:
+    switch = Switch()
+
+    @app.task(requires=[switch.condition()])
+    async def needs_it() -> None: ...
+
+    @app.task
+    async def plain() -> None: ...
+
+    async with app, Worker(app):
+        await _results(await plain.enqueue_many([()] * 50))
+        assert switch.probes == 0
+        job = await needs_it.enqueue()
+        await switch.probed(2)
+        await job.cancel()
+        await _results(await plain.enqueue_many([()] * 50))
+
+
+async def test_a_job_that_comes_while_nothing_is_known_is_given_back_at_most_once(
+    app: TaskQ,
+) -> None:
+    switch = Switch()
+
+    @app.task(requires=[switch.condition()])
+    async def needs_it() -> None: ...
+
+    async with app:
+        async with Worker(app):
+            await needs_it.enqueue()
+            await switch.probed(3)
+            jobs = await needs_it.enqueue_many([()] * 50)
+            await switch.probed(3)
+            counts = await records(app)
+            assert counts["claimed"] == counts["released condition"] <= 1
+            switch.on = True
+            await _results(jobs)
+        assert (await jobs[-1].view()).attempt == 1
+
+
+async def test_a_probe_that_raises_counts_as_not_holding_and_is_logged_once(
+    app: TaskQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = asyncio.Event()
+    probes = 0
+
+    async def broken() -> bool:
+        nonlocal probes
+        probes += 1
+        if probes == 4:
+            asked.set()
+            return True
+        raise KeyError("modem")
+
+    @app.task(requires=[condition(broken, name="the modem answers", every="10ms")])
+    async def send() -> None: ...
+
+    async with app, Worker(app):
+        await (await send.enqueue()).result(timeout=10)
+    assert asked.is_set()
+    told = [one.getMessage() for one in caplog.records if "modem" in one.getMessage()]
+    [line] = told
+    assert line == (
+        "the condition the modem answers counts as not holding, since its probe raised "
+        "KeyError: 'modem'"
+    )
+
+
+async def test_a_probe_that_hangs_blocks_no_other_job_and_ends_at_its_limit(app: TaskQ) -> None:
+    async def hangs() -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    @app.task(requires=[condition(hangs, every="10ms", timeout="50ms")])
+    async def stuck() -> None: ...
+
+    @app.task
+    async def plain() -> int:
+        return 1
+
+    async with app, Worker(app, concurrency=1) as worker:
+        job = await stuck.enqueue()
+        assert await (await plain.enqueue()).result(timeout=10) == 1
+        await _held(worker, job)
+        assert "its probe took over 0.05 s" in (await app.why(job.id)).text
+
+
+async def test_another_process_is_told_which_condition_a_job_waits_for(app: TaskQ) -> None:
+    switch = Switch()
+
+    @app.task(requires=[switch.condition("the ship is in port")])
+    async def unload() -> None: ...
+
+    async with app, Worker(app) as worker:
+        job = await unload.enqueue()
+        await _held(worker, job)
+        told = await asyncio.to_thread(taskq, "why", job.id, "-d", app.data_dir)
+    assert (
+        "it waits for the ship is in port, which does not hold (it returned False)" in told.stdout
+    )
+
+
+async def test_a_lost_condition_stops_jobs_that_asked_for_it_and_burns_no_attempt(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _hurry(monkeypatch)
+    switch = Switch(on=True)
+    runs, ended = asyncio.Event(), asyncio.Event()
+    times = 0
+
+    @app.task(requires=[switch.condition()], while_running=True)
+    async def stream() -> int:
+        nonlocal times
+        times += 1
+        runs.set()
+        if times == 1:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+        return times
+
+    async with app:
+        async with Worker(app):
+            job = await stream.enqueue()
+            await runs.wait()
+            switch.on = False
+            await ended.wait()
+            await switch.probed(2)
+            switch.on = True
+            assert await job.result(timeout=10) == 2
+        assert (await records(app))["released condition"] == 1
+        assert (await job.view()).attempt == 1
+
+
+async def test_a_lost_condition_leaves_other_jobs_alone(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _hurry(monkeypatch)
+    switch = Switch(on=True)
+    runs, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.task(requires=[switch.condition()])
+    async def finish() -> int:
+        runs.set()
+        await go_on.wait()
+        return 1
+
+    async with app, Worker(app):
+        job = await finish.enqueue()
+        await runs.wait()
+        switch.on = False
+        await switch.probed(1)
+        go_on.set()
+        assert await job.result(timeout=10) == 1
+
+
+async def test_a_network_failure_burns_no_attempt_when_the_host_is_gone(app: TaskQ) -> None:
+    host = _host()
+    port: int = host.getsockname()[1]
+    failed = asyncio.Event()
+
+    @app.task(requires=[online(f"127.0.0.1:{port}")], retry=1)
+    async def upload() -> int:
+        if not failed.is_set():
+            host.close()
+            failed.set()
+            raise ConnectionResetError("gone")
+        return 1
+
+    async with app:
+        async with Worker(app) as worker:
+            job = await upload.enqueue()
+            await failed.wait()
+            await _held(worker, job)
+            with _host(port):
+                assert await job.result(timeout=10) == 1
+        assert (await records(app))["released condition"] >= 1
+        assert (await job.view()).attempt == 1
+
+
+async def test_a_burst_runs_what_may_run_and_leaves_what_waits(app: TaskQ) -> None:
+    there, away = Switch(on=True), Switch()
+
+    @app.task(requires=[there.condition()])
+    async def runs() -> int:
+        return 1
+
+    @app.task(requires=[away.condition("away")])
+    async def waits() -> int:
+        return 2
+
+    async with app:
+        able = await runs.enqueue_many([()] * 30)
+        kept = await waits.enqueue()
+        await asyncio.wait_for(Worker(app, burst=True).run(), 20)
+        assert [await job.result(timeout=1) for job in able] == [1] * 30
+        assert (await kept.view()).attempt == 0
+
+
+async def test_a_task_that_is_registered_later_has_its_conditions_kept(app: TaskQ) -> None:
+    switch = Switch()
+
+    @app.task
+    async def plain() -> None: ...
+
+    async with app, Worker(app) as worker:
+        await (await plain.enqueue()).result(timeout=10)
+
+        @app.task(requires=[switch.condition()])
+        async def late() -> int:
+            return 1
+
+        assert worker._task_names() >= {late.name}
+        job = await late.enqueue()
+        await (await plain.enqueue()).result(timeout=10)
+        await switch.probed(1)
+        switch.on = True
+        assert await job.result(timeout=10) == 1
+
+
+async def test_a_worker_that_stops_gives_back_what_its_gates_hold(app: TaskQ) -> None:
+    asked = asyncio.Event()
+
+    async def slow() -> bool:
+        asked.set()
+        await asyncio.Event().wait()
+        return True
+
+    @app.task(requires=[condition(slow)])
+    async def needs_it() -> None: ...
+
+    async with app:
+        async with Worker(app):
+            job = await needs_it.enqueue()
+            await asked.wait()
+        status = await job.view()
+        assert (status.state.name, status.attempt) == ("READY", 0)
+    gc.collect()
