@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from taskq.core.model import LIVE_STATES, SECOND_NS, State
+from taskq.log.cancelling import Cancel
 
 ATTEMPTS = 2
 
@@ -26,6 +27,8 @@ class ModelJob:
     #: the process that runs it
     owner: int = 0
     reason: bytes = b""
+    #: whether somebody wants it cancelled, which runs
+    asked: bool = False
 
 
 @dataclass(slots=True)
@@ -102,13 +105,16 @@ class Model:
         """It failed, and is due again."""
         self._back(self.jobs[lsn], due_ns)
 
-    def cancel(self, lsn: int) -> bool:
-        """Whether it waited."""
+    def cancel(self, lsn: int) -> Cancel:
+        """Over at once if it waited; if it runs, over when its claim is."""
         job = self.jobs[lsn]
+        if job.state is State.RUNNING:
+            job.asked = True
+            return Cancel.ASKED
         if job.state not in {State.SCHEDULED, State.READY}:
-            return False
+            return Cancel.TOO_LATE
         self._end(job, State.CANCELLED)
-        return True
+        return Cancel.WITHDRAWN
 
     def requeue(self, lsn: int, now_ns: int) -> bool:
         """Whether its key was free."""
@@ -125,12 +131,17 @@ class Model:
         self.jobs[lsn].state = State.ABSENT
 
     def _back(self, job: ModelJob, due_ns: int) -> None:
+        if job.asked:
+            self._end(job, State.CANCELLED)
+            return
         job.owner = 0
         job.due_ns = due_ns
         job.state = State.SCHEDULED if due_ns else State.READY
 
     def _end(self, job: ModelJob, state: State) -> None:
-        job.owner, job.state = 0, state
+        if job.asked and state is State.DEAD:
+            state = State.CANCELLED
+        job.owner, job.state, job.asked = 0, state, False
 
 
 def later(now_ns: int, seconds: int) -> int:

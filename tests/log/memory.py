@@ -6,9 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from taskq.core.model import State
+from taskq.log.cancelling import Cancel
+
 if TYPE_CHECKING:
-    from taskq.core.model import State
-    from tests.log.reference import Reference
+    from tests.log.reference import Job, Reference
 
 
 @dataclass(slots=True)
@@ -26,6 +28,9 @@ class Memory:
     children: dict[tuple[bytes, ...], int] = field(default_factory=dict)
     free_claims: set[int] = field(default_factory=set)
     run_once: set[int] = field(default_factory=set)
+    #: running jobs that somebody asked to cancel, and those whose asker was answered
+    doubted: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
     #: jobs that somebody asked to requeue or purge: of their end nothing is promised any more
     reborn: set[int] = field(default_factory=set)
     #: how often a job was said to be requeued
@@ -46,9 +51,17 @@ class Memory:
             return
         assert self.settled.setdefault(lsn, (state, body)) == (state, body), "two outcomes"
 
+    def cancel(self, lsn: int, answer: Cancel) -> None:
+        """Somebody was told what became of his wish to cancel a job."""
+        if answer is Cancel.WITHDRAWN:
+            self.end(lsn, State.CANCELLED, None)
+        elif answer is Cancel.ASKED and lsn not in self.reborn:
+            self.asked.add(lsn)
+
     def may_live_again(self, lsn: int) -> None:
         """Somebody asks to requeue or purge a job."""
         self.reborn.add(lsn)
+        self.asked.discard(lsn)
         self.settled.pop(lsn, None)
         self.ended.discard(lsn)
         self.run_once.discard(lsn)
@@ -64,9 +77,15 @@ class Memory:
             and (reference.jobs[lsn].state, reference.jobs[lsn].result) == ended
         }
         self.ended &= self.settled.keys()
+        self.asked = {lsn for lsn in self.asked if stays_cancelled(reference.jobs.get(lsn))}
         self.requeued &= reference.requeues
         self.purged &= reference.purged
 
     def mean(self, lsn: int, what: str, value: object) -> None:
         """An lsn was told to somebody; it must never mean anything else."""
         assert self.meanings.setdefault(lsn, (what, value)) == (what, value), f"lsn {lsn}"
+
+
+def stays_cancelled(job: Job | None) -> bool:
+    """Whether a running job that was cancelled can never run again."""
+    return job is not None and (job.asked or job.state in (State.CANCELLED, State.SUCCEEDED))

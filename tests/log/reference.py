@@ -55,6 +55,8 @@ class Job:
     result: bytes | None = None
     #: since when it is ready, less the steps of the clock so far
     since_ns: int = 0
+    #: whether somebody wants its claim over
+    asked: bool = False
     #: whether its key is held for as long as it lives
     key_lives: bool = False
 
@@ -114,6 +116,8 @@ class Reference:
             self._claimed(record)
         elif kind == Kind.EXTENDED:
             self._extended(record)
+        elif kind == Kind.CANCEL_ASKED:
+            self._cancel_asked(record)
         elif kind in (Kind.RETRIED, Kind.RELEASED):
             self._back(record)
         elif kind in _FINAL:
@@ -202,8 +206,18 @@ class Reference:
     def _extended(self, record: LogRecord) -> None:
         job = self.jobs[record.job]
         assert (job.state, job.token) == (State.RUNNING, record.token), "a stale claim was extended"
+        assert not job.asked, "an unwanted claim was extended"
         assert record.lease_ns > record.time_ns
         job.lease_ns = record.lease_ns - self.shift_ns
+
+    def _cancel_asked(self, record: LogRecord) -> None:
+        job = self.jobs[record.job]
+        assert (job.state, job.token) == (State.RUNNING, record.token), (
+            "a stale claim was asked for"
+        )
+        assert record.attempt == job.attempt
+        assert not job.asked, "asked for twice"
+        job.asked = True
 
     def _check_lease(self, record: LogRecord, job: Job) -> None:
         if record.cause == Cause.LEASE_OVER:
@@ -213,6 +227,7 @@ class Reference:
     def _back(self, record: LogRecord) -> None:
         job = self.jobs[record.job]
         assert job.state is State.RUNNING, f"{job} was given back"
+        assert not job.asked, "a cancelled job came back"
         self._check_lease(record, job)
         assert record.token == job.token
         free = record.kind == Kind.RELEASED and record.cause in _FREE
@@ -228,6 +243,11 @@ class Reference:
             assert job.state is State.RUNNING, f"{job} was settled"
             self._check_lease(record, job)
             assert record.token == job.token
+            assert record.kind == Kind.SUCCEEDED or not job.asked, "a cancelled job died"
+        elif record.kind == Kind.CANCELLED and record.cause == Cause.ASKED:
+            assert (job.state, job.token) == (State.RUNNING, record.token), f"{job} was cancelled"
+            assert job.asked, "nobody asked for that"
+            assert record.attempt == job.attempt
         else:
             assert job.state in (State.READY, State.SCHEDULED), f"{job} was withdrawn"
         if record.kind == Kind.EXPIRED:
@@ -236,7 +256,7 @@ class Reference:
                 assert 0 < job.expires_ns <= record.time_ns or self.may_fall
             else:
                 assert job.expires_ns <= record.time_ns - self.shift_ns, f"{job} expired early"
-        job.state = _FINAL[Kind(record.kind)]
+        job.state, job.asked = _FINAL[Kind(record.kind)], False
         if job.key is not None:
             # A key that was held for its job is free from now on, or when its window is over.
             holders = self.holders[job.queue, job.key]
@@ -307,6 +327,7 @@ class Reference:
             for lsn in found[State.RUNNING]
             if (lease := self.jobs[lsn].lease_ns) is not None
         }
+        assert agenda.leases.asked == {job.lsn for job in self.jobs.values() if job.asked}
         stats = agenda.stats()
         for state in (State.RUNNING, State.SUCCEEDED, State.DEAD, State.CANCELLED, State.EXPIRED):
             assert sum(getattr(one, state.name.lower()) for one in stats) == len(found[state])

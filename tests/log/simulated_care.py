@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from taskq.core.errors import KeyHeld, NotDead, TaskqError
 from taskq.core.model import State
 from taskq.core.records import Cause
+from taskq.log.cancelling import Cancel
 from taskq.log.queues import Withdrawal
 from taskq.log.requests import Op
 from taskq.log.selection import WaitingFilter, letters, waiting_page
@@ -45,10 +46,11 @@ class Care:
         if job is None:
             return self._enqueue(process)
 
-        def accept(done: bool) -> None:
-            if done:
-                self.memory.end(job, State.CANCELLED, None)
-                self.counts["cancelled"] += 1
+        self.memory.doubted.add(job)
+
+        def accept(answer: Cancel) -> None:
+            self.memory.cancel(job, answer)
+            self.counts[f"cancel: {answer.name}"] += 1
 
         return Op.CANCEL, job, accept
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import (
     AppendFailed,
     DuplicateKey,
+    JobCancelled,
     JobNotFound,
     LogError,
     LogFailed,
@@ -30,7 +31,7 @@ from taskq.log.requests import (
     Settlement,
 )
 from taskq.testing.crashable import PowerLost, ProcessKilled
-from tests.log.memory import Memory
+from tests.log.memory import Memory, stays_cancelled
 from tests.log.reference import Reference
 from tests.log.simulated_care import Care
 from tests.log.simulated_uploads import Uploads
@@ -317,12 +318,16 @@ class Simulation(Care, Uploads):
                 self.counts["stale"] += 1
                 return
             self.counts["settled"] += 1
-            if item.kind in _ENDS:
+            if item.kind in _ENDS and self._is_as_told(item):
                 self.memory.end(delivery.job, _ENDS[item.kind], item.body)
             for child, lsn in zip(item.children, answers[0] or (), strict=True):
                 self._enqueued(child, lsn)
 
         return Op.SETTLE, [item], accept
+
+    def _is_as_told(self, item: Settlement) -> bool:
+        """Whether the end of a delivery is that of its job: unless somebody wants it cancelled."""
+        return item.kind is Kind.SUCCEEDED or item.delivery.job not in self.memory.doubted
 
     def _transact(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
         """A job that ends, others that are cancelled and enqueued with it."""
@@ -330,6 +335,7 @@ class Simulation(Care, Uploads):
         cancels = [job for job in (self._some_job(), self._some_job()) if job is not None]
         if not mine or not cancels:
             return self._claim(process)
+        self.memory.doubted.update(cancels)
         delivery = mine.pop(0)
         self._bodies += 1
         item = Settlement(Kind.SUCCEEDED, delivery, b"end %d" % self._bodies)
@@ -338,9 +344,8 @@ class Simulation(Care, Uploads):
 
         def accept(done: Done) -> None:
             self.memory.end(delivery.job, State.SUCCEEDED, item.body)
-            for job, cancelled in zip(cancels, done.cancelled, strict=True):
-                if cancelled:
-                    self.memory.end(job, State.CANCELLED, None)
+            for job, answer in zip(cancels, done.cancelled, strict=True):
+                self.memory.cancel(job, answer)
             for one, answer in zip(items, done.jobs, strict=True):
                 self._enqueued(one, answer)
             self.counts["transactions"] += 1
@@ -407,7 +412,7 @@ class Simulation(Care, Uploads):
             elif isinstance(error, JobNotFound):
                 assert self.memory.reborn, "a job is gone"
                 self.counts["purged jobs asked for"] += 1
-            elif isinstance(error, StaleDelivery):
+            elif isinstance(error, (StaleDelivery, JobCancelled)):
                 self.counts["stale"] += 1
             elif isinstance(error, DuplicateKey):
                 self.counts["refused keys"] += 1
@@ -461,6 +466,8 @@ class Simulation(Care, Uploads):
         for lsn, (state, body) in memory.settled.items():
             job = reference.jobs[lsn]
             assert (job.state, job.result) == (state, body), f"outcome of {lsn} changed"
+        for lsn in memory.asked:
+            assert stays_cancelled(reference.jobs[lsn]), "a cancelled job may run again"
         for lsn, times in memory.requeued.items():
             assert reference.requeues[lsn] >= times, f"a requeue of {lsn} is lost"
         assert memory.purged <= reference.purged, "a purged job is back"

@@ -77,6 +77,7 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
         "jobs": table,
         "running": dict(agenda.running),
         "leases": {job: agenda.leases.deadline_ns(job) for job in agenda.leases.all()},
+        "asked": set(agenda.leases.asked),
         "dues": dues,
         "dead": {chunk.ids[at]: chunk.metas[at] for chunk, at in agenda.dead},
         "paused": set(agenda.paused),

@@ -41,8 +41,8 @@ FILL = EnqueueSpec("fill", "task", 9, 1)
 #: What an operation writes.
 TRACES = {
     Op.ENQUEUE: {Kind.ENQUEUED},
-    Op.SETTLE: {Kind.SUCCEEDED, Kind.RETRIED, Kind.DIED},
-    Op.CANCEL: {Kind.CANCELLED},
+    Op.SETTLE: {Kind.SUCCEEDED, Kind.RETRIED, Kind.DIED, Kind.CANCELLED},
+    Op.CANCEL: {Kind.CANCELLED, Kind.CANCEL_ASKED},
     Op.REQUEUE: {Kind.REQUEUED},
     Op.PURGE: {Kind.PURGED},
 }
@@ -196,8 +196,8 @@ class LogMachine(RuleBasedStateMachine):
         def happens(answer: Any) -> None:
             assert answer == self.model.cancel(lsn)
 
-        waits = self.model.jobs[lsn].state in {State.SCHEDULED, State.READY}
-        self._do(process, Op.CANCEL, lsn, happens, crash, power, lambda: waits)
+        answer = deepcopy(self.model).cancel(lsn)
+        self._do(process, Op.CANCEL, lsn, happens, crash, power, lambda: answer)
 
     @rule(pick=PICK, job=PICK, again=st.booleans(), crash=st.integers(0, 60), power=st.booleans())
     def bring_out_your_dead(
@@ -361,6 +361,7 @@ class LogMachine(RuleBasedStateMachine):
         for job in self.model.jobs.values():
             if agenda.state(job.lsn) is State.READY and agenda.attempt(job.lsn) < job.attempt:
                 job.state, job.owner, job.attempt = State.READY, 0, agenda.attempt(job.lsn)
+                assert not job.asked, "what was asked for is gone, and its claim with it"
 
     def _lsn_of(self, body: bytes) -> int:
         found = [one.lsn for one in self.world.records() if one.body == body and one.lsn == one.job]
@@ -423,7 +424,7 @@ def _meant(model: Model, agenda: Agenda, now_ns: int) -> tuple[Said, set[int], s
             state = State.READY
         if state is State.EXPIRED and agenda.state(job.lsn) is not State.ABSENT:
             state = agenda.state(job.lsn)  # no batch has recorded it yet
-        if state is State.DEAD and agenda.state(job.lsn) is State.RUNNING:
+        if state in {State.DEAD, State.CANCELLED} and agenda.state(job.lsn) is State.RUNNING:
             state = State.RUNNING  # nobody has found its worker dead yet
         if state is State.READY and agenda.state(job.lsn) is State.RUNNING and not job.owner:
             state = State.RUNNING

@@ -52,6 +52,7 @@ def told(facets: Facets, now_ns: int) -> dict[str, Any]:
         "dead": _rows(facets, agenda.dead),
         "running": agenda.running,
         "leases": agenda.leases.all(),
+        "asked": agenda.leases.asked,
         "stats": agenda.stats(),
         "floor": agenda.floor_lsn,
         "ready": ready,
