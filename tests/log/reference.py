@@ -114,10 +114,8 @@ class Reference:
             self._enqueued(record)
         elif kind == Kind.CLAIMED:
             self._claimed(record)
-        elif kind == Kind.EXTENDED:
-            self._extended(record)
-        elif kind == Kind.CANCEL_ASKED:
-            self._cancel_asked(record)
+        elif kind in (Kind.EXTENDED, Kind.CANCEL_ASKED):
+            self._of_claim(record)
         elif kind in (Kind.RETRIED, Kind.RELEASED):
             self._back(record)
         elif kind in _FINAL:
@@ -203,21 +201,16 @@ class Reference:
         self.claims[record.lsn] = job.lsn
         job.lease_ns = record.lease_ns - self.shift_ns if record.lease_ns else None
 
-    def _extended(self, record: LogRecord) -> None:
+    def _of_claim(self, record: LogRecord) -> None:
         job = self.jobs[record.job]
-        assert (job.state, job.token) == (State.RUNNING, record.token), "a stale claim was extended"
-        assert not job.asked, "an unwanted claim was extended"
+        assert (job.state, job.token) == (State.RUNNING, record.token), "of a stale claim"
+        assert not job.asked, "an unwanted claim was extended, or asked for twice"
+        if record.kind == Kind.CANCEL_ASKED:
+            assert record.attempt == job.attempt
+            job.asked = True
+            return
         assert record.lease_ns > record.time_ns
         job.lease_ns = record.lease_ns - self.shift_ns
-
-    def _cancel_asked(self, record: LogRecord) -> None:
-        job = self.jobs[record.job]
-        assert (job.state, job.token) == (State.RUNNING, record.token), (
-            "a stale claim was asked for"
-        )
-        assert record.attempt == job.attempt
-        assert not job.asked, "asked for twice"
-        job.asked = True
 
     def _check_lease(self, record: LogRecord, job: Job) -> None:
         if record.cause == Cause.LEASE_OVER:

@@ -344,8 +344,8 @@ class Simulation(Care, Uploads):
 
         def accept(done: Done) -> None:
             self.memory.end(delivery.job, State.SUCCEEDED, item.body)
-            for job, answer in zip(cancels, done.cancelled, strict=True):
-                self.memory.cancel(job, answer)
+            for job, told in zip(cancels, done.cancelled, strict=True):
+                self.memory.cancel(job, told)
             for one, answer in zip(items, done.jobs, strict=True):
                 self._enqueued(one, answer)
             self.counts["transactions"] += 1
