@@ -12,7 +12,7 @@ import os
 from typing import Final
 
 #: Blocks from this size on are mapped each by itself, and given back when freed.
-MAP_BYTES_MIN: Final = 128 * 1024
+MAP_BYTES_MIN: Final = 64 * 1024
 #: Free memory at the end of a heap that is given back.
 TRIM_BYTES_MIN: Final = 128 * 1024
 #: Parameters of mallopt(3).
