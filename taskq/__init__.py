@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     )
     from taskq.core.signals import Discard, Retry, Snooze
     from taskq.core.why import Reason
+    from taskq.flowhandle import FlowHandle, FlowProgress, PendingFlow
+    from taskq.flows import Failed, Flow, Step, chain, chord, group
     from taskq.handle import JobHandle, PendingJob
     from taskq.injection import Inject, injected
     from taskq.interrupts import ChildDied, SoftTimeout
@@ -86,6 +88,10 @@ __all__ = [
     "DuplicateKey",
     "Durability",
     "EngineStats",
+    "Failed",
+    "Flow",
+    "FlowHandle",
+    "FlowProgress",
     "FormatError",
     "Inject",
     "InvalidCall",
@@ -111,6 +117,7 @@ __all__ = [
     "NotDead",
     "OutcomeUnknown",
     "PayloadTooLarge",
+    "PendingFlow",
     "PendingJob",
     "Put",
     "QueuePolicy",
@@ -130,6 +137,7 @@ __all__ = [
     "Spread",
     "StaleDelivery",
     "State",
+    "Step",
     "Stream",
     "Swept",
     "Task",
@@ -140,13 +148,25 @@ __all__ = [
     "UploadDamaged",
     "UsageError",
     "WrongLog",
+    "chain",
+    "chord",
     "current_job",
+    "group",
     "injected",
     "retry",
     "task",
 ]
 
 _HOMES = {
+    "group": "taskq.flows",
+    "chord": "taskq.flows",
+    "chain": "taskq.flows",
+    "PendingFlow": "taskq.flowhandle",
+    "FlowProgress": "taskq.flowhandle",
+    "FlowHandle": "taskq.flowhandle",
+    "Step": "taskq.flows",
+    "Flow": "taskq.flows",
+    "Failed": "taskq.flows",
     "AppTransaction": "taskq.transaction",
     "LogTransaction": "taskq.transaction",
     "Call": "taskq.call",

@@ -15,6 +15,7 @@ from taskq.connection import Connection, split_job_id
 from taskq.core.errors import UsageError
 from taskq.core.records import Flag
 from taskq.decorate import TaskChoices, TaskDecorator, make_task
+from taskq.flowhandle import AppFlows
 from taskq.handle import JobHandle, make_handle
 from taskq.lifespan import AppLifespans
 from taskq.logoptions import LogOptions, unknown_option
@@ -43,6 +44,7 @@ DeathHook = TypeVar("DeathHook", bound="Callable[[DeadLetter], Any]")
 
 class TaskQ(
     AppBreakers,
+    AppFlows,
     AppLifespans,
     AppSchedules,
     AppWorkers,

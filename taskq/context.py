@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, overload
 
 from taskq import telemetry
-from taskq.call import transaction_bytes
+from taskq.call import Call, transaction_bytes
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX
+from taskq.flowhandle import PendingFlow
+from taskq.flows import plan_of
 from taskq.handle import PendingJob, make_handle
 from taskq.scheduleheaders import MOMENT_HEADER
 
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from taskq.app import TaskQ
-    from taskq.call import Call
     from taskq.core.model import Extras
+    from taskq.flows import Flow
     from taskq.log.requests import Delivery, Duplicate, EnqueueSpec
 
     #: A job that waits for its parent's success.
@@ -109,8 +111,14 @@ class JobContext:
         """Jobs to enqueue together with this one's success."""
         return [] if self._children is None else self._children
 
-    def enqueue(self, call: Call[R]) -> PendingJob[R]:
-        """Enqueue a call together with this job's success: both are on disk, or neither.
+    @overload
+    def enqueue(self, call: Call[R]) -> PendingJob[R]: ...
+
+    @overload
+    def enqueue(self, call: Flow[R]) -> PendingFlow[R]: ...
+
+    def enqueue(self, call: Call[R] | Flow[R]) -> PendingJob[R] | PendingFlow[R]:
+        """Enqueue a call or a flow together with this job's success: both are on disk, or neither.
 
         When this attempt fails, the call is forgotten; the next attempt makes its own.
 
@@ -118,6 +126,18 @@ class JobContext:
             PayloadTooLarge: this job's calls are over TRANSACTION_BYTES_MAX together, or the
                 payload of this one is over its limit.
         """
+        if isinstance(call, Call):
+            return self._add_child(call)
+        plan, before = plan_of(call), (len(self.children), self._children_size)
+        try:
+            pending = [self._add_child(one) for one in plan.calls]
+        except BaseException:
+            del self.children[before[0] :]  # a flow is enqueued as a whole
+            self._children_size = before[1]
+            raise
+        return PendingFlow(self.app, pending, plan.ends, plan.shape)
+
+    def _add_child(self, call: Call[R]) -> PendingJob[R]:
         call = telemetry.created(call)
         item = (call.spec, call.body, call.extras)
         packer = self.app._connection.packer

@@ -1,8 +1,8 @@
 """How the results of many jobs nest: a single value, a list of them, lists of lists.
 
 A shape is a text of bytes over results that are given in one row: ``1`` and a count u32 stand for
-so many single values, ``2`` opens a list, ``3`` closes it. One value is ``1 1``; ten of a group are
-``2 1 10 3``.
+so many single values, ``2`` opens a list, ``3`` closes it, ``4`` and a count u32 pass over results.
+One value is ``1 1``; ten of a group are ``2 1 10 3``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ DEPTH_MAX: Final = 32
 _VALUES: Final = 1
 _OPEN: Final = 2
 _CLOSE: Final = 3
+_SKIP: Final = 4
 _RUN: Final = struct.Struct("<BI")
 ONE: Final = _RUN.pack(_VALUES, 1)
 
@@ -42,6 +43,11 @@ def list_of(shapes: Iterable[bytes]) -> bytes:
     if single:
         parts.append(_RUN.pack(_VALUES, single))
     return b"".join((*parts, bytes((_CLOSE,))))
+
+
+def skipping(count: int) -> bytes:
+    """What stands before the shape of what follows so many results that nobody takes."""
+    return _RUN.pack(_SKIP, count)
 
 
 def depth(shape: bytes) -> int:
@@ -69,11 +75,12 @@ def nested(shape: bytes, values: Iterable[T]) -> Any:
             stack.append(inner)
         elif token == _CLOSE and len(stack) > 1:
             stack.pop()
-        elif token == _VALUES:
+        elif token in (_VALUES, _SKIP):
             some = list(islice(left, count))
             if len(some) != count:
                 raise FormatError("a flow's shape is of more jobs than there are")
-            stack[-1] += some
+            if token == _VALUES:
+                stack[-1] += some
         else:
             raise FormatError("a flow's shape does not read back")
     if len(root) != 1 or len(stack) != 1 or any(True for _ in left):
@@ -85,7 +92,7 @@ def _tokens(shape: bytes) -> Iterator[tuple[int, int]]:
     at = 0
     while at < len(shape):
         token, count = shape[at], 0
-        if token == _VALUES and at + _RUN.size <= len(shape):
+        if token in (_VALUES, _SKIP) and at + _RUN.size <= len(shape):
             count = _RUN.unpack_from(shape, at)[1]
             at += _RUN.size
         elif token in (_OPEN, _CLOSE):

@@ -125,7 +125,7 @@ class DeadLetters:
         location = batch.where + batch.size
         carried = Carried(
             job=job, state=_AGAIN, born=born, enqueued_ns=enqueued_ns, history=history,
-            key_until_ns=key_until_ns, waited=self._flows.again(batch, job, born),
+            key_until_ns=key_until_ns, waited=self._flows.again(batch, born),
         )  # fmt: skip
         batch.add_newer(encode_carried(Kind.REQUEUED, carried, batch.lsn))
         fold_carried(Kind.REQUEUED, carried, location, batch.time_ns, agenda, self._facets.dedup)

@@ -71,8 +71,8 @@ def encode_part(part: FlowPart, lsn: int) -> bytes:
         parts.append(encode_needs(needs_of(part.needs, part.policy)))
         runs = b"".join(_RUN.pack(base + first, count) for first, count in part.inputs)
         parts.append(_option(Option.INPUTS, runs))
-        if part.shape:
-            parts.append(_option(Option.SHAPE, part.shape))
+    if part.shape:
+        parts.append(_option(Option.SHAPE, part.shape))
     if part.jobs:
         parts.append(_option(Option.FLOW, _FLOW.pack(part.jobs, part.ends) + part.result))
     return b"".join(parts)
@@ -207,7 +207,7 @@ class Following:
         flows.apply_end(job, batch.where + batch.size, names)
         return encode_unlocks(names)
 
-    def again(self, batch: Batch, job: int, record: bytes) -> tuple[int, ...]:
+    def again(self, batch: Batch, record: bytes) -> tuple[int, ...]:
         """A dead letter is ready again: those held jobs for which it had counted as done."""
         if not is_of_flow(record):
             return ()

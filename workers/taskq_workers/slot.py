@@ -16,9 +16,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.context import JobContext, _current
-from taskq.core.records import PACKED, Cause, Kind
+from taskq.core.records import PACKED, Cause, Flag, Kind
 from taskq.log.requests import Settlement
+from taskq_workers.aging import unless_too_old
 from taskq_workers.events import tell
+from taskq_workers.inputs import Inputs
 from taskq_workers.outcomes import (
     release,
     settle_bad_result,
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 _SUCCEEDED: Final = Kind.SUCCEEDED
 _CALLER: Final = Cause.CALLER
 _FLAGS_AT: Final = 8
+#: Payloads that are not simply what the record holds.
+_OPENED: Final = PACKED | int(Flag.FLOW)
 _new: Final = tuple.__new__
 #: A slot whose jobs never suspend lets the loop turn after so long.
 TURN_SECONDS: Final = 0.005
@@ -80,7 +84,7 @@ class Slot:
         """The hot path: each statement here is paid for every job."""
         crew = self._crew
         app, buffer, feed, plans, settler, hook = crew.hot_parts()
-        outcomes, opened = settler.outcomes, app._connection.packer.payload
+        outcomes, opened = settler.outcomes, Inputs(app).payload
         no_job: Token[JobContext] | None = None
         turn = self.since = monotonic()
         while True:
@@ -104,7 +108,7 @@ class Slot:
             before = copy_context()
             args = None
             try:
-                packed = delivery.record[_FLAGS_AT] & PACKED
+                packed = delivery.record[_FLAGS_AT] & _OPENED
                 args, kwargs = decode(await opened(delivery) if packed else delivery.stored_payload)
                 value = await call(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 - no job may stop its worker
@@ -181,6 +185,8 @@ class Slot:
         packer = self._crew.hot_parts()[0]._connection.packer
         try:
             settlement = await settle_success(packer, plan.task, delivery, job, value)
+            if plan.task.retry.max_age_seconds is not None:  # it may have failed in a child process
+                settlement = await unless_too_old(self._crew.port, plan.task, settlement)
         except BaseException as error:  # noqa: BLE001 - no job may stop its worker
             return self._failed(plan, delivery, error, called=True)
         if settlement.children:

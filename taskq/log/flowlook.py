@@ -1,0 +1,112 @@
+"""Looking at the jobs of flows: whom one waits for, how they stand, what their results are.
+
+Each function is a look of the storage thread, so none does more than some milliseconds of work:
+callers ask for a part at a time. Jobs that ended lately are found by where the fold met their ends,
+others through the indexes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import JobNotFound, LogDamaged, LogError
+from taskq.core.model import State
+from taskq.core.records import Kind
+from taskq.log import codec
+from taskq.log.carrying import born_in, is_carrying
+from taskq.log.flows import Takes, takes_of
+from taskq.log.history import _about, find_end, read_outcome
+
+if TYPE_CHECKING:
+    from taskq.log.committer import Committer
+    from taskq.log.requests import Outcome
+
+#: Jobs that one look at ends may be asked for: up to 0.4 ms each, where an index is needed.
+ENDS_MAX: Final = 64
+#: Jobs that one look at states may be asked for.
+STATES_MAX: Final = 8_192
+_KIND_AT: Final = 4
+_ENQUEUED: Final = int(Kind.ENQUEUED)
+_JOB_AT: Final = 16
+_ENDS: Final = frozenset(map(int, (Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED)))
+
+
+class End(NamedTuple):
+    """How a job stands: settled with a result or reason, or not settled, or not there any more."""
+
+    job: int
+    #: ABSENT: nothing is known of it any more
+    state: State
+    body: bytes | None = None
+    flags: int = 0
+
+
+def look_at_ties(committer: Committer, job: int) -> Takes | None:
+    """What a job has to do with others; None if there is no such job."""
+    born = _born(committer, job)
+    return None if born is None else takes_of(born)
+
+
+def look_at_states(committer: Committer, first: int, count: int) -> list[State]:
+    """The states of jobs that are not settled, or dead; ABSENT for all others."""
+    agenda = committer.facets.need_agenda()
+    states: list[State] = []
+    for job in range(first, first + min(count, STATES_MAX)):
+        state = agenda.state(job)
+        if state is State.ABSENT and agenda.dead.find(job) is not None:
+            state = State.DEAD
+        states.append(state)
+    return states
+
+
+def look_at_ends(committer: Committer, jobs: list[int]) -> list[End]:
+    """How these jobs, at most ENDS_MAX of them, ended; one that lives is told with its state."""
+    agenda = committer.facets.need_agenda()
+    ends: list[End] = []
+    for job in jobs[:ENDS_MAX]:
+        state = agenda.state(job)
+        if state is not State.ABSENT:
+            ends.append(End(job, state))
+            continue
+        outcome = _outcome(committer, job)
+        ends.append(End(job, State.ABSENT) if outcome is None else End(job, *outcome))
+    return ends
+
+
+def _outcome(committer: Committer, job: int) -> Outcome | None:
+    journal, facets = committer.journal, committer.facets
+    agenda = facets.need_agenda()
+    location = agenda.flows.ended.get(job)
+    if location is not None and agenda.dead.find(job) is None:
+        try:
+            if _is_end_of(journal.files.unchecked_record(location), job):
+                return read_outcome(journal, location)
+        except (LogError, IndexError):
+            pass  # compaction took its segment: it was written again
+    try:
+        found = find_end(journal, job)
+        return None if found is None else read_outcome(journal, found)
+    except JobNotFound:
+        return None
+
+
+def _is_end_of(record: bytes, job: int) -> bool:
+    if len(record) < codec.JOB.size or record[_KIND_AT] not in _ENDS:
+        return False
+    return int.from_bytes(record[_JOB_AT : _JOB_AT + 8], "little") == job
+
+
+def _born(committer: Committer, job: int) -> bytes | None:
+    """The ENQUEUED record of a job, None if there is no such job."""
+    agenda = committer.facets.agenda
+    if agenda is not None and agenda.table.find(job) is not None:
+        try:
+            return committer.journal.files.record(agenda.location(job), job)
+        except LogDamaged:
+            return None
+    for found in _about(committer.journal, job):
+        if found.record[_KIND_AT] == _ENQUEUED:
+            return found.record
+        if is_carrying(found.record):
+            return born_in(found.record)
+    return None

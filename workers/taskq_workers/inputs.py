@@ -1,0 +1,113 @@
+"""The results that a step takes in, put in front of its own arguments."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import InvalidCall, LogDamaged, PayloadTooLarge
+from taskq.core.flows import Policy
+from taskq.core.model import LIVE_STATES, State
+from taskq.core.shapes import nested
+from taskq.log.flowlook import ENDS_MAX, End, look_at_ends
+from taskq.log.flows import is_of_flow, takes_of
+
+if TYPE_CHECKING:
+    from taskq.app import TaskQ
+    from taskq.log.flows import Takes
+    from taskq.log.requests import Delivery
+
+#: The results that one job takes in, together.
+INPUT_BYTES_MAX: Final = 64 * 1024 * 1024
+_REASON_CHARACTERS_MAX: Final = 1_024
+
+
+class Inputs:
+    """Opens payloads, and completes those of steps of flows."""
+
+    def __init__(self, app: TaskQ) -> None:
+        self._app = app
+
+    async def payload(self, delivery: Delivery) -> bytes:
+        """The job's payload as its task takes it, whatever is needed to have it.
+
+        Raises:
+            LogDamaged: the result of an input is gone, or the payload does not read back.
+            PayloadTooLarge: the inputs' results are over INPUT_BYTES_MAX together.
+            InvalidCall: the task has no first parameter any more.
+        """
+        body = await self._app._connection.packer.payload(delivery)
+        if not is_of_flow(delivery.record):
+            return body
+        takes = takes_of(delivery.record)
+        if not takes.shape:
+            return body
+        names = self._app._tasks[delivery.task].signature.names
+        if not names:
+            raise InvalidCall(delivery.task, "it has no first parameter for what it takes in")
+        results = await self._results(delivery, takes)
+        value = _json(nested(takes.shape, results))
+        return _with_first(names[0], value, body)
+
+    async def _results(self, delivery: Delivery, takes: Takes) -> list[bytes]:
+        connection = self._app._connection
+        results: list[bytes] = []
+        size = 0
+        for start in range(0, len(takes.inputs), ENDS_MAX):
+            jobs = list(takes.inputs[start : start + ENDS_MAX])
+            port = await connection.port()
+            ends: list[End] = await port.look(partial(look_at_ends, jobs=jobs))
+            for end in ends:
+                result = await self._result(delivery, takes, end)
+                size += len(result) + 1
+                if size > INPUT_BYTES_MAX:
+                    raise PayloadTooLarge(
+                        f"what {delivery.task} {delivery.job_id} takes in of "
+                        f"{len(takes.inputs)} jobs",
+                        size,
+                        INPUT_BYTES_MAX,
+                        "let them write files and return their paths",
+                    )
+                results.append(result)
+        return results
+
+    async def _result(self, delivery: Delivery, takes: Takes, end: End) -> bytes:
+        job_id = f"{delivery.tag}-{end.job}"
+        if end.state is State.SUCCEEDED:
+            if end.body is None:
+                return b"null"
+            what = f"the result of job {job_id}"
+            return await self._app._connection.packer.unpacked(end.body, end.flags, what)
+        if takes.policy is Policy.RUN:
+            return _failed(job_id, end)
+        how = "is gone" if end.state is State.ABSENT else f"is {end.state.name.lower()} again"
+        raise LogDamaged(f"{delivery.job_id} takes in the result of job {job_id}, which {how}")
+
+
+def _failed(job_id: str, end: End) -> bytes:
+    from pydantic_core import to_json  # noqa: PLC0415 - slow to import
+
+    reason = end.state.name.lower()
+    if end.state is State.DEAD:
+        reason = (end.body or b"").decode("utf-8", "replace")[:_REASON_CHARACTERS_MAX]
+    elif end.state is State.ABSENT:
+        reason = "purged"
+    elif end.state in LIVE_STATES:
+        reason = "requeued"
+    return to_json({"job_id": job_id, "reason": reason, "failed": True})
+
+
+def _json(value: Any) -> bytes:
+    """Nested lists of JSON texts as one."""
+    if isinstance(value, bytes):
+        return value
+    return b"[" + b",".join(map(_json, value)) + b"]"
+
+
+def _with_first(name: str, value: bytes, body: bytes) -> bytes:
+    """The JSON object with one more member, the first."""
+    from pydantic_core import to_json  # noqa: PLC0415 - slow to import
+
+    rest = body.strip()[1:]
+    separator = b"" if rest.lstrip() == b"}" else b","
+    return b"{" + to_json(name) + b":" + value + separator + rest
