@@ -25,7 +25,7 @@ T = TypeVar("T")
 _log: Final = logging.getLogger("taskq")
 
 #: While jobs wait for it, a condition is probed so often.
-INTERVAL_SECONDS: Final = 0.5
+INTERVAL_SECONDS: Final = 0.4
 #: How long a probe may take.
 TIMEOUT_SECONDS: Final = 5.0
 #: Calls that may hang in threads at a time, of all probes together.

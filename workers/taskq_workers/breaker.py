@@ -58,9 +58,20 @@ class Breaker(Gate):
         """Its queue, and whatever tasks may be claimed."""
         return frozenset({self.rule.queue}), self.hall.open_tasks()
 
-    def failed(self, error: BaseException) -> bool:
-        """A job met a network failure; whether it is given back, so that no attempt is burnt."""
+    def failed(self, error: BaseException, outcomes: list[Settlement]) -> bool:
+        """A job of the queue failed; whether it is given back, so that no attempt is burnt.
+
+        Args:
+            error: what it met.
+            outcomes: those of this turn of the loop, which were not handed over yet.
+        """
+        if not self.rule.is_failure(error):
+            self._row = 0
+            return False
         self._told = summary(error)[:_REASON_CHARACTERS_MAX]
+        before = (one.kind for one in reversed(outcomes) if self._counts(one))
+        if next(before, None) is Kind.SUCCEEDED:
+            self._row = 0
         if self.mode is Mode.OPEN:
             self._row += 1
             if self._row < self.rule.failures:
@@ -70,10 +81,11 @@ class Breaker(Gate):
         self._landed.set()
         return True
 
-    def ended(self, settlement: Settlement) -> None:
-        """A job of the queue that ends otherwise ends the row."""
-        super().ended(settlement)
-        if settlement.kind is not Kind.RELEASED and settlement.delivery.queue == self.rule.queue:
+    def flushed(self, settlements: list[Settlement]) -> None:
+        """A success ends the row, unless failures came after it: these were counted already."""
+        super().flushed(settlements)
+        last = next((one.kind for one in reversed(settlements) if self._counts(one)), None)
+        if last is Kind.SUCCEEDED:
             self._row = 0
 
     async def _live(self) -> None:
@@ -89,6 +101,10 @@ class Breaker(Gate):
             if await self._ramp():
                 self._row = 0
                 self._enter(Mode.OPEN)
+
+    def _counts(self, settlement: Settlement) -> bool:
+        is_ended = settlement.kind is not Kind.RELEASED
+        return is_ended and settlement.delivery.queue == self.rule.queue
 
     async def _is_passable(self) -> bool:
         return not self._tripped.is_set()

@@ -119,10 +119,10 @@ class Gate:
         """Queues and tasks of its jobs, less what another gate keeps back."""
         raise NotImplementedError
 
-    def ended(self, settlement: Settlement) -> None:
-        """One of the worker's jobs ended."""
-        if settlement.delivery.token in self._flying:
-            self._flying.discard(settlement.delivery.token)
+    def flushed(self, settlements: list[Settlement]) -> None:
+        """Jobs of the worker ended."""
+        if self._flying:
+            self._flying.difference_update(one.delivery.token for one in settlements)
             if not self._flying:
                 self._landed.set()
 

@@ -220,10 +220,13 @@ class Gates:
         That is known if its queue backs off, or if a host that its task needs is not there.
         """
         delivery = settlement.delivery
-        if settlement.kind is not Kind.RETRIED and settlement.cause is not Cause.EXHAUSTED:
+        if settlement.kind is Kind.RELEASED:
             return settlement
         breaker = self._breakers.get(delivery.queue)
-        if breaker is not None and breaker.rule.is_failure(error) and breaker.failed(error):
+        fails = breaker is not None and breaker.failed(error, self._settler.outcomes)
+        if settlement.kind is not Kind.RETRIED and settlement.cause is not Cause.EXHAUSTED:
+            return settlement  # it wants no other attempt, whatever happened
+        if fails:
             return given_back(delivery, Cause.BREAKER)
         gate = self._by_task.get(task.name)
         if gate is not None and is_network_failure(error):
@@ -283,8 +286,7 @@ class Gates:
 
     def _on_ended(self, settlements: list[Settlement]) -> None:
         for gate in self._all():
-            for settlement in settlements:
-                gate.ended(settlement)
+            gate.flushed(settlements)
 
     def _all(self) -> list[Gate]:
         return [*self._by_conditions.values(), *self._breakers.values()]
