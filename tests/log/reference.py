@@ -26,7 +26,7 @@ _FINAL: Final = {
     Kind.EXPIRED: State.EXPIRED,
 }
 #: These give a job back without counting the attempt.
-_FREE: Final = {Cause.DRAIN, Cause.SNOOZE, Cause.CALLER}
+_FREE: Final = {Cause.DRAIN, Cause.SNOOZE, Cause.CALLER, Cause.CONDITION, Cause.BREAKER}
 
 
 @dataclass(slots=True)
