@@ -203,8 +203,14 @@ def spec_of(queue: str, task: str, priority: int, attempts: int, flags: Flag) ->
     return EnqueueSpec(queue, task, priority, attempts, flags)
 
 
+class Runnable(Generic[R_co]):
+    """What gives an ``R`` once it is enqueued and run: a call, or a flow of them."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[R_co]):
+class Call(Runnable[R_co]):
     """One call of a task, checked and encoded, not enqueued yet. Enqueue it as often as you like.
 
     Attributes:

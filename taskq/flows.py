@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, Unpack, overload
 
-from taskq.call import Call, OptionChanges
+from taskq.call import Call, OptionChanges, Runnable
 from taskq.core.errors import UsageError
 from taskq.core.flows import Policy
-from taskq.flowplan import Chain, Group, Leaf, Node, begins_open, make_plan
+from taskq.flowplan import Chain, Group, Leaf, Node, Plan, begins_open, make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +58,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flow(Generic[R_co]):
+class Flow(Runnable[R_co]):
     """Jobs that belong together and give an ``R``. Enqueue it as often as you like.
 
     Made by ``chain``, ``group``, ``chord`` and ``task.map``.
@@ -130,37 +130,36 @@ class Step(Generic[X_contra, R_co]):
         return f"<Step {_text(self.node)}>"
 
 
-Start: TypeAlias = Call[A] | Flow[A]
-Next: TypeAlias = Step[A, B] | Call[B] | Flow[B]
-Part: TypeAlias = Call[Any] | Flow[Any] | Step[Any, Any]
+Next: TypeAlias = Step[A, B] | Runnable[B]
+Part: TypeAlias = Runnable[Any] | Step[Any, Any]
 
 
 # fmt: off
 @overload
-def chain(a: Start[A], /, *, on_failure: OnFailure = ...) -> Flow[A]: ...
+def chain(a: Runnable[A], /, *, on_failure: OnFailure = ...) -> Flow[A]: ...
 @overload
-def chain(a: Start[A], b: Next[A, B], /, *, on_failure: OnFailure = ...) -> Flow[B]: ...
+def chain(a: Runnable[A], b: Next[A, B], /, *, on_failure: OnFailure = ...) -> Flow[B]: ...
 @overload
 def chain(
-    a: Start[A], b: Next[A, B], c: Next[B, C], /, *, on_failure: OnFailure = ...
+    a: Runnable[A], b: Next[A, B], c: Next[B, C], /, *, on_failure: OnFailure = ...
 ) -> Flow[C]: ...
 @overload
 def chain(
-    a: Start[A], b: Next[A, B], c: Next[B, C], d: Next[C, D], /, *, on_failure: OnFailure = ...
+    a: Runnable[A], b: Next[A, B], c: Next[B, C], d: Next[C, D], /, *, on_failure: OnFailure = ...
 ) -> Flow[D]: ...
 @overload
 def chain(
-    a: Start[A], b: Next[A, B], c: Next[B, C], d: Next[C, D], e: Next[D, E], /,
+    a: Runnable[A], b: Next[A, B], c: Next[B, C], d: Next[C, D], e: Next[D, E], /,
     *, on_failure: OnFailure = ...,
 ) -> Flow[E]: ...
 @overload
 def chain(
-    a: Start[A], b: Next[A, B], c: Next[B, C], d: Next[C, D], e: Next[D, E], f: Next[E, F], /,
+    a: Runnable[A], b: Next[A, B], c: Next[B, C], d: Next[C, D], e: Next[D, E], f: Next[E, F], /,
     *, on_failure: OnFailure = ...,
 ) -> Flow[F]: ...
 @overload
 def chain(
-    a: Start[A], b: Next[A, B], c: Next[B, C], d: Next[C, D], e: Next[D, E], f: Next[E, F],
+    a: Runnable[A], b: Next[A, B], c: Next[B, C], d: Next[C, D], e: Next[D, E], f: Next[E, F],
     g: Next[F, G], h: Next[G, H], /, *rest: Next[Any, Any], on_failure: OnFailure = ...,
 ) -> Flow[Any]: ...
 @overload
@@ -194,11 +193,11 @@ def chain(*parts: Part, on_failure: OnFailure = "cancel") -> Any:
 
 
 @overload
-def group(members: Iterable[Start[R]], /) -> Flow[list[R]]: ...
+def group(members: Iterable[Runnable[R]], /) -> Flow[list[R]]: ...
 @overload
 def group(members: Iterable[Step[X, R]], /) -> Step[X, list[R]]: ...
 @overload
-def group(*members: Start[R]) -> Flow[list[R]]: ...
+def group(*members: Runnable[R]) -> Flow[list[R]]: ...
 @overload
 def group(*members: Step[X, R]) -> Step[X, list[R]]: ...
 
@@ -217,19 +216,19 @@ def group(*members: Any) -> Any:
 
 @overload
 def chord(
-    members: Iterable[Start[R]],
+    members: Iterable[Runnable[R]],
     callback: Step[list[R | Failed], S],
     on_failure: Literal["run"],
 ) -> Flow[S]: ...
 @overload
 def chord(
-    members: Iterable[Start[R]],
+    members: Iterable[Runnable[R]],
     callback: Next[list[R], S],
     on_failure: Literal["cancel", "wait"] = ...,
 ) -> Flow[S]: ...
 @overload
 def chord(
-    members: Iterable[Start[Any]], callback: Call[S] | Flow[S], on_failure: OnFailure = ...
+    members: Iterable[Runnable[Any]], callback: Runnable[S], on_failure: OnFailure = ...
 ) -> Flow[S]: ...
 @overload
 def chord(
@@ -257,7 +256,7 @@ def chord(members: Any, callback: Any, on_failure: OnFailure = "cancel") -> Any:
     return _wrapped(Chain((node, _node("chord", callback)), _policy(on_failure)))
 
 
-def plan_of(flow: Flow[Any]) -> Any:
+def plan_of(flow: object) -> Plan:
     """The jobs of a flow; raises as ``make_plan``."""
     if not isinstance(flow, Flow):
         remedy = "begin it with task.call(...)" if isinstance(flow, Step) else "chain() makes one"

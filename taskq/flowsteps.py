@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from taskq.arguments import ArgumentCodec
 from taskq.call import Call
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 Rest = ParamSpec("Rest")
 S = TypeVar("S")
 X = TypeVar("X")
@@ -65,6 +66,30 @@ class StepArguments(ArgumentCodec):
         return fields
 
 
+class _Calls(Protocol[P, R_co]):
+    """A task, as far as types go."""
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
+        """See ``Enqueuer``."""
+        ...
+
+    @property
+    def _step(self) -> Callable[..., Step[Any, R_co]]: ...
+
+
+class _StepMaker:
+    """Gives a task its ``step``.
+
+    A descriptor: of a generic method, the type checker would infer the first parameter's type from
+    what the step is passed to.
+    """
+
+    def __get__(
+        self, task: _Calls[Concatenate[X, Rest], S], _: object = None
+    ) -> Callable[Rest, Step[X, S]]:
+        return task._step
+
+
 class Composing(Generic[P, R]):
     """What makes parts of flows of a task and its options."""
 
@@ -79,11 +104,13 @@ class Composing(Generic[P, R]):
 
         def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
             """See ``Enqueuer``."""
+            ...
 
-    def step(
-        self: Composing[Concatenate[X, Rest], S], *args: Rest.args, **kwargs: Rest.kwargs
-    ) -> Step[X, S]:
-        """A part of a flow that takes the result of the part before it as its first argument.
+    #: ``step(...)``: a part of a flow; its first argument is what the part before it gives
+    step = _StepMaker()
+
+    def _step(self, *args: Any, **kwargs: Any) -> Step[Any, R]:
+        """See ``step``.
 
         Raises:
             InvalidCall: the further arguments do not fit the task's signature.
@@ -102,7 +129,7 @@ class Composing(Generic[P, R]):
             )
         codec = task.step_arguments
         limit = self._connection.packer.bodies.limit(self._packing)
-        call: Call[S] = Call(
+        call: Call[R] = Call(
             name=task.name,
             task=task,
             body=codec.dump(codec.validated(args, kwargs), limit),
