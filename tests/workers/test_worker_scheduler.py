@@ -209,6 +209,27 @@ async def test_a_rule_that_changed_at_a_deploy_counts_from_then(
     assert await moments(app) == ["04-02T00:35"]
 
 
+async def test_of_two_versions_the_one_that_was_started_last_ticks(
+    app: TaskQ, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    app.schedule("report", app.call_by_name("report"), every="10m", catch_up="all")
+    old = Scheduler(app)
+    await look(app, old)
+    new_app = TaskQ(app.data_dir)
+    use_clock(new_app, clock)
+    new_app.schedule("report", app.call_by_name("report"), every="15m", catch_up="all")
+    new = Scheduler(new_app)
+    await look(new_app, new)
+    with caplog.at_level(logging.WARNING, "taskq.worker"):
+        for _ in range(12):
+            clock.advance(300)
+            await look(app, old)
+            await look(new_app, new)
+    assert [one[-5:] for one in await moments(app)] == ["00:45", "01:00", "01:15", "01:30"]
+    assert caplog.text.count("schedule report is not ticked here (every 0:10:00)") == 1
+    await new_app.close()
+
+
 async def test_jitter_moves_ticks_but_not_what_they_stand_for(app: TaskQ, clock: FakeClock) -> None:
     @app.every("10m", name="often", jitter="5m", catch_up="all")
     def report() -> None: ...

@@ -55,6 +55,8 @@ class Scheduler:
         self._is_leaving = False
         self._unlisten: Callable[[], None] | None = None
         self._enrolled: set[Schedule] = set()
+        #: names of those that another worker has a newer rule for
+        self._outdated: set[str] = set()
         #: by schedule: up to where it was done with, and when its next tick is due
         self._next: dict[str, tuple[int, int]] = {}
 
@@ -130,7 +132,7 @@ class Scheduler:
         for schedule in planned:
             # One that a person removed is enrolled again by the next worker that starts.
             state = states.get(schedule.name)
-            if state is not None:
+            if state is not None and self._is_current(schedule, state):
                 due_ns = self._due_ns(schedule, state, now_ns)
                 if due_ns <= now_ns and not state.is_paused:
                     turns += await self._turns(schedule, state, now_ns)
@@ -139,6 +141,20 @@ class Scheduler:
         if turns:
             await _tick(port, turns)
         return max(min(sleeps_ns), 0) / SECOND_NS
+
+    def _is_current(self, schedule: Schedule, state: ScheduleState) -> bool:
+        """Whether no worker with another rule was started since."""
+        name = schedule.name
+        if state.rule == schedule.rule.rule:
+            self._outdated.discard(name)
+            return True
+        if name not in self._outdated:
+            self._outdated.add(name)
+            _log.warning(
+                "schedule %s is not ticked here (%s): a worker that was started later has another "
+                "rule for it", name, schedule.rule,
+            )  # fmt: skip
+        return False
 
     def _due_ns(self, schedule: Schedule, state: ScheduleState, now_ns: int) -> int:
         """When the next tick of a schedule is due."""
