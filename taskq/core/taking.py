@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     Taken = tuple[int, int, int, Lane, int]
 
 _READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
+#: Lanes with a key that a claim looks at, of each family, once jobs have waited for a window. They
+#: are those with the oldest jobs: only given-back ones could stand on a higher level elsewhere.
+_FRONT_MIN: Final = 64
 _CLAIMED: Final = int(after(State.READY, Kind.CLAIMED))
 
 
@@ -207,7 +210,7 @@ class Taking(Jobs):
         levels: list[list[Lane]] = [[] for _ in range(PRIORITY_MAX + 1)]
         for ready in self._ready:
             for one in _served(ready, queues, tasks):
-                for lane in (one,) if isinstance(one, Lane) else one.front(count):
+                for lane in (one,) if isinstance(one, Lane) else one.front(max(count, _FRONT_MIN)):
                     levels[_top(lane, bounds)].append(lane)
         return levels
 

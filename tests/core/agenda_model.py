@@ -13,10 +13,10 @@ class Job:
     """One job of the model. ``due`` is shifted time unless ``is_wall``."""
 
     number: int
-    lane: int
     queue: str
     task: str
     priority: int
+    key: bytes = b""
     state: State
     attempt: int = 0
     due: int = 0
@@ -34,7 +34,13 @@ class Model:
     """All jobs that ever were."""
 
     jobs: dict[int, Job] = field(default_factory=dict)
-    blocked: set[int] = field(default_factory=set)
+    blocked: set[tuple[int, str, str]] = field(default_factory=set)
+    #: jobs of a task and key that may run at a time
+    concurrency: dict[str, int] = field(default_factory=dict)
+    #: (claims, window) of a task and key
+    rates: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: (task, key, shifted time) of each claim that counted against a rate
+    claims: list[tuple[str, bytes, int]] = field(default_factory=list)
     now: int = 1_000_000
     shift: int = 0
     #: waiting longer, a job rises one level for each
@@ -62,15 +68,39 @@ class Model:
             job
             for job in self.jobs.values()
             if job.state is State.READY
-            and job.lane not in self.blocked
+            and (job.key or (job.priority, job.queue, job.task) not in self.blocked)
             and (queues is None or job.queue in queues)
             and (tasks is None or job.task in tasks)
         ]
         ready.sort(key=lambda job: (-self.level(job), job.number))
-        return [job.number for job in ready]
+        rooms: dict[tuple[str, bytes], int] = {}
+        allowed = []
+        for job in ready:
+            group = job.task, job.key
+            room = rooms.setdefault(group, self.room(*group))
+            if room > 0:
+                rooms[group] = room - 1
+                allowed.append(job.number)
+        return allowed
+
+    def room(self, task: str, key: bytes) -> int:
+        """How many more jobs of the group may be claimed now."""
+        running = sum(
+            job.state is State.RUNNING and (job.task, job.key) == (task, key)
+            for job in self.jobs.values()
+        )
+        room = self.concurrency.get(task, 10**9) - running
+        if task in self.rates:
+            most, window = self.rates[task]
+            since = self.now - self.shift - window
+            recent = [one for one in self.claims if one[:2] == (task, key) and one[2] > since]
+            room = min(room, most - len(recent))
+        return room
 
     def claim(self, number: int, token: int) -> None:
         job = self.jobs[number]
+        if job.task in self.rates:
+            self.claims.append((job.task, job.key, self.now - self.shift))
         job.state, job.token = State.RUNNING, token
         job.attempt += 1
 

@@ -12,7 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from taskq.core import agenda, blocks, jobtable, lanes, timetable
 from taskq.core.agenda import Agenda
 from taskq.core.jobtable import META_EXPIRES
+from taskq.core.laneset import GONE
+from taskq.core.limits import Limit, apply_rated
 from taskq.core.model import State
+from taskq.core.rates import RATE_WINDOW_NS_MIN, Rate
 from taskq.core.records import Kind
 from tests.core.agenda_model import Job, Model
 
@@ -21,11 +24,16 @@ if TYPE_CHECKING:
 
     from taskq.core.lanes import Lane
 
+    Where = tuple[int, str, str, bytes]
+
 QUEUES = ("default", "mail")
 TASKS = ("", "a", "b")
 ALL = 2**62
 EPOCH = 77
-LANES = st.tuples(st.sampled_from((0, 5, 9)), st.sampled_from(QUEUES), st.sampled_from(TASKS))
+PLACES = st.tuples(st.sampled_from((0, 5, 9)), st.sampled_from(QUEUES), st.sampled_from(TASKS))
+KEYS = st.sampled_from((b"", b"", b"x", b"yy"))
+LANES = st.tuples(st.sampled_from((0, 5, 9)), st.sampled_from(QUEUES), st.sampled_from(TASKS), KEYS)
+LIMITS = {"a": Limit(concurrency=2), "b": Limit(rate=Rate(3, RATE_WINDOW_NS_MIN))}
 SOME_QUEUES = st.none() | st.frozensets(st.sampled_from(QUEUES))
 SOME_TASKS = st.none() | st.frozensets(st.sampled_from(TASKS))
 DELAYS = st.integers(-20, 200)
@@ -59,17 +67,17 @@ class AgendaMachine(RuleBasedStateMachine):
 
     # -- jobs come ---------------------------------------------------------------------------------
 
-    def lane(self, where: tuple[int, str, str]) -> Lane:
-        priority, queue, task = where
-        key = bytes((len(queue), len(task))) + queue.encode() + task.encode()
-        return self.agenda.lane(priority, key)
+    def lane(self, where: Where) -> Lane:
+        priority, queue, task, key = where
+        names = bytes((len(queue), len(task))) + queue.encode() + task.encode()
+        return self.agenda.lane(priority, names + key)
 
-    def born(self, where: tuple[int, str, str], state: State, expires: int | None) -> Job:
+    def born(self, where: Where, state: State, expires: int | None) -> Job:
         self.lsn += 1
-        priority, queue, task = where
+        priority, queue, task, key = where
         job = Job(
             number=self.lsn,
-            lane=self.lane(where).number,
+            key=key,
             queue=queue,
             task=task,
             priority=priority,
@@ -90,7 +98,7 @@ class AgendaMachine(RuleBasedStateMachine):
             self.agenda.apply_expiry(job.number, job.expires + shift, job.expires_is_wall)
 
     @rule(where=LANES, count=st.integers(1, 12), expires=EXPIRIES)
-    def enqueue(self, where: tuple[int, str, str], count: int, expires: int | None) -> None:
+    def enqueue(self, where: Where, count: int, expires: int | None) -> None:
         for _ in range(count):
             job = self.born(where, State.READY, expires)
             meta = 0 if expires is None else META_EXPIRES
@@ -98,15 +106,13 @@ class AgendaMachine(RuleBasedStateMachine):
             self.note_expiry(job)
 
     @rule(where=LANES, count=st.integers(0, 40))
-    def enqueue_run(self, where: tuple[int, str, str], count: int) -> None:
+    def enqueue_run(self, where: Where, count: int) -> None:
         first = self.lsn + 1
         jobs = [self.born(where, State.READY, None).number for _ in range(count)]
         self.agenda.apply_enqueued_run(first, [job * 3 for job in jobs], self.lane(where), 0)
 
     @rule(where=LANES, due=DELAYS, is_wall=st.booleans(), expires=EXPIRIES)
-    def schedule(
-        self, where: tuple[int, str, str], due: int, is_wall: bool, expires: int | None
-    ) -> None:
+    def schedule(self, where: Where, due: int, is_wall: bool, expires: int | None) -> None:
         job = self.born(where, State.SCHEDULED, expires)
         moment = self.model.now + due
         job.is_wall, job.due = is_wall, moment - (0 if is_wall else self.model.shift)
@@ -127,6 +133,19 @@ class AgendaMachine(RuleBasedStateMachine):
     def promote(self) -> None:
         self.model.promote()
         self.agenda.promote(self.model.now, ALL)
+        self.agenda.groups.open_due(self.agenda.moment)
+
+    @rule()
+    def learn_the_limits(self) -> None:
+        """A worker that has the tasks begins to claim; jobs of theirs may run already."""
+        self.agenda.groups.tell(LIMITS, self.agenda.moment)
+        self.model.concurrency = {"a": 2}
+        self.model.rates = {"b": (3, RATE_WINDOW_NS_MIN)}
+
+    @rule()
+    def a_window_goes(self) -> None:
+        self.model.now += RATE_WINDOW_NS_MIN
+        self.promote()
 
     @rule(step=st.integers(-300, 300))
     def clock_steps(self, step: int) -> None:
@@ -154,7 +173,7 @@ class AgendaMachine(RuleBasedStateMachine):
     @rule(count=st.integers(0, 15), queues=SOME_QUEUES, tasks=SOME_TASKS)
     def take(self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> None:
         expected = self.model.claimable(queues, tasks)[:count]
-        if tasks is None:
+        if tasks is None and not self.model.concurrency:
             assert self.agenda.next_ready(count, queues) == expected
         taken = self.agenda.take(count, queues, tasks)
         assert [one[0] for one in taken] == expected
@@ -163,11 +182,14 @@ class AgendaMachine(RuleBasedStateMachine):
             self.model.claim(number, self.lsn)
             self.agenda.running[number] = (self.lsn, EPOCH, 1)
             job = self.model.jobs[number]
-            assert (location, attempt, lane.number) == (number * 3, job.attempt, job.lane)
+            assert (location, attempt) == (number * 3, job.attempt)
+            assert (lane.task, lane.concurrency_key) == (job.task, job.key)
 
     @rule(count=st.integers(1, 20), queues=SOME_QUEUES)
     def look(self, count: int, queues: frozenset[str] | None) -> None:
-        """Looking twice shows the same: looking changes nothing."""
+        """Looking twice shows the same: looking changes nothing; limits it does not know."""
+        if self.model.concurrency:
+            return
         expected = self.model.claimable(queues, None)[:count]
         assert self.agenda.next_ready(count, queues) == expected
         assert self.agenda.next_ready(count, queues) == expected
@@ -182,6 +204,7 @@ class AgendaMachine(RuleBasedStateMachine):
             self.model.claim(number, self.lsn)
             attempt = self.model.jobs[number].attempt
             assert self.agenda.apply_claimed(number, self.lsn, EPOCH, 2, attempt)
+            self.note_rated(number)
 
     @precondition(lambda self: self.model.in_state(State.SCHEDULED))
     @rule(pick=PICK)
@@ -193,6 +216,12 @@ class AgendaMachine(RuleBasedStateMachine):
         self.model.claim(number, self.lsn)
         attempt = self.model.jobs[number].attempt
         assert self.agenda.apply_claimed(number, self.lsn, EPOCH, 2, attempt)
+        self.note_rated(number)
+
+    def note_rated(self, number: int) -> None:
+        """The record of another process's claim says that it counts against a rate."""
+        if self.model.jobs[number].task in self.model.rates:
+            apply_rated(self.agenda, number, 3, RATE_WINDOW_NS_MIN)
 
     # -- jobs go -----------------------------------------------------------------------------------
 
@@ -237,17 +266,15 @@ class AgendaMachine(RuleBasedStateMachine):
             assert self.agenda.apply_ended(Kind.CANCELLED, number)
             self.model.end(number, Kind.CANCELLED)
 
-    @rule(where=LANES)
+    @rule(where=PLACES)
     def block(self, where: tuple[int, str, str]) -> None:
-        lane = self.lane(where)
-        self.agenda.block(lane, 2)
-        self.model.blocked.add(lane.number)
+        self.agenda.block(self.lane((*where, b"")), 2)
+        self.model.blocked.add(where)
 
-    @rule(where=LANES)
+    @rule(where=PLACES)
     def unblock(self, where: tuple[int, str, str]) -> None:
-        lane = self.lane(where)
-        self.agenda.unblock(lane, 2)
-        self.model.blocked.discard(lane.number)
+        self.agenda.unblock(self.lane((*where, b"")), 2)
+        self.model.blocked.discard(where)
 
     @rule(pick=PICK)
     def records_of_unknown_jobs_change_nothing(self, pick: int) -> None:
@@ -264,7 +291,7 @@ class AgendaMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_equal_a_recount(self) -> None:
-        queues = {lane.queue for lane in self.agenda.lanes}
+        queues = {lane.queue for lane in self.agenda.lanes if lane is not GONE}
         assert self.agenda.stats() == self.model.stats(queues)
         assert self.agenda.any_ready() == bool(self.model.claimable(None, None))
 
@@ -288,10 +315,41 @@ class AgendaMachine(RuleBasedStateMachine):
         for promised, true in (
             (self.agenda.next_due_ns(), self.model.next_due()),
             (self.agenda.next_expiry_ns(), self.model.next_expiry()),
+            (self.agenda.next_rate_ns(), self.next_rate()),
         ):
             if true is not None:
                 assert promised is not None
                 assert promised <= true
+
+    def next_rate(self) -> int | None:
+        """When the first of the ready jobs of a group that waits for its rate may be claimed."""
+        moments = []
+        for task, (most, window) in self.model.rates.items():
+            waiting = {
+                job.key
+                for job in self.model.jobs.values()
+                if job.task == task and job.state is State.READY
+            }
+            for key in waiting:
+                claims = [one[2] for one in self.model.claims if one[:2] == (task, key)]
+                if self.model.room(task, key) <= 0:
+                    moments.append(claims[-most] + window + self.model.shift)
+        return min(moments, default=None)
+
+    @invariant()
+    def lanes_with_a_key_are_there_only_while_a_job_is_in_them(self) -> None:
+        live = {
+            (job.priority, job.queue, job.task, job.key)
+            for job in self.model.jobs.values()
+            if job.key and job.state in {State.SCHEDULED, State.READY, State.RUNNING}
+        }
+        lanes = [lane for lane in self.agenda.lanes if lane.family is not None]
+        found = {
+            (lane.priority, lane.queue, lane.task, lane.concurrency_key)
+            for lane in lanes
+            if lane.ready or lane.scheduled or lane.running
+        }
+        assert found == live
 
 
 TestAgenda = AgendaMachine.TestCase

@@ -290,6 +290,7 @@ class Worker:
         self._deaths.listen(store, self.app._death_hooks, self.app._tasks)
         self._tell_what_it_serves()
         hands = self._hands(store)
+        hands.feed.limits, hands.feed.weights = self._task_limits, self._weights
         self._gates = Gates(
             self.app,
             hands,
@@ -316,7 +317,6 @@ class Worker:
             burst_clock=store.steady_ns if self._burst else None,
             max_jobs=self._max_jobs,
         )
-        crew.feed.limits, crew.feed.weights = self._task_limits, self._weights
         # Asked from another thread: a copy of the slots is made in one step of the interpreter.
         self.services.add(CancelListener(crew))
         self.services.add(LoopWatch(lambda: not crew.running(), crew.delivery_of))
