@@ -69,7 +69,9 @@ class ConditionGate(Gate):
 
     async def _live(self) -> None:
         while True:
-            if not self._claimed and not await self.demand():
+            # While it is shut, what was stopped is about to be given back, and waits then.
+            stays = self.mode is Mode.SHUT and self.hall.is_running(self.tasks)
+            if not self._claimed and not stays and not await self.demand():
                 self._enter(Mode.IDLE)
                 await self._claim(1, None)
             if self.mode is not Mode.SHUT:
