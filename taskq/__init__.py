@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from taskq import retry
     from taskq.app import TaskQ, task
     from taskq.call import Call
-    from taskq.context import JobContext, current_job
+    from taskq.context import JobContext, current_job, progress, progress_sync
     from taskq.core.errors import (
         AppendFailed,
         CompressionUnavailable,
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from taskq.log.deaths import DeadLetter
     from taskq.log.timeline import JobEvent
     from taskq.namedreaders import ReaderView
+    from taskq.progressing import Progress
     from taskq.puts import Put
     from taskq.record import Record
     from taskq.stream import Stream
@@ -119,6 +120,7 @@ __all__ = [
     "PayloadTooLarge",
     "PendingFlow",
     "PendingJob",
+    "Progress",
     "Put",
     "QueuePolicy",
     "QueueStats",
@@ -153,6 +155,8 @@ __all__ = [
     "current_job",
     "group",
     "injected",
+    "progress",
+    "progress_sync",
     "retry",
     "task",
 ]
@@ -162,6 +166,9 @@ _HOMES = {
     "chord": "taskq.flows",
     "chain": "taskq.flows",
     "PendingFlow": "taskq.flowhandle",
+    "Progress": "taskq.progressing",
+    "progress": "taskq.context",
+    "progress_sync": "taskq.context",
     "FlowProgress": "taskq.flowhandle",
     "FlowHandle": "taskq.flowhandle",
     "Step": "taskq.flows",

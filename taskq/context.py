@@ -13,6 +13,7 @@ from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.flowhandle import PendingFlow
 from taskq.flows import plan_of
 from taskq.handle import PendingJob, make_handle
+from taskq.progressing import tell
 from taskq.scheduleheaders import MOMENT_HEADER
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class JobContext:
     """
 
     __slots__ = (
-        "_cancel_asked", "_children", "_children_size", "app", "delivery", "packs", "until_seconds",
+        "__weakref__", "_cancel_asked", "_children", "_children_size", "app", "delivery", "packs",
+        "until_seconds",
     )  # fmt: skip
     until_seconds: float
     _cancel_asked: bool
@@ -105,6 +107,17 @@ class JobContext:
         """
         # Set only where it is asked: most jobs are not cancelled, and should not pay for it.
         return getattr(self, "_cancel_asked", False)
+
+    def progress(self, fraction: float, message: str = "") -> None:
+        """Tell how far this job is; ``job.progress()`` shows it in any process.
+
+        Costs some microseconds: it is written by another thread, ten times a second at most, and
+        nothing of it is kept once the job is over.
+
+        Raises:
+            UsageError: the fraction is not from 0 to 1, or the message is over 500 characters.
+        """
+        tell(self, fraction, message)
 
     @property
     def children(self) -> list[Child]:
@@ -183,3 +196,31 @@ def current_job() -> JobContext:
         raise UsageError(
             "current_job() is for code that runs inside a task: no job runs here"
         ) from None
+
+
+async def progress(fraction: float, message: str = "") -> None:
+    """Tell how far the running job is, from 0 to 1, and what it does now.
+
+    ::
+
+        await progress(0.4, "uploading")
+
+    Raises:
+        UsageError: called outside a running task; or as ``JobContext.progress``.
+    """
+    progress_sync(fraction, message)
+
+
+def progress_sync(fraction: float, message: str = "") -> None:
+    """Do as ``progress``, in functions that run in threads or child processes.
+
+    Raises:
+        UsageError: as ``progress``.
+    """
+    try:
+        job = _current.get()
+    except LookupError:
+        raise UsageError(
+            "progress() is for code that runs inside a task: no job runs here"
+        ) from None
+    job.progress(fraction, message)

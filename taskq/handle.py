@@ -18,6 +18,7 @@ from taskq.core.errors import (
     ResultTimeout,
 )
 from taskq.core.model import LIVE_STATES, JobView, State
+from taskq.progressing import progress_of
 from taskq.serialization import decode_loose
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from taskq.core.model import AttemptView
     from taskq.log.port import LoopPort, ThreadPort
     from taskq.log.requests import Duplicate
+    from taskq.progressing import Progress
     from taskq.tasks import Task
 
 R = TypeVar("R")
@@ -170,6 +172,20 @@ class JobHandle(Generic[R]):
     def cancel_sync(self) -> bool:
         """Do as ``cancel``, blocking this thread."""
         return bool(self._thread_port().cancel(self.lsn).result())
+
+    async def progress(self) -> Progress | None:
+        """How far the job is, as it told last; None if it does not run, or told nothing yet.
+
+        Raises:
+            JobNotFound: the log has no such job.
+        """
+        port = await self._port()
+        told: Progress | None = await port.look(
+            lambda one: progress_of(one.journal, self.lsn), needs_agenda=False
+        )
+        return told
+
+    progress_sync = blocking(progress)
 
     async def _view(self) -> JobView:
         """The view with payload and result as they are stored: reading them may take long."""

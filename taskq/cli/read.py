@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.core.model import Damage, JobView, OwnerView, Serving
+    from taskq.log.progressfile import Told
     from taskq.log.reader import LogReader
     from taskq.log.timetravel import Moment
 
@@ -114,15 +115,17 @@ def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None)
         if job is None:
             raise no_such_job(reader, job_id, at)
         job = replace(job, attempts=reader.attempts(job))
-    show_job(job, _seen_from(at), as_json=as_json)
+        told = reader.progress(job.lsn) if at is None else None
+    show_job(job, _seen_from(at), told, as_json=as_json)
 
 
-def show_job(job: JobView, now_ns: int, *, as_json: bool) -> None:
-    """Print everything about a job."""
+def show_job(job: JobView, now_ns: int, told: Told | None = None, *, as_json: bool) -> None:
+    """Print everything about a job, and how far it is, if it runs."""
     if as_json:
         render.print_json(
             {
                 **render.job_json(job),
+                "progress": render.progress_json(told),
                 "payload": render.body_json(job.payload),
                 "result": render.body_json(job.result),
                 "problem": job.problem or None,
@@ -132,7 +135,7 @@ def show_job(job: JobView, now_ns: int, *, as_json: bool) -> None:
             }
         )
         return
-    _print_job(job, now_ns)
+    _print_job(job, now_ns, told)
 
 
 def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Failure:
@@ -145,7 +148,7 @@ def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Fai
     return Failure(f"there is no job {job_id} in this log ({known}). taskq ls lists them")
 
 
-def _print_job(job: JobView, now_ns: int) -> None:
+def _print_job(job: JobView, now_ns: int, told: Told | None) -> None:
     def at(moment_ns: int) -> str:
         text = render.moment(moment_ns)
         return f"{render.when(moment_ns, now_ns)} ({text})" if text else ""
@@ -158,6 +161,7 @@ def _print_job(job: JobView, now_ns: int) -> None:
             ("queue", job.queue),
             ("priority", str(job.priority)),
             ("attempt", _attempts(job)),
+            ("progress", render.progress(told, now_ns)),
             ("enqueued", at(job.enqueued_ns)),
             ("due", at(job.due_ns)),
             ("expires", at(job.expires_ns)),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from taskq.core.model import AttemptView, JobView
+    from taskq.log.progressfile import Told
 
 #: Columns between two columns of a table.
 _GAP: Final = 2
@@ -111,6 +112,21 @@ def job_json(job: JobView) -> dict[str, Any]:
         "headers": job.headers,
         "reason": job.reason or None,
     }
+
+
+def progress(told: Told | None, now_ns: int) -> str:
+    """How far a job is, for people; "" where it did not tell."""
+    if told is None:
+        return ""
+    words = [f"{told.fraction:.0%}", told.message, f"({when(told.at_ns, now_ns)})"]
+    return " ".join(word for word in words if word)
+
+
+def progress_json(told: Told | None) -> dict[str, Any] | None:
+    """The same for programs."""
+    if told is None:
+        return None
+    return {"fraction": told.fraction, "message": told.message, "at": moment(told.at_ns)}
 
 
 def attempt_json(attempt: AttemptView) -> dict[str, Any]:

@@ -43,6 +43,10 @@ _PIPES_MAX: Final = 64
 _local: dict[int, int] = {}
 forks.on_fork(_local.clear)
 _DESCRIPTION_BYTES_MAX: Final = 4_096
+#: Ends of the names of an owner's files.
+_SUFFIXES: Final = (
+    ".lock", ".pipe", serving.SUFFIX, serving.SUFFIX_NEW, ".progress", ".progress-new",
+)  # fmt: skip
 _OWNER_NAME: Final = re.compile("[0-9a-f]{16}")
 
 
@@ -85,7 +89,7 @@ class LocalPeers:
 
     def forget(self, owner: int) -> None:
         """Remove a dead owner's files."""
-        for suffix in (".lock", ".pipe", serving.SUFFIX, serving.SUFFIX_NEW):
+        for suffix in _SUFFIXES:
             (self._path / f"{owner:016x}{suffix}").unlink(missing_ok=True)
 
     def _forget_dead(self) -> None:

@@ -22,6 +22,7 @@ from taskq.log.inboxfiles import Inbox
 from taskq.log.journal import Journal
 from taskq.log.listing import Wanted, newest_jobs
 from taskq.log.ownerviews import owner_views
+from taskq.log.progressfile import find_progress
 from taskq.log.segment import segment_lsn
 from taskq.log.selection import newest_dead
 from taskq.log.timeline import JobEvent, name_attempts, timeline
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from taskq.core.schedules import ScheduleState
     from taskq.core.why import Facts, Reason
     from taskq.log.ports import Clock
+    from taskq.log.progressfile import Told
     from taskq.log.selection import DeadFilter, Place
 
 
@@ -108,6 +110,14 @@ class LogReader:
         """
         view = self._told(at, lambda journal, now_ns: tell(journal, lsn, now_ns))
         return None if view is None else self._bodies.show_view(view)
+
+    def progress(self, lsn: int) -> Told | None:
+        """How far a job is that runs now, as it told last.
+
+        Raises:
+            JobNotFound: there is no such job in this log.
+        """
+        return find_progress(self._journal, lsn)
 
     def jobs(
         self,

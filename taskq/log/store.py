@@ -17,6 +17,7 @@ from taskq.core.model import SECOND_NS
 from taskq.log import forks
 from taskq.log.config import MAILBOX_MAX, LogConfig
 from taskq.log.port import LoopPort, ThreadPort
+from taskq.log.progressfile import ProgressBoard
 from taskq.log.serving import publish
 from taskq.log.survey import refusals
 from taskq.log.thread import StorageThread, run_chore
@@ -64,6 +65,7 @@ class Store:
         self._opened = threading.Event()
         self._error: BaseException | None = None
         self._storage: StorageThread | None = None
+        self._progress: ProgressBoard | None = None
         self._servings: dict[object, Serving] = {}
         self._ports: dict[asyncio.AbstractEventLoop, LoopPort] = {}
         self._latest: dict[int, LoopPort] = {}
@@ -221,6 +223,14 @@ class Store:
         self.wake_up()
         return leave
 
+    @property
+    def progress(self) -> ProgressBoard:
+        """Where running jobs of this process tell how far they are; made when first asked for."""
+        with _registry_guard:
+            if self._progress is None:
+                self._progress = ProgressBoard(Path(self.path) / "owners", self.owner)
+            return self._progress
+
     def between_batches(self, chore: Callable[[], object]) -> None:
         """Run ``chore`` on the storage thread, while it holds no lock."""
         self.chores.append(chore)
@@ -265,6 +275,8 @@ class Store:
                 for key in [key for key, store in _registry.items() if store is self]:
                     del _registry[key]
                 self.wake_up()
+        if self._progress is not None:
+            self._progress.close()
         self._thread.join(self.config.lock_wait_seconds + 1)
         self.usable = False
         if self._thread.is_alive() and self._storage is not None:

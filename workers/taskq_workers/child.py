@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq import telemetry
 from taskq.app import TaskQ, default_app
 from taskq.context import JobContext, _current
+from taskq.progressing import relay_to
 from taskq.tasks import Task
 from taskq_workers.afar import failed, given_back, succeeded
 from taskq_workers.forked import keep_from_children
 from taskq_workers.lifespans import bound, bound_names, resources_in_thread
 from taskq_workers.loader import load_app
+from taskq_workers.relaying import Outlet
 from taskq_workers.shipping import Shipped, Unpacker
 from taskq_workers.timeouts import Limits, limited, tell_deadline, too_long_softly
 from taskq_workers.wire import Done, Problem, Ready, packed, receive
@@ -79,10 +81,12 @@ def main(work: int, life: int, parent: int) -> None:
 
 def _serve(channel: socket.socket, bench: _Bench, *, tells_memory: bool) -> None:
     work: Work | None
+    outlet = Outlet(channel)
+    relay_to(outlet.tell)
     while (work := receive(channel)) is not None:
         # A context of its own for each job: what it sets there ends with it.
         ended = copy_context().run(bench.run, work)
-        channel.sendall(packed(Done(ended, _rss_bytes() if tells_memory else 0)))
+        outlet.end(Done(ended, _rss_bytes() if tells_memory else 0))
         del work, ended
 
 

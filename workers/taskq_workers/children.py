@@ -16,7 +16,7 @@ from multiprocessing.spawn import get_executable
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.interrupts import ChildDied
-from taskq_workers.wire import Done, Inlet, LostChild, Problem, Ready, packed
+from taskq_workers.wire import Done, Inlet, LostChild, Problem, Ready, Told, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +83,8 @@ class Child:
         self._inlet = Inlet()
         self._outgoing = bytearray()
         self._job: asyncio.Future[Done] | None = None
+        #: told how far the job is that runs there
+        self.on_told: Callable[[Told], None] | None = None
         self._reason: BaseException | None = None
         self._killer: asyncio.TimerHandle | None = None
         self._channel, theirs = socket.socketpair()
@@ -167,6 +169,9 @@ class Child:
             if job is not None and not job.done():
                 job.set_result(message)
             self._become_idle(Phase.BUSY)
+        elif isinstance(message, Told):
+            if self.on_told is not None:
+                self.on_told(message)
         elif isinstance(message, Ready):
             self.is_ready = True
             self._become_idle(Phase.STARTING)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq import telemetry
 from taskq.context import _current
 from taskq.naming import main_module_name
+from taskq.progressing import tell
 from taskq_workers.afar import given_back
 from taskq_workers.children import Child, Phase
 from taskq_workers.settling import Pause
@@ -91,7 +92,9 @@ class ProcessRunner:
                 self._told = str(error)
                 _log.error("jobs of %s go back: %s", task.name, error)
             return given_back(0, delivery, str(error))
-        given = payload if delivery.payload_flags else None
+        # It is another where it was packed, or completed by what ran before.
+        given = None if payload == delivery.stored_payload else payload
+        child.on_told = lambda told: tell(job, told.fraction, told.message)
         done = child.run(Work(ship(delivery, given), module, telemetry.leave()))
         limit = None
         if task.timeout is not None:
@@ -104,6 +107,7 @@ class ProcessRunner:
                 await self._end(child)
             raise
         finally:
+            child.on_told = None
             if limit is not None:
                 limit.cancel()
 
