@@ -120,6 +120,11 @@ def condition(
             f"the condition {_name_of(check)} must be a function that needs no arguments: wrap it, "
             f"for example in a lambda or with functools.partial"
         )
+    if _gives_condition(check):
+        raise UsageError(
+            f"the condition {_name_of(check)} makes conditions and is none: call it, "
+            f"for example {_name_of(check)}()"
+        )
     interval, limit = seconds(every, "every"), seconds(timeout, "timeout")
     if interval <= 0 or limit <= 0:
         raise UsageError(f"the condition {_name_of(check)}: every and timeout must be above 0")
@@ -209,6 +214,12 @@ def _takes_nothing(check: Callable[..., object]) -> bool:
     except ValueError:
         return True  # a builtin that does not tell
     return True
+
+
+def _gives_condition(check: Callable[..., object]) -> bool:
+    """Whether the brackets were forgotten, as in ``requires=[on_power]``."""
+    annotations: dict[str, object] = getattr(check, "__annotations__", {})
+    return annotations.get("return") in (Condition, Condition.__name__)
 
 
 def _name_of(check: object) -> str:

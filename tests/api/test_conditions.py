@@ -89,6 +89,7 @@ def test_sizes_are_read_in_both_kinds_of_units(text: str, size: int) -> None:
         (always, "give a list of conditions"),
         ("online", "give a list of conditions"),
         ([True], "a condition is True"),
+        ([on_power], r"makes conditions and is none: call it, for example on_power\(\)"),
         ([bool], "must be a function that needs no arguments"),
         ([needs_a_host], "must be a function that needs no arguments"),
     ],

@@ -24,6 +24,7 @@ from taskq import TaskQ
 from taskq.conditions import online
 from taskq.testing.clock import TravelClock, use_clock
 from taskq_workers.pool import Worker
+from tests.bench.process import cpu_seconds
 from tests.bench.tables import Table
 
 if TYPE_CHECKING:
@@ -142,7 +143,9 @@ async def measure(directory: str, jobs: int, concurrency: int, seconds: float) -
             clock.advance(DAY_SECONDS)
             await _say(workers)
             await _heard(workers, "advanced")
+            spent = -sum(cpu_seconds(worker.pid) for worker in workers)
             await asyncio.sleep(seconds)
+            spent += sum(cpu_seconds(worker.pid) for worker in workers)
             written = (await app.stats()).next_lsn - before
             reason = (await app.why(handles[-1].id)).text
             server = await asyncio.start_server(host.serve, "127.0.0.1", port, backlog=1_000)
@@ -170,6 +173,7 @@ async def measure(directory: str, jobs: int, concurrency: int, seconds: float) -
     return {
         "why, meanwhile": reason,
         "records written while down": written,
+        "a worker, meanwhile": f"{spent / WORKERS / seconds * 100:.2f} % of a core",
         "first job after": f"{host.first_at - up_at:.3f} s",
         "all jobs after": f"{done:.2f} s",
         "at a time, as the first came": " ".join(map(str, host.most[:24])),

@@ -137,8 +137,8 @@ class Breaker(Gate):
             await asyncio.sleep(min(left, INTERVAL_SECONDS) if left > 0 else INTERVAL_SECONDS)
 
     async def _is_away(self) -> bool:
-        probe, age = self.rule.probe, 0.9 * INTERVAL_SECONDS
+        probe = self.rule.probe
         signals = self.hall.network_conditions(self.rule.queue) if probe is None else [probe]
         if signals:
-            return await self.hall.probes.unmet(signals, age) is not None
+            return await self.hall.probes.unmet(signals) is not None
         return not is_anywhere_routed()

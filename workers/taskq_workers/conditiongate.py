@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 #: What was found out so shortly after a job's network failure is not asked again.
 _ALARM_AGE_SECONDS: Final = 0.25
-#: Probes come that much early for those that share them.
-_SHARED: Final = 0.9
 
 
 class ConditionHall(Hall, Protocol):
@@ -99,9 +97,8 @@ class ConditionGate(Gate):
 
     async def _unmet(self) -> Probe | None:
         if self.mode is Mode.SHUT:
-            age = _SHARED * min(one.interval_seconds for one in self.conditions)
-        else:
-            age = _ALARM_AGE_SECONDS if self._alarm.is_set() else HELD_SECONDS
+            return await self.hall.probes.unmet(self.conditions)
+        age = _ALARM_AGE_SECONDS if self._alarm.is_set() else HELD_SECONDS
         return await self.hall.probes.unmet(self.conditions, age)
 
     async def _while_open(self) -> Probe | None:

@@ -16,6 +16,8 @@ _log: Final = logging.getLogger("taskq.worker")
 
 #: A condition that held is taken for holding so long, while its jobs run.
 HELD_SECONDS: Final = 2.0
+#: The part of its interval for which a probe serves others.
+_SHARED: Final = 0.9
 
 
 class Probe:
@@ -62,14 +64,15 @@ class Probe:
 
     async def _probe(self, now: float) -> None:
         condition = self.condition
+        limit = asyncio.timeout(condition.timeout_seconds)
         try:
-            async with asyncio.timeout(condition.timeout_seconds):
+            async with limit:
                 problem = await condition.problem()
-        except TimeoutError:
-            problem = f"its probe took over {condition.timeout_seconds:g} s"
         except Exception as error:  # noqa: BLE001 - a condition is somebody else's code
-            problem = f"{type(error).__name__}: {error}".partition("\n")[0]
-            if not self._is_warned:
+            problem = f"its probe took over {condition.timeout_seconds:g} s"
+            if not limit.expired():
+                problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+            if not limit.expired() and not self._is_warned:
                 self._is_warned = True
                 _log.warning(
                     "the condition %s counts as not holding, since its probe raised %s",
@@ -109,10 +112,27 @@ class Probes(dict["Condition", Probe]):
         probes = (self[condition] for condition in conditions)
         return next((one for one in probes if one.problem and one.probed_at >= oldest), None)
 
-    async def unmet(self, conditions: Iterable[Condition], age_seconds: float) -> Probe | None:
-        """The first of the conditions that does not hold; None if all do."""
+    async def unmet(
+        self, conditions: Iterable[Condition], age_seconds: float | None = None
+    ) -> Probe | None:
+        """The first of the conditions that does not hold; None if all do.
+
+        Args:
+            conditions: those that are meant.
+            age_seconds: what was found out so long ago is good enough; None: for each condition
+                almost as long as it wants between two probes.
+        """
         probes = [self[condition] for condition in conditions]
-        problems = await asyncio.gather(*(probe.told(age_seconds) for probe in probes))
+        problems = await asyncio.gather(
+            *(
+                probe.told(
+                    _SHARED * probe.condition.interval_seconds
+                    if age_seconds is None
+                    else age_seconds
+                )
+                for probe in probes
+            )
+        )
         return next((one for one, problem in zip(probes, problems, strict=True) if problem), None)
 
     async def leave(self) -> None:

@@ -65,6 +65,10 @@ class Hall(Protocol):
         """What may be claimed has changed, or why it may not."""
         ...
 
+    def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Those that may run; the others are given back."""
+        ...
+
     def wall_ns(self) -> int:
         """The log's time."""
         ...
@@ -202,7 +206,8 @@ class Gate:
         deliveries, self._claimed = self._claimed, []
         self._flying = {delivery.token for delivery in deliveries}
         self._landed.clear()
-        self.hall.feed.add(deliveries)
+        # A queue may have begun to back off since they were claimed.
+        self.hall.feed.add(self.hall.passed(deliveries))
         try:
             async with asyncio.timeout(seconds):
                 await self._landed.wait()
