@@ -31,7 +31,9 @@ _WITH_CAUSE: Final = frozenset(
     {Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED}
 )
 #: Those that end the claim of a worker.
-_OF_WORKER: Final = frozenset({Kind.SUCCEEDED, Kind.DIED, Kind.RETRIED, Kind.RELEASED})
+_OF_WORKER: Final = frozenset(
+    {Kind.SUCCEEDED, Kind.DIED, Kind.RETRIED, Kind.RELEASED, Kind.CANCELLED}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,8 @@ class JobEvent:
     Attributes:
         time_ns: when.
         what: "enqueued", "claimed", "succeeded", "retried", "died", "released", "cancelled",
-            "expired", "extended", "requeued", "purged", or "carried" (compaction wrote it again).
+            "cancel_asked" (while it ran), "expired", "extended", "requeued", "purged", or "carried"
+            (compaction wrote it again).
         lsn: of its record; 0 if that is gone, and another tells of it.
         attempt: attempts counted so far.
         owner: number of the process that claimed the job, or whose claim ended; 0 for none.

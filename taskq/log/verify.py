@@ -28,7 +28,14 @@ _SPILLED: Final = int(Flag.SPILLED)
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
 #: Records that name the claim under which they were written.
 _WITH_TOKEN: Final = frozenset(
-    {Kind.SUCCEEDED, Kind.DIED, Kind.RETRIED, Kind.RELEASED, Kind.EXTENDED}
+    {
+        Kind.SUCCEEDED,
+        Kind.DIED,
+        Kind.RETRIED,
+        Kind.RELEASED,
+        Kind.EXTENDED,
+        Kind.CANCEL_ASKED,
+    }
 )
 
 

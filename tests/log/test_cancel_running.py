@@ -1,0 +1,203 @@
+"""Cancelling what runs: asked through the log, and never to come back, whatever becomes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq.core.errors import JobCancelled, StaleDelivery
+from taskq.core.model import SECOND_NS, Extras, State
+from taskq.core.records import Cause, Kind
+from taskq.log.cancelling import Cancel, is_asked
+from taskq.log.identity import RECORDS_4
+from taskq.log.requests import Bundle, ClaimRequest, EnqueueSpec, Op, Settlement
+from tests.log.tending import FILLER, keeping, tend
+from tests.log.world import World
+
+if TYPE_CHECKING:
+    from taskq.log.requests import Delivery
+    from tests.log.world import Process
+
+ONCE = EnqueueSpec("mail", "mail.send", attempts=1)
+TWICE = EnqueueSpec("mail", "mail.send", attempts=2)
+
+
+def asked(process: Process, spec: EnqueueSpec = TWICE, **rest: Any) -> Delivery:
+    """A delivery of a job that somebody wants cancelled."""
+    job = process.enqueue(spec=spec, **rest)
+    (delivery,) = process.claim()
+    assert process.ask(Op.CANCEL, job) is Cancel.ASKED
+    return delivery
+
+
+def last(world: World) -> Any:
+    return world.records()[-1]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_each_state_has_its_answer(world: World) -> None:
+    process = world.process()
+    waits, late = process.enqueue(), process.enqueue(extras=Extras(due_ns=9 * SECOND_NS))
+    assert process.ask(Op.CANCEL, late) is Cancel.WITHDRAWN
+    (delivery,) = process.claim()
+    assert process.ask(Op.CANCEL, waits) is Cancel.ASKED
+    assert process.ask(Op.CANCEL, waits) is Cancel.ASKED
+    process.settle(delivery)
+    assert process.ask(Op.CANCEL, waits) is Cancel.TOO_LATE
+    assert world.kinds().count(Kind.CANCEL_ASKED) == 1, "one ask a claim"
+    assert RECORDS_4 in process.journal.identity.incompat
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        (Kind.RETRIED, Cause.EXHAUSTED), (Kind.RELEASED, Cause.DRAIN), (Kind.DIED, Cause.REJECTED),
+        (Kind.RELEASED, Cause.SNOOZE), (Kind.RELEASED, Cause.CALLER), (Kind.DIED, Cause.EXHAUSTED),
+        (Kind.CANCELLED, Cause.ASKED), (Kind.RELEASED, Cause.CONDITION),
+    ],
+)  # fmt: skip
+def test_whatever_ends_the_claim_ends_the_job_as_cancelled(
+    world: World, kind: Kind, cause: Cause
+) -> None:
+    process, other = world.process(), world.process()
+    delivery = asked(process)
+    waiting = other.send(Op.OUTCOME, delivery.job)
+    process.settle(delivery, kind, cause=cause, body=b"why", delay_ns=SECOND_NS)
+    record = last(world)
+    assert (record.kind, record.cause, record.body) == (Kind.CANCELLED, Cause.ASKED, b"why")
+    assert (record.token, record.attempt) == (delivery.token, 1)
+    world.clock.advance(3_600)
+    assert other.claim() == []
+    other.follow()
+    assert waiting.result(0).state is State.CANCELLED
+    view = world.view(delivery.job)
+    assert view is not None
+    assert (view.state, view.reason) == (State.CANCELLED, "why")
+    assert [(one.number, one.outcome) for one in view.attempts] == [(1, "cancelled")]
+
+
+def test_a_success_that_comes_first_stands(world: World) -> None:
+    process = world.process()
+    delivery = asked(process)
+    process.settle(delivery, body=b"42")
+    view = world.view(delivery.job)
+    assert view is not None
+    assert (view.state, view.result) == (State.SUCCEEDED, b"42")
+    assert not world.fold().need_agenda().leases
+
+
+@pytest.mark.parametrize("spec", [ONCE, TWICE])
+def test_the_job_of_a_killed_worker_does_not_come_back(world: World, spec: EnqueueSpec) -> None:
+    worker, other = world.process(), world.process()
+    delivery = asked(worker, spec)
+    worker.kill()
+    world.clock.advance(1)
+    assert other.claim() == []
+    assert last(world).kind == Kind.CANCELLED
+    assert b"WorkerLost" in (last(world).body or b"")
+    with pytest.raises(StaleDelivery):
+        other.settle(delivery)
+
+
+def test_nor_does_it_after_a_loss_of_power(world: World) -> None:
+    """The ask is on disk when the asker is told so, and the claim with it."""
+    delivery = asked(world.process())
+    world.lose_power()
+    assert world.process().claim() == []
+    view = world.view(delivery.job)
+    assert view is not None
+    assert view.state is State.CANCELLED
+
+
+def test_a_lease_that_is_over_ends_it_and_extending_tells_of_it(world: World) -> None:
+    holder, other = world.process(), world.process()
+    job = holder.enqueue()
+    request = ClaimRequest(1, wait_until_ns=0, lease_ns=30 * SECOND_NS)
+    (delivery,) = holder.ask(Op.CLAIM, request)
+    assert not is_asked(holder.committer.facets, delivery)
+    assert other.ask(Op.CANCEL, job) is Cancel.ASKED
+    with pytest.raises(JobCancelled):
+        holder.ask(Op.EXTEND, (delivery, 30 * SECOND_NS))
+    assert is_asked(holder.committer.facets, delivery)
+    world.clock.advance(30)
+    assert other.claim() == []
+    assert (last(world).kind, last(world).cause) == (Kind.CANCELLED, Cause.ASKED)
+    assert not is_asked(holder.catch_up(), delivery)
+
+
+def test_its_key_is_free_once_it_is_over(world: World) -> None:
+    """Also for a job that comes in the transaction that gives it back."""
+    process = world.process()
+    delivery = asked(process, extras=Extras(key=b"k"))
+    assert not isinstance(process.offer(spec=TWICE, extras=Extras(key=b"k")), int), "it runs still"
+    back = Settlement(Kind.RELEASED, delivery)
+    item = (TWICE, b"next", Extras(key=b"k"))
+    done = process.ask(Op.TRANSACT, Bundle((back,), (delivery.job,), (item,)))
+    assert done.cancelled == [Cancel.TOO_LATE], "giving it back was its end"
+    assert isinstance(done.jobs[0], int)
+
+
+def test_a_transaction_asks_for_the_end_of_what_runs(world: World) -> None:
+    process = world.process()
+    job = process.enqueue()
+    (delivery,) = process.claim()
+    done = process.ask(Op.TRANSACT, Bundle((), (job,), ()))
+    assert done.cancelled == [Cancel.ASKED]
+    process.settle(delivery, Kind.RETRIED)
+    assert last(world).kind == Kind.CANCELLED
+
+
+def test_an_ask_of_an_earlier_claim_means_nothing(world: World) -> None:
+    """A dead letter that is requeued is claimed anew, and an old ask has no part in that."""
+    process = world.process()
+    job = process.enqueue()
+    (delivery,) = process.claim()
+    agenda = process.committer.facets.need_agenda()
+    agenda.apply_cancel_asked(job, delivery.token - 1)
+    assert not agenda.leases
+    process.settle(delivery, Kind.RETRIED)
+    agenda.apply_cancel_asked(job, delivery.token)
+    assert not agenda.leases
+
+
+def test_compaction_carries_the_wish(world: World) -> None:
+    """The segment that holds the ask goes; whoever folds what is left knows of it."""
+    world = World(config=keeping(keep_bytes=200_000, keep_seconds=None))
+    process = world.process()
+    delivery = asked(process)
+    first = world.segments()[0]
+    fill = EnqueueSpec("fill", "fill", 9, 1)
+    while first in world.segments():
+        for _ in range(20):
+            process.enqueue(FILLER, spec=fill)
+        for one in process.claim(40):
+            process.settle(one)
+        tend(process)
+    carried = [one for one in world.records() if one.carried and one.job == delivery.job]
+    assert carried
+    assert all(one.carried and one.carried.cancel_wanted for one in carried)
+    assert world.fold().need_agenda().leases.asked == {delivery.job}
+    process.settle(delivery, Kind.RETRIED)
+    assert last(world).kind == Kind.CANCELLED
+
+
+def test_only_the_process_that_runs_the_job_is_told_and_once(world: World) -> None:
+    worker, other = world.process(), world.process()
+    heard: list[Any] = []
+    for process in (worker, other):
+        process.committer.operations.cancels.listen(process, lambda ask, _: heard.append(ask))
+    delivery = asked(worker)
+    for _ in range(2):
+        for process in (other, worker):
+            process.follow()
+            process.committer.operations.cancels.look()
+            for _, _, (call, ask, nothing) in process.committer.operations.cancels.told():
+                call(ask, nothing)
+    assert heard == [(delivery.job, delivery.token)]
+    worker.settle(delivery)
+    assert worker.committer.operations.cancels.told() == []
