@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         WrongLog,
     )
     from taskq.core.model import (
+        AttemptView,
         Durability,
         EngineStats,
         JobView,
@@ -80,6 +81,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AppTransaction",
     "AppendFailed",
+    "AttemptView",
     "Call",
     "ChildDied",
     "CompressionUnavailable",
@@ -162,6 +164,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AttemptView": "taskq.core.model",
     "group": "taskq.flows",
     "chord": "taskq.flows",
     "chain": "taskq.flows",
