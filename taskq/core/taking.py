@@ -82,7 +82,7 @@ class Taking(Jobs):
 
     def has_ready(self, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> bool:
         """Whether ``take`` would find a job."""
-        return any(any(_served(level, queues, tasks)) for level in self._ready)
+        return any(True for level in self._ready for _ in _served(level, queues, tasks))
 
     def next_ready(self, count: int, queues: frozenset[str] | None) -> list[int]:
         """The next jobs that ``take`` would claim, left where they are."""

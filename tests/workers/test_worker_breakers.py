@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from taskq.conditions import online
+from taskq.conditionsnetwork import Online
 from taskq.core.why import Why
 from taskq_workers.gates import Mode
 from taskq_workers.pool import Worker
 from tests.workers.switches import Switch, records
 
 if TYPE_CHECKING:
+    import pytest
+
     from taskq import JobHandle, TaskQ
     from taskq_workers.breaker import Breaker
 
@@ -171,3 +175,82 @@ async def test_an_error_counts_if_the_app_says_so(app: TaskQ) -> None:
     async with app, Worker(app) as worker:
         await send.enqueue()
         await _until(worker, Mode.SHUT)
+
+
+async def test_a_queue_comes_back_at_once_when_there_is_a_route_again(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, network = asyncio.Event(), Network()
+    app.breaker("mail", failures=1, pause="1h", pause_max="1h")
+
+    def is_routed() -> bool:
+        asked.set()
+        return network.up
+
+    monkeypatch.setattr("taskq_workers.breaker.is_anywhere_routed", is_routed)
+
+    @app.task(queue="mail", retry=1)
+    async def send() -> None:
+        await network.call()
+
+    async with app, Worker(app):
+        jobs = await send.enqueue_many([()] * 5)
+        await asyncio.wait_for(asked.wait(), 10)
+        network.up = True
+        await _results(jobs)
+
+
+async def test_a_queue_comes_back_at_once_when_a_host_that_its_tasks_need_does(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, asked = Network(), asyncio.Event()
+    app.breaker("mail", failures=1, pause="1h", pause_max="1h")
+
+    async def problem(_: Online) -> str:
+        if not network.up:
+            asked.set()
+        return "" if network.up else "gone"
+
+    monkeypatch.setattr(Online, "problem", problem)
+
+    @app.task(queue="mail", retry=1)
+    async def send() -> None:
+        await network.call()
+
+    @app.task(queue="mail", requires=[online("smtp.example.com:25")])
+    async def fetch() -> None: ...
+
+    async with app, Worker(app):
+        jobs = await send.enqueue_many([()] * 5)
+        await asyncio.wait_for(asked.wait(), 10)
+        network.up = True
+        await _results(jobs)
+
+
+async def test_a_burst_ends_while_a_queue_backs_off_and_its_jobs_stay(app: TaskQ) -> None:
+    app.breaker("mail", failures=1, pause="1h", pause_max="1h")
+
+    @app.task(queue="mail", retry=1)
+    async def send() -> None:
+        raise ConnectionResetError
+
+    async with app:
+        jobs = await send.enqueue_many([()] * 20)
+        await asyncio.wait_for(Worker(app, burst=True).run(), 20)
+        assert {(await job.view()).state.name for job in jobs} == {"READY"}
+
+
+async def test_a_burst_ends_when_a_queue_that_backed_off_has_no_jobs_left(app: TaskQ) -> None:
+    app.breaker("mail", failures=1, pause="1ms", pause_max="1ms")
+    fails = iter([True, False])
+
+    @app.task(queue="mail", retry=1)
+    async def send() -> None:
+        if next(fails):
+            raise ConnectionResetError
+
+    async with app:
+        job = await send.enqueue()
+        for _ in range(2):
+            await asyncio.wait_for(Worker(app, burst=True).run(), 20)
+        assert (await job.view()).state.name == "SUCCEEDED"

@@ -130,6 +130,11 @@ class Gate:
             if not self._flying:
                 self._landed.set()
 
+    @property
+    def is_flying(self) -> bool:
+        """Whether jobs run that it let through a few at a time."""
+        return bool(self._flying)
+
     def lets_fly(self, delivery: Delivery) -> bool:
         """Whether it let this very job through."""
         return delivery.token in self._flying

@@ -266,9 +266,9 @@ class Gates:
             await self.moved.wait()
 
     async def _is_pending(self, gate: Gate) -> bool:
-        if gate.mode in {Mode.CHECKING, Mode.RAMPING}:
+        if gate.mode is Mode.CHECKING or gate.is_flying:
             return True
-        return gate.mode is Mode.IDLE and await gate.demand()
+        return gate.mode in {Mode.IDLE, Mode.RAMPING} and await gate.demand()
 
     # -- inside -----------------------------------------------------------------------------------
 
