@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import (
+    FlowHandle,
     JobFailed,
     JobHandle,
     JobNotFound,
@@ -46,7 +47,7 @@ def app(tmp_path: Path) -> Any:
     app.close_sync()
 
 
-@pytest.mark.parametrize("kind", [TaskQ, TaskLog, JobHandle, DeadLetters])
+@pytest.mark.parametrize("kind", [TaskQ, TaskLog, JobHandle, FlowHandle, DeadLetters])
 def test_every_public_coroutine_has_a_blocking_twin_of_the_same_signature(kind: type) -> None:
     methods = {
         name: method
