@@ -11,6 +11,7 @@ import pytest
 
 from taskq.core.lanes import Lane
 from taskq.core.model import Extras, State
+from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.schedules import ScheduleState, Ticked
 from taskq.log import codec
@@ -25,6 +26,7 @@ from taskq.log.carrying import (
 )
 from taskq.log.logrecord import LogRecord, decode_record
 from taskq.log.options import encode_extras, encode_key_hash, encode_replaces
+from taskq.log.rating import encode_rated
 from taskq.log.requests import EnqueueSpec
 from taskq.log.ticks import encode_ticked
 
@@ -50,6 +52,8 @@ _RICH_READ: Final = Extras(
 _ADOPTED: Final = Adopted(bytes(range(16)), 1_000, 2_000, 3, 21)
 _TICKED: Final = Ticked("nightly", ScheduleState(7, 9, True, b"every 60", b"{}"))
 _FORGOTTEN: Final = Ticked("nightly", ScheduleState(7, 9), is_gone=True, has_rule=False)
+_TIMES: Final = Times()
+_TIMES.replace([(5, 2), (9, 1)], 3, 1_000_000)
 _ETA: Final = Extras(due_ns=5, due_is_wall=True)
 _SHORT_LIVED: Final = Extras(expires_ns=5)
 
@@ -305,6 +309,25 @@ _RECORDS: Final = {
             "6e696768746c79 8a3d727c"
         ),
         LogRecord(Kind.TICKED, 31, 8, 9, Flag.CHECKED, ticked=_FORGOTTEN),
+    ),
+    "enqueued with a concurrency key": (
+        _enqueued(Extras(concurrency_key=b"a")),
+        (
+            "2d000000 01 07 0400 03000000 0300 04 09 6d61696c 6d61696c2e73656e64"
+            "07 0100 61 7b22746f223a317d d794a451"
+        ),
+        _job(Extras(concurrency_key=b"a")),
+    ),
+    "rated": (
+        encode_rated(("send", b"a"), _TIMES, 100, 31),
+        (
+            "44000000 29 00 0000 01000000 00000000 0300000000000000 40420f0000000000 0600"
+            "0473656e6461 6900000000000000 02000000 6d00000000000000 01000000 b13aa40d"
+        ),
+        LogRecord(
+            Kind.RATED, 31, 8, 9, Flag.CHECKED, task=b"send", extras=Extras(concurrency_key=b"a"),
+            rated=((105, 2), (109, 1)),
+        ),
     ),
     "clock": (
         codec.encode_clock(-5, 31),

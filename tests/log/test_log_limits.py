@@ -1,0 +1,338 @@
+"""Limits that hold over all processes on a log: what runs at a time, and what starts in a time."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import Final
+
+import pytest
+
+from taskq.core.limits import Limit
+from taskq.core.model import SECOND_NS, Extras
+from taskq.core.rates import Rate
+from taskq.core.records import Cause, Kind
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.identity import RECORDS_4
+from taskq.log.ports import INTEREST_READY
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Settlement
+from tests.log.tending import fill_segment, keeping, tend
+from tests.log.world import Process, World
+
+SEND: Final = EnqueueSpec(queue="mail", task="send")
+BULK: Final = EnqueueSpec(queue="bulk", task="send", priority=1)
+POST: Final = EnqueueSpec(task="post", attempts=3)
+LIMITS: Final = {
+    "send": Limit(concurrency=2, scope="send"),
+    "post": Limit(rate=Rate(3, SECOND_NS), scope="post"),
+}
+SMALL: Final = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)
+
+
+def of(key: str) -> Extras:
+    return Extras(concurrency_key=key.encode())
+
+
+def claim(process: Process, count: int = 9) -> list[Delivery]:
+    """What a worker that knows the limits gets at once."""
+    request = ClaimRequest(count, tasks=frozenset(LIMITS), wait_until_ns=0, limits=LIMITS)
+    deliveries: list[Delivery] = process.ask(Op.CLAIM, request)
+    return deliveries
+
+
+def jobs(deliveries: list[Delivery]) -> list[int]:
+    return [one.job for one in deliveries]
+
+
+def test_no_more_jobs_of_a_task_run_at_a_time_whoever_claims_and_from_whatever_queue() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    mail = [first.enqueue(spec=SEND) for _ in range(3)]
+    bulk = first.enqueue(spec=BULK)
+    held = claim(first, 1)
+    assert jobs(held + claim(second)) == mail[:2]
+    assert claim(second) == claim(first) == []
+    first.settle(held[0])
+    assert jobs(claim(second)) == [mail[2]]
+    assert claim(first) == []
+    assert first.catch_up().agenda.stats()[0].ready == 1  # type: ignore[union-attr]
+    assert bulk not in mail
+
+
+def test_each_key_has_its_own_limit_and_a_full_one_holds_up_no_other() -> None:
+    world = World()
+    process = world.process()
+    a = [process.enqueue(spec=SEND, extras=of("a")) for _ in range(5)]
+    b = [process.enqueue(spec=SEND, extras=of("b")) for _ in range(5)]
+    none = [process.enqueue(spec=SEND) for _ in range(5)]
+    assert jobs(claim(process)) == a[:2] + b[:2] + none[:2]
+    assert RECORDS_4 in process.journal.identity.incompat
+
+
+def test_a_job_that_waits_for_its_retry_holds_no_place() -> None:
+    world = World()
+    process = world.process()
+    first, second, third = [process.enqueue(spec=SEND) for _ in range(3)]
+    held = claim(process)
+    assert jobs(held) == [first, second]
+    process.settle(held[0], Kind.RETRIED, delay_ns=60 * SECOND_NS)
+    assert jobs(claim(process)) == [third]
+    world.clock.advance(61)
+    assert claim(process) == []
+    process.settle(held[1])
+    assert jobs(claim(process)) == [first]
+
+
+def test_the_place_of_a_dead_process_is_free_when_its_job_is_taken_back() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    waiting = [first.enqueue(spec=SEND) for _ in range(3)]
+    assert jobs(claim(first)) == waiting[:2]
+    first.kill()
+    world.clock.advance(5)
+    assert jobs(claim(second)) == waiting[:2]
+    assert claim(second) == []
+
+
+def test_who_frees_a_place_that_he_does_not_take_wakes_the_others() -> None:
+    world = World()
+    process = world.process()
+    for _ in range(3):
+        process.enqueue(spec=SEND)
+    held = claim(process)
+    future = process.committer
+    future.commit([(Op.SETTLE, None, _Never(), [Settlement(Kind.SUCCEEDED, held[0])])])
+    assert future.take_interest() & INTEREST_READY
+
+
+def test_nobody_is_woken_for_a_place_that_no_job_waits_for() -> None:
+    world = World()
+    process = world.process()
+    for _ in range(2):
+        process.enqueue(spec=SEND)
+    held = claim(process)
+    committer = process.committer
+    committer.commit([(Op.SETTLE, None, _Never(), [Settlement(Kind.SUCCEEDED, held[0])])])
+    assert not committer.take_interest() & INTEREST_READY
+
+
+class _Never:
+    def done(self) -> bool:
+        return False
+
+
+def test_no_more_jobs_are_claimed_in_any_window_whichever_process_claims() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    waiting = [first.enqueue(spec=POST) for _ in range(9)]
+    assert jobs(claim(first, 2)) == waiting[:2]
+    world.clock.advance(0.4)
+    assert jobs(claim(second)) == waiting[2:3]
+    assert claim(first) == claim(second) == []
+    world.clock.advance(0.599)
+    assert claim(first) == []
+    world.clock.advance(0.01)
+    assert jobs(claim(second)) == waiting[3:5]
+    world.clock.advance(0.5)
+    assert jobs(claim(first)) == waiting[5:6]
+
+
+def test_the_moment_at_which_a_rate_allows_more_is_known_to_who_sleeps() -> None:
+    world = World()
+    process = world.process()
+    for _ in range(4):
+        process.enqueue(spec=POST)
+    claim(process)
+    agenda = process.committer.facets.agenda
+    assert agenda is not None
+    assert not agenda.any_ready()
+    assert agenda.next_rate_ns() == world.clock.wall_ns() + SECOND_NS
+
+
+def test_a_claim_that_is_given_back_counts_all_the_same() -> None:
+    world = World()
+    process = world.process()
+    for _ in range(4):
+        process.enqueue(spec=POST)
+    for one in claim(process):
+        process.settle(one, Kind.RELEASED, cause=Cause.DRAIN)
+    assert claim(process) == []
+
+
+def test_a_step_of_the_clock_neither_lets_more_through_nor_holds_any_up() -> None:
+    world = World()
+    process = world.process()
+    for _ in range(9):
+        process.enqueue(spec=POST)
+    assert len(claim(process)) == 3
+    world.clock.step(3_600)
+    assert claim(process) == []
+    world.clock.advance(1.01)
+    assert len(claim(process)) == 3
+    world.clock.step(-7_200)
+    assert claim(process) == []
+    world.clock.advance(1.01)
+    assert len(claim(process)) == 3
+
+
+def test_a_process_that_comes_later_knows_of_the_claims_of_a_window() -> None:
+    world = World()
+    process = world.process()
+    for _ in range(5):
+        process.enqueue(spec=POST)
+    assert len(claim(process, 2)) == 2
+    assert len(claim(world.process())) == 1
+    assert claim(world.process()) == []
+
+
+def test_compaction_loses_no_claim_of_a_window() -> None:
+    """Those of jobs whose records are gone, too."""
+    slow = {"post": Limit(rate=Rate(3, 3_600 * SECOND_NS), scope="post")}
+    world = World(config=SMALL)
+    process = world.process()
+    request = ClaimRequest(2, frozenset(), frozenset(slow), 0, 0, slow)
+    request.queues = None
+    for _ in range(2):
+        process.enqueue(spec=POST, extras=of("k"))
+    for one in process.ask(Op.CLAIM, request):
+        process.settle(one)
+    for _ in range(6):
+        fill_segment(process)
+    before = len(world.segments())
+    tend(process)
+    assert len(world.segments()) < before
+    assert Kind.RATED in world.kinds()
+    later = world.process()
+    for _ in range(3):
+        later.enqueue(spec=POST, extras=of("k"))
+    request = ClaimRequest(9, None, frozenset(slow), 0, 0, slow)
+    assert len(later.ask(Op.CLAIM, request)) == 1
+    assert later.ask(Op.CLAIM, request) == []
+
+
+def test_keys_that_have_no_job_any_more_take_no_room() -> None:
+    world = World()
+    process = world.process()
+    items = [(SEND, b"{}", of(f"account {number}")) for number in range(2_000)]
+    process.ask(Op.ENQUEUE_MANY, items)
+    facets = process.catch_up()
+    assert facets.agenda is not None
+    assert len(facets.agenda.lanes) == 2_001
+    while held := claim(process, 500):
+        process.ask(Op.SETTLE, [Settlement(Kind.SUCCEEDED, one) for one in held])
+    for agenda in (facets.agenda, world.fold().agenda):
+        assert agenda is not None
+        assert len(agenda.lanes) <= 2
+        assert len(agenda.groups) <= 1
+        assert agenda.stats()[0].succeeded == 2_000
+
+
+def test_ten_thousand_blocked_lanes_are_not_looked_at() -> None:
+    world = World()
+    process = world.process()
+    items = [(SEND, b"{}", of(f"{number}")) for number in range(1_000) for _ in range(3)]
+    for start in range(0, len(items), 1_000):
+        process.ask(Op.ENQUEUE_MANY, items[start : start + 1_000])
+    while claim(process, 1_000):
+        pass
+    agenda = process.committer.facets.agenda
+    assert agenda is not None
+    assert not agenda.any_ready()
+    assert agenda.stats()[0].ready == 1_000
+
+
+class Lives:
+    """Two processes that claim, settle, die and come back; what the log says of it."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.world = World(seed, SMALL if seed % 2 else World().config)
+        self.processes = [self.world.process() for _ in range(2)]
+        self.held: list[tuple[Process, Delivery]] = []
+
+    def act(self) -> None:
+        process = self.chance.choice(self.processes)
+        act = self.chance.choices(
+            (self.enqueue, self.take, self.settle, self.wait, self.die), (20, 30, 30, 15, 2)
+        )[0]
+        act(process)
+
+    def enqueue(self, process: Process) -> None:
+        for _ in range(self.chance.choice((1, 4))):
+            key = self.chance.choice(("", "a", "b"))
+            process.enqueue(extras=of(key), spec=self.chance.choice((SEND, BULK, POST)))
+
+    def take(self, process: Process) -> None:
+        self.held += [(process, one) for one in claim(process, self.chance.choice((1, 3, 9)))]
+
+    def settle(self, _: Process) -> None:
+        if self.held:
+            number = self.chance.randrange(len(self.held))
+            process, delivery = self.held.pop(number)
+            kind = self.chance.choice((Kind.SUCCEEDED, Kind.RETRIED, Kind.RELEASED, Kind.DIED))
+            delay = self.chance.choice((0, SECOND_NS))
+            process.settle(delivery, kind, delay_ns=delay)
+
+    def wait(self, _: Process) -> None:
+        self.world.clock.advance(self.chance.choice((0.01, 0.3, 1.1, 20)))
+
+    def die(self, process: Process) -> None:
+        process.kill()
+        self.processes.remove(process)
+        self.held = [one for one in self.held if one[0] is not process]
+        self.processes.append(self.world.process())
+        self.world.clock.advance(3)
+
+    def finish(self) -> None:
+        """Nothing is stuck: as long as places become free, all that waits comes to run."""
+        for _ in range(2_000):
+            for process, delivery in self.held:
+                process.settle(delivery)
+            self.held = []
+            self.world.clock.advance(1.01)
+            self.take(self.processes[0])
+            agenda = self.processes[0].committer.facets.agenda
+            assert agenda is not None
+            if not self.held and not agenda.table.live:
+                return
+            if not self.held:
+                states = [one for one in agenda.stats() if one.ready or one.running]
+                self.world.clock.advance(3)
+                claims = claim(self.processes[0])
+                assert claims or not states
+                self.held = [(self.processes[0], one) for one in claims]
+        raise AssertionError("jobs are left over")
+
+    def check(self) -> None:
+        """As the records have it, at no time were more of a group at work, or claimed."""
+        groups: dict[int, tuple[bytes, bytes]] = {}
+        running: defaultdict[tuple[bytes, bytes], set[int]] = defaultdict(set)
+        times: defaultdict[tuple[bytes, bytes], list[int]] = defaultdict(list)
+        for record in self.world.records():
+            if record.kind in {Kind.ENQUEUED, Kind.CARRIED} and record.extras is not None:
+                groups[record.job] = record.task, record.extras.concurrency_key
+            group = groups.get(record.job)
+            if group is None:
+                continue
+            if record.kind != Kind.CLAIMED:
+                if record.kind not in {Kind.ENQUEUED, Kind.CARRIED}:
+                    running[group].discard(record.job)
+            elif group[0] == b"send":
+                running[group].add(record.job)
+                assert len(running[group]) <= 2
+            else:
+                times[group].append(record.time_ns)
+                recent = [one for one in times[group] if one > record.time_ns - SECOND_NS]
+                assert len(recent) <= 3
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_limits_are_kept_and_no_job_is_stuck(seed: int) -> None:
+    lives = Lives(seed)
+    for _ in range(120):
+        lives.act()
+        if seed % 2 and lives.chance.random() < 0.03:
+            tend(lives.chance.choice(lives.processes))
+    lives.check()
+    lives.finish()
+    lives.check()
