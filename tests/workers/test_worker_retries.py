@@ -40,7 +40,6 @@ async def until_waiting(job: Any) -> JobView:
         view: JobView = await job.view()
         if view.attempts and view.attempts[-1].ended_ns and view.state is not State.RUNNING:
             return view
-        await asyncio.sleep(0.002)
 
 
 def due_seconds(view: JobView) -> float:
