@@ -11,7 +11,7 @@ from taskq.blocking import blocking
 from taskq.connection import split_job_id
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import JobCancelled, JobExpired, JobFailed, JobNotFound, UsageError
-from taskq.core.model import State
+from taskq.core.model import WAITING_STATES, State
 from taskq.core.shapes import nested
 from taskq.flows import plan_of
 from taskq.handle import JobHandle, PendingJob
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from taskq.log.flows import Takes
 
 R = TypeVar("R")
-
-_WAITING = frozenset({State.SCHEDULED, State.READY})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +111,9 @@ class FlowHandle(Generic[R]):
     async def progress(self) -> FlowProgress:
         """How many of its jobs wait, run, succeeded and failed, now."""
         states = await self._states()
-        succeeded = states.count(State.SUCCEEDED) + states.count(State.ABSENT)
-        waiting = sum(state in _WAITING for state in states)
-        running = states.count(State.RUNNING)
+        succeeded = sum(state is State.SUCCEEDED or state is State.ABSENT for state in states)
+        waiting = sum(state in WAITING_STATES for state in states)
+        running = sum(state is State.RUNNING for state in states)
         return FlowProgress(
             total=len(states),
             waiting=waiting,
@@ -136,7 +134,7 @@ class FlowHandle(Generic[R]):
             withdrawn += len(await port.withdraw(lsns))
         stopped = 0
         for job, state in zip(self.jobs, await self._live_states(), strict=True):
-            if state not in (State.ABSENT, State.DEAD) and await job.cancel():
+            if state is not State.ABSENT and await job.cancel():
                 stopped += 1
         return withdrawn + stopped
 
@@ -149,7 +147,7 @@ class FlowHandle(Generic[R]):
         return self._app._connection
 
     async def _live_states(self) -> list[State]:
-        """The states of its jobs; ABSENT for one that has ended and is no dead letter."""
+        """The states of its jobs; ABSENT for one that has ended."""
         states: list[State] = []
         for start in range(0, len(self.jobs), STATES_MAX):
             port = await self._connection.port()

@@ -48,15 +48,9 @@ def look_at_ties(committer: Committer, job: int) -> Takes | None:
 
 
 def look_at_states(committer: Committer, first: int, count: int) -> list[State]:
-    """The states of jobs that are not settled, or dead; ABSENT for all others."""
+    """The states of jobs that are not settled; ABSENT for all others."""
     agenda = committer.facets.need_agenda()
-    states: list[State] = []
-    for job in range(first, first + min(count, STATES_MAX)):
-        state = agenda.state(job)
-        if state is State.ABSENT and agenda.dead.find(job) is not None:
-            state = State.DEAD
-        states.append(state)
-    return states
+    return [agenda.state(job) for job in range(first, first + min(count, STATES_MAX))]
 
 
 def look_at_ends(committer: Committer, jobs: list[int]) -> list[End]:

@@ -18,9 +18,9 @@ from taskq.core.carrying import (
     forget_dead,
 )
 from taskq.core.dedup import Dedup, _Page
+from taskq.core.flows import Flows, needs_of
 from taskq.core.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
-from taskq.core.flows import Flows
-from taskq.core.jobtable import META_EXPIRES, Chunk, JobTable
+from taskq.core.jobtable import META_EXPIRES, META_FLOW, Chunk, JobTable
 from taskq.core.lanes import Lane
 from taskq.core.leases import Leases
 from taskq.core.model import State
@@ -304,6 +304,18 @@ class Driven:
         queue = ("default", "mail", "é")[number % 3]
         (self.agenda.apply_resumed if resumes else self.agenda.apply_paused)(queue)
         return self.agenda.any_ready()
+
+    def hold(self, number: int, count: int, ends: bool) -> object:
+        """A job waits for others, or one of those ends."""
+        held = self.agenda.flows.held
+        if ends and held:
+            job = list(held)[number % len(held)]
+            self.agenda.flows.apply_end(self.lsn, self.lsn << 8, [job])
+        else:
+            needs = needs_of(count % 5, number % 3, doomed=count == 3)
+            self.agenda.apply_held(self.lsn, self.lsn << 8, self._lane(number), META_FLOW, needs)
+            self.lsn += 1
+        return list(self.agenda.flows.todo)
 
     def tick(self, number: int, count: int, is_gone: bool) -> object:
         state = ScheduleState(count, number, number % 3 == 0, b"every 60", bytes([number % 7]))

@@ -24,7 +24,7 @@ STEPS = st.lists(
         st.sampled_from((
             "run", "run", "schedule", "schedule_many", "take", "take", "take", "claim_elsewhere",
             "back", "back", "end", "end_many", "cancel_many", "pass_time", "pass_time", "expire",
-            "ask", "pause", "tick", "revive", "carry", "key", "keys",
+            "ask", "pause", "hold", "tick", "revive", "carry", "key", "keys",
         )),
         NUMBER, NUMBER, st.booleans(),
     ),
@@ -48,6 +48,7 @@ RICH: Final[list[Step]] = [
     ("pass_time", 300, 0, False), ("expire", 300, 0, False), ("run", 3, 300, True),
     ("take", 300, 4, False), ("take", 300, 4, False), ("take", 299, 4, False),
     ("back", 4, 0, False), ("back", 6, 0, False), ("pause", 0, 0, False), ("tick", 3, 2, False),
+    ("hold", 1, 2, False), ("hold", 2, 0, False), ("hold", 4, 7, False), ("hold", 0, 0, True),
 ]  # fmt: skip
 
 
