@@ -53,7 +53,8 @@ class Record:
         kind: "enqueued", "claimed", "succeeded", "retried", "died", "released", "cancelled",
             "expired"; "carried" (compaction wrote the job again as it stands), "requeued",
             "purged", "extended", "cancel_asked"; of the log "clock", "paused", "resumed",
-            "tallied", "compacted", "adopted", "owner". More may come: pass over those you do not know.
+            "tallied", "compacted", "adopted", "owner". More may come: pass over those you do not
+            know.
         job_id: the job's id, "" where no single job is concerned.
         queue, task: see above.
         priority: of the job, None where it is not told.

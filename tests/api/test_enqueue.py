@@ -135,11 +135,12 @@ async def test_a_waiting_job_is_cancelled_once(live: TaskQ) -> None:
     assert await claim(live) == []
 
 
-async def test_a_running_job_is_not_cancelled(live: TaskQ) -> None:
+async def test_a_running_job_is_cancelled_once_whoever_runs_it_is_done(live: TaskQ) -> None:
     job = await add_task(live).enqueue(1)
     await claim(live)
-    assert await job.cancel() is False
-    assert await asyncio.to_thread(job.cancel_sync) is False
+    assert await job.cancel() is True
+    assert await asyncio.to_thread(job.cancel_sync) is True
+    assert await job.status() is State.RUNNING
 
 
 async def test_a_job_that_expires_is_told_to_who_waits(live: TaskQ) -> None:

@@ -80,14 +80,14 @@ def test_purge_wants_a_yes_and_counts(path: Path, ids: dict[str, str]) -> None:
     assert state(path, ids["sync"]) == "ready"
 
 
-def test_cancel_by_id_tells_of_those_that_do_not_wait(path: Path, ids: dict[str, str]) -> None:
+def test_cancel_by_id_tells_of_those_that_are_settled(path: Path, ids: dict[str, str]) -> None:
     result = taskq("cancel", ids["mail"], ids["late"], "-d", path)
     assert (result.exit_code, result.stdout) == (0, "cancelled 2 jobs\n")
     result = taskq("cancel", ids["sync"], ids["done"], ids["mail"], "-d", path)
     assert (result.exit_code, result.stdout) == (1, "cancelled 1 job\n")
     assert result.stderr == (
-        f"taskq: job {ids['done']} is succeeded: only waiting jobs are cancelled\n"
-        f"taskq: job {ids['mail']} is cancelled: only waiting jobs are cancelled\n"
+        f"taskq: job {ids['done']} is succeeded: it is too late to cancel it\n"
+        f"taskq: job {ids['mail']} is cancelled: it is too late to cancel it\n"
     )
     unknown = f"{ids['mail'].partition('-')[0]}-4711"
     result = taskq("cancel", unknown, "-d", path)

@@ -200,7 +200,7 @@ def _carried(draw: st.DrawFn) -> Callable[[int], bytes]:
         due_is_wall=draw(st.booleans()), claim=(5, draw(st.integers(0, 2**64 - 1))),
         lease_ns=draw(st.integers(0, 3)), key_until_ns=3, expires_ns=draw(st.integers(0, 3)),
         ended_ns=draw(st.integers(0, 3)), history=draw(_bodies), body=body if has_body else None,
-        flags=flags if has_body else 0,
+        flags=flags if has_body else 0, cancel_wanted=draw(st.booleans()),
     )  # fmt: skip
     kind = draw(st.sampled_from([Kind.CARRIED, Kind.REQUEUED]))
     return lambda lsn: encode_carried(kind, carried, lsn)
@@ -211,7 +211,7 @@ def _of_jobs(draw: st.DrawFn) -> Callable[[int], bytes]:
     kind = draw(
         st.sampled_from(
             [Kind.CLAIMED, Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.PURGED,
-             Kind.EXTENDED]
+             Kind.EXTENDED, Kind.CANCEL_ASKED]
         )
     )  # fmt: skip
     body, flags = draw(_packed)
