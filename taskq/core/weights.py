@@ -54,6 +54,8 @@ class Weights:
         """Do as ``Taking.take``, with what it finds shared out by weight."""
         taken: list[Taken] = []
         factor = max(count // (self._total * _ROUNDS), 1)
+        if self._left:  # of a turn of a claim of more jobs, perhaps
+            self._left = min(self._left, self._turns[self._turn][1] * factor)
         empty = 0
         while len(taken) < count and empty < len(self._turns):
             if not self._left:

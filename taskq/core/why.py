@@ -11,7 +11,9 @@ from taskq.core.durations import spoken
 from taskq.core.model import SECOND_NS, State
 
 if TYPE_CHECKING:
+    from taskq.core.flows import Awaited
     from taskq.core.model import Hold, JobView, OwnerView, Serving
+    from taskq.core.whylimits import UsedUp
 
 #: Jobs before it that are counted one by one; of more it is said that there are more.
 AHEAD_MAX: Final = 10_000
@@ -34,6 +36,8 @@ class Why(enum.StrEnum):
     RUNNING = "running"
     #: its worker is gone, and no other has taken it back yet
     WORKER_LOST = "worker_lost"
+    #: other jobs of its flow have to succeed first
+    INPUTS = "inputs"
     #: its time has not come: delay, eta or backoff
     NOT_DUE = "not_due"
     #: its queue is paused
@@ -48,6 +52,10 @@ class Why(enum.StrEnum):
     CONDITION = "condition"
     #: its queue backs off, since the network fails
     BREAKER = "breaker"
+    #: as many jobs of its task, or of its key, run as may
+    CONCURRENCY = "concurrency"
+    #: as many of them as may started just now
+    RATE = "rate"
     #: a process keeps the writer lock
     LOCKED = "locked"
     #: jobs of higher priority come first
@@ -89,6 +97,8 @@ class Facts:
         ahead_higher: ready jobs of higher priority that its workers would claim first.
         ahead_older: likewise older ones of its priority.
         workers: the live processes that claim jobs; ``running`` is what each holds.
+        awaited: what it waits for in its flow.
+        used_up: the limit that keeps it from running.
         holder: the process that keeps the writer lock for longer than a batch takes, as text.
         holder_pid: its id, 0 for none.
     """
@@ -100,6 +110,8 @@ class Facts:
     ahead_higher: int = 0
     ahead_older: int = 0
     workers: tuple[OwnerView, ...] = ()
+    awaited: Awaited | None = None
+    used_up: UsedUp | None = None
     holder: str = ""
     holder_pid: int = 0
 
@@ -111,6 +123,7 @@ def why(facts: Facts) -> Reason:
         or _running(facts)
         or _waiting(facts)
         or _unserved(facts)
+        or _limited(facts)
         or _kept_back(facts)
         or _locked(facts)
         or _in_line(facts)
@@ -167,6 +180,8 @@ def _waiting(facts: Facts) -> Reason | None:
             text=f"it expired {_ago(facts, job.expires_ns)} ago, before a worker could run it; "
             f"the next worker that looks records that",
         )
+    if facts.awaited is not None:
+        return Reason(code=Why.INPUTS, text=_inputs(facts.awaited))
     if job.state is State.SCHEDULED:
         when = f"due in {_ago(facts, job.due_ns)}, at {_moment(job.due_ns)}"
         if job.attempts and job.attempts[-1].outcome == "retried":
@@ -239,6 +254,15 @@ def _keeps(hold: Hold, job: JobView) -> bool:
     )
 
 
+def _limited(facts: Facts) -> Reason | None:
+    limit = facts.used_up
+    if limit is None:
+        return None
+    tag = facts.job.job_id.rpartition("-")[0]
+    code = Why.CONCURRENCY if limit.concurrency else Why.RATE
+    return Reason(code=code, text=limit.text(tag, facts.now_ns), until_ns=limit.next_ns)
+
+
 def _locked(facts: Facts) -> Reason | None:
     if not facts.holder_pid:
         return None
@@ -274,6 +298,12 @@ def _in_line(facts: Facts) -> Reason:
             text=f"it is the next, but all {sum(slots)} slots {where} that could run it are taken",
         )
     return Reason(code=Why.NEXT, text="nothing is in its way: a worker takes it at any moment")
+
+
+def _inputs(awaited: Awaited) -> str:
+    total = f"{awaited.total} input{'s' if awaited.total != 1 else ''}"
+    named = ", ".join(f"{job_id} ({state})" for job_id, state in awaited.named)
+    return f"it waits for {awaited.count} of {total}{': ' if named else ''}{named}"
 
 
 def _ago(facts: Facts, moment_ns: int) -> str:

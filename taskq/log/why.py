@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import State
 from taskq.core.why import AHEAD_MAX, Facts, Reason, Why, serves, why
+from taskq.core.whylimits import used_up
+from taskq.log.flowlook import awaited
 from taskq.log.history import tell
 from taskq.log.lock import flock_holders, process_state
 from taskq.log.ownerviews import owner_view, owner_views
@@ -17,6 +19,7 @@ from taskq.log.ownerviews import owner_view, owner_views
 if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
     from taskq.core.model import JobView, OwnerView
+    from taskq.core.whylimits import UsedUp
     from taskq.log.journal import Journal
 
 #: A lock that the same process has at so many looks is kept, not merely held for a batch.
@@ -57,6 +60,8 @@ def facts_of(
         paused=job.queue in agenda.paused,
         ahead_higher=higher,
         ahead_older=older,
+        awaited=awaited(journal, agenda, lsn),
+        used_up=_used_up(agenda, job, workers, now_ns),
         workers=tuple(replace(one, running=running[one.owner]) for one in workers),
     )
 
@@ -89,6 +94,17 @@ def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tupl
         if not lane.blocked and any(serves(serving, lane.queue, lane.task) for serving in able)
     )
     return agenda.ahead(job.lsn, lanes, AHEAD_MAX)
+
+
+def _used_up(
+    agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...], now_ns: int
+) -> UsedUp | None:
+    """The limit of its task, as its workers tell it, that keeps a ready job from running."""
+    if job.state is not State.READY:
+        return None
+    told = (serving.limits or {} for worker in workers for serving in worker.serves)
+    limit = next((limits[job.task] for limits in told if job.task in limits), None)
+    return None if limit is None else used_up(agenda, job.lsn, limit, now_ns)
 
 
 def _keeper(path: Path) -> tuple[int, str]:

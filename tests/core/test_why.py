@@ -8,6 +8,7 @@ import pytest
 
 from taskq.core.model import SECOND_NS, AttemptView, Hold, JobView, OwnerView, Serving, State
 from taskq.core.why import AHEAD_MAX, Facts, Why, why
+from taskq.core.whylimits import UsedUp
 
 _NOW: Final = 1_704_067_200 * SECOND_NS
 _MINUTE: Final = 60 * SECOND_NS
@@ -233,6 +234,25 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
         Facts(job=_job(), now_ns=_NOW, workers=_ONE, ahead_older=AHEAD_MAX),
         Why.BEHIND_OLDER,
         "over 10000 older jobs are before it",
+    ),
+    (
+        "as many of its key run as may",
+        Facts(
+            job=_job(), now_ns=_NOW, workers=_ONE,
+            used_up=UsedUp(task="send", key=b"7", concurrency=4, running=(2, 3, 5, 8)),
+        ),
+        Why.CONCURRENCY,
+        "concurrency 4 of send with key '7' is used up by "
+        "1a2b3c4d-2, 1a2b3c4d-3, 1a2b3c4d-5 and 1 more",
+    ),
+    (
+        "as many of its task as may started just now",
+        Facts(
+            job=_job(), now_ns=_NOW, workers=_ONE,
+            used_up=UsedUp(task="send", key=b"", rate="10/min", next_ns=_NOW + 2 * _MINUTE),
+        ),
+        Why.RATE,
+        "rate 10/min of send is used up: the next may start in 2m, 2024-01-01T00:02:00+00:00",
     ),
     (
         "every slot is taken",
