@@ -8,21 +8,24 @@ from typing import TYPE_CHECKING, Any, cast
 from taskq.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
+    #: names, or the weight of each
+    Queues = Sequence[str] | Mapping[str, int]
 
 
 class AppWorkers:
     """How a program runs the jobs of its own app."""
 
     def worker(
-        self, concurrency: int = 8, queues: Sequence[str] | None = None, **options: Any
+        self, concurrency: int = 8, queues: Queues | None = None, **options: Any
     ) -> AbstractAsyncContextManager[Any]:
         """A worker inside this process: ``async with app.worker(concurrency=8): ...``.
 
         Args:
             concurrency: jobs that run at the same time.
-            queues: which queues it reads; None for all.
+            queues: which queues it reads, or their weights; None for all.
             options: further ones of ``taskq_workers.Worker``.
 
         Raises:
@@ -32,7 +35,7 @@ class AppWorkers:
         return cast("AbstractAsyncContextManager[Any]", worker)
 
     def run_worker(
-        self, concurrency: int = 8, queues: Sequence[str] | None = None, **options: Any
+        self, concurrency: int = 8, queues: Queues | None = None, **options: Any
     ) -> None:
         """Run a worker and block until it has stopped: for programs without an event loop.
 
@@ -42,7 +45,7 @@ class AppWorkers:
 
         Args:
             concurrency: jobs that run at the same time.
-            queues: which queues it reads; None for all.
+            queues: which queues it reads, or their weights; None for all.
             options: further ones of ``taskq_workers.Worker``.
 
         Raises:
@@ -52,7 +55,7 @@ class AppWorkers:
         _workers("run_worker").run_blocking(self, concurrency=concurrency, queues=queues, **options)
 
     def worker_thread(
-        self, concurrency: int = 8, queues: Sequence[str] | None = None, **options: Any
+        self, concurrency: int = 8, queues: Queues | None = None, **options: Any
     ) -> AbstractContextManager[Any]:
         """A worker on a thread of its own: ``with app.worker_thread(): ...``.
 
@@ -61,7 +64,7 @@ class AppWorkers:
 
         Args:
             concurrency: jobs that run at the same time.
-            queues: which queues it reads; None for all.
+            queues: which queues it reads, or their weights; None for all.
             options: further ones of ``taskq_workers.Worker``.
 
         Raises:

@@ -50,7 +50,8 @@ _STEPS = st.lists(st.tuples(st.integers(0, SECOND_NS), st.integers(0, 5)), max_s
 
 @given(steps=_STEPS)
 def test_a_window_allows_what_counting_every_claim_allows(steps: list[tuple[int, int]]) -> None:
-    times, claims, now = Times(), [], 0
+    times, now = Times(), 0
+    claims: list[int] = []
     for span, wanted in steps:
         now += span
         recent = [one for one in claims if one > now - _RATE.window_ns]

@@ -242,8 +242,10 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
             used_up=UsedUp(task="send", key=b"7", concurrency=4, running=(2, 3, 5, 8)),
         ),
         Why.CONCURRENCY,
-        "concurrency 4 of send with key '7' is used up by "
-        "1a2b3c4d-2, 1a2b3c4d-3, 1a2b3c4d-5 and 1 more",
+        (
+            "concurrency 4 of send with key '7' is used up by 1a2b3c4d-2, 1a2b3c4d-3, 1a2b3c4d-5 "
+            "and 1 more"
+        ),
     ),
     (
         "as many of its task as may started just now",
