@@ -10,6 +10,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, Failure
+from taskq.cli.flows import flow_facts, flow_json
 from taskq.cli.options import at_option, data_dir_option, json_option, moment, open_reader
 from taskq.core.model import SECOND_NS, QueueStats, State
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.core.model import Damage, JobView, OwnerView, Serving
+    from taskq.log.flows import Takes
     from taskq.log.progressfile import Told
     from taskq.log.reader import LogReader
     from taskq.log.timetravel import Moment
@@ -97,7 +99,8 @@ def _attempts(job: JobView) -> str:
 
 def _note(job: JobView, now_ns: int) -> str:
     """What is worth knowing of a job in its state, in one line."""
-    due = f"due {render.when(job.due_ns, now_ns)}" if job.state is State.SCHEDULED else ""
+    due = f"due {render.when(job.due_ns, now_ns)}" if job.due_ns else ""
+    due = due or ("waits for inputs" if job.state is State.SCHEDULED else "")
     reason = job.reason.partition("\n")[0][:_REASON_COLUMNS]
     return ": ".join(part for part in (due, reason) if part)
 
@@ -116,15 +119,24 @@ def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None)
             raise no_such_job(reader, job_id, at)
         job = replace(job, attempts=reader.attempts(job))
         told = reader.progress(job.lsn) if at is None else None
-    show_job(job, _seen_from(at), told, as_json=as_json)
+        ties = reader.ties(job.lsn)
+    show_job(job, _seen_from(at), told, ties, as_json=as_json)
 
 
-def show_job(job: JobView, now_ns: int, told: Told | None = None, *, as_json: bool) -> None:
+def show_job(
+    job: JobView,
+    now_ns: int,
+    told: Told | None = None,
+    ties: Takes | None = None,
+    *,
+    as_json: bool,
+) -> None:
     """Print everything about a job, and how far it is, if it runs."""
     if as_json:
         render.print_json(
             {
                 **render.job_json(job),
+                **flow_json(ties, job.job_id.partition("-")[0]),
                 "progress": render.progress_json(told),
                 "payload": render.body_json(job.payload),
                 "result": render.body_json(job.result),
@@ -135,7 +147,7 @@ def show_job(job: JobView, now_ns: int, told: Told | None = None, *, as_json: bo
             }
         )
         return
-    _print_job(job, now_ns, told)
+    _print_job(job, now_ns, told, ties)
 
 
 def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Failure:
@@ -148,7 +160,7 @@ def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Fai
     return Failure(f"there is no job {job_id} in this log ({known}). taskq ls lists them")
 
 
-def _print_job(job: JobView, now_ns: int, told: Told | None) -> None:
+def _print_job(job: JobView, now_ns: int, told: Told | None, ties: Takes | None) -> None:
     def at(moment_ns: int) -> str:
         text = render.moment(moment_ns)
         return f"{render.when(moment_ns, now_ns)} ({text})" if text else ""
@@ -164,6 +176,7 @@ def _print_job(job: JobView, now_ns: int, told: Told | None) -> None:
             ("progress", render.progress(told, now_ns)),
             ("enqueued", at(job.enqueued_ns)),
             ("due", at(job.due_ns)),
+            *flow_facts(ties, job.job_id.partition("-")[0]),
             ("expires", at(job.expires_ns)),
             ("settled", at(job.settled_ns)),
             ("key", "" if job.key is None else job.key.decode(errors="backslashreplace")),

@@ -76,6 +76,15 @@ class FlowPart:
         return numbers + len(self.shape) + len(self.result) + 5 * _OPTION_BYTES
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Awaited:
+    """What a held job waits for: so many of all its inputs, and (id, state) of some of them."""
+
+    count: int
+    total: int
+    named: tuple[tuple[str, str], ...] = ()
+
+
 def needs_of(count: int, policy: int, *, doomed: bool = False) -> int:
     """A held job's count of inputs, its policy and its doom in one number."""
     needs = count & _COUNT_MASK | (policy & _POLICY_MASK) << _POLICY_SHIFT

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.errors import JobNotFound, LogDamaged, LogError
+from taskq.core.errors import JobNotFound, LogError
+from taskq.core.flows import Awaited
 from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.log import codec
@@ -18,13 +19,17 @@ from taskq.log.flows import Takes, takes_of
 from taskq.log.history import _about, find_end, read_outcome
 
 if TYPE_CHECKING:
+    from taskq.core.agenda import Agenda
     from taskq.log.committer import Committer
+    from taskq.log.journal import Journal
     from taskq.log.requests import Outcome
 
 #: Jobs that one look at ends may be asked for: up to 0.4 ms each, where an index is needed.
 ENDS_MAX: Final = 64
 #: Jobs that one look at states may be asked for.
 STATES_MAX: Final = 8_192
+#: Inputs that are named, of those that are waited for.
+_NAMED_MAX: Final = 5
 _KIND_AT: Final = 4
 _ENQUEUED: Final = int(Kind.ENQUEUED)
 _JOB_AT: Final = 16
@@ -43,8 +48,34 @@ class End(NamedTuple):
 
 def look_at_ties(committer: Committer, job: int) -> Takes | None:
     """What a job has to do with others; None if there is no such job."""
-    born = _born(committer, job)
-    return None if born is None else takes_of(born)
+    return ties_of(committer.journal, job)
+
+
+def ties_of(journal: Journal, job: int) -> Takes | None:
+    """The same, of any open log."""
+    for found in _about(journal, job):
+        if found.record[_KIND_AT] == _ENQUEUED:
+            return takes_of(found.record)
+        if is_carrying(found.record):
+            return takes_of(born_in(found.record))
+    return None
+
+
+def awaited(journal: Journal, agenda: Agenda, job: int) -> Awaited | None:
+    """What a held job waits for; None for one that is not held."""
+    held = agenda.flows.remaining(job)
+    ties = None if held is None else ties_of(journal, job)
+    if held is None or ties is None:
+        return None
+    left: list[tuple[str, str]] = []
+    for one in ties.inputs:
+        state = agenda.state(one)
+        if state is State.ABSENT and agenda.dead.find(one) is None:
+            continue
+        left.append((f"{journal.tag}-{one}", state.name.lower() if state else "dead"))
+        if len(left) >= _NAMED_MAX:
+            break
+    return Awaited(count=held[0], total=len(ties.inputs), named=tuple(left))
 
 
 def look_at_states(committer: Committer, first: int, count: int) -> list[State]:
@@ -88,19 +119,3 @@ def _is_end_of(record: bytes, job: int) -> bool:
     if len(record) < codec.JOB.size or record[_KIND_AT] not in _ENDS:
         return False
     return int.from_bytes(record[_JOB_AT : _JOB_AT + 8], "little") == job
-
-
-def _born(committer: Committer, job: int) -> bytes | None:
-    """The ENQUEUED record of a job, None if there is no such job."""
-    agenda = committer.facets.agenda
-    if agenda is not None and agenda.table.find(job) is not None:
-        try:
-            return committer.journal.files.record(agenda.location(job), job)
-        except LogDamaged:
-            return None
-    for found in _about(committer.journal, job):
-        if found.record[_KIND_AT] == _ENQUEUED:
-            return found.record
-        if is_carrying(found.record):
-            return born_in(found.record)
-    return None

@@ -15,6 +15,7 @@ from taskq.log.disk import LocalDisk, SystemClock
 from taskq.log.exporting import Chosen, each_job
 from taskq.log.facets import Facets
 from taskq.log.files import SegmentGone
+from taskq.log.flowlook import ties_of
 from taskq.log.gauges import Gauges
 from taskq.log.history import tell
 from taskq.log.identity import read_identity
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from taskq.core.model import AttemptView, JobView, OwnerView, State, VerifyReport
     from taskq.core.schedules import ScheduleState
     from taskq.core.why import Facts, Reason
+    from taskq.log.flows import Takes
     from taskq.log.ports import Clock
     from taskq.log.progressfile import Told
     from taskq.log.selection import DeadFilter, Place
@@ -110,6 +112,10 @@ class LogReader:
         """
         view = self._told(at, lambda journal, now_ns: tell(journal, lsn, now_ns))
         return None if view is None else self._bodies.show_view(view)
+
+    def ties(self, lsn: int) -> Takes | None:
+        """What the job has to do with others of its flow; None if there is no such job."""
+        return ties_of(self._journal, lsn)
 
     def progress(self, lsn: int) -> Told | None:
         """How far a job is that runs now, as it told last.

@@ -211,3 +211,13 @@ async def test_a_flow_joins_the_success_of_the_task_that_asks_for_it(parts: Part
         await (await parent.enqueue()).result(SECONDS)
         handle = await app.flow(pending[0].id)
         assert await handle.result(SECONDS) == 3
+
+
+async def test_why_names_what_a_job_waits_for(parts: Parts) -> None:
+    async with parts.app:
+        flow = chord([parts.one.call(n) for n in range(7)], parts.total.step())
+        handle = await flow.enqueue()
+        reason = await parts.app.why(handle.id)
+        assert reason.code == "inputs"
+        first = handle.jobs[1].id
+        assert reason.text.startswith(f"it waits for 7 of 7 inputs: {first} (ready), ")
