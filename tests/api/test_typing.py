@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[2]
-SAMPLE = ROOT / "tests" / "samples" / "typed_app.py"
+SAMPLES = ("typed_app", "typed_flows")
 
 
 @pytest.mark.timeout(300)
-def test_mypy_finds_the_sample_errors_and_no_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", SAMPLES)
+def test_mypy_finds_the_sample_errors_and_no_others(tmp_path: Path, name: str) -> None:
+    sample = ROOT / "tests" / "samples" / f"{name}.py"
     done = subprocess.run(
         [
             sys.executable,
@@ -28,15 +30,15 @@ def test_mypy_finds_the_sample_errors_and_no_others(tmp_path: Path) -> None:
             f"--cache-dir={tmp_path}",
             "--no-error-summary",
             "--no-pretty",
-            str(SAMPLE),
+            str(sample),
         ],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    found = _matches(r"typed_app\.py:(\d+): error: .*\[([\w-]+)\]$", done.stdout.splitlines())
-    source = SAMPLE.read_text().splitlines()
+    found = _matches(rf"{name}\.py:(\d+): error: .*\[([\w-]+)\]$", done.stdout.splitlines())
+    source = sample.read_text().splitlines()
     wanted = {
         (number, match[1])
         for number, line in enumerate(source, 1)
