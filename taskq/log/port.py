@@ -11,7 +11,7 @@ import threading
 from asyncio import Future as _Future
 from collections import deque
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from taskq.core.errors import LogClosed
 from taskq.core.model import LogStats
@@ -189,9 +189,19 @@ class _Port:
 
     def _late(self, value: object) -> None:
         """An answer for somebody who gave up: deliveries must not be lost with it."""
-        if isinstance(value, list) and value and hasattr(value[0], "token") and self._store.usable:
+        if self._store.usable and _are_deliveries(value):
             given_back = [Settlement(Kind.RELEASED, one, None, 0, Cause.DRAIN) for one in value]
             self.settle_soon(given_back, _ignore)
+
+
+def _are_deliveries(value: object) -> TypeGuard[list[Delivery]]:
+    return isinstance(value, list) and bool(value) and hasattr(value[0], "token")
+
+
+def _take_all(source: list[Delivery], taken: list[Delivery]) -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            taken.append(source.pop())
 
 
 class LoopPort(_Port):
@@ -261,6 +271,19 @@ class LoopPort(_Port):
             while True:
                 for _, _, value in self._inbox.popleft():
                     self._late(value)
+
+    def surrender(self) -> list[Delivery]:
+        """From another thread, while the loop stands still: take the claims it has not looked at.
+
+        To the loop they came empty. Each is taken by itself: whichever thread is first has it.
+        """
+        taken: list[Delivery] = []
+        with contextlib.suppress(RuntimeError):  # more came in meanwhile: they are for the next try
+            for answers in list(self._inbox):
+                for _, _, value in answers:
+                    if _are_deliveries(value):
+                        _take_all(value, taken)
+        return taken
 
     def _turn(self, answers: list[Answer]) -> None:
         self._turns += 1

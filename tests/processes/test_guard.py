@@ -8,6 +8,8 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from taskq import TaskQ
 from taskq.core.model import State
 from tests.processes.harness import SCRIPTS, Child, eventually
@@ -76,6 +78,7 @@ def test_one_death_is_told_and_mended_and_disturbs_no_other(tmp_path: Path) -> N
         assert guard.wait() == 0
 
 
+@pytest.mark.slow
 def test_signals_mean_to_all_what_they_mean_to_one(tmp_path: Path) -> None:
     """The first drains, the second cancels and gives back without burning an attempt."""
     with start_guard(tmp_path, "--processes", 2, "--drain-timeout", 1000) as guard:
@@ -93,6 +96,7 @@ def test_signals_mean_to_all_what_they_mean_to_one(tmp_path: Path) -> None:
         assert (told.state, told.attempt) == (State.READY, 0)
 
 
+@pytest.mark.slow
 def test_a_third_signal_ends_all_at_once(tmp_path: Path) -> None:
     with start_guard(tmp_path, "--processes", 2, "--drain-timeout", 1000) as guard:
         pids = ready_pids(guard, 2)
@@ -140,6 +144,7 @@ def test_a_hang_up_replaces_the_workers_and_burns_no_attempt(tmp_path: Path) -> 
         assert guard.wait() == 0
 
 
+@pytest.mark.slow
 def test_an_old_worker_hands_over_to_a_new_one_without_burning_an_attempt(tmp_path: Path) -> None:
     """A rolling restart by hand: the new worker starts, the old one gets SIGTERM while busy."""
     gate = tmp_path / "gate"
@@ -163,6 +168,7 @@ def test_an_old_worker_hands_over_to_a_new_one_without_burning_an_attempt(tmp_pa
         assert all([a.outcome for a in one.attempts] == ["succeeded"] for one in stories)
 
 
+@pytest.mark.slow
 def test_max_jobs_recycles_a_process_and_all_jobs_run_once(tmp_path: Path) -> None:
     with opened(tmp_path) as app:
         jobs = [put(app, "who") for _ in range(7)]
@@ -183,6 +189,7 @@ def test_max_jobs_alone_ends_the_worker(tmp_path: Path) -> None:
     assert states == [State.SUCCEEDED] * 3 + [State.READY] * 2
 
 
+@pytest.mark.slow
 def test_a_burst_of_several_ends_when_all_have(tmp_path: Path) -> None:
     with opened(tmp_path) as app:
         jobs = [put(app, "who") for _ in range(20)]

@@ -45,7 +45,7 @@ def start_worker(path: Path, *options: object) -> Child:
     return Child(sys.executable, *command, cwd=SCRIPTS)
 
 
-@pytest.mark.parametrize("options", [(), ("--processes", 2)])
+@pytest.mark.parametrize("options", [(), pytest.param(("--processes", 2), marks=pytest.mark.slow)])
 def test_a_worker_tells_that_it_is_ready_and_that_it_stops(
     tmp_path: Path, manager: socket.socket, options: tuple[object, ...]
 ) -> None:

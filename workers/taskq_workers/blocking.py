@@ -7,6 +7,7 @@ the loop's thread is executing. Jobs themselves pay nothing for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import linecache
 import logging
 import sys
@@ -14,13 +15,14 @@ import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.errors import TaskqError
 from taskq_workers.reasons import _is_machinery
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from taskq.log.requests import Delivery
+    from taskq.log.requests import Delivery, Settlement
     from taskq.log.store import Store
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -29,7 +31,7 @@ _log: Final = logging.getLogger("taskq.worker")
 BLOCKED_SECONDS: Final = 0.5
 #: Between two questions, while jobs run and while none does.
 _ASK_SECONDS: Final = 0.25
-_ASK_IDLE_SECONDS: Final = 1.0
+_ASK_IDLE_SECONDS: Final = 0.4
 #: One line of code is told of this often at most.
 _AGAIN_SECONDS: Final = 60.0
 _PLACES_MAX: Final = 1000
@@ -42,13 +44,18 @@ class LoopWatch:
     Args:
         is_idle: whether no job runs; asked on the loop.
         delivery_of: the job that an asyncio task runs, None for no job; asked from a thread.
+        surrender: gives what to settle so that other workers run what waits here; asked from a
+            thread, again and again while the loop stands still.
     """
 
     def __init__(
         self,
         is_idle: Callable[[], bool],
         delivery_of: Callable[[asyncio.Task[object]], Delivery | None],
+        surrender: Callable[[], list[Settlement]] = list,
     ) -> None:
+        self._surrender = surrender
+        self._store: Store | None = None
         self._is_idle = is_idle
         self._delivery_of = delivery_of
         self._loop = asyncio.get_running_loop()
@@ -61,7 +68,7 @@ class LoopWatch:
 
     def start(self, store: Store) -> None:
         """Watch from now on."""
-        del store
+        self._store = store
         self._thread.start()
 
     def drain(self) -> None:
@@ -85,9 +92,17 @@ class LoopWatch:
             what = self._look()
             if what:
                 _log.warning("the event loop stands still since %.1f s: %s", BLOCKED_SECONDS, what)
-            self._answered.wait()
+            self._give_back()
+            while not self._answered.wait(_ASK_SECONDS):
+                self._give_back()
             if what and not self._over.is_set():
                 _log.warning("the event loop stood still for %.2f s: %s", monotonic() - asked, what)
+
+    def _give_back(self) -> None:
+        settlements = self._surrender()
+        if settlements and self._store is not None:
+            with contextlib.suppress(TaskqError):
+                self._store.thread_port.settle(settlements)
 
     def _answer(self) -> None:
         self._pause_seconds = _ASK_IDLE_SECONDS if self._is_idle() else _ASK_SECONDS

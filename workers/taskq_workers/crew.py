@@ -165,6 +165,10 @@ class Crew:
         """The log cannot be used any more."""
         self._stop(error)
 
+    def surrender(self) -> list[Settlement]:
+        """From another thread, while the loop stands still: release all that no slot has begun."""
+        return [release(delivery) for delivery in self.feed.surrender()]
+
     # What the worker calls.
 
     def delivery_of(self, task: asyncio.Task[Any]) -> Delivery | None:
@@ -245,7 +249,9 @@ class Crew:
         self._slots.discard(slot)
         error = None if task.cancelled() else task.exception()
         delivery, slot.delivery = slot.delivery, None
-        if error is not None:
+        if delivery is None and isinstance(error, IndexError):
+            self.feed.refill()  # the loop stood still, and its last delivery was just given back
+        elif error is not None:
             # Not the job's failure but the worker's own, or its policy's: say so, and go on.
             _log.error("a slot failed", exc_info=error)
             if delivery is not None and not slot.abandoned:

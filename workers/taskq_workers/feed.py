@@ -7,6 +7,7 @@ free, so that no job waits here which another worker could run.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
@@ -205,6 +206,22 @@ class Feed:
         self._received += len(deliveries)
         self._watch_soon()
         self._takers.wake()
+
+    def surrender(self) -> list[Delivery]:
+        """From another thread, while the loop stands still: take all that no slot has begun."""
+        taken: list[Delivery] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                taken.append(self.buffer.pop())
+        self._returned += len(taken)
+        claim = self._claim
+        if claim is not None and claim.done() and not claim.cancelled() and not claim.exception():
+            # Answered, and its callback waits for the loop: to that it will have come empty.
+            deliveries = claim.result()
+            with contextlib.suppress(IndexError):
+                while True:
+                    taken.append(deliveries.pop())
+        return taken + self._port.surrender()
 
     def close(self) -> None:
         """Claim no more, and give back whatever no slot took. Legal twice."""

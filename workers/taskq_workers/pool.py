@@ -319,7 +319,7 @@ class Worker:
         )
         # Asked from another thread: a copy of the slots is made in one step of the interpreter.
         self.services.add(CancelListener(crew))
-        self.services.add(LoopWatch(lambda: not crew.running(), crew.delivery_of))
+        self.services.add(LoopWatch(lambda: not crew.running(), crew.delivery_of, crew.surrender))
         return crew
 
     async def _drain(self, crew: Hands) -> None:

@@ -1,0 +1,109 @@
+"""Two workers: no job waits in one for over a second while the other has nothing to do."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.records import Kind
+from tests.processes.harness import eventually, log_records
+from tests.processes.test_guard import opened, start_guard
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq import TaskQ
+
+SLOTS = 2
+HELD_SECONDS_MAX = 1.0
+#: What the two clocks, of the records and of the tasks, and a busy machine may add.
+SLACK_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that one process did, in wall seconds."""
+
+    pid: int
+    begin: float
+    end: float
+
+
+def put(app: TaskQ, task: str, seconds: list[float]) -> None:
+    call = app.call_by_name
+    app.enqueue_many_sync([call(f"guarded.{task}", one).options(attempts=1) for one in seconds])
+
+
+def spans(path: Path) -> tuple[list[Span], list[Span]]:
+    """(runs, waits of claimed jobs for a slot), read from the records and the results."""
+    records = log_records(path)
+    runs, held = [], []
+    results = {r.job: json.loads(r.body) for r in records if r.kind == Kind.SUCCEEDED and r.body}
+    claims: dict[int, float] = {}
+    owners: dict[int, int] = {}
+    released: list[tuple[int, float, float]] = []
+    for record in records:
+        moment = record.time_ns / 1e9
+        if record.kind == Kind.CLAIMED:
+            claims[record.job] = moment
+            owners[record.job] = record.token
+        elif record.kind == Kind.RELEASED:
+            released.append((owners[record.job], claims.pop(record.job), moment))
+    pids = {}
+    for job, (pid, begin, end) in results.items():
+        pids[owners[job]] = pid
+        runs.append(Span(pid, begin, end))
+        held.append(Span(pid, claims[job], begin))
+    held += [Span(pids.get(owner, 0), begin, end) for owner, begin, end in released]
+    return runs, held
+
+
+def hoarded(path: Path) -> list[tuple[Span, float]]:
+    """Waits that went on for over a second beside an idle process, and from when it was idle."""
+    runs, held = spans(path)
+    of = defaultdict(list)
+    for run in runs:
+        of[run.pid].append(run)
+    found = []
+    for wait in held:
+        moment = wait.begin + HELD_SECONDS_MAX + SLACK_SECONDS
+        while moment < wait.end:
+            for pid, others in of.items():
+                busy = sum(one.begin - SLACK_SECONDS <= moment <= one.end for one in others)
+                if pid != wait.pid and busy < SLOTS:
+                    found.append((wait, moment))
+                    break
+            moment += 0.05
+    return found
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "timed",
+        pytest.param("threaded", marks=pytest.mark.slow),
+        pytest.param("stands", marks=pytest.mark.slow),
+    ],
+)
+def test_long_jobs_among_short_ones_are_not_hoarded(tmp_path: Path, task: str) -> None:
+    """Short jobs let a worker claim hundreds ahead, and then the long ones come."""
+    options = ("-c", SLOTS, "--drain-timeout", 0)
+    with opened(tmp_path) as app, start_guard(tmp_path, *options) as first:
+        first.expect("  ready")
+        long = 2.2 if task == "stands" else 1.2
+        put(app, "timed", [0.0] * 3_000)
+        put(app, task, [0.0] * 20 + [long] * 8)
+        put(app, "timed", [0.0] * 30 + [1.2] * 4 + [0.0] * 30)
+        with start_guard(tmp_path, *options) as second:
+            second.expect("  ready")
+            total = 3_000 + 28 + 64
+            eventually(lambda: done(tmp_path) == total, 25)
+    assert hoarded(tmp_path) == []
+
+
+def done(path: Path) -> int:
+    return sum(record.kind == Kind.SUCCEEDED for record in log_records(path))
