@@ -126,6 +126,11 @@ class FakeStore:
     def port(self) -> LoopPort:
         return cast("LoopPort", self._port)
 
+    def on_cancel(self, call: Callable[..., object]) -> Callable[[], None]:
+        """Nobody cancels anything here."""
+        del call
+        return lambda: None
+
     def steady_ns(self) -> int:
         return time.monotonic_ns()
 
