@@ -12,7 +12,7 @@ from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, Failure
 from taskq.cli.flows import flow_facts, flow_json
 from taskq.cli.options import at_option, data_dir_option, json_option, moment, open_reader
-from taskq.core.model import SECOND_NS, QueueStats, State
+from taskq.core.model import SECOND_NS, TIME_NS_MAX, QueueStats, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,8 +99,8 @@ def _attempts(job: JobView) -> str:
 
 def _note(job: JobView, now_ns: int) -> str:
     """What is worth knowing of a job in its state, in one line."""
-    due = f"due {render.when(job.due_ns, now_ns)}" if job.due_ns else ""
-    due = due or ("waits for inputs" if job.state is State.SCHEDULED else "")
+    due = f"due {render.when(job.due_ns, now_ns)}" if job.state is State.SCHEDULED else ""
+    due = "waits for inputs" if job.due_ns >= TIME_NS_MAX else due
     reason = job.reason.partition("\n")[0][:_REASON_COLUMNS]
     return ": ".join(part for part in (due, reason) if part)
 
@@ -175,7 +175,7 @@ def _print_job(job: JobView, now_ns: int, told: Told | None, ties: Takes | None)
             ("attempt", _attempts(job)),
             ("progress", render.progress(told, now_ns)),
             ("enqueued", at(job.enqueued_ns)),
-            ("due", at(job.due_ns)),
+            ("due", at(job.due_ns % TIME_NS_MAX)),
             *flow_facts(ties, job.job_id.partition("-")[0]),
             ("expires", at(job.expires_ns)),
             ("settled", at(job.settled_ns)),

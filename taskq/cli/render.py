@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from taskq.core.durations import spoken
-from taskq.core.model import SECOND_NS
+from taskq.core.model import SECOND_NS, TIME_NS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -105,7 +105,7 @@ def job_json(job: JobView) -> dict[str, Any]:
         "attempt": job.attempt,
         "attempts_max": job.attempts_max or None,
         "enqueued_at": moment(job.enqueued_ns),
-        "due_at": moment(job.due_ns),
+        "due_at": moment(job.due_ns % TIME_NS_MAX),
         "expires_at": moment(job.expires_ns),
         "settled_at": moment(job.settled_ns),
         "key": None if job.key is None else job.key.decode(errors="backslashreplace"),

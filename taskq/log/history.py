@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError
-from taskq.core.model import SETTLED_STATES, TIME_NS_MAX, AttemptView, JobView, State
+from taskq.core.model import SETTLED_STATES, AttemptView, JobView, State
 from taskq.core.records import CARRYING_KINDS, PACKED, Cause, Kind
 from taskq.core.transitions import BY_TIME, after
 from taskq.log.attempts import decode_history
@@ -255,7 +255,7 @@ class Story:
             attempt=self.attempt,
             attempts_max=born.attempts_max,
             enqueued_ns=self._enqueued_ns,
-            due_ns=self._due_ns % TIME_NS_MAX if state is State.SCHEDULED else 0,  # held: never
+            due_ns=self._due_ns if state is State.SCHEDULED else 0,
             expires_ns=self._expires_ns,
             settled_ns=self._settled_ns,
             key=extras.key if extras else None,

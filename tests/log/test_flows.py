@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq.call import Options, make_call
 from taskq.core.errors import TaskqError
 from taskq.core.flows import Policy
 from taskq.core.freeze import freeze_agenda, thaw_agenda
 from taskq.core.model import State
-from taskq.core.records import Cause, Flag, Kind
-from taskq.flowplan import Chain, Group, Leaf, make_plan
+from taskq.core.records import Cause, Kind
+from taskq.flowplan import Chain, Group
 from taskq.log.flowlook import look_at_ends, look_at_ties
 from taskq.log.requests import Op, Settlement
 from taskq.log.selection import letters
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.core.frozen import Columns
+from tests.log.flowing import chord, items_of, leaf, step
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World
 
@@ -32,30 +32,10 @@ STEPS: Final = 60
 ACTS: Final = ("put", "claim", "claim", "settle", "settle", "settle", "kill", "power")
 
 
-def call(name: str = "part") -> Any:
-    return make_call(name, None, b"{}", Flag(0), Options())
-
-
-def leaf() -> Leaf:
-    return Leaf(call())
-
-
-def step() -> Leaf:
-    return Leaf(call("step"), takes=True)
-
-
-def items_of(node: Node) -> list[Any]:
-    return [(one.spec, one.body, one.extras) for one in make_plan(node).calls]
-
-
 def put(process: Process, node: Node) -> list[int]:
     """The lsns of the flow's jobs, the last to run first."""
     lsns: list[int] = process.ask(Op.ENQUEUE_MANY, items_of(node))
     return lsns
-
-
-def chord(count: int, policy: Policy = Policy.CANCEL) -> Chain:
-    return Chain((Group(tuple(leaf() for _ in range(count))), step()), policy)
 
 
 def states(process: Process, jobs: list[int]) -> list[State]:

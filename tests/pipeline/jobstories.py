@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskq import TaskLog
+from taskq.core.flows import Policy
 from taskq.core.model import SECOND_NS, Conflict, Extras
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.selection import letters
+from tests.log.flowing import chord, items_of
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import SMALL, Process, World
 
@@ -143,6 +145,24 @@ def clocks_that_are_set(world: World) -> None:
             process.settle(delivery, body=b"ok")
 
 
+def flows(world: World) -> None:
+    """Held jobs: one that was released and ran, some that were cancelled, one that still waits."""
+    process = world.process()
+    runs, fails, waits = (
+        process.ask(Op.ENQUEUE_MANY, items_of(chord(2, policy)))
+        for policy in (Policy.CANCEL, Policy.CANCEL, Policy.WAIT)
+    )
+    for delivery in process.claim(6):
+        world.clock.advance(1)
+        is_bad = delivery.job in {fails[1], waits[1]}
+        kind = Kind.DIED if is_bad else Kind.SUCCEEDED
+        process.settle(delivery, kind, body=b"1")
+    world.clock.advance(5)
+    callback = _one(process)
+    assert callback.job == runs[0]
+    process.settle(callback, body=b"2")
+
+
 def compacted_logs(world: World) -> None:
     """What began in segments that are gone is told by the records that carry it."""
     process = world.process()
@@ -187,7 +207,7 @@ STORIES: Final[dict[str, Callable[[World], None]]] = {
         jobs_that_succeed_wait_and_run, retries_with_and_without_delay,
         releases_by_drain_and_snooze, an_owner_that_is_lost, dead_letters_requeued_and_purged,
         jobs_withdrawn_and_expired, keys_and_headers, clocks_that_are_set, compacted_logs,
-        dead_letters_requeued_in_compacted_logs,
+        dead_letters_requeued_in_compacted_logs, flows,
     )
 }  # fmt: skip
 

@@ -1,0 +1,33 @@
+"""Flows of jobs that no task owns, for tests of the log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from taskq.call import Options, make_call
+from taskq.core.flows import Policy
+from taskq.core.records import Flag
+from taskq.flowplan import Chain, Group, Leaf, make_plan
+
+if TYPE_CHECKING:
+    from taskq.flowplan import Node
+
+
+def call(name: str = "part") -> Any:
+    return make_call(name, None, b"{}", Flag(0), Options())
+
+
+def leaf() -> Leaf:
+    return Leaf(call())
+
+
+def step() -> Leaf:
+    return Leaf(call("step"), takes=True)
+
+
+def items_of(node: Node) -> list[Any]:
+    return [(one.spec, one.body, one.extras) for one in make_plan(node).calls]
+
+
+def chord(count: int, policy: Policy = Policy.CANCEL) -> Chain:
+    return Chain((Group(tuple(leaf() for _ in range(count))), step()), policy)
