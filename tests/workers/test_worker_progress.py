@@ -1,0 +1,190 @@
+"""What running jobs tell of themselves, and who sees it, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import Progress, TaskQ, UsageError, current_job, progress, progress_sync, retry
+from taskq.core.errors import JobNotFound
+from taskq.log.progressfile import JOBS_MAX, SUFFIX, ProgressBoard, Told, find_progress
+from taskq.log.reader import open_journal
+from tests.cli.helpers import taskq, taskq_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq import JobHandle
+
+pytestmark = pytest.mark.anyio
+
+
+async def told(job: JobHandle[Any], message: str) -> Progress:
+    """What the job says, once that is this."""
+    async with asyncio.timeout(10):
+        while True:
+            found = await job.progress()
+            if found is not None and found.message == message:
+                return found
+
+
+def tells_from_async(go_on: threading.Event) -> Callable[[], Any]:
+    async def work() -> None:
+        for number in range(100):
+            await progress(number / 100, f"step {number}")
+        await progress(1, "all of it")
+        await asyncio.to_thread(go_on.wait, 10)
+
+    return work
+
+
+def tells_from_thread(go_on: threading.Event) -> Callable[[], Any]:
+    def work() -> None:
+        for number in range(100):
+            current_job().progress(number / 100, f"step {number}")
+        progress_sync(1, "all of it")
+        go_on.wait(10)
+
+    return work
+
+
+@pytest.mark.parametrize("make", [tells_from_async, tells_from_thread])
+async def test_the_last_word_lands_is_seen_by_everybody_and_gone_with_the_job(
+    app: TaskQ, tmp_path: Path, make: Callable[[threading.Event], Callable[[], Any]]
+) -> None:
+    go_on = threading.Event()
+    task = app.task(name="work")(make(go_on))
+    path = tmp_path / "data"
+    async with app.worker():
+        job = await task.enqueue()
+        found = await told(job, "all of it")
+        assert found.fraction == 1.0
+        assert timedelta(0) <= datetime.now(UTC) - found.at < timedelta(seconds=30)
+        journal = open_journal(str(path))
+        seen = find_progress(journal, job.lsn)
+        assert seen is not None
+        assert (seen.fraction, seen.message) == (1.0, "all of it")
+        assert (
+            "100% all of it" in (await asyncio.to_thread(taskq, "show", job.id, "-d", path)).stdout
+        )
+        shown = await asyncio.to_thread(taskq_json, "show", job.id, "-d", path)
+        assert shown["progress"]["message"] == "all of it"
+        assert await asyncio.to_thread(job.progress_sync) == found
+        go_on.set()
+        await job.result(timeout=10)
+        assert await job.progress() is None
+        journal.close()
+    await app.close()
+    assert not list((path / "owners").glob("*.progress*"))
+    assert all(b"all of it" not in one.read_bytes() for one in (path / "log").iterdir())
+
+
+async def test_a_job_that_tells_nothing_has_no_progress_and_costs_no_file(
+    app: TaskQ, tmp_path: Path
+) -> None:
+    @app.task
+    async def quiet() -> None: ...
+
+    async with app.worker():
+        job = await quiet.enqueue()
+        await job.result(timeout=10)
+        assert await job.progress() is None
+        assert not list((tmp_path / "data/owners").glob("*.progress*"))
+        assert app.store()._progress is None
+        with pytest.raises(JobNotFound):
+            await app.job(f"{job.id.rpartition('-')[0]}-999").progress()
+
+
+async def test_an_attempt_does_not_show_what_the_one_before_it_told(app: TaskQ) -> None:
+    second = asyncio.Event()
+    go_on = asyncio.Event()
+
+    @app.task(retry=retry.fixed(attempts=3, delay=0))
+    async def work() -> None:
+        if current_job().attempt == 1:
+            await progress(0.9, "nearly")
+            await told(app.job(current_job().id), "nearly")
+            raise ValueError("once more")
+        second.set()
+        await go_on.wait()
+
+    async with app.worker():
+        job = await work.enqueue()
+        await asyncio.wait_for(second.wait(), 10)
+        assert await job.progress() is None
+        go_on.set()
+        await job.result(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "message", "match"),
+    [
+        (1.5, "", "is 1.5, it must be from 0"), (-0.1, "", "from 0"), (float("nan"), "", "nan"),
+        ("half", "", "'half', it must be a number"), (True, "", "a number"),
+        (0.5, "x" * 501, "501 characters, at most 500"), (0.5, b"x", "bytes, it must be a text"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_told_is_refused(
+    app: TaskQ, fraction: Any, message: Any, match: str
+) -> None:
+    problems: list[str] = []
+
+    @app.task
+    async def work() -> None:
+        with pytest.raises(UsageError) as caught:
+            await progress(fraction, message)
+        problems.append(str(caught.value))
+
+    async with app.worker():
+        await (await work.enqueue()).result(timeout=10)
+    assert match in problems[0]
+
+
+async def test_outside_a_task_there_is_nothing_to_tell() -> None:
+    with pytest.raises(UsageError, match="inside a task: no job runs here"):
+        await progress(0.5)
+
+
+class Runner:
+    """Whoever runs a job, as a board sees him."""
+
+
+def test_a_board_forgets_who_is_gone_and_has_an_end(tmp_path: Path) -> None:
+    board = ProgressBoard(tmp_path, 7)
+    lasting = Runner()
+    for job in range(JOBS_MAX + 10):
+        board.tell(lasting if job > JOBS_MAX else Runner(), job, job, Told(0.5, "", 1))
+    board.close()
+    board.close()
+    rows = json.loads((tmp_path / f"{7:016x}{SUFFIX}").read_text())
+    assert {row[0] for row in rows} <= set(range(JOBS_MAX, JOBS_MAX + 10))
+    board.tell(lasting, 1, 1, Told(0.5, "", 1))
+    assert board._thread is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "7", "[7]", "[[1,2]]", '[["a",1,0.5,"",1]]', "[" * 100_000]
+)
+async def test_what_is_no_progress_is_passed_over(app: TaskQ, tmp_path: Path, content: str) -> None:
+    """The file may be anybody's."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work() -> None:
+        began.set()
+        await go_on.wait()
+
+    async with app.worker():
+        job = await work.enqueue()
+        await began.wait()
+        owner = app.store().owner
+        file = Path(tmp_path / f"data/owners/{owner:016x}{SUFFIX}")
+        await asyncio.to_thread(file.write_text, content)
+        assert await job.progress() is None
+        go_on.set()
