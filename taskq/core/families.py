@@ -61,6 +61,11 @@ class Family:
         """It has none any more, or is blocked."""
         self.ready.pop(lane, None)
 
+    def clear(self) -> None:
+        """None of them has any: give back the room that they took."""
+        self.ready.clear()
+        self._heap.clear()
+
     def head(self) -> int:
         """The lowest id at the head of any lane; its lane is ``number`` then."""
         heap, ready = self._heap, self.ready

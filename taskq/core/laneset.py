@@ -81,6 +81,9 @@ class Lanes:
         if len(self._free) > 2 * len(lanes) + _FREE_MAX:
             self._free = [number for number in self._free if number < len(lanes)]
             heapify(self._free)
+            # A dict keeps the room of what was deleted; a copy does not.
+            self._by_key = tuple(dict(level) for level in self._by_key)
+            self.groups.trim()
 
     def note_running(self, lane: Lane, count: int) -> None:
         """So many more of the lane's jobs run now."""
@@ -138,6 +141,7 @@ class Lanes:
             family.drop(lane)
             if not family.ready:
                 self._ready[lane.priority].pop(family, None)
+                family.clear()
 
     def _new_lane(self, priority: int, key: bytes) -> Lane:
         number = len(self.lanes)

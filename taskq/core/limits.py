@@ -150,6 +150,11 @@ class Groups:
         if group.blocked:
             self._lanes.block(lane, group.blocked)
 
+    def trim(self) -> None:
+        """Give back the room of groups that were dropped."""
+        self._groups = dict(self._groups)
+        self._rated = dict(self._rated)
+
     def part(self, lane: Lane) -> None:
         """Take a lane out of its group."""
         group = lane.group
