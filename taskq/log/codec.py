@@ -103,6 +103,9 @@ A payload or result may be stored otherwise than it was given. With flag 16 it i
 u64, then a zlib stream (RFC 1950); with flag 32 likewise a zstd frame (RFC 8878). With flag 64 the
 record holds the SHA-256 (32 bytes) and the size u64 of the file ``spill/<SHA-256 in hex>``, and the
 file holds what the record else would: with flag 16 or 32 beside it, the compressed form.
+
+Flag 128 is on jobs of flows: ``taskq.log.flows`` specifies their options. A record that ends such
+a job begins its options with UNLOCKS.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from taskq.core.records import Kind
 from taskq_plugins.spark.backlog.cluster import WAVES_MAX, ExecutorLost
 from taskq_plugins.spark.backlog.costs import Costs, cut
-from taskq_plugins.spark.backlog.opening import open_payloads
+from taskq_plugins.spark.backlog.opening import must_open, open_payloads
 from taskq_plugins.spark.backlog.shipment import Chunk
 from taskq_plugins.spark.errors import SparkError
 from taskq_workers.events import Hook, tell
@@ -189,7 +189,7 @@ class SparkCrew:
     async def _send(self, chunks: list[list[Delivery]]) -> None:
         payloads: dict[int, bytes] = {}
         for chunk in chunks:
-            if any(one.payload_flags for one in chunk):
+            if any(map(must_open, chunk)):
                 opened, settlements = await open_payloads(self._app, chunk)
                 payloads |= opened
                 for settlement in settlements:

@@ -1,4 +1,4 @@
-"""Payloads that are compressed or in files, which executors may not be able to read."""
+"""Payloads that executors may not be able to read: compressed, in files, or of flows' steps."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Kind
+from taskq.log.flows import is_of_flow
 from taskq.log.requests import Settlement
 from taskq.serialization import encode_reason
+from taskq_workers.inputs import Inputs
 from taskq_workers.outcomes import (
     ELSEWHERE_SECONDS,
     release,
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
 SHIP_BYTES_MAX: Final = 64 << 20
 
 
+def must_open(delivery: Delivery) -> bool:
+    """Whether the job's payload is not simply what its record holds."""
+    return bool(delivery.payload_flags) or is_of_flow(delivery.record)
+
+
 async def open_payloads(
     app: TaskQ, chunk: list[Delivery]
 ) -> tuple[dict[int, bytes], list[Settlement]]:
@@ -36,11 +43,11 @@ async def open_payloads(
     sendable: list[Delivery] = []
     size_bytes = 0
     for delivery in chunk:
-        if not delivery.payload_flags:
+        if not must_open(delivery):
             sendable.append(delivery)
             continue
         try:
-            payload = await app._connection.packer.payload(delivery)
+            payload = await Inputs(app).payload(delivery)
         except Exception as error:  # noqa: BLE001 - no job may stop its worker
             failed = settle_unreadable(delivery, error)
             task = app._tasks[delivery.task]

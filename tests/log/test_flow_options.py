@@ -1,0 +1,57 @@
+"""The options of flows' jobs: their bytes never change."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskq.core.errors import FormatError
+from taskq.core.flows import FlowPart, Policy, needs_of
+from taskq.core.records import Flag
+from taskq.core.shapes import ONE, list_of, nested, skipping
+from taskq.log import codec
+from taskq.log.flows import Root, Takes, decode_needs, encode_needs, encode_part, takes_of
+from taskq.log.requests import EnqueueSpec
+
+PART = FlowPart(
+    index=0, inputs=((1, 3),), policy=Policy.RUN, shape=list_of([ONE] * 3), unlocks=(4,), jobs=5,
+    ends=1, result=ONE,
+)  # fmt: skip
+BYTES = (
+    "13 0800 0401000000000000 12 0500 0300000001 14 0c00 0101000000000000 03000000"
+    "16 0700 02 0103000000 03 15 0d00 05000000 01000000 0101000000"
+)
+
+
+def test_the_options_of_a_part_are_these_bytes() -> None:
+    assert encode_part(PART, 256) == bytes.fromhex(BYTES)
+    assert PART.size >= len(bytes.fromhex(BYTES))
+
+
+def test_they_read_back() -> None:
+    spec = EnqueueSpec("mail", "send", flags=Flag.FLOW)
+    options = encode_part(PART, 256)
+    tail = codec.enqueue_tail(5, int(spec.flags), 3, 4, 4, spec.route, options)
+    record = codec.encode_checked(tail, b"{}", 256)
+    assert takes_of(record) == Takes(
+        inputs=(257, 258, 259), policy=Policy.RUN, shape=list_of([ONE] * 3), unlocks=(260,),
+        root=Root(5, 1, ONE),
+    )  # fmt: skip
+
+
+def test_what_a_carried_job_needs_reads_back() -> None:
+    for doomed in (False, True):
+        needs = needs_of(7, Policy.WAIT, doomed=doomed)
+        assert decode_needs(encode_needs(needs)[3:]) == needs
+
+
+def test_shapes_nest_values() -> None:
+    inner = list_of([ONE, ONE])
+    assert nested(ONE, [1]) == 1
+    assert nested(list_of([inner, ONE, list_of([])]), [1, 2, 3]) == [[1, 2], 3, []]
+    assert nested(skipping(2) + list_of([ONE]), [1, 2, 3]) == [3]
+
+
+@pytest.mark.parametrize("shape", [b"", b"\x02", b"\x03", b"\x07", b"\x01\x02", ONE + ONE])
+def test_what_is_no_shape_is_refused(shape: bytes) -> None:
+    with pytest.raises(FormatError):
+        nested(shape, [1])
