@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from taskq.conditions import condition, online
 from taskq.core.why import Why
 from taskq.testing.clock import TravelClock, use_clock
+from taskq_workers.crew import Crew
 from taskq_workers.pool import Worker
 from tests.cli.helpers import taskq
 from tests.workers.switches import Switch, records
@@ -365,3 +366,16 @@ async def test_a_worker_that_stops_gives_back_what_its_gates_hold(app: TaskQ) ->
         status = await job.view()
         assert (status.state.name, status.attempt) == ("READY", 0)
     gc.collect()
+
+
+async def test_nothing_is_in_the_way_of_a_worker_without_conditions_and_breakers(
+    app: TaskQ,
+) -> None:
+    @app.task
+    async def plain() -> None: ...
+
+    async with app, Worker(app) as worker:
+        await (await plain.enqueue()).result(timeout=10)
+        hands = worker._crew
+        assert isinstance(hands, Crew)
+        assert (hands.feed.barrier, hands.settler.observer, hands.gates) == (None, None, None)
