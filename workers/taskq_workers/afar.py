@@ -14,7 +14,7 @@ from taskq_workers.outcomes import (
     settle_failure,
     settle_unreadable,
 )
-from taskq_workers.shipping import Ended
+from taskq_workers.shipping import Ended, pickled_error
 
 if TYPE_CHECKING:
     from taskq.context import JobContext
@@ -34,7 +34,8 @@ def failed(
 ) -> Ended:
     """The end of a job that raised; ``called`` is false if its arguments could not be had."""
     settlement = None if called else settle_unreadable(delivery, error)
-    return ended(number, settlement or settle_failure(task, delivery, error), seconds)
+    told = ended(number, settlement or settle_failure(task, delivery, error), seconds)
+    return told._replace(error=pickled_error(error))
 
 
 def succeeded(

@@ -5,6 +5,8 @@ Plain tuples of bytes and numbers, so that both ends may differ in everything bu
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.context import JobContext
@@ -46,6 +48,8 @@ class Ended(NamedTuple):
     #: jobs to enqueue with its success
     children: tuple[Loose, ...]
     seconds: float
+    #: what a failed job raised, pickled; empty if that cannot be
+    error: bytes = b""
 
 
 def ship(delivery: Delivery, payload: bytes | None) -> Shipment:
@@ -89,6 +93,8 @@ class Sent(JobContext):
 _new: Final = tuple.__new__
 #: Lanes that are kept by their keys; those of more are made anew.
 _LANES_MAX: Final = 4096
+#: A larger error stays where it was raised, but for its text.
+_ERROR_BYTES_MAX: Final = 64 << 10
 
 
 class Unpacker:
@@ -109,6 +115,25 @@ class Unpacker:
         delivery: Shipped = _new(Shipped, fields)
         delivery.given = job.payload
         return delivery
+
+
+def pickled_error(error: BaseException) -> bytes:
+    """The error as it travels; empty if it is too large or refuses."""
+    try:
+        body = pickle.dumps(error)
+    except Exception:  # noqa: BLE001 - it is the user's
+        return b""
+    return body if len(body) <= _ERROR_BYTES_MAX else b""
+
+
+def error_of(ended: Ended) -> BaseException:
+    """What the job raised, as far as that is known here."""
+    if ended.error:
+        with contextlib.suppress(Exception):  # it is the user's, and may not be importable here
+            error: object = pickle.loads(ended.error)  # noqa: S301 - from our own child
+            if isinstance(error, BaseException):
+                return error
+    return RuntimeError((ended.body or b"").decode("utf-8", "replace").partition("\n")[0])
 
 
 def settlement_of(ended: Ended, delivery: Delivery) -> Settlement:

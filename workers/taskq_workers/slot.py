@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.context import JobContext, _current
 from taskq.core.records import PACKED, Cause, Flag, Kind
 from taskq.log.requests import Settlement
-from taskq_workers.aging import unless_too_old
 from taskq_workers.events import tell
 from taskq_workers.inputs import Inputs
 from taskq_workers.outcomes import (
@@ -28,6 +27,7 @@ from taskq_workers.outcomes import (
     settle_unreadable,
 )
 from taskq_workers.settling import OUTCOMES_MAX
+from taskq_workers.shipping import Ended, error_of
 from taskq_workers.storing import settle_success
 
 if TYPE_CHECKING:
@@ -185,8 +185,8 @@ class Slot:
         packer = self._crew.hot_parts()[0]._connection.packer
         try:
             settlement = await settle_success(packer, plan.task, delivery, job, value)
-            if plan.task.retry.max_age_seconds is not None:  # it may have failed in a child process
-                settlement = await unless_too_old(self._crew.port, plan.task, settlement)
+            if type(value) is Ended and settlement.kind is not Kind.SUCCEEDED:
+                settlement = await self._crew.judged(plan.task, error_of(value), settlement)
         except BaseException as error:  # noqa: BLE001 - no job may stop its worker
             return self._failed(plan, delivery, error, called=True)
         if settlement.children:

@@ -1,0 +1,299 @@
+"""Soft and hard limits of time on the event loop and in threads, and a loop that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import SoftTimeout, current_job
+from taskq.core.records import Kind
+from taskq_workers import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.log.requests import Settlement
+    from tests.workers.fakes import FakeApp
+
+SECONDS = 20
+FAST = 0.02
+
+
+async def settle_one(fake: FakeApp, task: Any) -> Settlement:
+    fake.put(task)
+    async with Worker(fake):
+        return (await fake.fake.settlements(1))[0]
+
+
+def reason(settled: Settlement) -> str:
+    return (settled.body or b"").decode()
+
+
+async def test_a_soft_timeout_is_raised_where_an_async_task_waits(fake: FakeApp) -> None:
+    @fake.task(soft_timeout=FAST, timeout="1m")
+    async def tidy() -> str:
+        try:
+            await asyncio.Event().wait()
+        except SoftTimeout as error:
+            return str(error)
+        return "?"
+
+    settled = await settle_one(fake, tidy)
+    assert (settled.kind, settled.body) == (
+        Kind.SUCCEEDED,
+        b'"not done within its soft_timeout of 0.02 s"',
+    )
+
+
+async def test_a_soft_timeout_that_is_not_caught_fails_the_attempt(fake: FakeApp) -> None:
+    @fake.task(soft_timeout=FAST)
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    settled = await settle_one(fake, hang)
+    assert settled.kind is Kind.RETRIED
+    assert reason(settled).startswith("SoftTimeout: not done within")
+
+
+async def test_what_a_task_group_started_ends_with_its_soft_timeout(fake: FakeApp) -> None:
+    ended: list[str] = []
+
+    async def part() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("part")
+
+    @fake.task(soft_timeout=FAST)
+    async def group() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(part())
+            tasks.create_task(part())
+
+    settled = await settle_one(fake, group)
+    assert settled.kind is Kind.RETRIED
+    assert "SoftTimeout" in reason(settled)
+    assert ended == ["part", "part"]
+
+
+async def test_the_hard_timeout_ends_a_task_that_ignores_the_soft_one(fake: FakeApp) -> None:
+    raised = 0
+
+    @fake.task(soft_timeout=FAST, timeout=5 * FAST)
+    async def stubborn() -> None:
+        nonlocal raised
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except SoftTimeout:
+                raised += 1
+
+    settled = await settle_one(fake, stubborn)
+    assert reason(settled).startswith("TimeoutError: not done within its timeout of 0.1 s")
+    assert raised == 1
+
+
+async def test_a_task_that_its_worker_cancels_sees_no_soft_timeout(fake: FakeApp) -> None:
+    seen: list[type[BaseException]] = []
+    begun = asyncio.Event()
+
+    @fake.task(soft_timeout="1h")
+    async def wait() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except BaseException as error:
+            seen.append(type(error))
+            raise
+
+    fake.put(wait)
+    async with Worker(fake, drain_timeout=0):
+        await begun.wait()
+    assert seen == [asyncio.CancelledError]
+    assert fake.fake.settled[0].kind is Kind.RELEASED
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_the_deadline_is_the_moment_of_the_timeout(fake: FakeApp, kind: str) -> None:
+    found: list[datetime | None] = []
+
+    def note() -> None:
+        found.append(current_job().deadline)
+
+    async def note_async() -> None:
+        note()
+
+    note_in: Callable[[], Any] = note_async if kind == "async" else note
+    for timeout in (None, "1h"):
+        fake.put(fake.task(timeout=timeout, name=f"note {timeout}")(note_in))
+    async with Worker(fake, concurrency=1):
+        await fake.fake.settlements(2)
+    assert found[0] is None
+    assert found[1] is not None
+    assert timedelta(minutes=59) < found[1] - datetime.now(UTC) <= timedelta(hours=1)
+
+
+async def test_a_thread_that_outlasts_its_timeout_is_given_up_and_says_so(
+    fake: FakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its slot takes the next job; the thread counts against the limit until it returns."""
+    go_on, names = threading.Event(), []
+
+    @fake.task(timeout=FAST)
+    def hang() -> None:
+        names.append(threading.current_thread().name)
+        go_on.wait(SECONDS)
+
+    @fake.task
+    def quick() -> None:
+        names.append(threading.current_thread().name)
+
+    fake.put(hang)
+    async with Worker(fake, concurrency=1, thread_limit=2) as worker:
+        settled = (await fake.fake.settlements(1))[0]
+        assert "goes on in its thread, which nothing can stop" in reason(settled)
+        assert worker.lingering == 1
+        fake.put(quick)
+        await fake.fake.settlements(2)
+        go_on.set()
+    assert len(set(names)) == 2
+    assert "its thread cannot be stopped and goes on until it returns (1 of 2" in caplog.text
+
+
+async def test_when_all_threads_are_held_sync_jobs_wait_and_the_log_says_why(
+    fake: FakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The time of one that waits for a thread has not begun."""
+    go_on, began = threading.Event(), threading.Event()
+
+    @fake.task(timeout=FAST)
+    def hang() -> None:
+        go_on.wait(SECONDS)
+
+    @fake.task(timeout="1m")
+    def after() -> None:
+        began.set()
+
+    fake.put(hang)
+    async with Worker(fake, thread_limit=1):
+        await fake.fake.settlements(1)
+        fake.put(after)
+        assert "all 1 threads are held by jobs that were given up" in caplog.text
+        assert not began.is_set()
+        go_on.set()
+        settled = await fake.fake.settlements(2)
+    assert settled[1].kind is Kind.SUCCEEDED
+
+
+async def test_time_in_line_for_a_thread_is_not_counted(fake: FakeApp) -> None:
+    busy, go_on = threading.Event(), threading.Event()
+
+    @fake.task
+    def hold() -> None:
+        busy.set()
+        go_on.wait(SECONDS)
+
+    @fake.task(timeout=2 * FAST)
+    def quick() -> str:
+        return "ran"
+
+    fake.put(hold)
+    fake.put(quick)
+    async with Worker(fake, thread_limit=1):
+        await asyncio.to_thread(busy.wait, SECONDS)
+        await asyncio.sleep(6 * FAST)
+        assert fake.fake.settled == []
+        go_on.set()
+        settled = await fake.fake.settlements(2)
+    assert {one.kind for one in settled} == {Kind.SUCCEEDED}
+
+
+async def test_a_soft_timeout_is_raised_in_a_thread_between_two_steps_of_python(
+    fake: FakeApp,
+) -> None:
+    @fake.task(soft_timeout=FAST)
+    def spin() -> str:
+        until = monotonic() + SECONDS
+        try:
+            while monotonic() < until:
+                pass
+        except SoftTimeout:
+            return "cleaned up"
+        return "?"
+
+    settled = await settle_one(fake, spin)
+    assert settled.body == b'"cleaned up"'
+
+
+async def test_a_soft_timeout_never_strikes_the_next_job_of_its_thread(fake: FakeApp) -> None:
+    """Jobs that take as long as their soft limit: each ends in one of two ways, none in another."""
+    jobs = 300
+
+    @fake.task(soft_timeout=0.001, retry=1)
+    def about_as_long() -> str:
+        until = monotonic() + 0.001
+        while monotonic() < until:
+            pass
+        return "done"
+
+    @fake.task
+    def bystander() -> str:
+        return "done"
+
+    for _ in range(jobs):
+        fake.put(about_as_long)
+        fake.put(bystander)
+    async with Worker(fake, concurrency=2, thread_limit=1):
+        settled = await fake.fake.settlements(2 * jobs)
+    done = [one for one in settled if one.kind is Kind.SUCCEEDED]
+    assert len([one for one in done if one.delivery.task == bystander.name]) == jobs
+    assert all("SoftTimeout" in reason(one) for one in settled if one.kind is not Kind.SUCCEEDED)
+
+
+class Told(logging.Handler):
+    """Lets a blocked task go on once the log tells of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "stands still" in record.getMessage():
+            self.said.set()
+
+
+async def test_an_async_task_that_blocks_the_loop_is_named_with_its_line(
+    fake: FakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the loop stands still, and again with the whole time when it goes on."""
+    told = Told()
+    logging.getLogger("taskq.worker").addHandler(told)
+
+    @fake.task(name="mail.send")
+    async def block() -> bool:
+        return told.said.wait(SECONDS)  # the line
+
+    delivery = fake.put(block)
+    try:
+        async with Worker(fake):
+            settled = (await fake.fake.settlements(1))[0]
+            await asyncio.to_thread(wait_for_two_records, caplog)
+    finally:
+        logging.getLogger("taskq.worker").removeHandler(told)
+    assert settled.body == b"true"
+    first, second = (one.getMessage() for one in caplog.records)
+    assert f"job {delivery.job_id} (mail.send) is at" in first
+    assert "return told.said.wait(SECONDS)  # the line, within Event.wait" in first
+    assert "the event loop stood still for" in second
+
+
+def wait_for_two_records(caplog: pytest.LogCaptureFixture) -> None:
+    pause, until = threading.Event(), monotonic() + SECONDS
+    while len(caplog.records) < 2 and monotonic() < until:
+        pause.wait(0.005)
