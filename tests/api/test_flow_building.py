@@ -1,0 +1,109 @@
+"""Flows that cannot be kept are refused where they are built, and nothing is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import (
+    InvalidCall,
+    JobNotFound,
+    PayloadTooLarge,
+    TaskQ,
+    UsageError,
+    chain,
+    chord,
+    group,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Parts:
+    """Tasks of an app."""
+
+    def __init__(self, app: TaskQ) -> None:
+        self.app = app
+
+        @app.task
+        async def one(number: int) -> int:
+            return number
+
+        @app.task(store_result=False)
+        async def silent(number: int) -> int:
+            return number
+
+        @app.task
+        async def nothing() -> None: ...
+
+        self.one, self.silent, self.nothing = one, silent, nothing
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    return Parts(TaskQ(tmp_path / "data", durability="os"))
+
+
+def flows(parts: Parts) -> dict[str, Any]:
+    one, silent = parts.one, parts.silent
+    many: Any = group(one.step() for _ in range(5_000))
+    return {
+        "a key": (chain(one.options(key="k").call(1), one.step()), "takes no dedup key"),
+        "a delay": (chain(one.call(1), one.options(delay=5).step()), "takes no delay or eta"),
+        "no result": (chain(silent.call(1), one.step()), "keeps none"),
+        "many to many": (
+            chain(group(one.call(n) for n in range(2)), many),
+            "at most 4096 may",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["a key", "a delay", "no result", "many to many"])
+async def test_a_flow_that_cannot_be_kept_is_refused(parts: Parts, name: str) -> None:
+    flow, message = flows(parts)[name]
+    async with parts.app:
+        with pytest.raises(UsageError, match=message):
+            await flow.enqueue()
+        assert not (await parts.app.stats()).queues
+
+
+async def test_a_flow_over_the_limit_is_refused(parts: Parts) -> None:
+    with pytest.raises(PayloadTooLarge, match="the flow of 150000 jobs"):
+        await parts.one.map(range(150_000)).enqueue()
+
+
+def test_wrong_parts_are_refused_where_they_are_written(parts: Parts) -> None:
+    with pytest.raises(InvalidCall, match="strict"):
+        parts.one.step(strict=True)  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="there is none with a name"):
+        parts.nothing.step()  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="got 5"):
+        group(5)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="on_failure is 'never'"):
+        chord([parts.one.call(1)], parts.one.call(2), on_failure="never")  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="at least one part"):
+        chain()  # type: ignore[call-overload]
+
+
+async def test_a_step_alone_is_no_flow(parts: Parts) -> None:
+    with pytest.raises(UsageError, match="begin it with"):
+        await parts.app.enqueue_flow(chain(parts.one.step(), parts.one.step()))  # type: ignore[arg-type]
+
+
+async def test_only_flows_have_ids_of_flows(parts: Parts) -> None:
+    async with parts.app:
+        job = await parts.one.enqueue(1)
+        with pytest.raises(UsageError, match="is no flow's id"):
+            await parts.app.flow(job.id)
+        with pytest.raises(JobNotFound):
+            await parts.app.flow(job.id + "0")
+
+
+def test_flows_are_enqueued_without_an_event_loop(parts: Parts) -> None:
+    flow = chord([parts.one.call(n) for n in range(3)], parts.one.call(5))
+    handle = flow.enqueue_sync()
+    assert handle.progress_sync().waiting == 4
+    assert parts.app.flow_sync(handle.id).cancel_sync() == 4
+    parts.app.close_sync()
