@@ -11,6 +11,7 @@ import pytest
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.lanes import Lane
 from taskq.core.model import Extras, State
+from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind, Option
 from taskq.core.schedules import ScheduleState, Ticked
 from taskq.log import codec
@@ -25,6 +26,7 @@ from taskq.log.carrying import (
     encode_tally,
 )
 from taskq.log.options import encode_extras, encode_key_hash, encode_replaces
+from taskq.log.rating import encode_rated
 from taskq.log.spill import Spill
 from taskq.log.ticks import encode_ticked
 from taskq_plugins.spark.decode import (
@@ -119,12 +121,14 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     ),
     (codec.encode_job(Kind.EXTENDED, 0, 2, 1, 30, None, 31, encode_lease(77)),
      _JOB | {"lease_ns": 77, "flags": 0}),
+    (codec.encode_job(Kind.CANCEL_ASKED, 0, 2, 1, 30), _JOB | {"flags": 0}),
     (encode_queue(Kind.PAUSED, "mail", 31), {"queue": "mail"}),
     (encode_queue(Kind.RESUMED, "réseau", 31), {"queue": "réseau"}),
     (encode_tally(_LANE, 31), _NAMES),
     (encode_compacted(77, 31), {"token": 77}),
     (encode_adopted(Adopted(bytes(16), 3, 9, 0, 31), 31), {}),
     (encode_ticked(Ticked("nightly", ScheduleState(7, 9, True, b"every 60")), 31), {}),
+    (encode_rated(("mail.send", b"a"), Times(), 0, 31), {}),
     (codec.encode_clock(-5, 31), {"step_ns": -5}),
     (codec.encode_owner(2**63, b'{"pid":1}', 31), {"owner": -(2**63), "value": b'{"pid":1}'}),
 ]  # fmt: skip
