@@ -93,6 +93,10 @@ _LANE: Final = Lane(0, b"\x04\x09mailmail.send", 7)
 _LANE.succeeded, _LANE.dead, _LANE.cancelled, _LANE.expired = 1, 2, 3, 4
 _WAITING: Final = Carried(22, State.READY, _enqueued(None), 7)
 _OLD: Final = Carried(22, State.READY, _enqueued(_SHORT_LIVED), 7, expires_ns=77)
+_UNWANTED: Final = Carried(
+    22, State.RUNNING, _enqueued(None), 7, attempt=2, token=30, claim=(8, 0xABCD),
+    cancel_wanted=True,
+)  # fmt: skip
 _HELD: Final = Carried(
     22, State.RUNNING, _enqueued(None), 7, attempt=2, token=30, due_ns=5, due_is_wall=True,
     claim=(8, 0xABCD), lease_ns=77, key_until_ns=78, ended_ns=79, history=b"hi", body=b"no",
@@ -230,6 +234,16 @@ _RECORDS: Final = {
             "10 0800 ed03000000000000 7b22746f223a317d 9ba6a2e4 3a494cfd"
         ),
         _carrying(Kind.CARRIED, _OLD, 3)._replace(extras=Extras(expires_ns=1_005)),
+    ),
+    "carried, and not wanted any more": (
+        encode_carried(Kind.CARRIED, _UNWANTED, 31),
+        (
+            "73000000 09 03 1600 03000000 02000000 1600000000000000 1e00000000000000"
+            "0000000000000000 0700000000000000 0b 1000 0800000000000000 cdab000000000000 1a 0000"
+            "29000000 01 07 0000 03000000 0300 04 09 6d61696c 6d61696c2e73656e64"
+            "7b22746f223a317d d9aa1b31 9b5169ad"
+        ),
+        _carrying(Kind.CARRIED, _UNWANTED, 3),
     ),
     "requeued, with all that a carried job can have": (
         encode_carried(Kind.REQUEUED, _HELD, 31),
