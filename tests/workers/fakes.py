@@ -93,6 +93,10 @@ class FakePort:
         self._called.set()
         return future
 
+    def surrender(self) -> list[Delivery]:
+        """No answer ever waits here for the loop."""
+        return []
+
     def _serve_soon(self) -> None:
         asyncio.get_running_loop().call_soon(self._serve)
 
@@ -130,6 +134,10 @@ class FakeStore:
         """Nobody cancels anything here."""
         del call
         return lambda: None
+
+    @property
+    def thread_port(self) -> None:
+        """Nothing is ever given back from a thread here."""
 
     def steady_ns(self) -> int:
         return time.monotonic_ns()
