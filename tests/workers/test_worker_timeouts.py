@@ -289,7 +289,7 @@ async def test_an_async_task_that_blocks_the_loop_is_named_with_its_line(
     assert settled.body == b"true"
     first, second = (one.getMessage() for one in caplog.records)
     assert f"job {delivery.job_id} (mail.send) is at" in first
-    assert "return told.said.wait(SECONDS)  # the line, within Event.wait" in first
+    assert "return told.said.wait(SECONDS)  # the line, within Condition.wait" in first
     assert "the event loop stood still for" in second
 
 
