@@ -15,6 +15,14 @@ F = TypeVar("F", bound="Callable[..., object]")
 
 #: Options of the guard, which its workers do not get.
 _GUARDS: Final = frozenset({"processes", "reload", "leash"})
+#: Parameters that say how jobs run in this very process.
+ONLY_HERE: Final = (
+    "max_jobs",
+    "thread_limit",
+    "process_limit",
+    "max_jobs_per_child",
+    "max_rss_per_child",
+)
 
 
 def work_options(command: F) -> F:
@@ -39,6 +47,7 @@ def work_options(command: F) -> F:
         ),
         click.option(
             "--threads",
+            "thread_limit",
             type=click.IntRange(min=1),
             metavar="N",
             help="Sync jobs that run at a time.  [default: as --concurrency]",
@@ -108,6 +117,7 @@ def elsewhere_options(command: F) -> F:
         ),
         click.option(
             "--master",
+            default="",
             metavar="URL",
             help="For --executor: where the executors are, local[2] or spark://host:7077.",
         ),
@@ -140,7 +150,7 @@ def arguments_of(command: click.Command, given: Mapping[str, Any]) -> list[str]:
 
 def _words(option: click.Parameter, value: Any) -> list[str]:
     name = option.opts[-1]
-    if value is None or value is False:
+    if value is None or value is False or value == "":
         return []
     if value is True:
         return [name]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from taskq.cli.options import data_dir_option
-from taskq_workers.choices import arguments_of, elsewhere_options, life_options, work_options
+from taskq_workers.choices import (
+    ONLY_HERE,
+    arguments_of,
+    elsewhere_options,
+    life_options,
+    work_options,
+)
 from taskq_workers.elsewhere import Order
 from taskq_workers.running import run_guarded, run_one
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from taskq_workers.events import Hook
@@ -29,25 +35,17 @@ if TYPE_CHECKING:
 @click.pass_context
 def worker(
     context: click.Context,
+    /,
     *,
     app: str,
-    concurrency: int,
     queues: tuple[str, ...],
-    threads: int | None,
-    process_limit: int | None,
-    max_jobs_per_child: int | None,
-    max_rss_per_child: str | None,
     data_dir: Path | None,
-    burst: bool,
-    max_jobs: int | None,
-    drain_timeout: float,
     processes: int | None,
     reload: bool,
     leash: int | None,
     quiet: bool,
     executor: str | None,
-    master: str | None,
-    files: tuple[str, ...],
+    **chosen: Any,
 ) -> None:
     """Run the jobs of an app until stopped.
 
@@ -62,42 +60,35 @@ def worker(
     time in each place. Jobs run at least once: when this process dies, its jobs are claimed again
     at once by anyone, while an executor may still be busy with them.
     """
-    if executor is None and (master or files):
+    _check(executor, chosen)
+    names = _names(queues)
+    logging.basicConfig(format="taskq: %(levelname)s: %(message)s", level=logging.WARNING)
+    if leash is None and (processes is not None or reload):
+        context.exit(
+            run_guarded(
+                arguments_of(context.command, context.params),
+                1 if processes is None else processes,
+                burst=chosen["burst"],
+                reloads=reload,
+                drain_seconds=chosen["drain_timeout"],
+            )
+        )
+
+    def order_for(reporter: Hook) -> Order:
+        return Order(target=app, queues=names, on_event=None if quiet else reporter, **chosen)
+
+    run_one(order_for, data_dir, executor, -1 if leash is None else leash)
+
+
+def _check(executor: str | None, chosen: Mapping[str, Any]) -> None:
+    """Refuse options that mean nothing together."""
+    if executor is None and (chosen["master"] or chosen["files"]):
         raise click.UsageError("--master and --py-files are for --executor: add --executor spark")
-    child_options = process_limit or max_jobs_per_child or max_rss_per_child
-    if executor is not None and (max_jobs or threads or child_options):
+    if executor is not None and any(chosen[name] is not None for name in ONLY_HERE):
         raise click.UsageError(
             "--max-jobs, --threads and those of child processes are for jobs that run here: "
             "leave --executor out"
         )
-    names = _names(queues)
-    logging.basicConfig(format="taskq: %(levelname)s: %(message)s", level=logging.WARNING)
-    if leash is None and (processes is not None or reload):
-        count = 1 if processes is None else processes
-        arguments = arguments_of(context.command, context.params)
-        context.exit(
-            run_guarded(arguments, count, burst=burst, reloads=reload, drain_seconds=drain_timeout)
-        )
-    order = partial(
-        Order,
-        target=app,
-        master=master or "",
-        files=files,
-        concurrency=concurrency,
-        queues=names,
-        burst=burst,
-        max_jobs=max_jobs,
-        thread_limit=threads,
-        process_limit=process_limit,
-        max_jobs_per_child=max_jobs_per_child,
-        max_rss_per_child=max_rss_per_child,
-        drain_timeout=drain_timeout,
-    )
-
-    def order_for(reporter: Hook) -> Order:
-        return order(on_event=None if quiet else reporter)
-
-    run_one(order_for, data_dir, executor, -1 if leash is None else leash)
 
 
 def _names(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
