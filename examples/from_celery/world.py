@@ -1,0 +1,77 @@
+"""What both apps work on: shops, banks and post offices that fail now and then."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What somebody buys."""
+
+    customer: str
+    email: str
+    articles: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class World:
+    """Remembers what was done to it. Each article's price is had at the second try.
+
+    Attributes:
+        mailed: set once a mail was sent.
+    """
+
+    asked: Counter[str] = field(default_factory=Counter)
+    charges: list[tuple[str, int]] = field(default_factory=list)
+    mails: list[tuple[str, str]] = field(default_factory=list)
+    reminded: set[str] = field(default_factory=set)
+    mailed: threading.Event = field(default_factory=threading.Event)
+
+    def look_up_price(self, article: str) -> int:
+        """The price in cents.
+
+        Raises:
+            ConnectionError: the first time.
+        """
+        self.asked[article] += 1
+        if self.asked[article] == 1:
+            raise ConnectionError(f"no connection to the price of {article}")
+        return 100 * len(article)
+
+    def charge(self, customer: str, amount: int) -> str:
+        """A receipt.
+
+        Raises:
+            TimeoutError: the first time.
+        """
+        self.asked[customer] += 1
+        if self.asked[customer] == 1:
+            raise TimeoutError("the bank does not answer")
+        self.charges.append((customer, amount))
+        return f"{customer} {amount}"
+
+    def send_mail(self, to: str, text: str) -> None:
+        """Send a mail."""
+        self.mails.append((to, text))
+        self.mailed.set()
+
+    def once_a_day(self, what: str) -> bool:
+        """Whether it was not asked for before."""
+        is_new = what not in self.reminded
+        self.reminded.add(what)
+        return is_new
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.asked.clear()
+        self.charges.clear()
+        self.mails.clear()
+        self.reminded.clear()
+        self.mailed.clear()
+
+
+world: Final = World()

@@ -1,0 +1,66 @@
+"""The Celery app and its port do the same work, and end with the same world."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from examples.from_celery.world import Order, world
+from taskq import State
+from taskq.testing import Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ORDER = Order(customer="ann", email="ann@example.com", articles=("tea", "coffee"))
+_CHARGES = [("ann", 900)]
+_MAILS = [("ann@example.com", "paid: ann 900")]
+_LIMIT_SECONDS = 40
+
+
+@pytest.fixture(autouse=True)
+def _new_world() -> Iterator[None]:
+    world.clear()
+    yield
+    world.clear()
+
+
+async def test_the_port_retries_adds_up_charges_and_mails() -> None:
+    """Two prices and the charge fail once each: their retries are waited for in fake time."""
+    from examples.from_celery import taskq_app  # noqa: PLC0415 - both apps name the same tasks
+
+    async with Sandbox(taskq_app.app) as box:
+        handle = await taskq_app.buy(_ORDER)
+        report = await box.drain(with_scheduled=True, raises=False)
+        assert report.outcomes == {"retried": 3, "succeeded": 5}
+        assert (await handle.progress()).succeeded == 5
+    assert (world.charges, world.mails) == (_CHARGES, _MAILS)
+
+
+async def test_the_port_reminds_once_a_day() -> None:
+    from examples.from_celery import taskq_app  # noqa: PLC0415
+
+    async with Sandbox(taskq_app.app) as box:
+        await taskq_app.remind("ann", "ann@example.com")
+        await taskq_app.remind("ann", "ann@example.com")
+        (job,) = box.enqueued(taskq_app.mail)
+        assert job.view.state is State.SCHEDULED
+        box.advance("1h")
+        await box.drain()
+    assert world.mails == [("ann@example.com", "paid: your basket waits")]
+
+
+def test_the_original_does_the_same() -> None:
+    """With a real worker of Celery, in a thread."""
+    pytest.importorskip("celery", reason="Celery is not installed: pip install celery")
+    from celery.contrib.testing.worker import start_worker  # noqa: PLC0415
+
+    from examples.from_celery import celery_app  # noqa: PLC0415
+
+    celery_app.app.conf.result_chord_retry_interval = 0.1
+    options = {"perform_ping_check": False, "pool": "solo", "loglevel": "ERROR"}
+    with start_worker(celery_app.app, queues=["default", "mail"], **options):
+        celery_app.buy(_ORDER)
+        assert world.mailed.wait(_LIMIT_SECONDS)
+    assert (world.charges, world.mails) == (_CHARGES, _MAILS)
