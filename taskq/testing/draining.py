@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 DRAINED_MAX: Final = 100_000
 #: Failures that an error tells of.
 _SHOWN_MAX: Final = 5
+#: A float of seconds may fall a little short of a moment in nanoseconds.
+_LATER_SECONDS: Final = 0.001
+#: What is due after so long waits for something else than time.
+_FAR_NS: Final = 100 * 366 * 86_400 * SECOND_NS
 _FAILURES: Final = frozenset({"retried", "died"})
 
 
@@ -106,14 +110,8 @@ def _move_to_next(app: TaskQ, clock: FakeClock, queues: list[str] | None) -> boo
         if (queues is None or view.queue in queues) and view.task in app._tasks
     ]
     now_ns = clock.wall_ns()
-    # A job that waits for others has no time of its own.
     moments = [moment for moment in moments if moment - now_ns < _FAR_NS]
     if not moments:
         return False
     clock.advance(max(min(moments) - now_ns, 0) / SECOND_NS + _LATER_SECONDS)
     return True
-
-
-#: A float of seconds may fall a little short of a moment in nanoseconds.
-_LATER_SECONDS: Final = 0.001
-_FAR_NS: Final = 100 * 366 * 86_400 * SECOND_NS

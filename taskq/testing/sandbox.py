@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import tempfile
 from dataclasses import replace
@@ -60,6 +61,7 @@ class Sandbox:
         self.clock = clock or FakeClock()
         self._before = app._connection.config, app.data_dir
         self._directory = ""
+        self._scheduler: Any = None
 
     def __enter__(self) -> Self:
         connection = self.app._connection
@@ -82,7 +84,9 @@ class Sandbox:
         self._go_back()
 
     async def __aenter__(self) -> Self:
-        return self.__enter__()
+        self.__enter__()
+        await self.tick()  # schedules count from now on
+        return self
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.app.close()
@@ -106,6 +110,19 @@ class Sandbox:
         """Run what is ready to its end; see ``taskq.testing.drain``."""
         clock = self.clock if with_scheduled else None
         return await drain(self.app, queues, concurrency=concurrency, ahead=clock, raises=raises)
+
+    async def tick(self) -> None:
+        """Let the app's schedules enqueue what has fallen due, each by its catch-up policy.
+
+        They count from the start of an ``async with``, or else from the first call of this.
+        """
+        if not self.app._planned.all:
+            return
+        if self._scheduler is None:
+            # By name, since imports point from the workers to here.
+            self._scheduler = importlib.import_module("taskq_workers.scheduler").Scheduler(self.app)
+        await self.app.open()
+        await self._scheduler.look(self.app.store())
 
     def advance(self, duration: Duration) -> None:
         """Let time pass, such as "1h"."""

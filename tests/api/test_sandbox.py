@@ -180,6 +180,21 @@ async def test_sync_tasks_run_in_a_drain(tmp_path: Path) -> None:
         assert await job.result() == 3
 
 
+async def test_schedules_tick_as_time_passes(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path)
+
+    @app.every("10m", catch_up="all")
+    @app.task(name="sync")
+    async def sync() -> None: ...
+
+    async with Sandbox(app) as box:
+        box.assert_not_enqueued(sync)
+        box.advance("1h")
+        await box.tick()
+        await box.tick()
+        assert (await box.drain()).succeeded == 6
+
+
 _MODULE = """
 from taskq import TaskQ
 app = TaskQ("production")
