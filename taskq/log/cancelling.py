@@ -39,10 +39,10 @@ class Cancel(enum.IntEnum):
 
     #: the job is settled
     TOO_LATE = 0
-    #: it runs: its owner was asked to stop it, now or before, and it never runs again
-    ASKED = 1
     #: it waited, and is over
-    WITHDRAWN = 2
+    WITHDRAWN = 1
+    #: it runs: its owner was asked to stop it, now or before, and it never runs again
+    ASKED = 2
 
 
 _TOO_LATE: Final = Cancel.TOO_LATE
