@@ -10,6 +10,7 @@ import pytest
 from taskq.core.errors import StaleDelivery
 from taskq.core.model import Durability, Extras, State
 from taskq.core.records import Flag, Kind
+from taskq.log.cancelling import Cancel
 from taskq.log.config import LSN_SKIP, SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Op, Outcome, Settlement
 from tests.log.world import PLAIN, SMALL, Process, World
@@ -93,7 +94,7 @@ def test_a_refusal_that_rests_on_an_unsynced_record_waits_for_it() -> None:
     _, first, second = _two()
     job = first.enqueue()
     first.send(Op.CLAIM, ClaimRequest(1))
-    assert _waits_for(second, second.send(Op.CANCEL, job)) is False
+    assert _waits_for(second, second.send(Op.CANCEL, job)) == Cancel.ASKED
 
 
 def test_claims_wait_for_no_sync() -> None:

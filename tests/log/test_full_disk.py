@@ -14,6 +14,7 @@ import pytest
 from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import SECOND_NS, Durability, Extras, State
 from taskq.core.records import Kind
+from taskq.log.cancelling import Cancel
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.reader import LogReader
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
@@ -105,7 +106,7 @@ def test_enqueues_are_refused_first_and_what_was_enqueued_is_settled_on_the_full
         [Settlement(Kind.SUCCEEDED, one, b"43") for one in deliveries[1::2]], _unexpected
     )
     for job in jobs[len(jobs) // 2 :]:
-        assert port.cancel(job).result(_SECONDS) is True
+        assert port.cancel(job).result(_SECONDS) == Cancel.WITHDRAWN
     for delivery in deliveries:
         assert port.outcome(delivery.job).result(_SECONDS).body in {b"42", b"43"}
     assert not (small_disk / "data" / "reserve").exists()

@@ -12,7 +12,7 @@ from taskq.core.model import Durability
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.growth import Onlooker
 from taskq.log.locate import Extent
-from taskq.log.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.ports import INTEREST_CANCEL, INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import ClaimRequest, Op
 from tests.log.world import PATH, PLAIN, Process, World
 
@@ -111,7 +111,8 @@ def test_every_append_wakes_those_that_follow_and_nothing_else_does() -> None:
     process.sync()
     assert interest(Op.CLAIM, ClaimRequest(1, wait_until_ns=0)) & INTEREST_GROWTH
     assert interest(Op.CLAIM, ClaimRequest(1, wait_until_ns=0)) == 0
-    assert interest(Op.CANCEL, 1) == 0
+    assert interest(Op.CANCEL, 1) == INTEREST_CANCEL | INTEREST_GROWTH
+    assert interest(Op.CANCEL, 1) == 0, "it was asked for already"
     assert not interest(Op.FOLLOW, None)
     assert not INTEREST_GROWTH & (INTEREST_READY | INTEREST_OUTCOME)
 

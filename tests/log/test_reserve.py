@@ -12,6 +12,7 @@ import pytest
 from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import State
 from taskq.core.records import Kind
+from taskq.log.cancelling import Cancel
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import ClaimRequest, Op, Settlement
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
@@ -66,7 +67,7 @@ def test_on_a_full_disk_everything_that_was_enqueued_can_still_be_settled_or_can
         second.settle_soon(delivery)
     second.sync()
     for job in jobs[40:]:
-        assert first.ask(Op.CANCEL, job) is True
+        assert first.ask(Op.CANCEL, job) == Cancel.WITHDRAWN
     assert _reserve_size(world) == 0
     states = [_state(world, job) for job in jobs]
     assert states == [State.SUCCEEDED] * 40 + [State.CANCELLED] * 20
@@ -165,7 +166,7 @@ def test_a_mixed_batch_on_a_full_disk_loses_nothing_and_writes_nothing_twice(
     assert isinstance(enqueued.exception(0), DiskFull)
     assert isinstance(many.exception(0), DiskFull)
     assert settled.result(0) == [None]
-    assert cancelled.result(0) is True
+    assert cancelled.result(0) == Cancel.WITHDRAWN
     assert outcome.result(0).body == b"42"
     assert [delivery.job for delivery in claimed.result(0)] == [jobs[3]]
     assert not errors
@@ -274,7 +275,7 @@ def test_a_segment_is_begun_in_the_reserves_room() -> None:
     while first.journal.offset < SEGMENT_BYTES_MIN:
         job = first.enqueue(b"x" * 5_000)
     _fill(world)
-    assert first.ask(Op.CANCEL, job) is True
+    assert first.ask(Op.CANCEL, job) == Cancel.WITHDRAWN
     assert len(world.segments()) == 2
     assert not first.catch_up().damage
 

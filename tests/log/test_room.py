@@ -11,6 +11,7 @@ import pytest
 from taskq.core.errors import DiskFull, UsageError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
+from taskq.log.cancelling import Cancel
 from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import Op
 from taskq.log.selection import letters
@@ -91,7 +92,7 @@ def test_enqueues_are_refused_before_the_disk_is_full_and_all_else_goes_on() -> 
     first.settle(deliveries[0], children=children)
     first.settle(deliveries[1], Kind.RETRIED)
     first.settle(deliveries[2], Kind.RELEASED)
-    assert first.ask(Op.CANCEL, jobs[5]) is True
+    assert first.ask(Op.CANCEL, jobs[5]) == Cancel.WITHDRAWN
     assert _state(world, jobs[0]) is State.SUCCEEDED
     assert _state(world, jobs[5]) is State.CANCELLED
     assert _reserve_size(world) == _RESERVE

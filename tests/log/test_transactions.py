@@ -16,6 +16,7 @@ from taskq.core.errors import (
 )
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Kind
+from taskq.log.cancelling import Cancel
 from taskq.log.requests import Bundle, Duplicate, Op, Settlement
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.world import PATH, PLAIN, World
@@ -154,13 +155,13 @@ def test_a_key_that_is_held_still_is_answered_as_elsewhere(process: Process) -> 
     assert done.jobs == [Duplicate(first)]
 
 
-def test_what_runs_or_is_settled_is_not_cancelled_and_the_rest_goes_on(
+def test_what_runs_is_asked_to_end_what_is_settled_is_not_cancelled_and_the_rest_goes_on(
     world: World, process: Process
 ) -> None:
     running, settled = process.enqueue(), process.enqueue()
     held = process.claim(2)
     done = transact(process, settlements=[ack(held[1])], cancels=[running, settled])
-    assert done.cancelled == [False, False]
+    assert done.cancelled == [Cancel.ASKED, Cancel.TOO_LATE]
     assert (state(world, running), state(world, settled)) == (State.RUNNING, State.SUCCEEDED)
 
 
