@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.model import SECOND_NS, State
+from taskq.core.model import SECOND_NS
+from taskq.core.transitions import BY_TIME
 from taskq.log.reader import LogReader
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ async def drain(
 def _move_to_next(app: TaskQ, clock: FakeClock, queues: list[str] | None) -> bool:
     """Move the clock to when the next job is due; False if none is scheduled for any time."""
     with LogReader.open(str(app.data_dir), clock) as reader:
-        views = reader.jobs({State.SCHEDULED}, None, None, DRAINED_MAX)
+        views = reader.jobs(set(BY_TIME), None, None, DRAINED_MAX)
     moments = [
         view.due_ns
         for view in views
