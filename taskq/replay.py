@@ -185,9 +185,7 @@ class _Chosen:
         old = record.extras or Extras()
         # Neither its due time nor its end nor its key: those were the old job's.
         headers = {**old.headers, REPLAY_HEADER: told.job_id}
-        extras = Extras(
-            headers=headers, keep_ns=old.keep_ns, concurrency_key=old.concurrency_key
-        )
+        extras = Extras(headers=headers, keep_ns=old.keep_ns, concurrency_key=old.concurrency_key)
         encode_extras(extras, 0)  # headers that leave no room for one more are this job's alone
         spec = spec_of(
             told.queue, told.task, record.priority, record.attempts_max, Flag(flags & _KEPT_FLAGS)

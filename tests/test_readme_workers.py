@@ -101,9 +101,10 @@ def test_the_lines_on_failed_attempts_run(
     app, charge = names["app"], names["charge"]
     assert str(names["decide"](names["Declined"](), 1)) == "the bank declined"
 
-    @app.task(name="refuse", retry=charge.retry, on_dead=names["tell"])
     async def refuse() -> None:
         raise names["Declined"]
+
+    app.task(name="refuse", retry=charge.retry, on_dead=names["tell"])(refuse)
 
     code = "async def tell_attempts(job):\n"
     code += "".join(f"    {line}\n" for line in history.splitlines())
@@ -111,7 +112,7 @@ def test_the_lines_on_failed_attempts_run(
 
     async def main() -> None:
         async with app, app.worker():
-            job = await refuse.enqueue()
+            job = await app.enqueue_by_name("refuse")
             with pytest.raises(JobFailed):
                 await job.result()
             await names["tell_attempts"](job)

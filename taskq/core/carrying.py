@@ -61,22 +61,26 @@ def apply_carried(
         meta |= META_EXPIRES
     if needs is not None:
         agenda.apply_held(job, location, lane, meta & ~STATE_MASK, needs)
-        if expires[0]:
-            agenda.apply_expiry(job, *expires)
-        return
-    agenda.table.insert(job, location, lane.number, meta)
-    if state is State.SCHEDULED:
-        lane.scheduled += 1
-        agenda.note_scheduled(job, *due)
-    elif state is State.RUNNING:
-        agenda.note_running(lane, 1)
-        agenda.running[job] = claim
-        if lease_ns:
-            agenda.leases.apply_until(job, lease_ns)
     else:
-        agenda.enter_ready(lane, job, since_ns - agenda.times.shift_ns)
+        agenda.table.insert(job, location, lane.number, meta)
+        if state is State.SCHEDULED:
+            lane.scheduled += 1
+            agenda.note_scheduled(job, *due)
+        elif state is State.RUNNING:
+            _run_carried(agenda, job, lane, claim, lease_ns)
+        else:
+            agenda.enter_ready(lane, job, since_ns - agenda.times.shift_ns)
     if expires[0]:
         agenda.apply_expiry(job, *expires)
+
+
+def _run_carried(
+    agenda: Agenda, job: int, lane: Lane, claim: tuple[int, int, int], lease_ns: int
+) -> None:
+    agenda.note_running(lane, 1)
+    agenda.running[job] = claim
+    if lease_ns:
+        agenda.leases.apply_until(job, lease_ns)
 
 
 def apply_carried_run(

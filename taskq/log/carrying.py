@@ -98,7 +98,8 @@ def decode_carried(record: bytes) -> Carried:
     rest = at + len(born)
     values: dict[str, int] = {}
     claim, history, cancel_wanted = (0, 0), b"", False
-    needs, waited = None, ()
+    needs: int | None = None
+    waited: tuple[int, ...] = ()
     for tag, value in each_option(record, codec.CARRIED.size, options_size):
         if tag == Option.CLAIM:
             claim = _CLAIM.unpack(value)

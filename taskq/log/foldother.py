@@ -172,9 +172,7 @@ def _watch_carried(kind: int, carried: Carried, location: int, watch: Watch) -> 
         watch.see(carried.job, location, Kind.DIED if carried.state is State.DEAD else kind)
 
 
-def _fold_purged(
-    record: bytes, location: int, agenda: Agenda | None, watch: Watch | None
-) -> None:
+def _fold_purged(record: bytes, location: int, agenda: Agenda | None, watch: Watch | None) -> None:
     job = codec.JOB.unpack_from(record)[6]
     if agenda is not None:
         forget_dead(agenda, job)

@@ -103,9 +103,9 @@ class Keeper:
             if kind == _ENQUEUED:
                 survey.born(lsn, base + at)
                 if self._drops_finished:
-                    is_special = frame.data[at + _FLAGS_AT] & FLOW_FLAG
+                    is_special = frame.data[at + _FLAGS_AT] & FLOW_FLAG != 0
                 else:
-                    is_special = self._queues or frame.data[at + 6] or frame.data[at + 7]
+                    is_special = bool(self._queues or frame.data[at + 6] or frame.data[at + 7])
                 if is_special:
                     self._note_keep(survey, lsn, frame.data[at : at + length])
             elif kind in _CARRYING:

@@ -320,7 +320,8 @@ class Driven:
     def tick(self, number: int, count: int, is_gone: bool) -> object:
         state = ScheduleState(count, number, number % 3 == 0, b"every 60", bytes([number % 7]))
         ticked = Ticked(f"é{number % 4}", state, is_gone=is_gone, has_rule=count % 2 == 0)
-        return apply_ticked(self.agenda.schedules, ticked)
+        apply_ticked(self.agenda.schedules, ticked)
+        return None
 
     def revive(self, number: int, _: int, purges: bool) -> object:
         """A dead letter is requeued, or forgotten."""

@@ -339,7 +339,13 @@ _RECORDS: Final = {
             "0473656e6461 6900000000000000 02000000 6d00000000000000 01000000 b13aa40d"
         ),
         LogRecord(
-            Kind.RATED, 31, 8, 9, Flag.CHECKED, task=b"send", extras=Extras(concurrency_key=b"a"),
+            Kind.RATED,
+            31,
+            8,
+            9,
+            Flag.CHECKED,
+            task=b"send",
+            extras=Extras(concurrency_key=b"a"),
             rated=((105, 2), (109, 1)),
         ),
     ),

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq_plugins.spark.tables.failures import failures
 from taskq.core.fingerprints import LOST_REASON, NO_REASON, fingerprint
+from taskq_plugins.spark.tables.failures import failures
 from taskq_plugins.spark.tables.schemas import ATTEMPTS, JOBS
 from tests.pipeline.tablerows import NOON, SECOND, attempt, frame, job, tried
 

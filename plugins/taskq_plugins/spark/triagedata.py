@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 
 from taskq.core.durations import nanoseconds
-from taskq_plugins.spark.lake.errors import LakeError
 from taskq.core.fingerprints import LOST_REASON, NO_REASON, literals
+from taskq_plugins.spark.lake.errors import LakeError
 
 if TYPE_CHECKING:
     from datetime import datetime
