@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from taskq.core.model import SECOND_NS, AttemptView, Hold, JobView, OwnerView, Serving, State
-from taskq.core.why import AHEAD_MAX, Facts, Why, why
+from taskq.core.why import Awaited, AHEAD_MAX, Facts, Why, why
 from taskq.core.whylimits import UsedUp
 
 _NOW: Final = 1_704_067_200 * SECOND_NS
@@ -178,6 +178,15 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
         Facts(job=_job(task=""), now_ns=_NOW, workers=_ONE),
         Why.TASK_UNKNOWN,
         "it was put as bytes, and no process claims any: use TaskLog.claim()",
+    ),
+    (
+        "other jobs of its flow come first",
+        Facts(
+            job=_job(State.SCHEDULED), now_ns=_NOW, workers=_ONE,
+            awaited=Awaited(count=2, total=3, named=(("1a2b3c4d-3", "running"),)),
+        ),
+        Why.INPUTS,
+        "it waits for 2 of 3 inputs: 1a2b3c4d-3 (running)",
     ),
     (
         "every worker waits for a condition",

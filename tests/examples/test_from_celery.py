@@ -26,6 +26,10 @@ def _new_world() -> Iterator[None]:
     world.clear()
 
 
+def _no_logging(**_: object) -> None:
+    """Set up nothing."""
+
+
 async def test_the_port_retries_adds_up_charges_and_mails() -> None:
     """Two prices and the charge fail once each: their retries are waited for in fake time."""
     from examples.from_celery import taskq_app  # noqa: PLC0415 - both apps name the same tasks
@@ -54,10 +58,13 @@ async def test_the_port_reminds_once_a_day() -> None:
 def test_the_original_does_the_same() -> None:
     """With a real worker of Celery, in a thread."""
     pytest.importorskip("celery", reason="Celery is not installed: pip install celery")
+    from celery import signals  # noqa: PLC0415
     from celery.contrib.testing.worker import start_worker  # noqa: PLC0415
 
     from examples.from_celery import celery_app  # noqa: PLC0415
 
+    # Who listens here has Celery leave the logging of this process alone.
+    signals.setup_logging.connect(_no_logging, weak=False)
     celery_app.app.conf.result_chord_retry_interval = 0.1
     options = {"perform_ping_check": False, "pool": "solo", "loglevel": "ERROR"}
     with start_worker(celery_app.app, queues=["default", "mail"], **options):
