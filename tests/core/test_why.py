@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import pytest
 
+from taskq.core.flows import Awaited
 from taskq.core.model import SECOND_NS, AttemptView, Hold, JobView, OwnerView, Serving, State
-from taskq.core.why import Awaited, AHEAD_MAX, Facts, Why, why
+from taskq.core.why import AHEAD_MAX, Facts, Why, why
 from taskq.core.whylimits import UsedUp
 
 _NOW: Final = 1_704_067_200 * SECOND_NS
