@@ -123,6 +123,8 @@ class Dedup:
         number = bisect_right(self._firsts, hashed) - 1
         page = self._pages[number]
         at = bisect_right(page.hashes, hashed)
+        if at and page.hashes[at - 1] == hashed:
+            at = self._forget_over(page, at, moment)
         page.hashes.insert(at, hashed)
         page.jobs.insert(at, job)
         page.locations.insert(at, location)
@@ -133,6 +135,21 @@ class Dedup:
         self._taken += 1
         if not self._taken % _SWEEP_EVERY:
             self._sweep(moment)
+
+    def _forget_over(self, page: _Page, end: int, moment: int) -> int:
+        """Drop those of the hash before ``end`` whose window is over; returns the end after that.
+
+        Were a step of the clock lost with the power, and recorded anew, such a window would be open
+        again, and the key held by two.
+        """
+        hashed = page.hashes[end - 1]
+        for at in range(end - 1, -1, -1):
+            if page.hashes[at] != hashed:
+                break
+            if 0 <= page.untils[at] <= moment:
+                self._remove(page, at)
+                end -= 1
+        return end
 
     def apply_free(self, hashed: int, job: int, now_ns: int) -> None:
         """The job is settled: its key is free if it was held until then, and its window is over."""

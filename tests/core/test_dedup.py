@@ -168,6 +168,16 @@ def test_a_window_outlives_its_job() -> None:
     assert holders(table, 7, 59) == [1]
 
 
+def test_a_window_that_was_over_when_another_took_the_key_does_not_come_back() -> None:
+    """A step of the clock that is lost with the power, and so recorded anew, makes moments fall."""
+    table = Dedup()
+    table.apply_taken(9, 3, 0, 60, now_ns=1_000)  # the sweep comes with the next
+    table.apply_taken(5, 1, 0, 60, now_ns=1_000)
+    table.apply_taken(5, 2, 0, 3_600, now_ns=1_060, until_settled=True)
+    table.apply_clock(HOUR)
+    assert holders(table, 5, 1_061) == [2]
+
+
 def test_jobs_whose_hashes_collide_are_all_candidates() -> None:
     """The caller tells them apart by their records; freeing one leaves the others."""
     table = Dedup()

@@ -169,7 +169,12 @@ class Reference:
                 holders[:] = [one for one in holders if one[0] != record.replaces]
                 active = [job for job in active if job != record.replaces]
             assert not active, "a key held twice"
-            until = record.time_ns + extras.window_ns - self.shift_ns if extras.window_ns else None
+            # A window that is over now stays so, even if the clock has it open again later.
+            moment = record.time_ns - self.shift_ns
+            holders[:] = [
+                one for one in holders if one[2] or (one[1] is not None and one[1] > moment)
+            ]
+            until = moment + extras.window_ns if extras.window_ns else None
             lives = extras.until_settled or until is None
             self.jobs[record.lsn].key_lives = lives
             holders.append((record.lsn, until, lives))
