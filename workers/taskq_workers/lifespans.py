@@ -128,8 +128,9 @@ class LifespanHolder:
         if ready.done():
             return ready.result()
         self._task = None
-        task.result()
-        raise TaskqError("the app's lifespans ended before the worker began")
+        if not task.cancelled():
+            task.result()
+        raise TaskqError("the app's lifespans were cancelled as they started, by themselves")
 
     async def leave(self) -> None:
         """Leave all, last entered first; one that hangs is cancelled, then left behind."""

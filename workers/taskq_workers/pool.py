@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 from collections.abc import Mapping
@@ -183,6 +184,7 @@ class Worker:
             raise UsageError("this worker was started before: make a new one with app.worker()")
         self._phase = Phase.RUNNING
         self._keeper = asyncio.create_task(self._keep(), name="taskq-worker")
+        self._keeper.add_done_callback(self._on_kept)
         try:
             await _wait_any(None, self.started, other=self._keeper)
         except asyncio.CancelledError:
@@ -265,13 +267,20 @@ class Worker:
         except TaskqError as error:
             self._error = self._error or error
         finally:
-            if self._places is not None:
-                await self._places.leave()
-            await self.services.leave()
-            await self._deaths.leave(0)
-            await self._lifespans.leave()
-            self._phase = Phase.STOPPED
-            self.stopped.set()
+            # Each of them, last first, even if the loop ends in the midst of another.
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_callback(self._lifespans.leave)
+                stack.push_async_callback(self._deaths.leave, 0)
+                stack.push_async_callback(self.services.leave)
+                if self._places is not None:
+                    stack.push_async_callback(self._places.leave)
+
+    def _on_kept(self, keeper: asyncio.Task[None]) -> None:
+        """The keeper is gone, perhaps before its first step: nobody may wait for it any more."""
+        if not keeper.cancelled():
+            self._error = self._error or keeper.exception()
+        self._phase = Phase.STOPPED
+        self.stopped.set()
 
     async def _open(self) -> Store | None:
         """The open store; None if a stop came first, as opening may wait long for a lock."""

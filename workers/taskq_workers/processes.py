@@ -127,10 +127,17 @@ class ProcessRunner:
                 child.kill()
             else:
                 child.leave()
-        if self._children:
-            await asyncio.wait(
-                [asyncio.ensure_future(child.gone.wait()) for child in self._children]
-            )
+        waits = [asyncio.ensure_future(child.gone.wait()) for child in self._children]
+        if not waits:
+            return
+        try:
+            await asyncio.wait(waits)
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     # Who gets which child.
 

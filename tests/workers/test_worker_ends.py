@@ -1,0 +1,131 @@
+"""Ends of workers that come in the wrong moment, and yet must be ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.errors import TaskqError
+from taskq_workers.pool import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from taskq import TaskQ
+    from taskq.log.store import Store
+    from tests.workers.fakes import FakeApp
+
+pytestmark = pytest.mark.anyio
+
+SECONDS = 10
+
+
+def end_loop() -> list[asyncio.Task[object]]:
+    """Cancel all tasks but this one, as a loop that ends does; these."""
+    others = [one for one in asyncio.all_tasks() if one is not asyncio.current_task()]
+    # Not the runner of the tests, which waits for this very task.
+    others = [one for one in others if one.get_name().startswith("taskq")]
+    for one in others:
+        one.cancel()
+    return others
+
+
+async def test_a_loop_that_ends_before_the_workers_first_step_ends_run(fake: FakeApp) -> None:
+    running = asyncio.create_task(Worker(fake).run(), name="taskq-run")
+    await asyncio.sleep(0)  # its keeper was made, and did not begin
+    end_loop()
+    done, _ = await asyncio.wait({running}, timeout=SECONDS)
+    assert done
+
+
+class Slow:
+    """A background part that takes its time to leave."""
+
+    def __init__(self) -> None:
+        self.leaves = asyncio.Event()
+        self.left = 0
+
+    def start(self, store: Store) -> None:
+        """Nothing begins."""
+
+    def drain(self) -> None:
+        """Nothing ends."""
+
+    async def leave(self) -> None:
+        """Wait for ever, the first time."""
+        self.leaves.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_loop_that_ends_while_the_worker_cleans_up_ends_run(fake: FakeApp) -> None:
+    ended: list[str] = []
+
+    @fake.lifespan
+    async def resource() -> AsyncIterator[None]:
+        yield
+        ended.append("lifespan")
+
+    worker, slow = Worker(fake), Slow()
+    worker.services.add(slow)
+    running = asyncio.create_task(worker.run(), name="taskq-run")
+    await worker.started.wait()
+    worker.request_stop()
+    await slow.leaves.wait()
+    keeper = worker._keeper
+    assert keeper is not None
+    keeper.cancel()
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=SECONDS)
+    assert done
+    assert ended == ["lifespan"]
+
+
+class Broken(Slow):
+    def start(self, store: Store) -> None:
+        raise RuntimeError("it does not begin")
+
+    async def leave(self) -> None:
+        """Nothing to leave."""
+
+
+async def test_whatever_stops_the_start_is_raised_there(fake: FakeApp) -> None:
+    worker = Worker(fake)
+    worker.services.add(Broken())
+    with pytest.raises(RuntimeError, match="does not begin"):
+        await worker.start()
+    assert worker.stopped.is_set()
+
+
+async def test_a_lifespan_that_cancels_itself_does_not_pass_for_a_start(app: TaskQ) -> None:
+    @app.lifespan
+    async def gives_up() -> AsyncIterator[None]:
+        raise asyncio.CancelledError
+        yield
+
+    async with app:
+        with pytest.raises(TaskqError, match="cancelled"):
+            await Worker(app).start()
+
+
+async def test_a_cancel_while_the_worker_starts_leaves_nothing_behind(app: TaskQ) -> None:
+    entered, left = asyncio.Event(), asyncio.Event()
+
+    @app.lifespan
+    async def slow() -> AsyncIterator[None]:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+        yield
+
+    async with app:
+        worker = Worker(app)
+        running = asyncio.create_task(worker.run())
+        await entered.wait()
+        worker.request_stop()
+        async with asyncio.timeout(SECONDS):
+            await running
+        assert left.is_set()
