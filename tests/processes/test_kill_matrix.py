@@ -136,7 +136,7 @@ def test_a_job_shorter_than_the_grace_period_finishes(tmp_path: Path, executor: 
     assert not is_there(pid)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", [*EXECUTORS, "deaf"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_job_longer_than_the_grace_period_goes_back_with_no_attempt_burnt(
     tmp_path: Path, executor: str, number: signal.Signals

@@ -84,6 +84,8 @@ async def test_a_loop_that_ends_while_the_worker_cleans_up_ends_run(fake: FakeAp
 
 class Broken(Slow):
     def start(self, store: Store) -> None:
+        """Fail."""
+        del store
         raise RuntimeError("it does not begin")
 
     async def leave(self) -> None:
@@ -101,8 +103,11 @@ async def test_whatever_stops_the_start_is_raised_there(fake: FakeApp) -> None:
 async def test_a_lifespan_that_cancels_itself_does_not_pass_for_a_start(app: TaskQ) -> None:
     @app.lifespan
     async def gives_up() -> AsyncIterator[None]:
-        raise asyncio.CancelledError
+        await give_up()
         yield
+
+    async def give_up() -> None:
+        raise asyncio.CancelledError
 
     async with app:
         with pytest.raises(TaskqError, match="cancelled"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -99,6 +101,34 @@ def test_run_worker_works_in_a_thread_too(app: TaskQ) -> None:
     assert job.result_sync(timeout=20) == 3
     thread.join(20)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("kind", ["deaf", "executor"])
+def test_a_job_that_does_not_end_when_cancelled_does_not_keep_the_workers_thread(
+    app: TaskQ, kind: str
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    @app.task(name="lasts")
+    async def lasts() -> None:
+        begun.set()
+        if kind == "executor":
+            await asyncio.to_thread(go_on.wait)
+        while not go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    thread: Any = app.worker_thread(drain_timeout=0)
+    thread.start()
+    job = app.enqueue_by_name_sync("lasts")
+    assert begun.wait(20)
+    stopping = threading.Thread(target=thread.stop, daemon=True)
+    stopping.start()
+    stopping.join(10)
+    is_stopped = not stopping.is_alive()
+    go_on.set()
+    assert is_stopped
+    assert job.status_sync().name == "READY"
 
 
 PROGRAM = """

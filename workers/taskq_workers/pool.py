@@ -42,8 +42,9 @@ _log: Final = logging.getLogger("taskq.worker")
 
 CONCURRENCY_DEFAULT: Final = 8
 DRAIN_SECONDS_DEFAULT: Final = 10.0
-#: How long a cancelled job may take to clean up.
-CANCEL_SECONDS: Final = 2.0
+#: How long a cancelled job may take to clean up. No longer, as a worker ends within a second after
+#: its drain: whoever stops it with a grace period of that length kills it then.
+CANCEL_SECONDS: Final = 0.5
 
 
 class Phase(enum.Enum):

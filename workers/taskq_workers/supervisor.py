@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from taskq_workers.forked import keep_from_children
+from taskq_workers.loops import END_SECONDS, drive, end
 from taskq_workers.notify import Notifier
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ _SIGNALLED: Final = 128
 _CANCEL_AT: Final = 2
 _GARBAGE_THRESHOLD: Final = 10_000
 _EXIT_AT: Final = 3
-#: How long what jobs have started may take to end, once the worker has stopped.
-END_SECONDS: Final = 1.0
 _ALARM_BYTES: Final = 64
 #: Names of the default executor's threads begin so.
 _EXECUTOR: Final = "taskq-executor"
@@ -86,12 +85,12 @@ class Supervisor:
         loop.set_default_executor(self._executor)
         try:
             self._take_signals()
-            self._drive(loop.create_task(self._main(), name="taskq-supervisor"))
+            drive(loop, loop.create_task(self._main(), name="taskq-supervisor"))
         finally:
-            _end(loop)
+            end(loop)
             signal.set_wakeup_fd(-1)
-            for end in self._alarm:
-                end.close()
+            for one in self._alarm:
+                one.close()
             self._executor.shutdown(wait=False, cancel_futures=True)
 
     def exit_despite_threads(self, failure: TaskqError | None) -> None:
@@ -113,16 +112,6 @@ class Supervisor:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(0 if failure is None else 1)
-
-    def _drive(self, main: asyncio.Task[None]) -> None:
-        while True:
-            try:
-                return self._loop.run_until_complete(main)
-            except (SystemExit, KeyboardInterrupt) as error:
-                # Raised in a task that a job started: asyncio lets it through the loop itself.
-                if main.done():
-                    raise
-                _log.warning("%s raised in a task of a job: ignored", type(error).__name__)
 
     async def _main(self) -> None:
         try:
@@ -189,17 +178,6 @@ class Supervisor:
 
 def _executor_threads() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name.startswith(_EXECUTOR)]
-
-
-def _end(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what is left and close; unlike ``asyncio.Runner``, wait for nobody for ever."""
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        loop.run_until_complete(asyncio.wait(tasks, timeout=END_SECONDS))
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.close()
 
 
 def _pause() -> None:

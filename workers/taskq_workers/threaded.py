@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.core.errors import UsageError
+from taskq_workers.loops import run_to_the_end
 from taskq_workers.pool import Worker
 from taskq_workers.supervisor import Supervisor
 
@@ -43,7 +44,7 @@ def run_blocking(app: TaskQ, **options: Any) -> None:
     worker = Worker(app, **options)
     if threading.current_thread() is not threading.main_thread():
         # Signals are the main thread's, and the app may be in use by others.
-        asyncio.run(worker.run())
+        run_to_the_end(worker.run())
         return
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     threshold = gc.get_threshold()
@@ -136,7 +137,7 @@ class WorkerThread:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._main())
+            run_to_the_end(self._main())
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
             if self._started.done():
                 self._error = error

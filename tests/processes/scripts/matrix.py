@@ -7,6 +7,7 @@ returned; the test itself does so in the middle.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -84,6 +85,15 @@ def in_process(moment: Moment) -> Attempt:
     if not attempt:
         threading.Event().wait()
     return attempt
+
+
+@app.task
+async def until_deaf(path: str) -> None:
+    """Ignores its cancellation, as often as it comes."""
+    tell(f"attempt {current_job().attempt} {time.monotonic()} {os.getpid()}")
+    while path:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
 
 
 @app.task
