@@ -139,8 +139,9 @@ def thaw_agenda(source: Source) -> Agenda:
             agenda.admit(lane)
             if lane.ready and not lane.blocked:
                 agenda._open(lane)
+    known = {lane.number for lane in agenda.lanes if lane is not GONE}
     for chunk in (*agenda.table._chunks, *agenda.dead._chunks):
-        _check_lanes(chunk.lanes, len(agenda.lanes))
+        _check_lanes(chunk, known)
     agenda.paused = {name.decode("utf-8", "surrogatepass") for name in _take_names(source)}
     _take_schedules(source, agenda.schedules)
     claims = source.take("Q")
@@ -272,11 +273,13 @@ def _take_table(source: Source) -> JobTable:
     return table
 
 
-def _check_lanes(lanes: array[int], count: int) -> None:
-    # Most chunks are of one lane, and arrays are compared at once.
-    largest = lanes[0] if lanes == lanes[:1] * len(lanes) else max(lanes)
-    if largest >= count:
-        raise ValueError(f"a job is in lane {largest} of {count}")
+def _check_lanes(chunk: Chunk, known: set[int]) -> None:
+    if known.issuperset(chunk.lanes):
+        return
+    # Rows of settled jobs may name lanes that were forgotten since.
+    for lane, meta in zip(chunk.lanes, chunk.metas, strict=True):
+        if meta and lane not in known:
+            raise ValueError(f"a job is in lane {lane}, which is none")
 
 
 def _put_blocks(frozen: Frozen, many: Sequence[SortedBlocks]) -> None:

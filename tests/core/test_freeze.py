@@ -15,6 +15,9 @@ from taskq.core.dedup import Dedup
 from taskq.core.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
 from taskq.core.jobtable import Chunk
 from taskq.core.lanes import Lane
+from taskq.core.laneset import GONE
+from taskq.core.model import State
+from taskq.core.records import Kind
 from taskq.core.returned import Returned
 from tests.core.frozen import DECISIONS, Columns, Driven, Step, attributes, picture
 
@@ -183,6 +186,30 @@ def test_columns_that_make_no_sense_are_refused(column: int, change: str) -> Non
             thaw(Columns(frozen))
         except (ValueError, IndexError):
             continue
+
+
+def test_a_settled_job_of_a_forgotten_lane_does_not_spoil_what_is_frozen() -> None:
+    """A chunk keeps the rows of settled jobs for a while, and with them numbers of lanes."""
+    agenda = Agenda()
+    plain, keyed = agenda.lane(0, b"\x01\x01qt"), agenda.lane(0, b"\x01\x01qtkey")
+    agenda.apply_enqueued(1, 8, plain, 0)
+    agenda.apply_enqueued(2, 16, keyed, 0)
+    agenda.apply_ended(Kind.CANCELLED, 2)
+    assert len(agenda.lanes) == 1, "the lane with the key is not forgotten"
+    thawed = thaw_agenda(Columns(freeze_agenda(agenda)))
+    assert [thawed.state(job) for job in (1, 2)] == [State.READY, State.ABSENT]
+
+
+def test_a_job_in_a_forgotten_lane_is_refused() -> None:
+    agenda = Agenda()
+    keyed, last = agenda.lane(0, b"\x01\x01qtkey"), agenda.lane(0, b"\x01\x01qu")
+    agenda.apply_enqueued(1, 8, keyed, 0)
+    agenda.apply_ended(Kind.CANCELLED, 1)
+    agenda.apply_enqueued(2, 16, last, 0)
+    assert agenda.lanes[keyed.number] is GONE
+    agenda.table._chunks[0].lanes[1] = keyed.number
+    with pytest.raises(ValueError, match="a job is in lane 0"):
+        thaw_agenda(Columns(freeze_agenda(agenda)))
 
 
 def _small() -> Driven:
