@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from taskq.tasks import Task
     from taskq_workers.limits import Limits
     from taskq_workers.shipping import Ended
+    from taskq_workers.wire import Done
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -99,7 +100,7 @@ class ProcessRunner:
         limit = None
         if task.timeout is not None:
             reason = too_long(task.timeout, ": its child process was killed")
-            limit = self._loop.call_later(task.timeout, child.kill, reason)
+            limit = self._loop.call_later(task.timeout, _expire, child, done, reason)
         try:
             return (await done).ended
         except asyncio.CancelledError:
@@ -142,6 +143,12 @@ class ProcessRunner:
     # Who gets which child.
 
     async def _take(self) -> Child:
+        child = await self._next()
+        while child.phase is not Phase.IDLE:
+            child = await self._next()  # it died in the turn in which it was handed over
+        return child
+
+    async def _next(self) -> Child:
         while self._idle:
             child = self._idle.pop()
             if child.phase is Phase.IDLE:
@@ -227,3 +234,9 @@ class ProcessRunner:
                 await child.gone.wait()
         except TimeoutError:
             _log.warning("child process %d was killed, but is still there", child.pid)
+
+
+def _expire(child: Child, done: asyncio.Future[Done], reason: BaseException) -> None:
+    """The time of a job is over; its end may have come in this very turn, and another be there."""
+    if not done.done():
+        child.kill(reason)

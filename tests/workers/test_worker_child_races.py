@@ -1,0 +1,151 @@
+"""Child processes that change in the very turn of the loop in which a job gets or leaves them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq.context import JobContext, _current
+from taskq_workers import processes
+from taskq_workers.children import Phase
+from taskq_workers.limits import Limits
+from taskq_workers.processes import ProcessRunner
+from taskq_workers.shipping import Ended
+from taskq_workers.wire import Done
+
+if TYPE_CHECKING:
+    from taskq_workers.wire import Work
+    from tests.workers.fakes import FakeApp
+
+pytestmark = pytest.mark.anyio
+
+
+def work() -> None:
+    """What no child really runs here."""
+
+
+class FakeChild:
+    """A child that does what the test says."""
+
+    made: list[FakeChild]
+
+    def __init__(self, _loop: object, _outfit: object, on_change: Any) -> None:
+        self.phase = Phase.STARTING
+        self.jobs = self.rss_bytes = 0
+        self.problem = ""
+        self.is_ready = True
+        self.gone = asyncio.Event()
+        self.on_told = None
+        self.got: list[int] = []
+        self._on_change = on_change
+        self._job: asyncio.Future[Done] | None = None
+        FakeChild.made.append(self)
+
+    def run(self, work: Work) -> asyncio.Future[Done]:
+        assert self.phase is Phase.IDLE
+        self.phase = Phase.BUSY
+        self.got.append(work.shipment.job)
+        self._job = asyncio.get_running_loop().create_future()
+        return self._job
+
+    def rest(self) -> None:
+        """Be ready for a job, or end the one it has."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.set_result(Done(Ended(0, 0, None, 0, 0, (), 0.0), 0))
+        self.phase = Phase.IDLE
+        self._on_change(self)
+
+    def kill(self, reason: BaseException | None = None) -> None:
+        self.phase = Phase.GONE
+        job, self._job = self._job, None
+        if job is not None:
+            job.set_exception(reason or RuntimeError("killed"))
+        self.gone.set()
+        self._on_change(self)
+
+
+class Loop:
+    """The running loop, whose timers ring when the test says so."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.create_future = self._loop.create_future
+        self.time = self._loop.time
+        self.rings: list[Any] = []
+
+    def call_later(self, _seconds: float, ring: Any, *args: Any) -> asyncio.Handle:
+        self.rings.append(lambda: ring(*args))
+        return asyncio.Handle(ring, args, self._loop)
+
+
+@pytest.fixture(autouse=True)
+def children(monkeypatch: pytest.MonkeyPatch) -> list[FakeChild]:
+    FakeChild.made = []
+    monkeypatch.setattr(processes, "Child", FakeChild)
+    return FakeChild.made
+
+
+class Jobs:
+    """Jobs of one task on a runner with room for so many children."""
+
+    def __init__(self, fake: FakeApp, count: int) -> None:
+        task = fake.task(work, runs_in="process", timeout="1m")
+        self.loop = Loop()
+        loop: Any = self.loop
+        runner = ProcessRunner(loop, fake, Limits(threads=1, processes=count))
+        self._app, self._task, self._call = fake, task, runner.caller(task)
+
+    def start(self) -> asyncio.Task[Ended]:
+        """Run one more."""
+        job = JobContext(self._app.put(self._task), self._app)
+
+        async def run() -> Ended:
+            _current.set(job)
+            return await self._call(b"{}")
+
+        return asyncio.create_task(run())
+
+
+async def turn() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_a_timeout_that_rings_as_its_job_ends_kills_not_the_next_job(
+    fake: FakeApp, children: list[FakeChild]
+) -> None:
+    jobs = Jobs(fake, 1)
+    first, second = jobs.start(), jobs.start()
+    await turn()
+    (child,) = children
+    child.rest()
+    await turn()
+    child.rest()  # the first job's end has come, and the second has the child
+    jobs.loop.rings[0]()  # in the same turn: the first job's timer
+    await turn()
+    assert first.done()
+    assert child.phase is Phase.BUSY
+    assert child.got == [1, 2]
+    child.rest()
+    await asyncio.wait({first, second}, timeout=10)
+    assert second.exception() is None
+
+
+async def test_a_child_that_dies_as_it_is_handed_over_costs_its_next_job_nothing(
+    fake: FakeApp, children: list[FakeChild]
+) -> None:
+    jobs = Jobs(fake, 1)
+    job = jobs.start()
+    await turn()
+    children[0].rest()
+    children[0].kill()
+    await turn()
+    assert not job.done()
+    children[1].rest()
+    await turn()
+    children[1].rest()
+    await asyncio.wait({job}, timeout=10)
+    assert job.exception() is None
