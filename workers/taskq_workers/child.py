@@ -30,6 +30,7 @@ from taskq.progressing import relay_to
 from taskq.tasks import Task
 from taskq_workers.afar import failed, given_back, succeeded
 from taskq_workers.forked import keep_from_children
+from taskq_workers.importing import importing
 from taskq_workers.lifespans import bound, bound_names, resources_in_thread
 from taskq_workers.loader import load_app
 from taskq_workers.relaying import Outlet
@@ -142,7 +143,9 @@ class _Bench:
     def find_target(self) -> None:
         """Import the app that the worker was told to run; raises what that raises."""
         if self._outfit.target:
-            self._take_tasks(load_app(self._outfit.target))
+            with importing():
+                target = load_app(self._outfit.target)
+            self._take_tasks(target)
 
     def close(self) -> None:
         """End what async jobs left on the loop, and leave lifespans."""
@@ -210,7 +213,9 @@ class _Bench:
         task = self._tasks.get(name)
         if task is not None:
             return task
-        for value in list(vars(importlib.import_module(module)).values()):
+        with importing():
+            found = importlib.import_module(module)
+        for value in list(vars(found).values()):
             if isinstance(value, TaskQ):
                 self._take_tasks(value)
             elif isinstance(value, Task):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from taskq.core.errors import UsageError
+from taskq_workers.importing import refuse_while_importing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +41,9 @@ def checked_limits(
     """The limits as a worker's options say; ``concurrency`` stands for what is None.
 
     Raises:
-        UsageError: one is out of its range.
+        UsageError: one is out of its range, or no worker may start here.
     """
+    refuse_while_importing()
     threads = concurrency if thread_limit is None else thread_limit
     processes = concurrency if process_limit is None else process_limit
     counts = {

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq import telemetry
 from taskq.context import _current
+from taskq.core.records import Kind
 from taskq.naming import main_module_name
 from taskq.progressing import tell
 from taskq_workers.afar import given_back
@@ -89,9 +90,7 @@ class ProcessRunner:
         try:
             child = await self._take()
         except NoChild as error:
-            if str(error) != self._told:
-                self._told = str(error)
-                _log.error("jobs of %s go back: %s", task.name, error)
+            self._warn(task.name, str(error))
             return given_back(0, delivery, str(error))
         # It is another where it was packed, or completed by what ran before.
         given = None if payload == delivery.stored_payload else payload
@@ -102,7 +101,7 @@ class ProcessRunner:
             reason = too_long(task.timeout, ": its child process was killed")
             limit = self._loop.call_later(task.timeout, _expire, child, done, reason)
         try:
-            return (await done).ended
+            ended = (await done).ended
         except asyncio.CancelledError:
             if child.phase is Phase.BUSY:
                 await self._end(child)
@@ -111,6 +110,15 @@ class ProcessRunner:
             child.on_told = None
             if limit is not None:
                 limit.cancel()
+        if ended.kind == Kind.RELEASED and ended.body:  # the child cannot import the task
+            self._warn(task.name, ended.body.decode("utf-8", "replace"))
+        return ended
+
+    def _warn(self, task: str, problem: str) -> None:
+        """Log why jobs go back; once for many in a row."""
+        if problem != self._told:
+            self._told = problem
+            _log.error("jobs of %s go back: %s", task, problem)
 
     def close(self) -> None:
         """Kill every child and wait for that; legal twice. For when the loop turns no more."""
