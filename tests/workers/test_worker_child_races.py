@@ -92,7 +92,7 @@ class Jobs:
     """Jobs of one task on a runner with room for so many children."""
 
     def __init__(self, fake: FakeApp, count: int) -> None:
-        task = fake.task(work, runs_in="process", timeout="1m")
+        task = fake.task(runs_in="process", timeout="1m")(work)
         self.loop = Loop()
         loop: Any = self.loop
         runner = ProcessRunner(loop, fake, Limits(threads=1, processes=count))
