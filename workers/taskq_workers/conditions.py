@@ -16,6 +16,8 @@ _log: Final = logging.getLogger("taskq.worker")
 
 #: A condition that held is taken for holding so long, while its jobs run.
 HELD_SECONDS: Final = 2.0
+#: A probe that did not even end when its time was over is waited for no longer than this.
+DEAF_SECONDS: Final = 0.2
 #: The part of its interval for which a probe serves others.
 _SHARED: Final = 0.9
 
@@ -53,14 +55,21 @@ class Probe:
             if self._running is None:
                 self._running = loop.create_task(self._probe(loop.time()), name="taskq-probe")
             # Whoever gives up waiting must not end it for the others.
-            await asyncio.shield(self._running)
+            running, limit = self._running, self.condition.timeout_seconds
+            await asyncio.wait({running}, timeout=limit + DEAF_SECONDS)
+            if not running.done():
+                self._learn(f"its probe took over {limit:g} s and goes on", loop.time())
+            elif running.cancelled():
+                self._learn("its probe was cancelled", loop.time())
+            else:
+                running.result()
         return self.problem or ""
 
     async def leave(self) -> None:
         """Stop a probe that runs."""
         if self._running is not None:
             self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+            await asyncio.wait({self._running}, timeout=DEAF_SECONDS)
 
     async def _probe(self, now: float) -> None:
         condition = self.condition
@@ -81,6 +90,9 @@ class Probe:
                 )
         finally:
             self._running = None
+        self._learn(problem, now)
+
+    def _learn(self, problem: str, now: float) -> None:
         if self.problem is None or bool(self.problem) != bool(problem):
             self.since_ns = self._wall_ns()
         self.problem = problem

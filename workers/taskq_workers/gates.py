@@ -117,7 +117,7 @@ class Gate:
     async def leave(self) -> None:
         """Return once it is gone."""
         if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.wait({self._task})
 
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
         """Queues and tasks of its jobs, less what another gate keeps back."""
