@@ -94,7 +94,9 @@ class AppBreakers:
             raise UsageError(
                 f"breaker({queue!r}): is_failure is {is_failure!r:.60}: give a function of an error"
             )
-        probes = () if probe is None else checked_conditions(f"breaker({queue!r})", [probe])
+        probes = (
+            () if probe is None else checked_conditions(f"breaker({queue!r})", [probe], "probe")
+        )
         self._breakers[queue] = BreakerRule(
             queue=queue,
             failures=failures,

@@ -281,7 +281,8 @@ def key_bytes(task: str, key: object, what: str = "key") -> bytes:
     """
     encoded = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
     if not isinstance(encoded, bytes):
-        raise UsageError(f"{task}: the {what} is {key!r:.60}, it must be text or bytes")
+        kinds = "text or bytes" if what == "key" else "text, bytes or a whole number"
+        raise UsageError(f"{task}: the {what} is {key!r:.60}, it must be {kinds}")
     if not 1 <= len(encoded) <= KEY_BYTES_MAX:
         remedy = "use a hash of it" if encoded else "None stands for no key"
         raise UsageError(

@@ -115,15 +115,16 @@ def condition(
             f"a condition is {check!r:.60}: give online(...), disk_free(...), on_power(), "
             f"unmetered(), or a function that returns a bool"
         )
+    if _gives_condition(check):
+        takes = "" if _takes_nothing(check) else "..."
+        raise UsageError(
+            f"the condition {_name_of(check)} makes conditions and is none: call it, "
+            f"for example {_name_of(check)}({takes})"
+        )
     if inspect.isclass(check) or not _takes_nothing(check):
         raise UsageError(
             f"the condition {_name_of(check)} must be a function that needs no arguments: wrap it, "
             f"for example in a lambda or with functools.partial"
-        )
-    if _gives_condition(check):
-        raise UsageError(
-            f"the condition {_name_of(check)} makes conditions and is none: call it, "
-            f"for example {_name_of(check)}()"
         )
     interval, limit = seconds(every, "every"), seconds(timeout, "timeout")
     if interval <= 0 or limit <= 0:
@@ -131,28 +132,31 @@ def condition(
     return Custom(check, name, interval, limit)
 
 
-def checked_conditions(task: str, requires: object) -> tuple[Condition, ...]:
+def checked_conditions(
+    task: str, requires: object, option: str = "requires"
+) -> tuple[Condition, ...]:
     """What ``requires=`` says, each condition once.
 
     Args:
         task: how an error names the task.
         requires: a list or tuple of conditions and functions.
+        option: how an error names what holds them.
 
     Raises:
         UsageError: it is none, or one of them is no condition.
     """
     if not isinstance(requires, list | tuple):
-        raise UsageError(f"{task}: requires is {requires!r:.60}: give a list of conditions")
+        raise UsageError(f"{task}: {option} is {requires!r:.60}: give a list of conditions")
     found: list[Condition] = []
     for one in requires:
         try:
             made = one if isinstance(one, Condition) else condition(one)
             hash(made)
         except UsageError as error:
-            raise UsageError(f"{task}: requires: {error}") from None
+            raise UsageError(f"{task}: {option}: {error}") from None
         except TypeError:
             raise UsageError(
-                f"{task}: requires: the condition {one!r:.60} must be hashable, so that tasks "
+                f"{task}: {option}: the condition {one!r:.60} must be hashable, so that tasks "
                 f"can share its probe"
             ) from None
         if made not in found:

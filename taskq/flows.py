@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.flowhandle import FlowHandle
+    from taskq.tasks import Task
 
 #: Parts that a flow's text names.
 _SHOWN: Final = 5
@@ -85,18 +86,24 @@ class Flow(Runnable[R_co]):
         """The app of its tasks.
 
         Raises:
-            UsageError: none of them is known here, so it has to be told.
+            UsageError: none of them is known here, or they are of two apps: it has to be told.
         """
         left = [self.node]
         is_empty = True
+        first: Task[..., Any] | None = None
         while left:
             node = left.pop()
             if isinstance(node, Leaf):
                 is_empty = False
-                if node.call.task is not None:
-                    return node.call.task.app
+                task = node.call.task
+                if first is None:
+                    first = task
+                elif task is not None and task.app is not first.app:
+                    _check_same_log(first, task)
             else:
                 left += node.parts if isinstance(node, Chain) else node.members
+        if first is not None:
+            return first.app
         if is_empty:
             from taskq.app import default_app  # noqa: PLC0415 - an app has tasks, which make flows
 
@@ -262,6 +269,15 @@ def plan_of(flow: object) -> Plan:
         remedy = "begin it with task.call(...)" if isinstance(flow, Step) else "chain() makes one"
         raise UsageError(f"{flow!r:.80} is no flow that could be enqueued: {remedy}")
     return make_plan(flow.node)
+
+
+def _check_same_log(first: Task[..., Any], other: Task[..., Any]) -> None:
+    if other.app.data_dir != first.app.data_dir:
+        raise UsageError(
+            f"{first.name} and {other.name} of this flow are tasks of two apps, and the workers of "
+            f"one know nothing of the other's: name the one that is to run it, "
+            f"app.enqueue_flow(flow)"
+        )
 
 
 def _members(where: str, members: tuple[Any, ...]) -> tuple[Node, ...]:

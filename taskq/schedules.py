@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, Unp
 
 from taskq.call import Call
 from taskq.core.durations import Duration, nanoseconds
-from taskq.core.errors import UsageError
+from taskq.core.errors import InvalidCall, UsageError
 from taskq.core.model import SECOND_NS, Conflict
 from taskq.core.schedules import DETAILS_BYTES_MAX, SCHEDULES_MAX
 from taskq.log.requests import check_name
@@ -103,7 +103,14 @@ class Schedule:
             InvalidCall: the arguments do not fit the task.
             UsageError: overlap="skip" is given, and a key.
         """
-        call = self._make()
+        try:
+            call = self._make()
+        except InvalidCall as error:
+            problem = str(error).removeprefix(f"{error.task}: ")
+            raise InvalidCall(
+                error.task,
+                f"{problem}; the schedule {self.name!r} gives arguments with args= and kwargs=",
+            ) from None
         if self.overlap == "skip":
             if call.extras is not None and call.extras.key is not None:
                 raise UsageError(
@@ -255,6 +262,8 @@ class AppSchedules:
             raise UsageError(
                 f"the schedule {name!r} takes a call such as task.call(...), got {call!r:.60}"
             )
+        if call.task is not None and call.task.app is not self:
+            raise UsageError(f"{call.name} is a task of another app: schedule it with that one")
         if (cron is None) == (every is None):
             raise UsageError(f"the schedule {name!r} takes either cron= or every=")
         rule = parse_every(every) if every is not None else parse_cron(cron or "", tz)

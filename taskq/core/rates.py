@@ -73,13 +73,19 @@ def rate_of(text: object) -> Rate:
         UsageError: it is none, or out of range.
     """
     match = _TEXT.fullmatch(text) if isinstance(text, str) else None
-    if match is None:
+    window_ns = None if match is None else _window_ns(match[2], match[3])
+    if match is None or window_ns is None:
         raise UsageError(
             f'rate is {text!r:.60}: give text such as "10/s", "100/min", "1000/h" or "5/30s"'
         )
-    count, span, unit = match.groups()
-    window_ns = nanoseconds(f"{span or 1}{_WORDS.get(unit, unit)}", f"the time of rate {text!r}")
-    return Rate(int(count), window_ns)
+    return Rate(int(match[1]), window_ns)
+
+
+def _window_ns(span: str, unit: str) -> int | None:
+    try:
+        return nanoseconds(f"{span or 1}{_WORDS.get(unit, unit)}")
+    except UsageError:  # which names a text that nobody wrote
+        return None
 
 
 class Times:
@@ -158,6 +164,15 @@ class Times:
         self.__init__()  # type: ignore[misc]  # as new
         for moment, count in pairs:
             self.add(moment, count, most, window_ns)
+
+    def unite(self, other: Times, *, is_apart: bool = False) -> None:
+        """Keep what the other has, too; ``is_apart``: none of that is known here."""
+        counts = dict(self.pairs())
+        for moment, count in other.pairs():
+            known = counts.get(moment, 0)
+            counts[moment] = known + count if is_apart else max(known, count)
+        most, window_ns = max(self.most, other.most), max(self.window_ns, other.window_ns)
+        self.replace(sorted(counts.items()), most, window_ns)
 
     def _since(self, moment: int, rate: Rate) -> int:
         if rate.window_ns >= self.window_ns:

@@ -14,6 +14,7 @@ Jitter", AWS Architecture Blog, 2015).
 from __future__ import annotations
 
 import enum
+import inspect
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
@@ -329,6 +330,8 @@ def _policy(
     decider = rules.get("decide")
     if decider is not None and not callable(decider):
         raise UsageError(f"decide is {decider!r:.60}: give a function of (error, attempt)")
+    if inspect.iscoroutinefunction(decider):
+        raise UsageError("decide is async: give a plain function of (error, attempt)")
     max_age = rules.get("max_age")
     return RetryPolicy(
         attempts=attempts,
