@@ -119,10 +119,13 @@ class Groups:
         for lane in self._lanes.lanes:
             if lane.task in news:
                 self.join(lane)
-        for group in self._groups.values():
+        for group in list(self._groups.values()):
             limit = limits.get(group.key[0])
             if limit is not None:
                 group.limit = limit
+                if limit.scope not in ("", group.key[0]):  # another name, of which no job is left
+                    self._join_times(group, self._group((limit.scope, group.key[1]), limit))
+        for group in self._groups.values():
             self.judge(group, moment)
 
     def join(self, lane: Lane, *, rated: bool = False) -> None:
@@ -131,19 +134,14 @@ class Groups:
         if limit is None and lane.family is None and not rated:
             return
         key = ((limit.scope if limit else "") or lane.task, lane.concurrency_key)
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = Group(key, limit)
-        elif limit is not None:
-            group.limit = limit
+        group = self._group(key, limit)
         old = lane.group
         if old is group:
             return
         if old is not None:
+            self._join_times(old, group)
             self.part(lane)
             self._lanes.unblock(lane, old.blocked)
-            if group.times is None:
-                group.times, old.times = old.times, None
         lane.group = group
         group.lanes.append(lane)
         group.running += lane.running
@@ -231,15 +229,38 @@ class Groups:
                     yield group.key, times
 
     def restore(self, key: tuple[str, bytes], times: Times, moment: int) -> None:
-        """The claims of a group were these, whatever was known of them."""
-        group = self.get(*key)
-        if group is None:
-            group = self._groups[key] = Group(key, self._limits.get(key[0]))
-        group.times = times
+        """The claims of a group were these, of which some may be known."""
+        limit = self._limits.get(key[0])
+        group = self._group(((limit.scope if limit else "") or key[0], key[1]), limit)
+        if group.times is None:
+            group.times = times
+        else:
+            # Not instead of those: under another name of the task there may have been others.
+            group.times.unite(times)
         self._rated[group] = None
         self._judge_rate(group, moment)
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _group(self, key: tuple[str, bytes], limit: Limit | None) -> Group:
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(key, limit)
+        elif limit is not None:
+            group.limit = limit
+        return group
+
+    def _join_times(self, old: Group, group: Group) -> None:
+        """The claims of one group count for the other from now on."""
+        times, old.times = old.times, None
+        self._rated.pop(old, None)
+        if times is not None:
+            if group.times is None:
+                group.times = times
+            else:
+                group.times.unite(times, is_apart=True)
+            self._rated[group] = None
+        self._drop_if_idle(old)
 
     def judge(self, group: Group, moment: int) -> None:
         """Block or unblock the group as its limit has it, which may be new."""

@@ -119,10 +119,12 @@ def decode_rated(record: bytes, shift_ns: int = 0) -> tuple[GroupKey, Times]:
         start = _SIZE.size + _SIZE.unpack_from(body)[0]
         key = unpack_group(body[_SIZE.size : start])
         pairs = [(moment - shift_ns, count) for moment, count in _PAIR.iter_unpack(body[start:])]
+        times = Times()
+        times.replace(pairs, most, window_ns)
     except (struct.error, ValueError) as error:
         raise FormatError("a RATED record is shorter than what it holds") from error
-    times = Times()
-    times.replace(pairs, most, window_ns)
+    except OverflowError as error:
+        raise FormatError("a RATED record holds a moment that is none") from error
     return key, times
 
 

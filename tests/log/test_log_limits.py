@@ -8,13 +8,15 @@ from typing import Final
 
 import pytest
 
+from taskq.core.errors import FormatError
 from taskq.core.limits import Limit
 from taskq.core.model import SECOND_NS, Extras
-from taskq.core.rates import Rate
+from taskq.core.rates import Rate, Times
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.identity import RECORDS_4
 from taskq.log.ports import INTEREST_READY
+from taskq.log.rating import decode_rated, encode_rated
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Settlement
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import Process, World
@@ -208,6 +210,44 @@ def test_compaction_loses_no_claim_of_a_window() -> None:
     request = ClaimRequest(9, None, frozenset(slow), 0, 0, slow)
     assert len(later.ask(Op.CLAIM, request)) == 1
     assert later.ask(Op.CLAIM, request) == []
+
+
+@pytest.mark.parametrize("compacts", [True, False])
+def test_claims_under_an_old_name_of_a_task_count_after_all_of_it_was_folded_anew(
+    compacts: bool,
+) -> None:
+    """Who compacts need not know that two names are one task."""
+    limit = Limit(rate=Rate(3, 3_600 * SECOND_NS), scope="post")
+    limits = {"post": limit, "posted": limit}
+    world = World(config=SMALL)
+    process, other = world.process(), world.process()
+    for spec in (EnqueueSpec(task="posted"), POST):
+        process.enqueue(spec=spec, extras=of("k"))
+        request = ClaimRequest(1, None, frozenset(limits), 0, 0, limits)
+        (delivery,) = process.ask(Op.CLAIM, request)
+        process.settle(delivery)
+    if compacts:
+        for _ in range(6):
+            fill_segment(other)
+        tend(other)
+        assert Kind.RATED in world.kinds()
+    for one in (process, world.process()):
+        for spec in (POST, EnqueueSpec(task="posted")):
+            one.enqueue(spec=spec, extras=of("k"))
+        agenda = one.catch_up().need_agenda()
+        assert agenda.take(0, None, None) == []
+        agenda.groups.tell(limits, agenda.moment)
+        group = agenda.groups.get("post", b"k")
+        assert group is not None
+        assert group.room(agenda.moment) == 1
+
+
+def test_a_moment_of_a_claim_that_is_none_is_refused_as_such() -> None:
+    times = Times()
+    times.add(2**63 - 1, 1, 3, SECOND_NS)
+    record = encode_rated(("post", b""), times, 0, 9)
+    with pytest.raises(FormatError, match="a moment that is none"):
+        decode_rated(record, shift_ns=-1)
 
 
 def test_keys_that_have_no_job_any_more_take_no_room() -> None:
