@@ -1,16 +1,18 @@
 """Where the records of each job stand in a segment: sorted runs, and a tail that is not sorted yet.
 
-A pair is one number, the lower half of the job above the offset, in flat arrays: 8 bytes a record.
-Jobs whose upper halves differ are kept in runs of their own (there are seldom two such groups).
+A pair is one number, the lower half of the job above the offset. Jobs whose upper halves differ are
+kept in runs of their own (there are seldom two such groups). A worker indexes each segment that it
+fills, of half a million records and more: long runs are compressed, to a sixth of 8 bytes a record.
 """
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from bisect import bisect_left
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.log.columns import column, joined, lower_halves, packed, upper_halves
 
@@ -24,21 +26,50 @@ _RUN: Final = 8_192
 _SAMPLE: Final = 512
 #: ... of about so many samples each.
 _PART: Final = 8
+#: Runs from this length on are compressed.
+_PACKED_MIN: Final = _RUN // 2
+_PAIR_SIZE: Final = 8
 _HALF: Final = 2**32 - 1
 _ABOVE_ALL: Final = 2**64
 
 
-class _Run(NamedTuple):
-    """Sorted pairs of jobs with the same upper half."""
+class _Run:
+    """Sorted pairs of jobs with the same upper half.
 
-    upper: int
-    pairs: array[int]
+    Attributes:
+        upper: that half.
+        first, last, size: the lowest pair, the highest, and how many there are.
+        samples: one in ``_SAMPLE`` pairs.
+    """
+
+    __slots__ = ("_packed", "_pairs", "first", "last", "samples", "size", "upper")
+
+    def __init__(self, upper: int, pairs: array[int]) -> None:
+        self.upper = upper
+        self.first, self.last, self.size = pairs[0], pairs[-1], len(pairs)
+        self.samples = pairs[::_SAMPLE]
+        self._packed, self._pairs = b"", pairs
+        if self.size >= _PACKED_MIN:
+            data = pairs.tobytes()
+            # All first bytes, all second ones and so on: most of them are like their neighbours.
+            planes = b"".join(data[number::_PAIR_SIZE] for number in range(_PAIR_SIZE))
+            self._packed, self._pairs = zlib.compress(planes, 1), array("Q")
+
+    def pairs(self) -> array[int]:
+        """All of them."""
+        if not self._packed:
+            return self._pairs
+        planes = zlib.decompress(self._packed)
+        data = bytearray(len(planes))
+        for number in range(_PAIR_SIZE):
+            data[number::_PAIR_SIZE] = planes[number * self.size : (number + 1) * self.size]
+        return array("Q", bytes(data))
 
 
 class JobPlaces:
     """(job, offset) pairs, added in any order, found by job."""
 
-    __slots__ = ("_jobs", "_offsets", "_runs", "job_max", "job_min", "size")
+    __slots__ = ("_jobs", "_offsets", "_opened", "_runs", "job_max", "job_min", "size")
 
     def __init__(self) -> None:
         self.size = 0
@@ -47,6 +78,8 @@ class JobPlaces:
         self._jobs = array("Q")
         self._offsets = array("I")
         self._runs: list[_Run] = []
+        #: the run that was asked last, and its pairs
+        self._opened: tuple[_Run | None, array[int]] = (None, array("Q"))
 
     def add(self, job: int, offset: int) -> None:
         """A record that concerns a job."""
@@ -67,9 +100,10 @@ class JobPlaces:
         self._sort_tail()
         low = (job & _HALF) << 32
         found: list[int] = []
-        for upper, pairs in self._runs:
-            if upper != job >> 32 or pairs[-1] < low or pairs[0] > low | _HALF:
+        for run in self._runs:
+            if run.upper != job >> 32 or run.last < low or run.first > low | _HALF:
                 continue
+            pairs = self._pairs_of(run)
             for number in range(bisect_left(pairs, low), len(pairs)):
                 if pairs[number] > low | _HALF:
                     break
@@ -87,13 +121,18 @@ class JobPlaces:
         Nothing may be added meanwhile.
         """
         self._sort_tail()
-        groups: dict[int, list[array[int]]] = {}
-        for upper, pairs in self._runs:
-            groups.setdefault(upper, []).append(pairs)
+        groups: dict[int, list[_Run]] = {}
+        for run in self._runs:
+            groups.setdefault(run.upper, []).append(run)
         for upper in sorted(groups):
             for pairs in _merged(groups[upper]):
                 same = array("I", (upper,)) * len(pairs)
                 yield joined(upper_halves(pairs), same), lower_halves(pairs)
+
+    def _pairs_of(self, run: _Run) -> array[int]:
+        if self._opened[0] is not run:
+            self._opened = run, run.pairs()
+        return self._opened[1]
 
     def _sort_tail(self) -> None:
         if not self._jobs:
@@ -117,10 +156,10 @@ class JobPlaces:
         self.job_min = min(lowest, self.job_min) if runs else lowest
         self.job_max = max(highest, self.job_max)
         while runs and runs[-1].upper == upper:
-            last = runs[-1].pairs
-            if len(last) > 2 * len(pairs) or len(last) + len(pairs) > _RUN:
+            last = runs[-1]
+            if last.size > 2 * len(pairs) or last.size + len(pairs) > _RUN:
                 break
-            pairs = array("Q", sorted(last + pairs))
+            pairs = array("Q", sorted(last.pairs() + pairs))
             runs.pop()
         runs.append(_Run(upper, pairs))
 
@@ -136,18 +175,24 @@ def _steps(step: int, count: int) -> int:
     return int.from_bytes(packed(array("I", range(0, step * count, step))), "little")
 
 
-def _merged(runs: list[array[int]]) -> Iterator[array[int]]:
+def _merged(runs: list[_Run]) -> Iterator[array[int]]:
     """The pairs of sorted runs, sorted, in parts that are cut between two jobs."""
-    samples = sorted(chain.from_iterable(run[::_SAMPLE] for run in runs))
+    samples = sorted(chain.from_iterable(run.samples for run in runs))
     cuts = sorted({sample >> 32 << 32 for sample in samples[_PART::_PART]})
-    starts = [0] * len(runs)
+    waiting = sorted(runs, key=lambda run: run.first, reverse=True)
+    #: of each run that was begun, its pairs and how many of them were taken
+    begun: list[tuple[array[int], int]] = []
     for cut in (*cuts, _ABOVE_ALL):
+        while waiting and waiting[-1].first < cut:
+            begun.append((waiting.pop().pairs(), 0))
         part: list[int] = []
-        for number, run in enumerate(runs):
-            start = starts[number]
-            if start < len(run) and run[start] < cut:
-                end = starts[number] = bisect_left(run, cut, start)
-                part += run[start:end]
+        left: list[tuple[array[int], int]] = []
+        for pairs, start in begun:
+            end = bisect_left(pairs, cut, start)
+            part += pairs[start:end]
+            if end < len(pairs):
+                left.append((pairs, end))
+        begun = left
         if part:
             part.sort()
             yield array("Q", part)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -172,6 +175,30 @@ def test_jobs_far_apart_are_found_and_sorted(pairs: list[tuple[int, int]], asked
     assert places.size == len(pairs)
     if pairs:
         assert (places.job_min, places.job_max) == (min(pairs)[0], max(pairs)[0])
+
+
+def test_a_long_index_is_found_and_sorted_as_a_short_one_and_takes_less_memory_than_its_pairs() -> (
+    None
+):
+    """Claims and outcomes of jobs that end in another order than they began."""
+    places = JobPlaces()
+    expected: list[tuple[int, int]] = []
+    offset = 64
+    for first in range(2**32 - 20_000, 2**32 + 20_000, 64):
+        claimed = list(range(first, first + 64))
+        for jobs, length in ((claimed, 40), (claimed[32:] + claimed[:32], 48)):
+            expected += [(job, offset + length * number) for number, job in enumerate(jobs)]
+            places.extend(array("Q", jobs), offset, length)
+            offset += length * len(jobs) + 100
+    expected.sort()
+    for job in range(2**32 - 20_000, 2**32 + 20_000, 997):
+        at = bisect_left(expected, (job, 0))
+        assert places.of(job) == [found for _, found in expected[at : at + 2]]
+    held = sum(sys.getsizeof(run._packed) + sys.getsizeof(run._pairs) for run in places._runs)
+    assert held < 8 * len(expected) / 2
+    parts = list(places.parts())
+    assert [pair for part in parts for pair in zip(*part, strict=True)] == expected
+    assert max(len(jobs) for jobs, _ in parts) < len(expected) / 4
 
 
 # -- stories ---------------------------------------------------------------------------------------
