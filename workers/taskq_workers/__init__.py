@@ -8,8 +8,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from taskq_workers.events import JobEnd, JobFinished
 from taskq_workers.pool import Worker
-from taskq_workers.threaded import WorkerThread, run_blocking
+
+if TYPE_CHECKING:
+    from taskq_workers.threaded import WorkerThread, run_blocking
 
 __all__ = ["JobEnd", "JobFinished", "Worker", "WorkerThread", "run_blocking"]
+
+
+def __getattr__(name: str) -> Any:
+    """Workers of programs without an event loop are imported when one is made."""
+    if name in {"WorkerThread", "run_blocking"}:
+        from taskq_workers import threaded  # noqa: PLC0415
+
+        return getattr(threaded, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from taskq_workers.lifespans import bound
-from taskq_workers.processes import ProcessRunner
 from taskq_workers.threads import ThreadRunner
 from taskq_workers.timeouts import limited, limits_of
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from taskq.injection import Resources
     from taskq.tasks import Task
     from taskq_workers.limits import Limits
+    from taskq_workers.processes import ProcessRunner
 
     Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -59,18 +59,30 @@ class Executors:
     """
 
     def __init__(self, app: TaskQ, limits: Limits, resources: Resources) -> None:
-        loop = asyncio.get_running_loop()
-        self.threads = ThreadRunner(loop, limits.threads)
-        self.processes = ProcessRunner(loop, app, limits)
-        self._in_loop = _InLoop(resources)
+        self._loop = asyncio.get_running_loop()
+        self._app = app
+        self._limits = limits
+        self.threads = ThreadRunner(self._loop, limits.threads)
+        self._processes: ProcessRunner | None = None
         self._by_name: dict[str, Executor] = {
-            "": self._in_loop,
+            "": _InLoop(resources),
             "thread": _InThreads(self.threads, resources),
-            "process": _InProcesses(self.processes),
         }
+
+    @property
+    def processes(self) -> ProcessRunner:
+        """What runs jobs in child processes; made when first asked for."""
+        if self._processes is None:
+            # Imported when a task wants it: it brings as many modules as all the rest.
+            from taskq_workers.processes import ProcessRunner  # noqa: PLC0415
+
+            self._processes = ProcessRunner(self._loop, self._app, self._limits)
+        return self._processes
 
     def way(self, task: Task[..., Any]) -> Way:
         """How jobs of the task are called; raises as an ``Executor`` does."""
+        if task.runs_in == "process":
+            return _InProcesses(self.processes).way(task)
         return self._by_name[task.runs_in].way(task)
 
     @property
@@ -81,12 +93,14 @@ class Executors:
     async def leave(self) -> None:
         """Let threads end after their calls, and child processes at once; legal twice."""
         self.threads.close()
-        await self.processes.leave()
+        if self._processes is not None:
+            await self._processes.leave()
 
     def close(self) -> None:
         """Do as ``leave``, killing the child processes, for when the loop turns no more."""
         self.threads.close()
-        self.processes.close()
+        if self._processes is not None:
+            self._processes.close()
 
 
 class _InLoop:

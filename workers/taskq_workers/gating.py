@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from taskq.conditionsnetwork import Online
 from taskq.core.errors import TaskqError
 from taskq.core.records import Cause, Kind
 from taskq.log.requests import Settlement
 from taskq.networkfailures import is_network_failure
-from taskq_workers.breaker import Breaker
-from taskq_workers.conditiongate import ConditionGate
 from taskq_workers.conditions import Probes
 from taskq_workers.crew import Crew
 from taskq_workers.gates import Gate, Mode
@@ -26,6 +23,8 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
     from taskq.log.store import Store
     from taskq.tasks import Task
+    from taskq_workers.breaker import Breaker
+    from taskq_workers.conditiongate import ConditionGate
     from taskq_workers.hands import Hands
     from taskq_workers.slot import Slot
 
@@ -88,10 +87,14 @@ class Gates:
         self._store = store
         self.port = store.port()
         self.probes = Probes(self._app.data_dir, self.wall_ns)
-        for queue, rule in self._app._breakers.items():
-            if self._queues is None or queue in self._queues:
-                self._breakers[queue] = Breaker(self, rule)
-                self._begin(self._breakers[queue], queue)
+        if self._app._breakers:
+            # Imported where it is used, as the gates of conditions are: most workers have none.
+            from taskq_workers.breaker import Breaker  # noqa: PLC0415
+
+            for queue, rule in self._app._breakers.items():
+                if self._queues is None or queue in self._queues:
+                    self._breakers[queue] = Breaker(self, rule)
+                    self._begin(self._breakers[queue], queue)
         self.learn()
 
     def learn(self) -> None:
@@ -104,6 +107,8 @@ class Gates:
             key = frozenset(task.requires)
             gate = self._by_conditions.get(key)
             if gate is None:
+                from taskq_workers.conditiongate import ConditionGate  # noqa: PLC0415
+
                 gate = self._by_conditions[key] = ConditionGate(self, task.requires)
                 self._begin(gate, name)
             gate.tasks.add(name)
@@ -201,6 +206,8 @@ class Gates:
 
     def network_conditions(self, queue: str) -> list[Condition]:
         """The hosts that tasks of a queue say they need."""
+        from taskq.conditionsnetwork import Online  # noqa: PLC0415
+
         tasks = self._app._tasks.values()
         return [
             one

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq import telemetry
 from taskq.context import _current
-from taskq.core.fingerprints import failure_of
 from taskq.core.signals import Snooze
 
 if TYPE_CHECKING:
@@ -38,7 +37,10 @@ class _Attempt:
         telemetry.fail(self.span, event.reason.partition("\n")[0])
         if self.is_told:
             return
-        # What a child process raised is known by its text.
+        # What a child process raised is known by its text. Imported here, since most workers trace
+        # nothing, and none of the others can do without.
+        from taskq.core.fingerprints import failure_of  # noqa: PLC0415
+
         error, message, _ = failure_of(event.task, event.outcome, event.reason)
         self.span.set_attribute("error.type", error)
         told = {"exception.type": error, "exception.message": message}
