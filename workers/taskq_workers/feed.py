@@ -202,8 +202,8 @@ class Feed:
 
     def add(self, deliveries: list[Delivery]) -> None:
         """Let slots run what somebody else has claimed for them."""
+        deliveries = self._counted(deliveries)
         self.buffer.extend(deliveries)
-        self._received += len(deliveries)
         self._watch_soon()
         self._takers.wake()
 
@@ -250,12 +250,21 @@ class Feed:
             return
         deliveries = claim.result()
         if deliveries:
-            self._received += len(deliveries)
-            self._supply(deliveries)
+            self._supply(self._counted(deliveries))
         elif self._burst_clock is None:
             self._rest(None)
         else:
             self._look_again()
+
+    def _counted(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Those that ``max_jobs`` allows: gates claim beside this, and both may ask for the last."""
+        allowed = max(self.allowed(len(deliveries)), 0)
+        self._received += len(deliveries)
+        if allowed < len(deliveries):
+            self._returned += len(deliveries) - allowed
+            self._takers.give_back(deliveries[allowed:])
+            return deliveries[:allowed]
+        return deliveries
 
     def _supply(self, deliveries: list[Delivery]) -> None:
         buffer, pace = self.buffer, self._pace

@@ -1,0 +1,64 @@
+"""``max_jobs``: a worker runs so many attempts and ends, whoever claims them for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.core.records import Kind
+from taskq_workers.pool import Worker
+
+if TYPE_CHECKING:
+    from tests.workers.fakes import FakeApp
+
+pytestmark = pytest.mark.anyio
+
+SECONDS = 10
+
+
+async def ended(worker: Worker) -> None:
+    async with asyncio.timeout(SECONDS):
+        await worker.run()
+
+
+async def test_a_worker_ends_by_itself_after_so_many_attempts(fake: FakeApp) -> None:
+    @fake.task
+    async def work() -> None: ...
+
+    for _ in range(5):
+        fake.put(work)
+    await ended(Worker(fake, max_jobs=3))
+    assert [one.kind for one in fake.fake.settled] == [Kind.SUCCEEDED] * 3
+    assert len(fake.fake.ready) == 2
+
+
+@pytest.mark.parametrize("gate_first", [True, False])
+async def test_what_a_gate_claims_beside_the_common_claim_counts_as_well(
+    fake: FakeApp, gate_first: bool
+) -> None:
+    """Both may claim what is left to run, and what is too much goes back, burning no attempt."""
+
+    @fake.task
+    async def work() -> None: ...
+
+    worker = Worker(fake, max_jobs=2)
+    running = asyncio.create_task(ended(worker))
+    await worker.started.wait()
+    await fake.fake.until(lambda: bool(fake.fake.waiting()))
+    crew = worker._crew
+    assert crew is not None
+    gates = [fake.put(work), fake.put(work)]
+    fake.fake.ready.clear()
+    if gate_first:
+        crew.feed.add(gates)
+        fake.put(work)
+    else:
+        fake.put(work)
+        await fake.fake.until(lambda: len(fake.fake.settled) == 1)
+        crew.feed.add(gates)
+    await running
+    kinds = Counter(one.kind for one in fake.fake.settled)
+    assert kinds == {Kind.SUCCEEDED: 2, Kind.RELEASED: 1}
