@@ -257,7 +257,7 @@ class Feed:
             self._look_again()
 
     def _counted(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Those that ``max_jobs`` allows: gates claim beside this, and both may ask for the last."""
+        """Those that ``max_jobs`` allows; gates claim beside this, and both ask for the last."""
         allowed = max(self.allowed(len(deliveries)), 0)
         self._received += len(deliveries)
         if allowed < len(deliveries):
