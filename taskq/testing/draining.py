@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.model import SECOND_NS
+from taskq.core.model import SECOND_NS, TIME_NS_MAX
 from taskq.core.transitions import BY_TIME
 from taskq.log.reader import LogReader
 
@@ -22,8 +22,6 @@ DRAINED_MAX: Final = 100_000
 _SHOWN_MAX: Final = 5
 #: A float of seconds may fall a little short of a moment in nanoseconds.
 _LATER_SECONDS: Final = 0.001
-#: What is due after so long waits for something else than time.
-_FAR_NS: Final = 100 * 366 * 86_400 * SECOND_NS
 _FAILURES: Final = frozenset({"retried", "died"})
 
 
@@ -111,7 +109,7 @@ def _move_to_next(app: TaskQ, clock: FakeClock, queues: list[str] | None) -> boo
         if (queues is None or view.queue in queues) and view.task in app._tasks
     ]
     now_ns = clock.wall_ns()
-    moments = [moment for moment in moments if moment - now_ns < _FAR_NS]
+    moments = [moment for moment in moments if moment < TIME_NS_MAX]  # else it waits for jobs
     if not moments:
         return False
     clock.advance(max(min(moments) - now_ns, 0) / SECOND_NS + _LATER_SECONDS)

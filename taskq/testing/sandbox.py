@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from taskq.blocking import blocking
 from taskq.core.model import Durability
 from taskq.packing import Packer
 from taskq.testing.asserts import EnqueuedJob, assert_enqueued, assert_not_enqueued, enqueued
@@ -111,6 +112,8 @@ class Sandbox:
         clock = self.clock if with_scheduled else None
         return await drain(self.app, queues, concurrency=concurrency, ahead=clock, raises=raises)
 
+    drain_sync = blocking(drain)
+
     async def tick(self) -> None:
         """Let the app's schedules enqueue what has fallen due, each by its catch-up policy.
 
@@ -123,6 +126,8 @@ class Sandbox:
             self._scheduler = importlib.import_module("taskq_workers.scheduler").Scheduler(self.app)
         await self.app.open()
         await self._scheduler.look(self.app.store())
+
+    tick_sync = blocking(tick)
 
     def advance(self, duration: Duration) -> None:
         """Let time pass, such as "1h"."""
