@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import TaskqError
 from taskq.core.records import Cause, Kind
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from taskq_workers.conditiongate import ConditionGate
     from taskq_workers.hands import Hands
     from taskq_workers.slot import Slot
+
+
+#: A burst that waits for a gate looks again after so long.
+LOOK_SECONDS: Final = 0.5
 
 
 class AllBut(frozenset[str]):
@@ -270,7 +275,10 @@ class Gates:
             if not pending:
                 return not waited
             waited = True
-            await self.moved.wait()
+            # What a gate was to have another worker may have taken, and then it does not move.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self.moved.wait()
 
     async def _is_pending(self, gate: Gate) -> bool:
         if gate.mode is Mode.CHECKING or gate.is_flying:
