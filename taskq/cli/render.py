@@ -48,9 +48,14 @@ def when(moment_ns: int, now_ns: int) -> str:
     return f"in {text}" if moment_ns > now_ns else f"{text} ago"
 
 
+def due(due_ns: int, now_ns: int) -> str:
+    """What a job waits for: ``due in 2h``, or other jobs where no moment was given."""
+    return f"due {when(due_ns, now_ns)}" if due_ns < TIME_NS_MAX else "waits for inputs"
+
+
 def moment(moment_ns: int) -> str | None:
     """A moment in ISO 8601, UTC, to the microsecond; None for never."""
-    if not moment_ns:
+    if not 0 < moment_ns < TIME_NS_MAX:
         return None
     seconds, rest = divmod(moment_ns, SECOND_NS)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000).isoformat()
@@ -105,7 +110,7 @@ def job_json(job: JobView) -> dict[str, Any]:
         "attempt": job.attempt,
         "attempts_max": job.attempts_max or None,
         "enqueued_at": moment(job.enqueued_ns),
-        "due_at": moment(job.due_ns % TIME_NS_MAX),
+        "due_at": moment(job.due_ns),
         "expires_at": moment(job.expires_ns),
         "settled_at": moment(job.settled_ns),
         "key": None if job.key is None else job.key.decode(errors="backslashreplace"),

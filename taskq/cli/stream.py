@@ -142,7 +142,7 @@ def _note(record: Record) -> str:
     if record.kind == "ticked":
         parts.append(", ".join(record.headers.values()))
     if record.due_ns > record.time_ns:
-        parts.append(f"due {render.when(record.due_ns, record.time_ns)}")
+        parts.append(render.due(record.due_ns, record.time_ns))
     if record.state:
         parts.append(f"as {record.state}")
     if record.step_ns:
