@@ -68,6 +68,9 @@ class CancelListener:
                 buffer.remove(delivery)
                 crew._put(cancelled(delivery), monotonic())
                 return
+        held = None if crew.gates is None else crew.gates.withdraw(ask)
+        if held is not None:
+            crew._put(cancelled(held), monotonic())
 
 
 def cancelled(delivery: Delivery) -> Settlement:

@@ -17,6 +17,7 @@ from taskq.core.records import Cause
 
 if TYPE_CHECKING:
     from taskq.core.model import Hold
+    from taskq.log.cancelling import Ask
     from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery, Settlement
     from taskq_workers.feed import Feed
@@ -138,6 +139,14 @@ class Gate:
     def lets_fly(self, delivery: Delivery) -> bool:
         """Whether it let this very job through."""
         return delivery.token in self._flying
+
+    def withdraw(self, ask: Ask) -> Delivery | None:
+        """Take a job that somebody cancelled out of what it claimed; None if that is not there."""
+        for delivery in self._claimed:
+            if (delivery.job, delivery.token) == ask:
+                self._claimed.remove(delivery)
+                return delivery
+        return None
 
     async def demand(self) -> bool:
         """Whether jobs wait that it keeps back."""

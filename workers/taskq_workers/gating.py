@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.conditionsbase import Condition
     from taskq.core.model import Hold
+    from taskq.log.cancelling import Ask
     from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery
     from taskq.log.store import Store
@@ -223,6 +224,11 @@ class Gates:
         ]
 
     # -- for slots and the worker -----------------------------------------------------------------
+
+    def withdraw(self, ask: Ask) -> Delivery | None:
+        """A cancelled job that a gate has claimed and not let through yet."""
+        held = (gate.withdraw(ask) for gate in self._all())
+        return next((delivery for delivery in held if delivery is not None), None)
 
     async def judge(
         self, task: Task[..., Any], error: BaseException, settlement: Settlement
