@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 #: Wall time that moved this far against the steady clock has made a step.
 STEP_NS: Final = 5 * SECOND_NS
+#: Wall time is never so far behind the log's, unless a fall was not recorded yet.
+_UNTOLD_NS: Final = 2 * STEP_NS
 
 
 class LogTime:
@@ -41,12 +43,16 @@ class LogTime:
             last_ns: time of the last frame.
         """
         wall, steady = self._clock.wall_ns(), self._clock.steady_ns()
-        self._seen_ns = self.base_ns
-        step = wall - steady - self.base_ns
-        if abs(step) <= STEP_NS:
-            # This process saw no step; if the log's time lies ahead, one fell before it came.
-            step = wall - last_ns
-            if step >= -STEP_NS:
-                return max(wall, last_ns), 0
+        expected = steady + self.base_ns
+        step = wall - expected
+        # A fall may have come before this process, and no frame have told of it yet. A step after
+        # that is none of the log's time: with it the clock may just have been set right again.
+        if abs(step) > STEP_NS and expected >= last_ns - _UNTOLD_NS:
+            self._seen_ns = wall - steady
+            return wall, step
+        self._seen_ns = self.base_ns if abs(step) <= STEP_NS else wall - steady
+        step = wall - last_ns
+        if step >= -STEP_NS:
+            return max(wall, last_ns), 0
         self._seen_ns = wall - steady
         return wall, step

@@ -228,6 +228,40 @@ def test_a_machine_that_boots_in_1970_keeps_delays_windows_and_order() -> None:
     assert facets.agenda.stats() == world.fold().need_agenda().stats()
 
 
+@pytest.mark.parametrize("hands_on", [True, False])
+def test_a_clock_that_is_set_right_after_a_boot_in_1970_before_anything_is_written_made_no_step(
+    hands_on: bool,
+) -> None:
+    """The log never had the time of 1970: delays must not be put off by half a century."""
+    world = World()
+    job = _delayed(world.process(), _HOUR)
+    world.lose_power(60)
+    world.clock.step(-_2024)
+    process = world.process()
+    if hands_on:  # what it takes for the time goes to the next one with the lock
+        process.journal.lock()
+        process.journal.unlock()
+        process = world.process()
+    world.clock.step(_2024)
+    assert _claimed(process) == []
+    world.clock.advance(_HOUR)
+    assert _claimed(process) == [job]
+    assert _steps(world) == []
+
+
+def test_of_a_fall_that_no_frame_told_of_what_is_left_of_it_is_recorded() -> None:
+    world = World()
+    job = _delayed(world.process(), _HOUR)
+    world.lose_power(60)
+    world.clock.step(-_2024)
+    process = world.process()
+    world.clock.step(_2024 - _HOUR)
+    process.enqueue()
+    assert _steps(world) == [60 - _HOUR]
+    world.clock.advance(_HOUR)
+    assert job in _claimed(process)
+
+
 def test_a_machine_that_was_off_for_days_finds_its_delays_over() -> None:
     """Real time passed: that is no step."""
     world = World()
