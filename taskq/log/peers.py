@@ -50,6 +50,12 @@ _SUFFIXES: Final = (
 _OWNER_NAME: Final = re.compile("[0-9a-f]{16}")
 
 
+def _program() -> str:
+    """The name of what runs here; that of the package for ``python -m package``."""
+    path = Path(sys.argv[0] if sys.argv else "python")
+    return path.parent.name if path.name == "__main__.py" else path.name
+
+
 class LocalPeers:
     """The owners of one directory, seen from one of them. The caller holds the writer lock here."""
 
@@ -71,7 +77,7 @@ class LocalPeers:
             {
                 "pid": os.getpid(),
                 "host": socket.gethostname(),
-                "name": name or Path(sys.argv[0] if sys.argv else "python").name,
+                "name": name or _program(),
                 "started_ns": _now_ns(),
             }
         ).encode()

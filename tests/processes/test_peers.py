@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import threading
@@ -40,6 +41,16 @@ def test_a_wake_reaches_those_who_sleep_for_it_and_nobody_else(tmp_path: Path) -
     assert not second._poll.poll(0)
     first.close()
     second.close()
+
+
+def test_an_owner_is_named_after_its_program_or_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for program, name in (("/bin/shop", "shop"), ("/lib/taskq/__main__.py", "taskq")):
+        monkeypatch.setattr("sys.argv", [program])
+        peers = LocalPeers(str(tmp_path), "")
+        assert json.loads(peers.description)["name"] == name
+        peers.close()
 
 
 def test_a_full_pipe_is_no_trouble(tmp_path: Path) -> None:

@@ -210,8 +210,11 @@ async def test_a_lifespan_that_fails_stops_the_start_and_closes_those_before_it(
         await refuse()
         yield
 
-    with pytest.raises(TaskqError, match=r"broken failed at its start: ConnectionError: nobody"):
+    with pytest.raises(
+        TaskqError, match=r"broken failed at its start: ConnectionError: nobody"
+    ) as caught:
         await Worker(app).start()
+    assert f'File "{__file__}"' in str(caught.value).splitlines()[1]  # his own line comes first
     assert events == ["open", "close"]
     await app.close()
 

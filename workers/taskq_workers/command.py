@@ -100,7 +100,9 @@ def _names(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
     weights: dict[str, int] = {}
     for text in names:
         name, _, weight = text.rpartition("=") if "=" in text else (text, "", "1")
-        if not name or not weight.isascii() or not weight.isdecimal() or name in weights:
+        if name in weights:
+            raise click.UsageError(f"-Q names the queue {name!r} twice: give it one weight")
+        if not name or not weight.isascii() or not weight.isdecimal():
             raise click.UsageError(
                 f"-Q {text!r} is no queue and its weight: write -Q mail=3,bulk=1"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import traceback
 from pathlib import Path
@@ -18,10 +19,14 @@ if TYPE_CHECKING:
 FRAMES_MAX: Final = 12
 #: Longest message that is looked at; a longer one could not be kept anyway.
 MESSAGE_CHARACTERS_MAX: Final = REASON_BYTES_MAX
-#: Frames in these folders are machinery and tell a user nothing, but for the examples beside it.
-_MACHINERY: Final = tuple(
-    f"{Path(str(path)).absolute().parent}{os.sep}"
-    for path in (taskq.__file__, __file__, asyncio.__file__)
+#: Frames in these folders, and of what lifespans are entered by, are machinery and tell a user
+#: nothing, but for the examples beside it.
+_MACHINERY: Final = (
+    *(
+        f"{Path(str(path)).absolute().parent}{os.sep}"
+        for path in (taskq.__file__, __file__, asyncio.__file__)
+    ),
+    contextlib.__file__,
 )
 #: Errors from here go by their bare names, as everybody knows them.
 _PLAIN_HOMES: Final = frozenset({"builtins", "__main__", "asyncio", "taskq"})
