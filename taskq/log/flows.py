@@ -162,13 +162,21 @@ def takes_of(record: bytes) -> Takes:
     return found._replace(inputs=tuple(inputs))
 
 
-def fold_end(data: bytes, at: int, job: int, location: int, agenda: Agenda) -> None:
+def fold_end(data: bytes, at: int, room: int, job: int, location: int, agenda: Agenda) -> None:
     """Apply the option UNLOCKS of a record that ends a job, if that is its first; it is at ``at``.
 
-    ``location`` is that of the record.
+    ``location`` is that of the record, of which ``room`` bytes are left there.
+
+    Raises:
+        FormatError: the option is longer than that, or holds no whole numbers.
     """
     tag, length = _OPTION.unpack_from(data, at)
     if tag == _UNLOCKS:
+        if _OPTION.size + length > room or length % 8:
+            raise FormatError(
+                f"option UNLOCKS has {length} bytes in a record that ends job {job} and has room "
+                f"for {room}: use a newer taskq"
+            )
         start = at + _OPTION.size
         agenda.flows.apply_end(job, location, decode_unlocks(data[start : start + length]))
 

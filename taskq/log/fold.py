@@ -151,7 +151,8 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
             if agenda is not None:
                 agenda.apply_ended(Kind(kind), job, time_ns)
                 if options_size:
-                    fold_end(data, at + codec.JOB.size, job, where + at, agenda)
+                    room = length - codec.JOB.size
+                    fold_end(data, at + codec.JOB.size, room, job, where + at, agenda)
             if dedup is not None and options_size:
                 fold_free_key(data, at + codec.JOB.size, options_size, job, time_ns, dedup)
             if watch is not None and job in jobs:

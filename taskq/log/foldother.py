@@ -177,7 +177,8 @@ def _fold_purged(record: bytes, location: int, agenda: Agenda | None, watch: Wat
     if agenda is not None:
         forget_dead(agenda, job)
         if codec.PREFIX.unpack_from(record)[3]:
-            fold_end(record, codec.JOB.size, job, location, agenda)
+            room = len(record) - codec.JOB.size
+            fold_end(record, codec.JOB.size, room, job, location, agenda)
     if watch is not None:
         watch.see_again(job, location)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from taskq.core.errors import FormatError
 from taskq.core.flows import FlowPart, Policy, needs_of
-from taskq.core.records import Flag
+from taskq.core.records import Flag, Kind
 from taskq.core.shapes import ONE, list_of, nested, skipping
 from taskq.log import codec
 from taskq.log.flows import Root, Takes, decode_needs, encode_needs, encode_part, takes_of
-from taskq.log.requests import EnqueueSpec
+from taskq.log.requests import EnqueueSpec, Op
+from tests.log.flowing import chord, items_of
+from tests.log.world import World
 
 PART = FlowPart(
     index=0, inputs=((1, 3),), policy=Policy.RUN, shape=list_of([ONE] * 3), unlocks=(4,), jobs=5,
@@ -55,3 +59,16 @@ def test_shapes_nest_values() -> None:
 def test_what_is_no_shape_is_refused(shape: bytes) -> None:
     with pytest.raises(FormatError):
         nested(shape, [1])
+
+
+@pytest.mark.parametrize("length", [16, 9, 65_535])
+def test_an_end_that_names_more_than_its_record_holds_is_refused(length: int) -> None:
+    """What stands behind it in the frame is no list of held jobs."""
+    world = World()
+    process = world.process()
+    first, *_ = process.ask(Op.ENQUEUE_MANY, items_of(chord(1)))
+    option = struct.pack("<BHQ", 19, length, first)
+    end = codec.encode_job(Kind.CANCELLED, 0, 0, first + 1, 0, options=option)
+    process.append(end + codec.encode_job(Kind.CANCELLED, 0, 0, first + 2**20, 0), 2)
+    with pytest.raises(FormatError, match=f"UNLOCKS has {length} bytes"):
+        world.fold()
