@@ -31,7 +31,7 @@ class FakeChild:
 
     made: list[FakeChild]
 
-    def __init__(self, _loop: object, _outfit: object, on_change: Any) -> None:
+    def __init__(self, _loop: object, _outfit: object, on_change: Any, _seconds: float) -> None:
         self.phase = Phase.STARTING
         self.jobs = self.rss_bytes = 0
         self.problem = ""

@@ -30,7 +30,7 @@ _CODE: Final = (
 )
 _READ_BYTES: Final = 1 << 18
 _BLOCKED: Final = (signal.SIGINT, signal.SIGTERM)
-#: How long a child that was told to leave may take, before it is killed.
+#: How long a child that was told to leave may take, before it is killed; lifespans come on top.
 LEAVE_SECONDS: Final = 0.5
 
 
@@ -61,6 +61,7 @@ class Child:
         loop: on which everything here happens.
         outfit: what it needs to know.
         on_change: called when it became idle, and when it is gone.
+        close_seconds: what it gets to close what the app's lifespans opened there.
 
     Raises:
         OSError: the system starts no process.
@@ -71,6 +72,7 @@ class Child:
         loop: asyncio.AbstractEventLoop,
         outfit: Outfit,
         on_change: Callable[[Child], None],
+        close_seconds: float = 0.0,
     ) -> None:
         self.phase = Phase.STARTING
         self.jobs = 0
@@ -80,6 +82,7 @@ class Child:
         self.gone = asyncio.Event()
         self._loop = loop
         self._on_change = on_change
+        self._leave_seconds = LEAVE_SECONDS + close_seconds
         self._inlet = Inlet()
         self._outgoing = bytearray()
         self._job: asyncio.Future[Done] | None = None
@@ -126,7 +129,7 @@ class Child:
             self.phase = Phase.LEAVING
             with contextlib.suppress(OSError):
                 self._channel.shutdown(socket.SHUT_WR)
-            self._killer = self._loop.call_later(LEAVE_SECONDS, self.kill)
+            self._killer = self._loop.call_later(self._leave_seconds, self.kill)
 
     def kill(self, reason: BaseException | None = None) -> None:
         """End it on the spot; its job fails with ``reason`` once the process is gone."""

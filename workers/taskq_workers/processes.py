@@ -19,6 +19,7 @@ from taskq.naming import main_module_name
 from taskq.progressing import tell
 from taskq_workers.afar import given_back
 from taskq_workers.children import Child, Phase
+from taskq_workers.lifespans import CANCEL_SECONDS, EXIT_SECONDS
 from taskq_workers.settling import Pause
 from taskq_workers.shipping import ship
 from taskq_workers.timeouts import too_long
@@ -59,6 +60,8 @@ class ProcessRunner:
         self._outfit = Outfit(
             limits.target, str(app.data_dir), tuple(sys.argv), limits.rss_bytes is not None
         )
+        # In a child they have as long to close as in a worker.
+        self._close_seconds = EXIT_SECONDS + CANCEL_SECONDS if app._lifespans else 0.0
         self._children: set[Child] = set()
         self._idle: list[Child] = []
         self._waiting: deque[asyncio.Future[Child]] = deque()
@@ -182,7 +185,8 @@ class ProcessRunner:
             if len(self._children) >= self._limits.processes:
                 return
             try:
-                self._children.add(Child(self._loop, self._outfit, self._on_change))
+                child = Child(self._loop, self._outfit, self._on_change, self._close_seconds)
+                self._children.add(child)
             except OSError as error:
                 self._refuse(f"no child process can be started: {error}")
                 return
