@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: A sleeper looks by itself this often, should a wake-up ever be lost.
 _FALLBACK_SECONDS: Final = 5.0
-#: How soon settlements that the disk refused are tried again.
+#: How soon settlements that the disk refused are tried again, and what waits for the next frame.
 _HELD_SECONDS: Final = 0.5
 #: Requests that outlive a wait for the lock: nobody waits for their answer with a time in mind.
 PATIENT: Final = frozenset({Op.SETTLE_SOON, Op.CLAIM, Op.FOLLOW})
@@ -30,11 +30,12 @@ def seconds_until_due(committer: Committer) -> float:
     listens = committer.watchers or committer.followers or committer.operations.cancels
     if listens or committer.waiting:
         limits.append(_FALLBACK_SECONDS)
+    if is_behind(committer):
+        # Not at once, should the disk refuse it again and again.
+        limits.append(0.0 if committer.waiting else _HELD_SECONDS)
     if committer.waiting:
         agenda = committer.facets.agenda
         if agenda is not None:
-            if agenda.flows.todo:
-                limits.append(0.0)
             wall = clock.wall_ns()
             moments = (
                 agenda.next_due_ns(), agenda.next_expiry_ns(), agenda.leases.next_ns(),
@@ -50,6 +51,12 @@ def seconds_until_due(committer: Committer) -> float:
             if claim[0].wait_until_ns is not None
         ]
     return min(limits)
+
+
+def is_behind(committer: Committer) -> bool:
+    """Whether held jobs are to be released or cancelled for which the last frame had no room."""
+    agenda = committer.facets.agenda
+    return agenda is not None and bool(agenda.flows.todo)
 
 
 def may_wait(committer: Committer, requests: list[Request], survey: Survey) -> bool:

@@ -28,7 +28,7 @@ from taskq.log.peers import LocalPeers
 from taskq.log.ports import INTEREST_CANCEL, INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import Op
 from taskq.log.room import with_reserve
-from taskq.log.sleeping import PATIENT, may_wait, seconds_until_due
+from taskq.log.sleeping import PATIENT, is_behind, may_wait, seconds_until_due
 from taskq.log.survey import Answer, Request, Survey, claims, refusals
 from taskq.log.upkeep import Order, Upkeep
 
@@ -301,7 +301,7 @@ class StorageThread:
 
     def _do_due(self) -> None:
         committer = self.committer
-        if committer.waiting or committer.held:
+        if committer.waiting or committer.held or is_behind(committer):
             if committer.owners.dead():
                 committer.owners.look_again()
             self._cycle([], Survey())
