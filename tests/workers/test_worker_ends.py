@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from taskq_workers.pool import Worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from taskq import TaskQ
+    from taskq import DeadLetter, TaskQ
     from taskq.log.store import Store
     from tests.workers.fakes import FakeApp
 
@@ -80,6 +81,32 @@ async def test_a_loop_that_ends_while_the_worker_cleans_up_ends_run(fake: FakeAp
     done, _ = await asyncio.wait({running}, timeout=SECONDS)
     assert done
     assert ended == ["lifespan"]
+
+
+async def test_a_hook_and_a_job_that_hang_share_the_time_of_the_drain(app: TaskQ) -> None:
+    hangs, runs = asyncio.Event(), asyncio.Event()
+
+    @app.on_dead
+    async def hang(_: DeadLetter) -> None:
+        hangs.set()
+        await asyncio.Event().wait()
+
+    @app.task(retry=1)
+    async def fail() -> None:
+        raise ValueError("no good")
+
+    @app.task
+    async def last() -> None:
+        runs.set()
+        await asyncio.Event().wait()
+
+    async with app:
+        await fail.enqueue()
+        await last.enqueue()
+        async with Worker(app, drain_timeout=1):
+            await asyncio.gather(hangs.wait(), runs.wait())
+            began = time.monotonic()
+        assert time.monotonic() - began < 1.8
 
 
 class Broken(Slow):

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq.worker")
 
+#: What hooks get to end that the last jobs have called, when the worker's time is over already.
+MOMENT_SECONDS: Final = 0.1
+
 
 class DeathHooks:
     """Calls hooks with each dead letter; what they raise is logged and stops nothing.
@@ -48,12 +51,12 @@ class DeathHooks:
             self._leave.append(store.on_death(tasks, self._call_of_task))
 
     async def leave(self, seconds: float) -> None:
-        """Hear of no more, and give what still runs so long to end. Legal twice."""
+        """Hear of no more, and give what still runs so long to end, or a moment. Legal twice."""
         for leave in self._leave:
             leave()
         self._leave.clear()
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=seconds)
+            _, late = await asyncio.wait(self._tasks, timeout=max(seconds, MOMENT_SECONDS))
             for task in late:
                 task.cancel()
 

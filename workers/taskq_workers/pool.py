@@ -7,6 +7,7 @@ import contextlib
 import enum
 import logging
 from collections.abc import Mapping
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.core.errors import LogError, TaskqError, UsageError
@@ -253,9 +254,10 @@ class Worker:
             crew.feed.refill()
             self.started.set()
             await self._stop_asked.wait()
+            until = monotonic() + self._drain_seconds
             await self._drain(crew)
             await crew.settler.settle_all()
-            await self._deaths.leave(self._drain_seconds)
+            await self._deaths.leave(until - monotonic())
         except asyncio.CancelledError:
             # The loop itself ends, and cancels all tasks: release what can be released in time.
             if crew is not None:
