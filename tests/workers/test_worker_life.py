@@ -133,11 +133,13 @@ async def test_a_job_that_ignores_its_cancellation_is_released_and_left(
         ended.set()
 
     fake.put(deaf)
-    async with Worker(fake, drain_timeout=0):
-        await runs.wait()
-    assert [one.cause for one in fake.fake.settled] == [Cause.DRAIN]
-    assert "did not end when cancelled" in caplog.text
-    end.set()
+    try:
+        async with Worker(fake, drain_timeout=0):
+            await runs.wait()
+        assert [one.cause for one in fake.fake.settled] == [Cause.DRAIN]
+        assert "did not end when cancelled" in caplog.text
+    finally:
+        end.set()  # else a failure here would keep the loop of all tests from its end
     await ended.wait()
     await checkpoint()
     assert len(fake.fake.settled) == 1
