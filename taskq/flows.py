@@ -266,8 +266,11 @@ def chord(members: Any, callback: Any, on_failure: OnFailure = "cancel") -> Any:
 def plan_of(flow: object) -> Plan:
     """The jobs of a flow; raises as ``make_plan``."""
     if not isinstance(flow, Flow):
-        remedy = "begin it with task.call(...)" if isinstance(flow, Step) else "chain() makes one"
-        raise UsageError(f"{flow!r:.80} is no flow that could be enqueued: {remedy}")
+        what = flow.name if isinstance(flow, Call) else f"{flow!r:.80}"
+        remedy = "chain(...) makes one of what task.call(...) gives"
+        if isinstance(flow, Step):
+            remedy = "begin it with task.call(...)"
+        raise UsageError(f"{what} is no flow that could be enqueued: {remedy}")
     return make_plan(flow.node)
 
 

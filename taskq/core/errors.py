@@ -386,6 +386,7 @@ class ResultTimeout(JobError, TimeoutError):
 
     def __init__(self, job_id: str, seconds: float, state: str) -> None:
         super().__init__(
-            job_id, f"is still {state} after {seconds:g} s: wait longer, or see taskq show"
+            job_id,
+            f"is still {state} after {seconds:g} s: wait longer, or see taskq why {job_id}",
         )
         self.seconds = seconds

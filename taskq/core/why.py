@@ -98,6 +98,7 @@ class Facts:
         ahead_older: likewise older ones of its priority.
         workers: the live processes that claim jobs; ``running`` is what each holds.
         awaited: what it waits for in its flow.
+        failed: inputs for whose sake it was cancelled, as (id, state); None if it was otherwise.
         used_up: the limit that keeps it from running.
         holder: the process that keeps the writer lock for longer than a batch takes, as text.
         holder_pid: its id, 0 for none.
@@ -111,6 +112,7 @@ class Facts:
     ahead_older: int = 0
     workers: tuple[OwnerView, ...] = ()
     awaited: Awaited | None = None
+    failed: tuple[tuple[str, str], ...] | None = None
     used_up: UsedUp | None = None
     holder: str = ""
     holder_pid: int = 0
@@ -143,7 +145,7 @@ def _settled(facts: Facts) -> Reason | None:
     if job.state is State.SUCCEEDED:
         return Reason(code=Why.SUCCEEDED, text=f"it succeeded {when}")
     if job.state is State.CANCELLED:
-        return Reason(code=Why.CANCELLED, text=f"it was cancelled {when}")
+        return Reason(code=Why.CANCELLED, text=f"it was cancelled {when}{_with(facts.failed)}")
     if job.state is State.EXPIRED:
         return Reason(code=Why.EXPIRED, text=f"it expired {when}, before a worker could run it")
     if job.state is State.DEAD:
@@ -298,6 +300,13 @@ def _in_line(facts: Facts) -> Reason:
             text=f"it is the next, but all {sum(slots)} slots {where} that could run it are taken",
         )
     return Reason(code=Why.NEXT, text="nothing is in its way: a worker takes it at any moment")
+
+
+def _with(failed: tuple[tuple[str, str], ...] | None) -> str:
+    if failed is None:
+        return ""
+    named = ", ".join(f"{job_id} ({state})" for job_id, state in failed)
+    return f", for an input failed{': ' if named else ''}{named}"
 
 
 def _inputs(awaited: Awaited) -> str:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from taskq.core.errors import JobNotFound, LogError
 from taskq.core.flows import Awaited
 from taskq.core.model import State
-from taskq.core.records import Kind
+from taskq.core.records import Cause, Kind
 from taskq.log import codec
 from taskq.log.carrying import born_in, is_carrying
 from taskq.log.flows import Takes, takes_of
-from taskq.log.history import _about, find_end, read_outcome
+from taskq.log.history import _about, find_end, job_records, read_outcome, tell
 
 if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
@@ -30,6 +30,9 @@ ENDS_MAX: Final = 64
 STATES_MAX: Final = 8_192
 #: Inputs that are named, of those that are waited for.
 _NAMED_MAX: Final = 5
+#: Inputs of a cancelled job that are looked at for one that failed.
+_LOOKED_AT_MAX: Final = 16
+_FAILED: Final = frozenset({State.DEAD, State.CANCELLED, State.EXPIRED})
 _KIND_AT: Final = 4
 _ENQUEUED: Final = int(Kind.ENQUEUED)
 _JOB_AT: Final = 16
@@ -76,6 +79,20 @@ def awaited(journal: Journal, agenda: Agenda, job: int) -> Awaited | None:
         if len(left) >= _NAMED_MAX:
             break
     return Awaited(count=held[0], total=len(ties.inputs), named=tuple(left))
+
+
+def failed_inputs(journal: Journal, job: int) -> tuple[tuple[str, str], ...] | None:
+    """(id, state) of inputs for whose sake a job was cancelled; None if it was cancelled otherwise.
+
+    Only the first inputs are looked at, and no longer told once compaction has moved the job.
+    """
+    ends = [one for one in job_records(journal, job) if one.kind == Kind.CANCELLED]
+    if not ends or ends[-1].cause != Cause.UPSTREAM:
+        return None
+    ties = ties_of(journal, job)
+    views = [tell(journal, one, 0) for one in (ties.inputs if ties else ())[:_LOOKED_AT_MAX]]
+    failed = [view for view in views if view is not None and view.state in _FAILED]
+    return tuple((view.job_id, view.state.name.lower()) for view in failed[:_NAMED_MAX])
 
 
 def look_at_states(committer: Committer, first: int, count: int) -> list[State]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.model import State
 from taskq.core.why import AHEAD_MAX, Facts, Reason, Why, serves, why
 from taskq.core.whylimits import used_up
-from taskq.log.flowlook import awaited
+from taskq.log.flowlook import awaited, failed_inputs
 from taskq.log.history import tell
 from taskq.log.lock import flock_holders, process_state
 from taskq.log.ownerviews import owner_view, owner_views
@@ -61,6 +61,7 @@ def facts_of(
         ahead_higher=higher,
         ahead_older=older,
         awaited=awaited(journal, agenda, lsn),
+        failed=failed_inputs(journal, lsn) if job.state is State.CANCELLED else None,
         used_up=_used_up(agenda, job, workers, now_ns),
         workers=tuple(replace(one, running=running[one.owner]) for one in workers),
     )

@@ -64,6 +64,13 @@ def test_a_function_that_decides_on_errors_is_no_coroutine() -> None:
         retry.exponential(decide=wrong)
 
 
+def test_what_is_no_flow_is_told_how_it_becomes_one(app: TaskQ) -> None:
+    task: Any = app.task(increment)
+    for wrong in (task, task.call(1)):
+        with pytest.raises(UsageError, match=r"no flow .*chain\(...\) makes one of what task.call"):
+            app.enqueue_flow_sync(wrong)
+
+
 def test_what_a_concurrency_key_may_be_is_told_in_full(app: TaskQ) -> None:
     task = app.task(concurrency=1)(increment)
     key: Any = 1.5

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import TaskQ, chain
+from taskq import JobFailed, TaskQ, chain
 from tests.cli.helpers import taskq, taskq_json
 
 if TYPE_CHECKING:
@@ -30,6 +30,28 @@ def test_a_held_job_is_due_at_no_time(held: str, tmp_path: Path) -> None:
     enqueued = taskq("timeline", held, "-d", tmp_path).stdout.splitlines()[-1]
     assert enqueued.endswith("waits for inputs")
     assert taskq_json("timeline", held, "-d", tmp_path)[0]["due_at"] is None
+
+
+def test_a_job_is_cancelled_for_the_input_that_failed(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path)
+
+    @app.task(retry=1)
+    def fail() -> int:
+        raise ValueError
+
+    @app.task
+    def increment(number: int) -> int:
+        return number + 1
+
+    with app, app.worker_thread():
+        handle = chain(fail.call(), increment.step()).enqueue_sync()
+        with pytest.raises(JobFailed) as caught:
+            handle.result_sync(30)
+        other = increment.options(delay="1h").enqueue_sync(1)
+        other.cancel_sync()
+    told = taskq("why", handle.id, "-d", tmp_path).stdout
+    assert told.endswith(f"ago, for an input failed: {caught.value.job_id} (dead)\n")
+    assert taskq("why", other.id, "-d", tmp_path).stdout.endswith("ago\n")
 
 
 def test_its_records_tell_no_time_either(held: str, tmp_path: Path) -> None:
