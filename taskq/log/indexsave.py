@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _SUFFIX: Final = ".idx"
 _TEMPORARY: Final = ".tmp"
 #: Bytes that are handed to the disk at a time.
-_WRITE: Final = 256 * 1024
+_WRITE: Final = 64 * 1024
 _PAGES_A_STEP: Final = 8
 #: Bytes that are synced at a time: no step waits long for the disk.
 _SYNC: Final = 1024 * 1024

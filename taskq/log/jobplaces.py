@@ -2,7 +2,8 @@
 
 A pair is one number, the lower half of the job above the offset. Jobs whose upper halves differ are
 kept in runs of their own (there are seldom two such groups). A worker indexes each segment that it
-fills, of half a million records and more: long runs are compressed, to a sixth of 8 bytes a record.
+fills, of half a million records and more: long runs are compressed, to a fifth or less of 8 bytes a
+record.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from taskq.log.columns import column, joined, lower_halves, packed, upper_halves
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: The tail is sorted when it is this long: about half a millisecond's work. Asking sorts it, too,
+#: The tail is sorted when it is this long: a quarter of a millisecond's work. Asking sorts it, too,
 #: and what that leaves in shorter runs is joined up to this size.
-_RUN: Final = 8_192
+_RUN: Final = 4_096
 #: One in so many pairs is looked at to cut the runs into even parts, ...
 _SAMPLE: Final = 512
 #: ... of about so many samples each.
 _PART: Final = 8
 #: Runs from this length on are compressed.
 _PACKED_MIN: Final = _RUN // 2
-_PAIR_SIZE: Final = 8
+#: Bytes of two pairs: mostly the claim and the end of a job.
+_PLANES: Final = 16
 _HALF: Final = 2**32 - 1
 _ABOVE_ALL: Final = 2**64
 
@@ -40,36 +42,45 @@ class _Run:
         upper: that half.
         first, last, size: the lowest pair, the highest, and how many there are.
         samples: one in ``_SAMPLE`` pairs.
+
+    Args:
+        store: holds the compressed pairs of all runs. One large block leaves no holes behind when
+            it is freed, as many of some KiB do.
     """
 
-    __slots__ = ("_packed", "_pairs", "first", "last", "samples", "size", "upper")
+    __slots__ = ("_end", "_pairs", "_start", "_store", "first", "last", "samples", "size", "upper")
 
-    def __init__(self, upper: int, pairs: array[int]) -> None:
+    def __init__(self, upper: int, pairs: array[int], store: bytearray) -> None:
         self.upper = upper
         self.first, self.last, self.size = pairs[0], pairs[-1], len(pairs)
         self.samples = pairs[::_SAMPLE]
-        self._packed, self._pairs = b"", pairs
+        self._pairs: array[int] | None = pairs
+        self._store = store
+        self._start = self._end = len(store)
         if self.size >= _PACKED_MIN:
             data = pairs.tobytes()
             # All first bytes, all second ones and so on: most of them are like their neighbours.
-            planes = b"".join(data[number::_PAIR_SIZE] for number in range(_PAIR_SIZE))
-            self._packed, self._pairs = zlib.compress(planes, 1), array("Q")
+            planes = b"".join(data[number::_PLANES] for number in range(_PLANES))
+            store += zlib.compress(planes, 1)
+            self._pairs, self._end = None, len(store)
 
     def pairs(self) -> array[int]:
         """All of them."""
-        if not self._packed:
+        if self._pairs is not None:
             return self._pairs
-        planes = zlib.decompress(self._packed)
-        data = bytearray(len(planes))
-        for number in range(_PAIR_SIZE):
-            data[number::_PAIR_SIZE] = planes[number * self.size : (number + 1) * self.size]
+        planes = zlib.decompress(self._store[self._start : self._end])
+        data, start = bytearray(len(planes)), 0
+        for number in range(_PLANES):
+            end = start + len(range(number, len(data), _PLANES))
+            data[number::_PLANES] = planes[start:end]
+            start = end
         return array("Q", bytes(data))
 
 
 class JobPlaces:
     """(job, offset) pairs, added in any order, found by job."""
 
-    __slots__ = ("_jobs", "_offsets", "_opened", "_runs", "job_max", "job_min", "size")
+    __slots__ = ("_jobs", "_offsets", "_opened", "_packed", "_runs", "job_max", "job_min", "size")
 
     def __init__(self) -> None:
         self.size = 0
@@ -78,6 +89,7 @@ class JobPlaces:
         self._jobs = array("Q")
         self._offsets = array("I")
         self._runs: list[_Run] = []
+        self._packed = bytearray()
         #: the run that was asked last, and its pairs
         self._opened: tuple[_Run | None, array[int]] = (None, array("Q"))
 
@@ -161,7 +173,7 @@ class JobPlaces:
                 break
             pairs = array("Q", sorted(last.pairs() + pairs))
             runs.pop()
-        runs.append(_Run(upper, pairs))
+        runs.append(_Run(upper, pairs, self._packed))
 
 
 def _rising(first: int, step: int, count: int) -> array[int]:

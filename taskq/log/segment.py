@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 #: Bytes asked of the disk at a time.
-READ_SIZE: Final = 1024 * 1024
+READ_SIZE: Final = 256 * 1024
 _SUFFIX: Final = ".log"
 _NAME_DIGITS: Final = 20
 

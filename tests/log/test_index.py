@@ -194,7 +194,7 @@ def test_a_long_index_is_found_and_sorted_as_a_short_one_and_takes_less_memory_t
     for job in range(2**32 - 20_000, 2**32 + 20_000, 997):
         at = bisect_left(expected, (job, 0))
         assert places.of(job) == [found for _, found in expected[at : at + 2]]
-    held = sum(sys.getsizeof(run._packed) + sys.getsizeof(run._pairs) for run in places._runs)
+    held = len(places._packed) + sum(sys.getsizeof(run._pairs) for run in places._runs)
     assert held < 8 * len(expected) / 2
     parts = list(places.parts())
     assert [pair for part in parts for pair in zip(*part, strict=True)] == expected
