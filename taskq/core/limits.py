@@ -222,11 +222,17 @@ class Groups:
     def rows(self, moment: int) -> Iterator[tuple[tuple[str, bytes], Times]]:
         """(key, times) of the groups whose claims matter still."""
         for group in self._rated:
-            times = group.times
+            times = self.times(group.key, moment)
             if times is not None:
-                times.forget(moment)
-                if times.total:
-                    yield group.key, times
+                yield group.key, times
+
+    def times(self, key: tuple[str, bytes], moment: int) -> Times | None:
+        """When the claims of the group of that key were made, those that matter; None for none."""
+        group = self._groups.get(key)
+        times = None if group is None else group.times
+        if times is not None:
+            times.forget(moment)
+        return times if times is not None and times.total else None
 
     def restore(self, key: tuple[str, bytes], times: Times, moment: int) -> None:
         """The claims of a group were these, of which some may be known."""

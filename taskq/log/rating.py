@@ -34,8 +34,10 @@ _PAIR: Final = struct.Struct("<qI")
 _CRC_SIZE: Final = 4
 _LEASE: Final = int(Option.LEASE)
 _RATED: Final = int(Option.RATE)
-#: Times that go into one batch, unless those of one group are more.
+#: Times that go into one batch, unless those of one group are more; ...
 _PAIRS_MAX: Final = 10_000
+#: ... and groups: no batch may hold the lock for long.
+_GROUPS_MAX: Final = 1_000
 
 
 def mark_rated(batch: Batch, taken: list[Taken], limits: Mapping[str, Limit] | None) -> None:
@@ -81,7 +83,7 @@ def chunks_of(agenda: Agenda) -> list[list[GroupKey]]:
     pairs = _PAIRS_MAX
     for key, times in agenda.groups.rows(agenda.moment):
         count = times.entries
-        if pairs + count > _PAIRS_MAX:
+        if pairs + count > _PAIRS_MAX or len(chunks[-1]) >= _GROUPS_MAX:
             chunks.append([])
             pairs = 0
         chunks[-1].append(key)
@@ -91,10 +93,10 @@ def chunks_of(agenda: Agenda) -> list[list[GroupKey]]:
 
 def write_rated(batch: Batch, agenda: Agenda, keys: Iterable[GroupKey]) -> None:
     """Write down when the claims of these groups were made."""
-    wanted = set(keys)
     shift_ns = agenda.times.shift_ns
-    for key, times in agenda.groups.rows(agenda.moment):
-        if key in wanted:
+    for key in keys:
+        times = agenda.groups.times(key, agenda.moment)
+        if times is not None:
             batch.add_latest(encode_rated(key, times, shift_ns, batch.lsn))
 
 

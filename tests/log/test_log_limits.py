@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from taskq.core.agenda import Agenda
 from taskq.core.errors import FormatError
 from taskq.core.limits import Limit
 from taskq.core.model import SECOND_NS, Extras
@@ -16,7 +17,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.identity import RECORDS_4
 from taskq.log.ports import INTEREST_READY
-from taskq.log.rating import decode_rated, encode_rated
+from taskq.log.rating import chunks_of, decode_rated, encode_rated
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Settlement
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import Process, World
@@ -240,6 +241,17 @@ def test_claims_under_an_old_name_of_a_task_count_after_all_of_it_was_folded_ane
         group = agenda.groups.get("post", b"k")
         assert group is not None
         assert group.room(agenda.moment) == 1
+
+
+def test_no_batch_of_compaction_writes_the_claims_of_more_than_a_thousand_groups() -> None:
+    agenda = Agenda()
+    for number in range(2_500):
+        times = Times()
+        times.add(SECOND_NS, 1, 3, SECOND_NS)
+        agenda.groups.restore(("post", b"%d" % number), times, SECOND_NS)
+    sizes = [len(groups) for groups in chunks_of(agenda)]
+    assert sum(sizes) == 2_500
+    assert max(sizes) <= 1_000
 
 
 def test_a_moment_of_a_claim_that_is_none_is_refused_as_such() -> None:
