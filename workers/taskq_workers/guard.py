@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 #: one before.
 RESTART_SECONDS_FIRST: Final = 0.5
 RESTART_SECONDS_MAX: Final = 30.0
+_DOUBLINGS_MAX: Final = 6
 #: A worker that ran for so long starts again after the first pause.
 STEADY_SECONDS: Final = 60.0
 #: What running jobs get to finish when the code changed.
@@ -121,6 +122,8 @@ class Guard:
             signal.set_wakeup_fd(-1)
             for one in self._processes():
                 one.send(signal.SIGKILL)
+            self._alarm.close()
+            self._poke.close()
         return self._exit_code
 
     def changed(self, what: str) -> None:
@@ -234,7 +237,10 @@ class Guard:
         while self._to_replace:
             place = self._to_replace.popleft()
             if place.current is not None:
-                place.coming = WorkerProcess(place.number, self._command)
+                try:
+                    place.coming = WorkerProcess(place.number, self._command)
+                except OSError as error:
+                    self._keep_old(place.number, str(error))
                 return
 
     def _start_due(self) -> None:
@@ -243,7 +249,12 @@ class Guard:
             due = place.restart_at is not None and place.restart_at <= now
             if due and place.current is None:
                 place.restart_at = None
-                place.current = WorkerProcess(place.number, self._command)
+                try:
+                    place.current = WorkerProcess(place.number, self._command)
+                except OSError as error:  # no room for a process now; those there are serve on
+                    place.failures += 1
+                    problem = f"worker {place.number} cannot be started ({error})"
+                    self._try_again(place, problem)
 
     def _on_ready(self, one: WorkerProcess) -> None:
         place = self._places[one.number - 1]
@@ -290,9 +301,7 @@ class Guard:
             place.coming = None
             if place.over:
                 return
-            self._to_replace.clear()
-            self._say(f"a new worker {one.number} does not start ({told(code)}): the old ones stay")
-            self._notifier.ready("the old workers claim jobs")
+            self._keep_old(one.number, told(code))
             return
         place.current = None
         if place.over:
@@ -312,12 +321,19 @@ class Guard:
     def _restart_later(self, place: Place, one: WorkerProcess, code: int) -> None:
         now = time.monotonic()
         place.failures = 1 if now - one.started > STEADY_SECONDS else place.failures + 1
-        seconds = min(RESTART_SECONDS_FIRST * 2 ** (place.failures - 1), RESTART_SECONDS_MAX)
-        place.restart_at = now + seconds
-        self._say(
-            f"worker {one.number}, process {one.pid}, died ({told(code)}): "
-            f"started again in {seconds:g} s"
-        )
+        self._try_again(place, f"worker {one.number}, process {one.pid}, died ({told(code)})")
+
+    def _try_again(self, place: Place, problem: str) -> None:
+        # No power is needed of a number that has grown for days.
+        doublings = min(place.failures - 1, _DOUBLINGS_MAX)
+        seconds = min(RESTART_SECONDS_FIRST * 2**doublings, RESTART_SECONDS_MAX)
+        place.restart_at = time.monotonic() + seconds
+        self._say(f"{problem}: started again in {seconds:g} s")
+
+    def _keep_old(self, number: int, problem: str) -> None:
+        self._to_replace.clear()
+        self._say(f"a new worker {number} does not start ({problem}): the old ones stay")
+        self._notifier.ready("the old workers claim jobs")
 
     def _give_up(self, code: int) -> None:
         """What is wrong with the command is wrong for all, and was told by the worker."""

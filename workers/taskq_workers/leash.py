@@ -87,6 +87,9 @@ class WorkerProcess:
                 process_group=0,
                 env=environment,
             )
+        except OSError:
+            self.socket.close()
+            raise
         finally:
             theirs.close()
         self.pid = self._process.pid

@@ -1,0 +1,75 @@
+"""A guard whose system starts no process for a while keeps the workers that it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq_workers import guard
+from taskq_workers.guard import Guard
+from taskq_workers.notify import Notifier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Started:
+    """A worker process that serves."""
+
+    refuses = False
+
+    def __init__(self, number: int, _command: list[str]) -> None:
+        if Started.refuses:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        self.number = number
+        self.ready = True
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def one(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(guard, "WorkerProcess", Started)
+    monkeypatch.setattr(Started, "refuses", False)
+    found = Guard(
+        ["worker"],
+        2,
+        burst=False,
+        reloads=False,
+        drain_seconds=1,
+        say=said.append,
+        notifier=Notifier(),
+    )
+    yield found
+    found._alarm.close()
+    found._poke.close()
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again_after_a_pause(
+    one: Any, said: list[str]
+) -> None:
+    Started.refuses = True
+    one._start_due()
+    assert all(place.current is None and place.restart_at for place in one._places)
+    assert "worker 1 cannot be started (" in said[0]
+    Started.refuses = False
+    one._places[0].restart_at = 0.0
+    one._start_due()
+    assert one._places[0].current is not None
+
+
+def test_a_replacement_that_cannot_be_started_leaves_the_old_workers(
+    one: Any, said: list[str]
+) -> None:
+    one._start_due()
+    before = [place.current for place in one._places]
+    Started.refuses = True
+    one._replace_asked = True
+    one._act()
+    assert [place.current for place in one._places] == before
+    assert not one._to_replace
+    assert "the old ones stay" in said[-1]
