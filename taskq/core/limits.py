@@ -31,6 +31,8 @@ CONCURRENCY_MAX: Final = 1_000_000
 #: Groups whose times may be past, of which so many are looked at with every claim.
 _SWEPT: Final = 2
 _NO_LIMIT: Final = 2**62
+#: Moments of ``due`` that nobody waits for, before they are thrown out.
+_STALE_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +287,11 @@ class Groups:
         due = max(times.free_at(moment, limit.rate), moment + limit.rate.patience_ns)
         heappush(self.due, (due, next(self._order), group))
         self._block(group, BLOCKED_BY_RATE)
+        if len(self.due) > 2 * len(self._groups) + _STALE_MAX:
+            # Of groups that were judged anew, for their limit changed, the last word counts.
+            told = sorted(self.due, key=lambda entry: entry[1])
+            last = {entry[2]: entry for entry in told if entry[2].times and entry[2].blocked}
+            self.due[:] = sorted(last.values())
 
     def _block(self, group: Group, why: int) -> None:
         if not group.blocked & why:

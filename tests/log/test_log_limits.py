@@ -254,6 +254,22 @@ def test_no_batch_of_compaction_writes_the_claims_of_more_than_a_thousand_groups
     assert max(sizes) <= 1_000
 
 
+def test_workers_of_one_process_that_differ_on_a_rate_leave_nothing_behind() -> None:
+    world = World()
+    process = world.process()
+    slow = {"post": Limit(rate=Rate(1, 3_600 * SECOND_NS), scope="post")}
+    slower = {"post": Limit(rate=Rate(1, 7_200 * SECOND_NS), scope="post")}
+    for _ in range(2):
+        process.enqueue(spec=POST)
+    for _ in range(200):
+        for limits in (slow, slower):
+            process.ask(Op.CLAIM, ClaimRequest(1, None, None, 0, 0, limits))
+    groups = process.catch_up().need_agenda().groups
+    assert len(groups.due) < 100
+    world.clock.advance(7_200)
+    assert len(process.ask(Op.CLAIM, ClaimRequest(1, None, None, 0, 0, slower))) == 1
+
+
 def test_a_moment_of_a_claim_that_is_none_is_refused_as_such() -> None:
     times = Times()
     times.add(2**63 - 1, 1, 3, SECOND_NS)
