@@ -5,6 +5,7 @@ Imported when an app is made, not with the package: pydantic-settings takes 0.1 
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -248,6 +249,18 @@ def load_settings(base: Settings | None, **given: Any) -> Settings:
         return Settings(**chosen)
     except ValidationError as error:
         raise UsageError(_explained(error)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{_broken_file()} is no TOML: {error}") from None
+
+
+def _broken_file() -> str:
+    try:
+        tomllib.loads(Path("taskq.toml").read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return "taskq.toml"
+    except OSError:
+        pass
+    return "pyproject.toml"
 
 
 def _explained(error: ValidationError) -> str:

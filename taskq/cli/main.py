@@ -31,7 +31,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "tail": ("taskq.cli.stream", "Show the log's latest records, and those that are written."),
     "reader": ("taskq.cli.reader", "Look at named readers, move or forget them."),
     "replay": ("taskq.cli.stream", "Enqueue past jobs once more."),
-    "cancel": ("taskq.cli.queues", "Cancel waiting jobs, by id or by the many."),
+    "cancel": ("taskq.cli.queues", "Cancel jobs: by id, also running ones, or many."),
     "dead": ("taskq.cli.dead", "Look at dead letters, requeue or purge them."),
     "pause": ("taskq.cli.queues", "Let no worker claim from a queue."),
     "resume": ("taskq.cli.queues", "Let workers claim from a queue again."),

@@ -132,6 +132,11 @@ def test_a_misspelt_setting_in_a_file_is_told(tmp_path: Path) -> None:
     ):
         TaskQ()
     (tmp_path / "taskq.toml").unlink()
+    for name in ("pyproject.toml", "taskq.toml"):
+        (tmp_path / name).write_text("keep 5\n")
+        with pytest.raises(UsageError, match=rf"^{name} is no TOML: .*line 1"):
+            TaskQ()
+    (tmp_path / "taskq.toml").unlink()
     (tmp_path / "pyproject.toml").write_text("[tool.taskq]\nque = 1\n[tool.other]\nx = 1\n")
     with pytest.raises(UsageError, match=r"\[tool.taskq\] of pyproject.toml: .* 'que'"):
         TaskQ()

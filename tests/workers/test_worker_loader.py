@@ -114,3 +114,16 @@ def test_an_error_within_the_module_shows_its_own_lines_alone(target: str, words
     assert words in text
     assert "importlib" not in text
     assert "taskq_workers" not in text
+
+
+def test_what_taskq_refuses_is_told_with_the_line_that_asked_for_it(shop: Path) -> None:
+    (shop / "shop" / "rate.py").write_text(
+        "from taskq import TaskQ\napp = TaskQ('data')\n@app.task(rate='10')\ndef send(): ...\n"
+    )
+    with pytest.raises(UsageError) as caught:
+        load_app("shop.rate:app")
+    head, where, *_, last = str(caught.value).splitlines()
+    assert head == "importing 'shop.rate' failed:"
+    assert where.endswith('rate.py", line 3, in <module>')
+    assert last.startswith("UsageError: rate is '10': give text such as")
+    assert str(caught.value).count("File ") == 1

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import TaskqError
-from taskq_workers.reasons import _is_machinery
+from taskq_workers.reasons import is_machinery
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,7 +150,7 @@ def _of_the_user(frame: FrameType | None) -> list[FrameType]:
     """The frames from the innermost to the first of the machinery's that called them."""
     found: list[FrameType] = []
     while frame is not None:
-        if _is_machinery(frame.f_code.co_filename):
+        if is_machinery(frame.f_code.co_filename):
             if found:
                 break
         else:

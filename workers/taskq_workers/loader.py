@@ -7,12 +7,13 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from taskq.app import TaskQ, default_app
-from taskq.core.errors import UsageError
-from taskq_workers.reasons import user_traceback
+from taskq.core.errors import TaskqError, UsageError
+from taskq_workers.reasons import is_machinery, user_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -138,6 +139,10 @@ def _offer(module: ModuleType, verb: str) -> str:
 def _broken(name: str, error: BaseException) -> UsageError:
     """The error of a module that raised while it was imported, with the lines that led there."""
     trace = _without_import_system(error.__traceback__)
+    if isinstance(error, TaskqError):  # refused by taskq: the line that asked for it says it all
+        frames = takewhile(lambda one: not is_machinery(one.filename), traceback.extract_tb(trace))
+        where = "".join(traceback.format_list(list(frames)[-_FRAMES_MAX:]))
+        return UsageError(f"importing {name!r} failed:\n{where}{type(error).__name__}: {error}")
     told = traceback.TracebackException(type(error), error, trace, limit=-_FRAMES_MAX, compact=True)
     told.__cause__ = told.__context__ = None
     lines = "".join(told.format()).rstrip().removeprefix("Traceback (most recent call last):\n")

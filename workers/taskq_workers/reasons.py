@@ -69,12 +69,13 @@ def raised_by_call(error: BaseException) -> bool:
 
 def user_traceback(trace: TracebackType | None) -> TracebackType | None:
     """The part of a traceback from the user's first frame on; None when there is none."""
-    while trace is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
+    while trace is not None and is_machinery(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace
 
 
-def _is_machinery(path: str) -> bool:
+def is_machinery(path: str) -> bool:
+    """Whether the code of this file is no user's."""
     return path.startswith(_MACHINERY) and not path.startswith(_EXAMPLES)
 
 
