@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import JobNotFound, LogError
 from taskq.core.flows import Awaited
-from taskq.core.model import State
+from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import Cause, Kind
 from taskq.log import codec
 from taskq.log.carrying import born_in, is_carrying
@@ -32,7 +32,7 @@ STATES_MAX: Final = 8_192
 _NAMED_MAX: Final = 5
 #: Inputs of a cancelled job that are looked at for one that failed.
 _LOOKED_AT_MAX: Final = 16
-_FAILED: Final = frozenset({State.DEAD, State.CANCELLED, State.EXPIRED})
+_FAILED: Final = SETTLED_STATES - {after(State.RUNNING, Kind.SUCCEEDED)}
 _KIND_AT: Final = 4
 _ENQUEUED: Final = int(Kind.ENQUEUED)
 _JOB_AT: Final = 16
