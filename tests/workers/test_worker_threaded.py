@@ -94,6 +94,32 @@ def test_run_worker_blocks_until_the_burst_is_over_and_leaves_the_process_as_it_
     assert job.result_sync(timeout=0) == 3
 
 
+def test_what_a_program_forks_after_run_worker_keeps_the_programs_handlers(app: TaskQ) -> None:
+    app.enqueue_by_name_sync("add", 1, 2)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    wakes = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        app.run_worker(burst=True)
+        assert signal.set_wakeup_fd(-1) == writer
+        signal.signal(signal.SIGTERM, handle)
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if signal.getsignal(signal.SIGTERM) is handle else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.set_wakeup_fd(wakes)
+        os.close(reader)
+        os.close(writer)
+
+
+def handle(number: int, frame: object) -> None:
+    """The program's own."""
+    del number, frame
+
+
 def test_run_worker_works_in_a_thread_too(app: TaskQ) -> None:
     job = app.enqueue_by_name_sync("add", 1, 2)
     thread = threading.Thread(target=lambda: app.run_worker(burst=True))

@@ -68,6 +68,8 @@ class Supervisor:
         self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop
         self._alarm: tuple[socket.socket, ...] = ()
+        self._wakes_before = -1
+        self._leave_forks: Callable[[], None] = lambda: None
 
     def run(self) -> None:
         """Return once the worker has stopped, its log is closed, and what it started has ended.
@@ -88,7 +90,8 @@ class Supervisor:
             drive(loop, loop.create_task(self._main(), name="taskq-supervisor"))
         finally:
             end(loop)
-            signal.set_wakeup_fd(-1)
+            signal.set_wakeup_fd(self._wakes_before)
+            self._leave_forks()
             for one in self._alarm:
                 one.close()
             self._executor.shutdown(wait=False, cancel_futures=True)
@@ -141,13 +144,13 @@ class Supervisor:
         reader.setblocking(False)
         writer.setblocking(False)
         self._loop.add_reader(reader, reader.recv, _ALARM_BYTES)
-        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        self._wakes_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         # Not loop.add_signal_handler: the third signal must work while a job keeps the loop busy.
         before = {number: signal.signal(number, self._on_stop_signal) for number in _STOP_SIGNALS}
         # A shell without job control has it ignored, and so it stays.
         if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
             before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._on_pause_signal)
-        keep_from_children(before)
+        self._leave_forks = keep_from_children(before)
 
     def _on_stop_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
