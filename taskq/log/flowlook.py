@@ -13,6 +13,7 @@ from taskq.core.errors import JobNotFound, LogError
 from taskq.core.flows import Awaited
 from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import Cause, Kind
+from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import born_in, is_carrying
 from taskq.log.flows import Takes, takes_of
