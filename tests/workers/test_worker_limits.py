@@ -14,6 +14,7 @@ from taskq.cli.main import main
 from taskq.core.errors import UsageError
 from taskq.core.model import State
 from taskq.core.why import Why
+from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,6 +84,14 @@ async def test_a_worker_shares_its_claims_between_queues_by_weight(app: TaskQ) -
             await worker.stopped.wait()
     assert Counter(seen) == {"mail": 100, "bulk": 100}
     assert 20 <= Counter(seen[:40])["mail"] <= 36
+
+
+def test_a_drain_takes_a_duration_as_all_else_does(app: TaskQ) -> None:
+    for given, kept in (("2m", 120), (0, 0), (float("inf"), float("inf"))):
+        assert Worker(app, drain_timeout=given)._drain_seconds == kept
+    for wrong in ("soon", -1, float("nan")):
+        with pytest.raises(UsageError, match="drain_timeout is"):
+            Worker(app, drain_timeout=wrong)
 
 
 def test_weights_that_are_none_are_refused(app: TaskQ) -> None:

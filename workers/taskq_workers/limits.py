@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq_workers.importing import refuse_while_importing
 
@@ -62,6 +64,15 @@ def checked_limits(
         rss_bytes=None if max_rss_per_child is None else _size_bytes(max_rss_per_child),
         target=target,
     )
+
+
+def drain_seconds(value: Duration) -> float:
+    """What jobs get to finish at a stop; infinity for as long as they take.
+
+    Raises:
+        UsageError: it is no duration.
+    """
+    return inf if value == inf else seconds(value, "drain_timeout")
 
 
 def _size_bytes(value: int | str) -> int:

@@ -22,7 +22,7 @@ from taskq_workers.deaths import DeathHooks
 from taskq_workers.executors import Executors
 from taskq_workers.gating import Gates
 from taskq_workers.lifespans import LifespanHolder
-from taskq_workers.limits import checked_limits
+from taskq_workers.limits import checked_limits, drain_seconds
 from taskq_workers.plans import Plans
 from taskq_workers.scheduler import Scheduler
 from taskq_workers.services import Services
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from taskq.app import TaskQ
+    from taskq.core.durations import Duration
     from taskq.core.limits import Limit
     from taskq.log.deaths import DeadLetter
     from taskq.log.store import Store
@@ -80,7 +81,7 @@ class Worker:
             that proportion; None for all.
         burst: stop by itself once no job is ready and none runs. Jobs that are due later stay.
         max_jobs: stop by itself after so many attempts of jobs; None for no limit.
-        drain_timeout: seconds that running jobs get to finish at a stop.
+        drain_timeout: what running jobs get to finish at a stop, such as "30s".
         thread_limit: how many sync jobs run at a time, ``concurrency`` if None. One that outlasted
             its timeout cannot be stopped, and counts until its function returns.
         process_limit: how many jobs run in child processes at a time, ``concurrency`` if None.
@@ -114,7 +115,7 @@ class Worker:
         queues: Iterable[str] | Mapping[str, int] | None = None,
         burst: bool = False,
         max_jobs: int | None = None,
-        drain_timeout: float = DRAIN_SECONDS_DEFAULT,
+        drain_timeout: Duration = DRAIN_SECONDS_DEFAULT,
         thread_limit: int | None = None,
         process_limit: int | None = None,
         max_jobs_per_child: int | None = None,
@@ -134,8 +135,6 @@ class Worker:
         )
         if max_jobs is not None and max_jobs < 1:
             raise UsageError(f"max_jobs is {max_jobs}, at least 1, or None for no limit")
-        if not drain_timeout >= 0:
-            raise UsageError(f"drain_timeout is {drain_timeout}, it must be 0 s or more")
         self.app = app
         self.concurrency = concurrency
         self.queues = None if queues is None else checked_queues(queues)
@@ -148,7 +147,7 @@ class Worker:
             self.services.add(Scheduler(app))
         self._burst = burst
         self._max_jobs = max_jobs
-        self._drain_seconds = drain_timeout
+        self._drain_seconds = drain_seconds(drain_timeout)
         self._hook = on_event
         self._deaths = DeathHooks([] if on_dead is None else [on_dead])
         self._phase = Phase.NEW
