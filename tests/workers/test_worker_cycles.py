@@ -1,0 +1,50 @@
+"""Workers that start and stop again and again leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from taskq_workers import Worker
+from tests.workers import afar_jobs
+from tests.workers.afar_jobs import app
+
+pytestmark = pytest.mark.anyio
+
+SECONDS = 30
+
+
+def census() -> tuple[int, int, int, int]:
+    """(open descriptors, threads, child processes, asyncio tasks) of this process."""
+    gc.collect()
+    mine = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    children = mine.read_text(encoding="ascii").split() if mine.exists() else []
+    return len(os.listdir("/dev/fd")), threading.active_count(), len(children), len(asyncio.all_tasks())  # noqa: E501, PTH208 # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "cycles", [4, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
+async def test_descriptors_threads_children_and_tasks_end_with_their_worker(
+    tmp_path: Path, cycles: int
+) -> None:
+    app.data_dir = tmp_path / "data"
+    async with app:
+        before = None
+        for _ in range(cycles):
+            # Two at a time in one process, as some programs have them.
+            async with Worker(app, concurrency=2), Worker(app, concurrency=2):
+                await (await afar_jobs.where.enqueue("x")).result(SECONDS)
+                await (await afar_jobs.on_own_loop.enqueue()).result(SECONDS)
+                await (await afar_jobs.child.enqueue("y")).result(SECONDS)
+            found = census()
+            before = before or found
+        # The first answers bring the loop's pipe.
+        assert before is not None
+        assert found[0] <= before[0] + 2
+        assert found[1:] == before[1:]
