@@ -74,7 +74,7 @@ class AppBreakers:
                 also of httpx, aiohttp and requests.
 
         Raises:
-            UsageError: an argument is wrong.
+            UsageError: an argument is wrong, or the queue has another breaker already.
         """
         check_name("queue name", queue)
         counts: object = failures
@@ -97,7 +97,7 @@ class AppBreakers:
         probes = (
             () if probe is None else checked_conditions(f"breaker({queue!r})", [probe], "probe")
         )
-        self._breakers[queue] = BreakerRule(
+        rule = BreakerRule(
             queue=queue,
             failures=failures,
             pause_seconds=first,
@@ -105,3 +105,5 @@ class AppBreakers:
             probe=probes[0] if probes else None,
             is_failure=is_failure,
         )
+        if self._breakers.setdefault(queue, rule) != rule:
+            raise UsageError(f"queue {queue!r} has another breaker already: declare it once")

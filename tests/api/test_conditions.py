@@ -259,6 +259,14 @@ def test_a_breaker_is_refused_what_makes_no_sense(app: TaskQ) -> None:
     assert app._breakers == {}
 
 
+def test_a_queue_has_one_breaker(app: TaskQ) -> None:
+    """Declared again by a module that is loaded again, it is the same."""
+    app.breaker("mail", failures=3)
+    app.breaker("mail", failures=3)
+    with pytest.raises(UsageError, match="'mail' has another breaker already"):
+        app.breaker("mail", failures=4)
+
+
 def test_an_address_family_that_is_missing_is_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_args: Any) -> Any:
         raise OSError(97, "Address family not supported by protocol")

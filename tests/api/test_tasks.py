@@ -186,7 +186,7 @@ def test_a_script_names_its_tasks_as_a_worker_imports_them(
 ) -> None:
     source = "from taskq import TaskQ\napp = TaskQ('d')\n@app.task\ndef job(): ...\n"
     (tmp_path / "jobs.py").write_text(source)
-    package = tmp_path / "shop"
+    package = tmp_path / "bazaar"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "jobs.py").write_text(source)
@@ -194,10 +194,10 @@ def test_a_script_names_its_tasks_as_a_worker_imports_them(
     monkeypatch.syspath_prepend(str(tmp_path))
     as_script = _run_main(tmp_path / "jobs.py")
     assert as_script["job"].name == "jobs.job"
-    as_module = runpy.run_module("shop.jobs", run_name="__main__", alter_sys=True)
-    assert as_module["job"].name == "shop.jobs.job"
-    as_package = runpy.run_module("shop", run_name="__main__", alter_sys=True)
-    assert as_package["job"].name == "shop.job"
+    as_module = runpy.run_module("bazaar.jobs", run_name="__main__", alter_sys=True)
+    assert as_module["job"].name == "bazaar.jobs.job"
+    as_package = runpy.run_module("bazaar", run_name="__main__", alter_sys=True)
+    assert as_package["job"].name == "bazaar.job"
 
 
 def _run_main(path: Path) -> dict[str, Any]:
