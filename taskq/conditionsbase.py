@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import threading
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias, TypeVar
 
@@ -34,7 +35,7 @@ ASIDE_MAX: Final = 32
 _aside = threading.BoundedSemaphore(ASIDE_MAX)
 
 
-class Condition:
+class Condition(ABC):
     """The base of all conditions; they are compared by value, so give them ``__eq__``.
 
     Attributes:
@@ -58,9 +59,9 @@ class Condition:
         """The condition as it is for an app with this data directory."""
         return self
 
+    @abstractmethod
     async def problem(self) -> str:
         """Probe: "" if it holds, else why not. What it raises counts as "does not hold", too."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskq.core.errors import TaskqError
@@ -79,7 +80,7 @@ class Hall(Protocol):
         ...
 
 
-class Gate:
+class Gate(ABC):
     """What gates of both kinds share; each lives in one asyncio task.
 
     Attributes:
@@ -120,9 +121,9 @@ class Gate:
         if self._task is not None:
             await asyncio.wait({self._task})
 
+    @abstractmethod
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
         """Queues and tasks of its jobs, less what another gate keeps back."""
-        raise NotImplementedError
 
     def flushed(self, settlements: list[Settlement]) -> None:
         """Jobs of the worker ended."""
@@ -158,12 +159,13 @@ class Gate:
 
     # -- for the two kinds ------------------------------------------------------------------------
 
+    @abstractmethod
     async def _live(self) -> None:
-        raise NotImplementedError
+        """Watch what it waits for, until it is cancelled."""
 
+    @abstractmethod
     async def _is_passable(self) -> bool:
         """Whether a slow start may go on."""
-        raise NotImplementedError
 
     def _enter(self, mode: Mode, hold: Hold | None = None) -> None:
         before, self.mode = (self.mode, self.hold), mode
