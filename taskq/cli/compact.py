@@ -8,7 +8,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.many import count_of
-from taskq.cli.options import data_dir_option, json_option, open_reader, resolve, span
+from taskq.cli.options import json_option, log_argument, open_reader, resolve, span
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@data_dir_option
+@log_argument
 @json_option
 @click.option("--keep", help='Keep finished jobs so long, for example "12h".  [default: settings]')
 @click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
@@ -64,7 +64,7 @@ def _print(report: CompactReport) -> None:
         return
     done = "would go" if report.dry_run else "gone"
     render.print_table(
-        ("SEGMENT", ">SIZE", ">NEEDED", "", "WHY~"),
+        ("SEGMENT", ">SIZE?", ">NEEDED?", "", "WHY~"),
         [
             (
                 one.segment,

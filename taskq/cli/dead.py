@@ -19,7 +19,7 @@ from taskq.cli.many import (
     with_app,
     yes_option,
 )
-from taskq.cli.options import data_dir_option, json_option, moment_of, open_reader
+from taskq.cli.options import data_dir_option, json_option, log_argument, moment_of, open_reader
 from taskq.core.model import State
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _many_options(command: F) -> F:
 
 
 @dead.command("ls")
-@data_dir_option
+@log_argument
 @json_option
 @_filter_options
 @click.option(
@@ -101,7 +101,7 @@ def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) 
         return
     now_ns = time.time_ns()
     render.print_table(
-        ("ID", "QUEUE~", "TASK~", ">ATTEMPT", ">DIED", "REASON~"),
+        ("ID", "QUEUE~?", "TASK~", ">ATTEMPT??", ">DIED?", "REASON~"),
         [_row(job, now_ns) for job in jobs],
     )
 

@@ -17,6 +17,7 @@ import click
 
 import taskq
 from taskq.cli.errors import Failure, WrongUsage
+from taskq.cli.options import of_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +40,7 @@ _EXIT_SIGNAL: Final = 128
     "-d",
     "--data-dir",
     type=click.Path(path_type=Path),
+    callback=of_group,
     help="Put the task log here, and keep it; a new directory.",
 )
 def demo(directory: Path | None, keep: bool, data_dir: Path | None) -> None:

@@ -16,7 +16,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.errors import WrongUsage
-from taskq.cli.options import data_dir_option, open_reader
+from taskq.cli.options import log_argument, open_reader
 from taskq.cli.read import STATES
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _finite(text: str) -> float:
 
 
 @click.command()
-@data_dir_option
+@log_argument
 @click.option(
     "--format",
     "kind",

@@ -8,14 +8,14 @@ import click
 
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED
-from taskq.cli.options import data_dir_option, json_option, resolve
+from taskq.cli.options import json_option, log_argument, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 @click.command()
-@data_dir_option
+@log_argument
 @json_option
 @click.option(
     "--live",

@@ -11,7 +11,7 @@ import click
 from taskq.cli.errors import WrongUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class LazyGroup(click.Group):
@@ -50,10 +50,16 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing them."""
-        rows = [(name, self.line(name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        """Write the list of commands, section by section, without importing them."""
+        sections = self.sections(ctx)
+        width = max(len(name) for names in sections.values() for name in names)
+        for title, names in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", self.line(name)) for name in names])
+
+    def sections(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
+        """The commands as help groups them: title -> names."""
+        return {"Commands": self.list_commands(ctx)}
 
     def line(self, name: str) -> str:
         """What help says of a command."""

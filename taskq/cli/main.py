@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskq.cli.errors import Failure, readable_errors
+from taskq.cli.errors import Failure, WrongUsage, readable_errors
 from taskq.cli.lazy import LazyGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from importlib.metadata import EntryPoint
 
 DISTRIBUTION: Final = "taskq-local"
@@ -49,6 +50,18 @@ BROUGHT_IN: Final = {
     "worker": "Run the jobs of an app: taskq worker module:app",
 }
 
+#: How help groups them; whatever else is installed comes last.
+SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "Run": ("demo", "worker"),
+    "Look": (
+        *("ls", "show", "why", "timeline", "peek", "stats"),
+        *("workers", "health", "schedules", "tail"),
+    ),
+    "Act": ("put", "cancel", "dead", "pause", "resume", "purge", "replay", "reader"),
+    "Files": ("export", "verify", "repair", "compact"),
+    "Pipeline": ("pipeline",),
+}
+
 
 class Commands(LazyGroup):
     """Built-in commands, then those of the entry-point group ``taskq.commands``."""
@@ -75,11 +88,25 @@ class Commands(LazyGroup):
         if point is None:
             return None
         try:
-            return _load(point)
+            command = _load(point)
         except Failure:
             if ctx.resilient_parsing:  # completion leaves a broken command out
                 return None
             raise
+        takes = any(parameter.name == "data_dir" for parameter in command.params)
+        if ctx.params.get("data_dir") is not None and not takes:
+            raise WrongUsage(f"{cmd_name} takes no -d before it: see taskq {cmd_name} --help")
+        return command
+
+    def sections(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
+        """What there is, by what one wants to do."""
+        known = self.list_commands(ctx)
+        here = {
+            title: [name for name in names if name in known] for title, names in SECTIONS.items()
+        }
+        shown = {name for names in here.values() for name in names}
+        here["More"] = [name for name in known if name not in shown]
+        return {title: names for title, names in here.items() if names}
 
     def line(self, name: str) -> str:
         """What help says of a command."""
@@ -128,8 +155,15 @@ def _package(point: EntryPoint) -> str:
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name=DISTRIBUTION, prog_name="taskq", message="%(prog)s %(version)s")
+@click.option(
+    "-d",
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="The task log's directory, as after any command.",
+)
 @click.pass_context
-def main(context: click.Context) -> None:
+def main(context: click.Context, data_dir: Path | None) -> None:
     """Background jobs on a local log: no broker, no server, the queue is a directory."""
+    del data_dir  # each command's own -d looks here
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

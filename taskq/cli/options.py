@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import shlex
 import time
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
+
+from taskq.cli.errors import Failure, WrongUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +23,36 @@ if TYPE_CHECKING:
     from taskq.log.timetravel import Moment
 
 F = TypeVar("F", bound="Callable[..., object]")
+
+#: A directory that holds this is a task log.
+_MARK: Final = "taskq.json"
+#: Entries of a folder among which a log is looked for, to be offered.
+_NEARBY_MAX: Final = 200
+#: Logs that are offered.
+_OFFERED_MAX: Final = 3
+
+
+def of_group(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """The directory of a command: its own ``-d``, else that of ``taskq -d DIR``, else the variable.
+
+    Raises:
+        WrongUsage: two different ones were given.
+    """
+    given: Path | None = context.find_root().params.get("data_dir")
+    if given is None:
+        return value
+    return _one(given, value if _is_typed(context, parameter.name) else None)
+
+
+def _is_typed(context: click.Context, name: str | None) -> bool:
+    return context.get_parameter_source(name or "") is ParameterSource.COMMANDLINE
+
+
+def _one(first: Path, second: Path | None) -> Path:
+    if second is not None and second != first:
+        both = " and ".join(sorted((str(first), str(second))))
+        raise WrongUsage(f"two directories were given, {both}: give the one you mean")
+    return first
 
 
 def data_dir_option(command: F) -> F:
@@ -26,8 +63,25 @@ def data_dir_option(command: F) -> F:
         envvar="TASKQ_DATA_DIR",
         show_envvar=True,
         type=click.Path(path_type=Path),
+        callback=of_group,
         help="The task log's directory.",
     )(command)
+
+
+def log_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``taskq ls DIR``, for commands about a whole log and nothing else; ``-d DIR`` works too."""
+
+    @data_dir_option
+    @click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+    @functools.wraps(command)
+    def run(*args: Any, directory: Path | None, data_dir: Path | None, **rest: Any) -> Any:
+        if directory is not None:
+            context = click.get_current_context()
+            typed = _is_typed(context, "data_dir") or context.find_root().params.get("data_dir")
+            data_dir = _one(directory, data_dir if typed else None)
+        return command(*args, data_dir=data_dir, **rest)
+
+    return run
 
 
 def json_option(command: F) -> F:
@@ -68,7 +122,6 @@ def moment_of(name: str, text: str | None) -> str | datetime | None:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         pass
-    from taskq.cli.errors import WrongUsage  # noqa: PLC0415 - as below
     from taskq.core.durations import nanoseconds  # noqa: PLC0415 - help must not import it
     from taskq.core.errors import UsageError  # noqa: PLC0415
 
@@ -91,17 +144,50 @@ def resolve(data_dir: Path | None) -> Path:
 
 
 def open_reader(data_dir: Path | None) -> LogReader:
-    """A reader of the directory: it takes no lock and writes nothing."""
-    from taskq.cli.errors import Failure  # noqa: PLC0415
+    """A reader of the directory: it takes no lock and writes nothing.
+
+    Raises:
+        Failure: it is no task log; names those that lie nearby.
+    """
     from taskq.log.reader import LogReader  # noqa: PLC0415 - help must not import the log
 
     path = resolve(data_dir)
-    if not (path / "taskq.json").is_file():
-        raise Failure(
-            f"{path}: is not a task log; give its directory with -d, "
-            f"or start one with taskq demo / taskq put"
-        )
+    if not _is_log(path):
+        raise Failure(f"{path.absolute()} is not a task log{_offer(path)}")
     return LogReader.open(str(path))
+
+
+def _is_log(path: Path) -> bool:
+    return (path / _MARK).is_file()
+
+
+def _offer(path: Path) -> str:
+    """What to type instead, in the second line of an error: the logs nearby, if there are some."""
+    found = [shlex.quote(str(one)) for one in _nearby(path)]
+    if not found:
+        return ": give its directory with -d, or start one with taskq demo / taskq put"
+    if len(found) == 1:
+        return f"; there is one nearby:\n  -d {found[0]}"
+    return "; these are nearby:\n" + "\n".join(f"  -d {one}" for one in found[:_OFFERED_MAX])
+
+
+def _nearby(path: Path) -> list[Path]:
+    """The logs above, in and beside a path and in the working directory, sorted.
+
+    Also those a folder further up or down that have the name which was looked for.
+    """
+    here = Path.cwd()
+    near = path.absolute()
+    above = near.parents[1:3]
+    places = {near.parent, here, *above, *(folder / near.name for folder in above)}
+    for folder in {near, near.parent, here}:
+        try:
+            with os.scandir(folder) as entries:
+                inside = [Path(entry.path) for entry in islice(entries, _NEARBY_MAX)]
+        except OSError:
+            continue
+        places.update(inside, (place / near.name for place in inside))
+    return sorted({place.resolve() for place in places if os.path.isfile(place / _MARK)})  # noqa: PTH113 - no error from folders of others
 
 
 def span(text: str) -> float | str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskq.cli import render
-from taskq.cli.options import at_option, data_dir_option, json_option, moment, open_reader
+from taskq.cli.options import at_option, json_option, log_argument, moment, open_reader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ _PAYLOAD_BYTES: Final = 4 * _PAYLOAD_COLUMNS
 
 
 @click.command()
-@data_dir_option
+@log_argument
 @json_option
 @click.option("-Q", "--queue", help="Only this queue.")
 @click.option(
@@ -54,7 +54,7 @@ def peek(
         return
     now_ns = at.time_ns if at is not None and at.time_ns is not None else time.time_ns()
     render.print_table(
-        ("ID", "QUEUE~", "TASK~", ">PRIO", ">ENQUEUED", "PAYLOAD~"),
+        ("ID", "QUEUE~?", "TASK~", ">PRIO??", ">ENQUEUED?", "PAYLOAD~"),
         [
             (
                 job.job_id,

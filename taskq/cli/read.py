@@ -11,7 +11,14 @@ import click
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, Failure
 from taskq.cli.flows import flow_facts, flow_json
-from taskq.cli.options import at_option, data_dir_option, json_option, moment, open_reader
+from taskq.cli.options import (
+    at_option,
+    data_dir_option,
+    json_option,
+    log_argument,
+    moment,
+    open_reader,
+)
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, QueueStats, State
 
 if TYPE_CHECKING:
@@ -32,7 +39,7 @@ _REASON_COLUMNS: Final = 100
 
 
 @click.command()
-@data_dir_option
+@log_argument
 @json_option
 @click.option(
     "-s", "--state", "states", multiple=True, type=click.Choice(list(STATES)), help="Only these."
@@ -71,7 +78,7 @@ def ls(
         return
     now_ns = _seen_from(at)
     render.print_table(
-        ("ID", "STATE", "QUEUE~", "TASK~", ">PRIO", ">ATTEMPT", ">ENQUEUED", "NOTE~"),
+        ("ID", "STATE", "QUEUE~?", "TASK~", ">PRIO???", ">ATTEMPT??", ">ENQUEUED?", "NOTE~"),
         [
             (
                 job.job_id,
@@ -187,7 +194,7 @@ def _print_job(job: JobView, now_ns: int, told: Told | None, ties: Takes | None)
     if job.attempts:
         click.echo("\nattempts")
         render.print_table(
-            (">#", "OUTCOME", ">STARTED", ">TOOK", "WORKER~", "FINGERPRINT", "REASON~"),
+            (">#", "OUTCOME", ">STARTED?", ">TOOK", "WORKER~?", "FINGERPRINT??", "REASON~"),
             [
                 (
                     str(attempt.number),
@@ -209,7 +216,7 @@ def _print_job(job: JobView, now_ns: int, told: Told | None, ties: Takes | None)
 
 
 @click.command()
-@data_dir_option
+@log_argument
 @json_option
 @at_option
 def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
@@ -240,8 +247,12 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
         every = QueueStats(queue="", **totals, oldest_ready_seconds=max(ages, default=None))
         rows.append(_count_row(every, "(all)"))
     if rows:
-        columns = (f">{name.upper()}" for name in STATES)
-        render.print_table(("QUEUE", *columns, ">OLDEST READY"), rows)
+        # Of what no queue has, a narrow terminal need not say so.
+        columns = (
+            f">{name.upper()}~{'' if any(getattr(q, name) for q in counts.queues) else '?'}"
+            for name in STATES
+        )
+        render.print_table(("QUEUE~", *columns, ">OLDEST READY~"), rows)
         click.echo()
     click.echo(
         f"{_plural(counts.segments, 'segment')}, {render.size(counts.size)}, "
@@ -264,7 +275,7 @@ def _plural(count: int, noun: str) -> str:
 
 
 @click.command()
-@data_dir_option
+@log_argument
 @json_option
 def workers(data_dir: Path | None, as_json: bool) -> None:
     """List the processes that have the task log open, workers and producers alike."""
@@ -292,7 +303,7 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
         return
     now_ns = time.time_ns()
     render.print_table(
-        ("OWNER", "NAME~", ">PID", "HOST~", "STATE", ">STARTED", ">RUNNING", "SERVES~"),
+        ("OWNER??", "NAME~", ">PID", "HOST~??", "STATE", ">STARTED?", ">RUNNING~", "SERVES~"),
         [
             (
                 render.owner(owner.owner),
@@ -325,7 +336,7 @@ def _serving_json(serving: Serving) -> dict[str, list[str] | int | None]:
 
 
 @click.command()
-@data_dir_option
+@log_argument
 @json_option
 @click.pass_context
 def verify(context: click.Context, data_dir: Path | None, as_json: bool) -> None:
@@ -380,7 +391,7 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
 def print_damage(damages: Sequence[Damage]) -> None:
     """Print where the log does not read."""
     render.print_table(
-        ("SEGMENT", ">OFFSET", ">BYTES", ">FIRST LSN", ">NEXT LSN", ">SALVAGED"),
+        ("SEGMENT", ">OFFSET?", ">BYTES??", ">FIRST LSN~", ">NEXT LSN~", ">SALVAGED~"),
         [
             (d.segment, *map(str, (d.offset, d.size, d.first_lsn, d.next_lsn, d.salvaged)))
             for d in damages

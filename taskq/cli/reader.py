@@ -10,7 +10,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.many import with_app
-from taskq.cli.options import data_dir_option, json_option
+from taskq.cli.options import data_dir_option, json_option, log_argument
 from taskq.core.model import SECOND_NS
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def reader() -> None:
 
 
 @reader.command("ls")
-@data_dir_option
+@log_argument
 @json_option
 def ls(data_dir: Path | None, as_json: bool) -> None:
     """List the named readers, and how far behind each is."""
@@ -44,7 +44,7 @@ def ls(data_dir: Path | None, as_json: bool) -> None:
         click.echo("Nobody reads this log under a name.")
         return
     render.print_table(
-        ("NAME~", ">NEXT LSN", ">BEHIND", ">BYTES", "STATE", "PROBLEM~"),
+        ("NAME~", ">NEXT LSN?", ">BEHIND", ">BYTES?", "STATE", "PROBLEM~"),
         [
             (
                 one.name,

@@ -15,15 +15,19 @@ from taskq.core.durations import spoken
 from taskq.core.model import SECOND_NS, TIME_NS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from taskq.core.model import AttemptView, JobView
     from taskq.log.progressfile import Told
 
 #: Columns between two columns of a table.
 _GAP: Final = 2
-#: A column is not cut below this, however narrow the terminal.
-_SHRUNK_WIDTH: Final = 12
+#: Columns are left out before others are cut below this …
+_READABLE_WIDTH: Final = 16
+#: … and none is cut below this, however narrow the terminal.
+_SHRUNK_WIDTH: Final = 6
+#: What is left at least of a heading over numbers.
+_HEADING_WIDTH: Final = 4
 _STATE_STYLES: Final = {
     "scheduled": "yellow",
     "ready": "cyan",
@@ -170,53 +174,94 @@ def print_json(document: object) -> None:
     click.echo(json.dumps(document, indent=2))
 
 
+def on_terminal() -> bool:
+    """Whether a person reads what is printed, in lines of a width of its own."""
+    return sys.stdout.isatty()
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under their headings: coloured on a terminal, plain and never cut in a pipe.
 
-    A heading that starts with ``>`` is of numbers, flush right. One that ends in ``~`` may be cut
-    to fit a narrow terminal; ids and numbers never are.
+    A row is one line. A heading that starts with ``>`` is of numbers, flush right. So that all fits
+    a narrow terminal, a column whose heading holds ``~`` may be cut (of numbers, the heading), and
+    one whose heading holds ``?`` left out: that with the most of them first, then the last.
     """
-    # Imported here because rich takes longer to import than most commands take to run.
-    from rich.cells import cell_len  # noqa: PLC0415
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415 - takes longer to import than most runs
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    titles = [column.strip(">~") for column in columns]
+    titles = [column.strip(">~?") for column in columns]
     cells = [[printable(cell).replace("\n", " ") for cell in row] for row in rows]
-    widths = [max(map(cell_len, column)) for column in zip(titles, *cells, strict=True)]
-    piped = not sys.stdout.isatty()
-    if not piped:
-        _fit(widths, [column.endswith("~") for column in columns], Console().width)
+    inside = [cell_width(*column) for column in zip(*cells, strict=True)] or [0] * len(titles)
+    widths = [max(cell_width(title), width) for title, width in zip(titles, inside, strict=True)]
+    piped = not on_terminal()
+    shown = list(range(len(columns))) if piped else _fit(columns, widths, inside, Console().width)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
-    for column, title, width in zip(columns, titles, widths, strict=True):
-        side: Literal["left", "right"] = "right" if column.startswith(">") else "left"
-        table.add_column(title, justify=side, width=width, no_wrap=True, overflow="ellipsis")
+    for i in shown:
+        side: Literal["left", "right"] = "right" if columns[i].startswith(">") else "left"
+        table.add_column(
+            titles[i], justify=side, width=widths[i], no_wrap=True, overflow="ellipsis"
+        )
     for row in cells:
-        table.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(Text(row[i], style=_STATE_STYLES.get(row[i], "")) for i in shown))
+    total = _total(widths[i] for i in shown)
     if not piped:
-        Console(width=_total(widths)).print(table)
+        Console(width=total).print(table)
         return
     text = io.StringIO()
-    Console(file=text, width=_total(widths), color_system=None).print(table)
+    Console(file=text, width=total, color_system=None).print(table)
     for line in text.getvalue().splitlines():
         click.echo(line.rstrip())
 
 
-def _fit(widths: list[int], may_shrink: Sequence[bool], limit: int) -> None:
-    """Narrow the widest of the columns that may shrink, until the table fits or they are small."""
-    for _ in widths:
-        excess = _total(widths) - limit
-        wide = max(
-            (i for i, may in enumerate(may_shrink) if may), key=widths.__getitem__, default=0
-        )
-        if excess <= 0 or not may_shrink[wide]:
+def _fit(columns: Sequence[str], widths: list[int], inside: Sequence[int], limit: int) -> list[int]:
+    """Which columns are shown; those that may be cut are, so that all fit if they can."""
+    shown = list(range(len(columns)))
+    cut = [i for i in shown if "~" in columns[i]]
+    headings = {i: max(inside[i], _HEADING_WIDTH) for i in cut if columns[i].startswith(">")}
+    texts = [i for i in cut if i not in headings]
+    readable = dict.fromkeys(texts, _READABLE_WIDTH)
+    spare = sorted((column.count("?"), i) for i, column in enumerate(columns) if "?" in column)
+    least = [min(width, (readable | headings).get(i, width)) for i, width in enumerate(widths)]
+    while spare and _total(least[i] for i in shown) > limit:
+        shown.remove(spare.pop()[1])
+    for floors in (readable, headings, dict.fromkeys(texts, _SHRUNK_WIDTH)):
+        _shrink(floors, shown, widths, limit)
+    return shown
+
+
+def _shrink(floors: Mapping[int, int], shown: Sequence[int], widths: list[int], limit: int) -> None:
+    """Narrow columns, always the widest, down to their floors at most."""
+    for i in floors:
+        widths[i] = min(widths[i], max(floors[i], limit))
+    while _total(widths[i] for i in shown) > limit:
+        wider = [i for i in shown if i in floors and widths[i] > floors[i]]
+        if not wider:
             return
-        widths[wide] = max(min(widths[wide], _SHRUNK_WIDTH), widths[wide] - excess)
+        widths[max(wider, key=widths.__getitem__)] -= 1
 
 
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + _GAP * len(widths)
+def _total(widths: Iterable[int]) -> int:
+    every = list(widths)
+    return sum(every) + _GAP * (len(every) - 1)
+
+
+def cell_width(*texts: str) -> int:
+    """Columns of a terminal that the widest of some texts takes."""
+    from rich.cells import cell_len  # noqa: PLC0415 - as above
+
+    return max(map(cell_len, texts), default=0)
+
+
+def cut_line(text: str) -> str:
+    """One line that fits the terminal; whole in a pipe."""
+    if not on_terminal():
+        return text
+    from rich.cells import set_cell_size  # noqa: PLC0415 - as above
+    from rich.console import Console  # noqa: PLC0415
+
+    width = Console().width
+    return text if cell_width(text) <= width else f"{set_cell_size(text, width - 1).rstrip()}…"
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:

@@ -8,7 +8,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
-from taskq.cli.options import data_dir_option, json_option, open_reader
+from taskq.cli.options import json_option, log_argument, open_reader
 from taskq.cli.read import damage_json, print_damage
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@data_dir_option
+@log_argument
 @json_option
 @click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")

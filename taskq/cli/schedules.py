@@ -12,7 +12,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.many import with_app
-from taskq.cli.options import data_dir_option, json_option, open_reader
+from taskq.cli.options import data_dir_option, json_option, log_argument, open_reader
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -40,7 +40,7 @@ def schedules(context: click.Context, data_dir: Path | None, as_json: bool) -> N
 
 
 @schedules.command("ls")
-@data_dir_option
+@log_argument
 @json_option
 @click.option(
     "-n", "--next", "count", type=click.IntRange(0, 1_000), default=3, show_default=True,
@@ -64,7 +64,7 @@ def _list(data_dir: Path | None, as_json: bool, count: int) -> None:
         click.echo("This log knows no schedule: it does once a worker with one was started.")
         return
     render.print_table(
-        ("NAME~", "RULE", "ZONE", "TASK~", "LAST TICK", "NEXT~", "STATE"),
+        ("NAME~", "RULE", "ZONE??", "TASK~??", "LAST TICK???", "NEXT~", "STATE"),
         [
             (
                 one.name,

@@ -13,7 +13,14 @@ import click
 
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, WrongUsage
-from taskq.cli.options import data_dir_option, json_option, moment_of, open_reader, resolve
+from taskq.cli.options import (
+    data_dir_option,
+    json_option,
+    log_argument,
+    moment_of,
+    open_reader,
+    resolve,
+)
 from taskq.core.records import Kind
 
 if TYPE_CHECKING:
@@ -32,7 +39,7 @@ _STATES: Final = ("succeeded", "dead", "cancelled", "expired")
 
 
 @click.command()
-@data_dir_option
+@log_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until Ctrl-C.")
 @click.option(
     "-n",
@@ -123,11 +130,14 @@ class _Pipe:
 def _show(record: Record) -> None:
     """One line for people."""
     names = [record.job_id, record.queue, record.task]
-    words = [render.moment(record.time_ns) or "", f"{record.kind:<{_KIND_COLUMNS}}"]
+    time = render.moment(record.time_ns) or ""
+    if render.on_terminal():
+        time = f"{time[5:10]} {time[11:19]}Z"
+    words = [time, f"{record.kind:<{_KIND_COLUMNS}}"]
     words += [name for name in names if name]
     note = _note(record)
     line = "  ".join(words) + (f"  {note}" if note else "")
-    click.echo(render.printable(line.replace("\n", " ")))
+    click.echo(render.cut_line(render.printable(line.replace("\n", " "))))
 
 
 def _note(record: Record) -> str:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from taskq.cli.errors import Failure
-from taskq.cli.main import BUILT_IN, Commands, main
+from taskq.cli.main import BROUGHT_IN, BUILT_IN, SECTIONS, Commands, main
 from taskq.core.errors import JobNotFound, UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +72,20 @@ def test_each_built_in_command_loads_and_has_help(name: str) -> None:
 def test_taskq_alone_prints_its_help() -> None:
     result = CliRunner().invoke(main, [])
     assert result.exit_code == 0
-    assert "Commands:" in result.output
+    assert [line for line in result.output.splitlines() if line.endswith(":")] == [
+        "Options:", "Run:", "Look:", "Act:", "Files:", "Pipeline:",
+    ]  # fmt: skip
+
+
+def test_help_names_every_command_once() -> None:
+    shown = [name for names in SECTIONS.values() for name in names]
+    assert sorted(shown) == sorted({*BUILT_IN, *BROUGHT_IN})
+
+
+def test_what_others_bring_stands_last_under_a_heading_of_its_own() -> None:
+    lines = CliRunner().invoke(group_with("extra", print), ["--help"]).output.splitlines()
+    assert lines[lines.index("More:") + 1].split()[0] == "extra"
+    assert len(lines) == lines.index("More:") + 2
 
 
 def test_the_version_is_the_distributions() -> None:

@@ -188,7 +188,7 @@ def test_a_directory_without_a_log_gets_a_remedy(tmp_path: Path, command: str) -
     result = taskq(*words, "-d", tmp_path / "nowhere")
     assert result.exit_code == 1
     assert result.stderr == (
-        f"taskq: {tmp_path / 'nowhere'}: is not a task log; give its directory with -d, "
+        f"taskq: {tmp_path / 'nowhere'} is not a task log: give its directory with -d, "
         f"or start one with taskq demo / taskq put\n"
     )
     assert not (tmp_path / "nowhere").exists()
