@@ -12,6 +12,7 @@ from taskq.log.config import ALWAYS_SECONDS, LogConfig, QueuePolicy
 
 if TYPE_CHECKING:
     from taskq.log.bodies import Compression
+    from taskq.log.config import Mode
 
 
 class QueueOptions(TypedDict, total=False):
@@ -73,6 +74,9 @@ class LogOptions(TypedDict, total=False):
     keys_max: int
     #: what is other in some queues, by their names
     queues: Mapping[str, QueuePolicy | QueueOptions]
+    #: who may use a log that is made here: "private", its user alone, or "group", that of its
+    #: directory. None, the default: as the directory says, and private where there is none
+    mode: Mode | None
 
 
 #: What is called otherwise in ``LogConfig``.

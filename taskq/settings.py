@@ -37,6 +37,7 @@ from taskq.log.config import (
     SPILL_BYTES_MAX,
     STARVATION_SECONDS,
     LogConfig,
+    Mode,
     QueuePolicy,
 )
 
@@ -183,6 +184,9 @@ class Settings(BaseSettings):
     keys_max: int = KEYS_MAX
     #: what is other in some queues, by their names; JSON in the environment
     queues: dict[str, QueueSettings] = Field(default_factory=dict)
+    #: who may use a log that is made here, "private" (its user) or "group"; as its directory says,
+    #: unless given
+    mode: Mode | None = None
 
     @classmethod
     def settings_customise_sources(
@@ -231,6 +235,7 @@ class Settings(BaseSettings):
             keys_max=self.keys_max,
             starvation_seconds=self.starvation,
             queues={name: queue.policy() for name, queue in self.queues.items()},
+            mode=self.mode,
         )
 
 

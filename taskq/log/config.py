@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from taskq.core.ages import STARVATION_NS
 from taskq.core.errors import UsageError
@@ -43,6 +43,8 @@ KEYS_MAX: Final = 50_000_000
 SPILL_BYTES_MAX: Final = 1024 * 1024 * 1024
 
 
+#: Who may use a log: its user alone, or the group of its directory.
+Mode = Literal["private", "group"]
 #: In place of None, where that stands for what the log says.
 ALWAYS_SECONDS: Final = TIME_NS_MAX / SECOND_NS
 
@@ -63,6 +65,16 @@ def check_dead_max(dead_max: int | None) -> None:
     """
     if dead_max is not None and dead_max < 0:
         raise UsageError(f"dead_max is {dead_max}, it must be 0 (keep none) or more")
+
+
+def check_mode(mode: object) -> None:
+    """Refuse what is no mode.
+
+    Raises:
+        UsageError: it is neither of them.
+    """
+    if mode is not None and mode not in get_args(Mode):
+        raise UsageError(f"mode is {mode!r:.60}, it must be private or group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +142,9 @@ class LogConfig:
             9; None or 0: it does not.
         keys_max: most dedup keys that are held at a time; an enqueue with another is refused.
         queues: what is other in some queues, by their names.
+        mode: who may use a log that is made here, its user ("private") or its directory's group
+            ("group"), and what one that is there must be; None: whatever the directory says, and
+            its user alone where there is none.
         clock: tells the time in place of the machine's: ``taskq.testing.use_clock`` sets it.
     """
 
@@ -155,6 +170,7 @@ class LogConfig:
     keys_max: int = KEYS_MAX
     starvation_seconds: float | None = STARVATION_SECONDS
     queues: Mapping[str, QueuePolicy] = field(default_factory=dict, hash=False)
+    mode: Mode | None = None
     clock: Clock | None = None
 
     @property
@@ -166,6 +182,7 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         check_storage(self.compress, self.spill)
+        check_mode(self.mode)
         check_dead_max(self.dead_max)
         object.__setattr__(self, "queues", MappingProxyType(dict(self.queues)))
         for name in ("keep_bytes", "keep_segments", "reader_lag_bytes"):

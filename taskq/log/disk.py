@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from taskq.log import forks, syscalls
+from taskq.log.door import make_directory, open_file
 
 #: Reads up to this size keep the GIL: copying more would hold up the other threads.
 _SMALL_READ: Final = 16 * 1024
@@ -30,8 +31,8 @@ class LocalDisk:
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
         """A descriptor that no child inherits; a forked one may read on with those for reading."""
         if not write:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return forks.open_unshared(path, os.O_RDWR | (os.O_CREAT if create else 0))
+            return open_file(path)
+        return forks.open_unshared(open_file, path, os.O_RDWR | (os.O_CREAT if create else 0))
 
     def close(self, descriptor: int) -> None:
         """Give the descriptor back."""
@@ -104,7 +105,7 @@ class LocalDisk:
 
     def make_directory(self, path: str) -> None:
         """Make a directory and its parents."""
-        Path(path).mkdir(parents=True, exist_ok=True)
+        make_directory(path)
 
     def names(self, path: str) -> list[str]:
         """Sorted names in a directory; empty when there is none."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+P = ParamSpec("P")
 
 _actions: list[Callable[[], object]] = []
 _unshared: set[int] = set()
@@ -26,10 +27,10 @@ def on_fork(action: Callable[[], object]) -> None:
     _actions.append(action)
 
 
-def open_unshared(path: str | Path, flags: int) -> int:
-    """A descriptor that no child has, neither a forked nor an executed one."""
+def open_unshared(opener: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> int:
+    """What the opener opens, which no forked child has."""
     with _guard:
-        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        descriptor = opener(*args, **kwargs)
         _unshared.add(descriptor)
         return descriptor
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
+from taskq.log.access import exposures, whose
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
 from taskq.log.disk import LocalDisk
 from taskq.log.lock import process_state
@@ -50,6 +51,7 @@ def check_health(path: Path, config: LogConfig | None = None) -> list[Check]:
         _process(owners),
         _worker(owners),
         _room(disk, path, config or LogConfig()),
+        _access(path),
     ]
 
 
@@ -95,6 +97,15 @@ def _worker(owners: Iterable[OwnerView]) -> Check:
     slots = sum(serves.slots for one in serving for serves in one.serves)
     workers = f"{len(serving)} worker process{'' if len(serving) == 1 else 'es'}"
     return Check(name="worker", ok=True, detail=f"{workers}, {slots} jobs at a time")
+
+
+def _access(path: Path) -> Check:
+    """It fails nothing: in a container, say, the other users are nobody."""
+    try:
+        detail = f"nobody but {whose(str(path))} can use its files"
+    except OSError as error:
+        detail = f"not to be seen ({error.strerror})"
+    return Check(name="access", ok=True, detail="; ".join(exposures(str(path))) or detail)
 
 
 def _room(disk: Disk, path: Path, config: LogConfig) -> Check:

@@ -8,6 +8,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.core.errors import FormatError, LogError
+from taskq.log.access import denied
 from taskq.log.segment import segment_lsn
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
         descriptor = disk.open(f"{path}/{FILE}", write=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError as error:
+        raise LogError(denied(f"{path}/{FILE}", error)) from error
     except OSError as error:
         raise LogError(f"{path}/{FILE}: cannot be opened ({error.strerror})") from error
     try:

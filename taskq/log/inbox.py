@@ -77,7 +77,7 @@ class PartWriter:
         self, data_dir: Path, upload: str, *, trusted: bool = False, disk: Disk | None = None
     ) -> None:
         check_upload_name(upload)
-        self._log_path = os.path.abspath(data_dir)  # noqa: PTH100 - resolve() would follow links
+        self._log_path = os.path.realpath(data_dir)
         self._disk = disk or PatientDisk()
         self._inbox = Inbox(self._disk, SystemClock(), self._log_path)
         #: of the file that it becomes
@@ -234,7 +234,7 @@ def publish(data_dir: Path, name: str, parts: Sequence[Part]) -> bool:
         LogError: a part is missing, the name was refused before or is of a batch that is forgotten,
             or the directory cannot be used.
     """
-    path = os.path.abspath(data_dir)  # noqa: PTH100 - resolve() would follow links
+    path = os.path.realpath(data_dir)
     published = publish_with(PatientDisk(), SystemClock(), path, name, parts)
     if published:
         poke_owners(Path(path) / "owners")
@@ -262,7 +262,7 @@ def discard(data_dir: Path, upload: str) -> int:
         UsageError: the name is none.
         AppendFailed: the disk refuses.
     """
-    path = os.path.abspath(data_dir)  # noqa: PTH100 - resolve() would follow links
+    path = os.path.realpath(data_dir)
     check_upload_name(upload)
     if not (Path(path) / INBOX).is_dir():
         return 0

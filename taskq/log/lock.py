@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogLocked
 from taskq.log.codec import crc32
+from taskq.log.door import read_file
 from taskq.log.identity import write_all
 from taskq.log.meters import Histogram
 from taskq.log.syncturn import SyncTurn
@@ -156,7 +157,7 @@ class WriterLock:
         path = Path(self._path)
         try:
             # Read past the disk port, which serves the storage thread alone.
-            last = (path / "write.lock").read_bytes()[: _HOLDER.size]
+            last = read_file(path / "write.lock", _HOLDER.size)
         except OSError:
             last = b""
         holders = flock_holders(path / "write.lock", path / "turnstile.lock")

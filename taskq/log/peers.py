@@ -30,11 +30,13 @@ from typing import Final
 
 from taskq.core.errors import LogError
 from taskq.log import forks, serving, syscalls
+from taskq.log.door import make_directory, make_pipe, open_file, open_pipe, read_file
 
 _SLOT: Final = struct.Struct("<QB7x")
 _SLOTS_MAX: Final = 4_096
 _SLOTS_USUAL: Final = 64
 _PIPE_BYTES: Final = 4_096
+_MADE: Final = os.O_RDWR | os.O_CREAT
 #: Open ends of other owners' pipes that are kept.
 _PIPES_MAX: Final = 64
 
@@ -61,7 +63,7 @@ class LocalPeers:
 
     def __init__(self, path: str, name: str) -> None:
         self._path = Path(path) / "owners"
-        self._path.mkdir(parents=True, exist_ok=True)
+        make_directory(self._path)
         self._forget_dead()
         #: how many others had the log open when this owner last looked for sleepers
         self.others = 0
@@ -83,7 +85,7 @@ class LocalPeers:
         ).encode()
         self._lock = self._open_lock()
         self._pipe = self._open_pipe()
-        self._board = forks.open_unshared(self._path / "board", os.O_RDWR | os.O_CREAT)
+        self._board = forks.open_unshared(open_file, self._path / "board", _MADE)
         self._small = syscalls.SmallReader(_SLOT.size * _SLOTS_USUAL)
         self._slot = self._take_slot()
         self._poll = select.poll()
@@ -157,7 +159,7 @@ class LocalPeers:
 
     def _open_lock(self) -> int:
         temporary = self._path / f"{self.owner:016x}.tmp"
-        descriptor = forks.open_unshared(temporary, os.O_RDWR | os.O_CREAT)
+        descriptor = forks.open_unshared(open_file, temporary, _MADE)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(descriptor, self.description)
@@ -170,10 +172,8 @@ class LocalPeers:
         return descriptor
 
     def _open_pipe(self) -> int:
-        path = self._path / f"{self.owner:016x}.pipe"
-        os.mkfifo(path, 0o644)
         # Open for writing too: the pipe never reports its end when a waker closes it.
-        return forks.open_unshared(path, os.O_RDWR | os.O_NONBLOCK)
+        return forks.open_unshared(make_pipe, self._path / f"{self.owner:016x}.pipe")
 
     def _take_slot(self) -> int:
         board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
@@ -193,7 +193,7 @@ class LocalPeers:
         try:
             if pipe is None:
                 path = self._path / f"{owner:016x}.pipe"
-                pipe = forks.open_unshared(path, os.O_WRONLY | os.O_NONBLOCK)
+                pipe = forks.open_unshared(open_pipe, path, os.O_WRONLY)
                 if len(self._pipes) >= _PIPES_MAX:
                     forks.close_unshared(self._pipes.pop(next(iter(self._pipes))))
                 self._pipes[owner] = pipe
@@ -213,9 +213,7 @@ def poke_owners(directory: Path) -> None:
     """Wake all owners of a directory from outside, whatever they sleep for."""
     for owner in known_owners(directory, ".pipe"):
         with contextlib.suppress(OSError):  # one that is dead, or awake with a full pipe
-            pipe = os.open(
-                directory / f"{owner:016x}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            )
+            pipe = open_pipe(directory / f"{owner:016x}.pipe", os.O_WRONLY)
             try:
                 os.write(pipe, b"\1")
             finally:
@@ -233,7 +231,7 @@ def owner_alive(directory: Path, owner: int) -> bool:
     if owner in _local:
         return True
     try:
-        descriptor = os.open(directory / f"{owner:016x}.lock", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(directory / f"{owner:016x}.lock")
     except FileNotFoundError:
         return False
     try:
@@ -247,8 +245,7 @@ def describe_owner(directory: Path, owner: int) -> bytes:
     try:
         if owner in _local:
             return os.pread(_local[owner], _DESCRIPTION_BYTES_MAX, 0)
-        with (directory / f"{owner:016x}.lock").open("rb") as file:
-            return file.read(_DESCRIPTION_BYTES_MAX)
+        return read_file(directory / f"{owner:016x}.lock", _DESCRIPTION_BYTES_MAX)
     except (OSError, KeyError):  # it left while we looked
         return b""
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from taskq.core.errors import JobNotFound
 from taskq.core.model import State
 from taskq.core.records import Kind
+from taskq.log.door import read_file, replace_file
 from taskq.log.history import job_records
 
 if TYPE_CHECKING:
@@ -121,8 +122,7 @@ class ProgressBoard:
 
     def _write(self, rows: list[list[object]]) -> None:
         temporary = self._path.with_suffix(SUFFIX_NEW)
-        temporary.write_text(json.dumps(rows), encoding="utf-8")
-        temporary.replace(self._path)
+        replace_file(self._path, temporary, json.dumps(rows).encode())
 
 
 def find_progress(journal: Journal, job: int) -> Told | None:
@@ -162,8 +162,7 @@ def last_claim(records: Iterable[LogRecord]) -> tuple[int, int] | None:
 
 def _read(path: Path, job: int, token: int) -> Told | None:
     try:
-        with path.open("rb") as file:
-            rows = json.loads(file.read(_BYTES_MAX))
+        rows = json.loads(read_file(path, _BYTES_MAX))
     except (OSError, ValueError, RecursionError):
         return None
     for row in rows if isinstance(rows, list) else ():

@@ -86,7 +86,7 @@ def repair_directory(path: str) -> tuple[RepairReport, list[str]]:
     Raises:
         LogError: a process has it open; its message names it.
     """
-    directory = str(Path(path).absolute())
+    directory = os.path.realpath(path)
     _refuse_if_open(directory)
     disk = LocalDisk()
     config = LogConfig()

@@ -202,7 +202,10 @@ class Room:
             self._disk.remove(self._probe_path)
 
     def _set_aside(self, path: str, size: int) -> bool:
-        """Make a file of so many bytes; where that fails there is none afterwards."""
+        """Make a file of so many bytes; False, and there is none, if the disk has no room for it.
+
+        One that cannot be made for another reason, as in place of a directory, tells nothing of it.
+        """
         disk = self._disk
         try:
             descriptor = disk.open(path, create=True)
@@ -210,10 +213,10 @@ class Room:
                 disk.allocate(descriptor, size)
             finally:
                 disk.close(descriptor)
-        except OSError:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 disk.remove(path)
-            return False
+            return not is_full(error)
         return True
 
     def _error(self, error: OSError) -> DiskFull:

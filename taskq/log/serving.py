@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.model import Hold, Serving
+from taskq.log.door import read_file, replace_file
 from taskq.log.limittelling import limits_read, limits_told
 
 if TYPE_CHECKING:
@@ -38,16 +39,13 @@ def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
     if not document:
         target.unlink(missing_ok=True)
         return
-    temporary = target.with_suffix(SUFFIX_NEW)
-    temporary.write_bytes(json.dumps(document).encode())
-    temporary.replace(target)
+    replace_file(target, target.with_suffix(SUFFIX_NEW), json.dumps(document).encode())
 
 
 def read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
     """What an owner's workers claim, as far as it told; empty for one that only enqueues."""
     try:
-        with (directory / f"{owner:016x}{SUFFIX}").open("rb") as file:
-            document = json.loads(file.read(_BYTES_MAX))
+        document = json.loads(read_file(directory / f"{owner:016x}{SUFFIX}", _BYTES_MAX))
     except (OSError, ValueError):
         return ()
     if not isinstance(document, list):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
+import os
 import signal
 import threading
 from collections import deque
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogClosed, LogError, UsageError
 from taskq.core.model import SECOND_NS
 from taskq.log import forks
+from taskq.log.access import enter, exposures
 from taskq.log.config import MAILBOX_MAX, LogConfig
 from taskq.log.port import LoopPort, ThreadPort
 from taskq.log.progressfile import ProgressBoard
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from taskq.log.deaths import DeadLetter
     from taskq.log.survey import Request
     from taskq.log.upkeep import Order
+
+_log: Final = logging.getLogger("taskq")
 
 
 class Store:
@@ -321,12 +326,9 @@ def open_store(path: str, config: LogConfig) -> Store:
         UsageError: it is open here with other options.
         LogError: it cannot be opened.
     """
-    directory = Path(path).absolute()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        status = directory.stat()
-    except OSError as error:
-        raise LogError(f"{path}: cannot make the directory ({error.strerror})") from error
+    # The directory may be named by a link; what is inside may be none.
+    directory = os.path.realpath(path)
+    status = enter(directory, config.mode)
     key = (status.st_dev, status.st_ino)
     with _registry_guard:
         store = _registry.get(key)
@@ -338,7 +340,9 @@ def open_store(path: str, config: LogConfig) -> Store:
                 )
             store.openers += 1
         else:
-            store = _registry[key] = Store(str(directory), config)
+            store = _registry[key] = Store(directory, config)
+            for exposure in exposures(directory):
+                _log.warning("%s", exposure)
     try:
         store.wait_open()
     except BaseException:

@@ -1,0 +1,219 @@
+"""Whose the files of a log are: those of its user, or of its group, whatever the umask."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+import shutil
+import stat
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq import TaskLog, UsageError
+from taskq.core.errors import LogError
+from taskq.log.access import exposures
+from taskq.log.health import check_health
+from taskq.log.reader import LogReader
+from taskq.settings import load_settings
+from tests.processes.harness import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+AM_ROOT = os.geteuid() == 0
+#: Two users and a group that both may be in; without root's rights this process is both.
+USER, OTHER = (pwd.getpwnam(name).pw_uid for name in ("daemon", "nobody"))
+GROUP = grp.getgrnam("daemon").gr_gid if AM_ROOT else os.getgid()
+PLACES = {
+    "", "log", "inbox", "inbox/done", "inbox/refused", "owners", "readers", "snapshot", "spill",
+    "torn",
+}  # fmt: skip
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that every user may pass through."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def facts(path: Path) -> dict[str, os.stat_result]:
+    """All that is in a log, by its name, with the directory itself."""
+    found = [path, *path.rglob("*")]
+    return {str(one.relative_to(path)).removeprefix("."): one.lstat() for one in found}
+
+
+def used(path: Path, *arguments: object) -> dict[str, os.stat_result]:
+    """What is in a log while it is used, and what was left of that afterwards."""
+    with Child("use_all.py", path, *arguments) as child:
+        child.expect("open")
+        found = facts(path)
+        assert any(stat.S_ISFIFO(one.st_mode) for one in found.values())
+        child.say("")
+        child.expect("closed")
+        assert child.wait() == 0
+    found |= facts(path)
+    assert {name for name, one in found.items() if stat.S_ISDIR(one.st_mode)} == PLACES
+    return found
+
+
+def modes(found: dict[str, os.stat_result]) -> tuple[set[int], set[int]]:
+    """(modes of the directories, modes of all else)."""
+    of = {True: set[int](), False: set[int]()}
+    for one in found.values():
+        of[stat.S_ISDIR(one.st_mode)].add(stat.S_IMODE(one.st_mode))
+    return of[True], of[False]
+
+
+@pytest.mark.parametrize("umask", ["0", "22", "177"])
+def test_all_that_is_in_a_log_is_its_users_alone_whatever_the_umask(
+    place: Path, umask: str
+) -> None:
+    """Directories 700; segments, indexes, locks, pipes, uploads, bodies and readers 600."""
+    assert modes(used(place / "log", umask)) == ({0o700}, {0o600})
+
+
+def test_a_directory_that_its_group_shares_is_shared_in_all_that_is_in_it(place: Path) -> None:
+    """2770 and 660 with the directory's group, whoever of the group works in it, and for both."""
+    log = place / "log"
+    log.mkdir()
+    os.chown(log, -1, GROUP)
+    log.chmod(0o2770)
+    for user, umask in ((USER, "77"), (OTHER, "27")):
+        switch = (user, GROUP, GROUP) if AM_ROOT else ()
+        found = used(log, umask, *switch)
+        assert modes(found) == ({0o2770}, {0o660})
+        assert {one.st_gid for one in found.values()} == {GROUP}
+    assert not exposures(str(log))
+
+
+def test_what_root_makes_in_a_users_log_is_the_users(place: Path) -> None:
+    """Its owner and group are those of the directory, so that the user's processes go on."""
+    log = place / "log"
+    log.mkdir(0o700)
+    if AM_ROOT:
+        os.chown(log, OTHER, GROUP)
+    found = used(log, "22")
+    owners = {(one.st_uid, one.st_gid) for one in found.values()}
+    assert owners == {(log.stat().st_uid, log.stat().st_gid)}
+    if AM_ROOT:
+        used(log, "22", OTHER, GROUP)
+
+
+def test_mode_group_makes_a_shared_log_and_private_a_private_one(tmp_path: Path) -> None:
+    """By keyword and by setting; what is there already says so itself, and must agree."""
+    with TaskLog.open(tmp_path / "shared", mode="group"):
+        pass
+    assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o2770
+    assert stat.S_IMODE((tmp_path / "shared/log").stat().st_mode) == 0o2770
+    with TaskLog.open(tmp_path / "private"):
+        pass
+    with TaskLog.open(tmp_path / "shared"), TaskLog.open(tmp_path / "private", mode="private"):
+        pass
+    with pytest.raises(UsageError, match=r"is not shared: to share it .* chmod -R g=rwX,o= /"):
+        TaskLog.open(tmp_path / "private", mode="group").__enter__()
+    with pytest.raises(UsageError, match=r"to make it private, .* chmod -R go= /"):
+        TaskLog.open(tmp_path / "shared", mode="private").__enter__()
+
+
+def test_a_mode_that_there_is_not_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is given, and in the settings by its variable."""
+    with pytest.raises(UsageError, match="mode is 'public', it must be private or group"):
+        TaskLog.open(tmp_path, mode="public")  # type: ignore[arg-type]
+    monkeypatch.setenv("TASKQ_MODE", "group")
+    assert load_settings(None).log_config().mode == "group"
+    monkeypatch.setenv("TASKQ_MODE", "0777")
+    with pytest.raises(UsageError, match=r"mode \(TASKQ_MODE\) is '0777'"):
+        load_settings(None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "inner", "told"),
+    [
+        (0o777, 0o700, "is writable by every user"),
+        (0o1777, 0o700, "is writable by every user"),
+        (0o755, 0o755, "log is open to every user, who can stop its writers"),
+        (0o2775, 0o2775, "log is open to every user"),
+        (0o755, 0o700, ""),
+        (0o700, 0o777, ""),
+        (0o2770, 0o2770, ""),
+    ],
+)
+def test_a_log_that_others_could_reach_is_told_once_and_left_as_it_is(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    mode: int,
+    inner: int,
+    told: str,
+) -> None:
+    """With the command that closes it: at opening, and by ``health``, which fails nobody for it."""
+    log = tmp_path / "log"
+    with TaskLog.open(log):
+        pass
+    (log / "log").chmod(inner)
+    log.chmod(mode)
+    with TaskLog.open(log), TaskLog.open(log):
+        warnings = [record.getMessage() for record in caplog.records]
+    assert [told in text for text in warnings] == ([True] if told else [])
+    assert stat.S_IMODE(log.stat().st_mode) == mode
+    (check,) = [one for one in check_health(log) if one.name == "access"]
+    assert check.ok, "in a container the other users are nobody"
+    assert told in check.detail
+    if told:
+        assert f": chmod -R {'o=' if mode & 0o2000 else 'go='} {log}" in warnings[0]
+        os.system(warnings[0].rpartition(": ")[2])  # noqa: S605 - what we tell people to do
+        assert not exposures(str(log))
+
+
+#: A writer and a reader, as another user.
+SCRIPT = """
+import os, sys
+from taskq import TaskLog
+from taskq.core.errors import LogError
+from taskq.log.reader import LogReader
+os.setgroups([])
+os.setresgid(*[int(sys.argv[2])] * 3)
+os.setresuid(*[int(sys.argv[2])] * 3)
+for use in (lambda: TaskLog.open(sys.argv[1]).__enter__(), lambda: LogReader.open(sys.argv[1])):
+    try:
+        use()
+    except LogError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_who_may_not_enter_a_log_is_told_whose_it_is(place: Path, inside: bool) -> None:
+    """Writers and readers alike: the directory, its user and mode, and what to do."""
+    log = place / "log"
+    with TaskLog.open(log):
+        pass
+    if not AM_ROOT:
+        (log / "taskq.json").chmod(0 if inside else 0o600)
+        log.chmod(0o700 if inside else 0)
+        with pytest.raises(LogError, match=r"cannot be used .*belongs to user .*mode=\"group\""):
+            LogReader.open(str(log))
+        log.chmod(0o700)
+        return
+    if inside:
+        log.chmod(0o755)
+        log.joinpath("log").chmod(0o755)
+    with Child(sys.executable, "-c", SCRIPT, log, OTHER) as child:
+        told = child.rest()
+    assert len(told) == 2
+    for line in told:
+        assert re.match(
+            rf"{log}(/taskq.json)? cannot be used.*: {log}(/taskq.json)? belongs to user root "
+            rf"\(mode \d+\), this process is user nobody; run it as that user, or share",
+            line,
+        )
