@@ -20,6 +20,8 @@ _SMALL_READ: Final = 16 * 1024
 #: What ``posix_fallocate`` says where the file system cannot do it.
 _NO_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
 _NOISE_BYTES: Final = 64 * 1024
+#: Device numbers are signed on macOS.
+_U64_MAX: Final = 2**64 - 1
 
 
 class LocalDisk:
@@ -158,6 +160,16 @@ class LocalDisk:
             parts.append(str(int(time.time() - time.monotonic()) // 60).encode())
             parts.append(os.uname().nodename.encode())
         return int.from_bytes(hashlib.blake2b(b"".join(parts), digest_size=8).digest(), "little")
+
+    def identity(self, descriptor: int) -> tuple[int, int]:
+        """(device, inode) of the open file."""
+        facts = os.fstat(descriptor)
+        return facts.st_dev & _U64_MAX, facts.st_ino & _U64_MAX
+
+    def was_restored(self, descriptor: int) -> bool:
+        """A write sets both times alike; ``cp -a``, rsync and tar set that of modification back."""
+        facts = os.fstat(descriptor)
+        return facts.st_mtime_ns != facts.st_ctime_ns
 
 
 class PatientDisk(LocalDisk):

@@ -46,6 +46,8 @@ class Walk(NamedTuple):
     #: the highest position that any of the frames declares synced
     synced_through: int
     is_torn: bool
+    #: where that frame starts, 0 if there was none
+    last_offset: int
 
 
 class SegmentFiles:
@@ -109,6 +111,11 @@ class SegmentFiles:
         if frame is None:
             return None
         return codec.SegmentHeader(lsn, frame.epoch, self.log_id.bytes, frame.time_ns)
+
+    def frame_header(self, lsn: int, offset: int) -> codec.FrameHeader | None:
+        """The header of the frame that starts there, None if it is not whole."""
+        data = self._read(self.descriptor(lsn), codec.FRAME_HEADER_SIZE, offset)
+        return codec.decode_frame_header(data, 0, self.seed(lsn), offset)
 
     def has_damaged_header(self, lsn: int) -> bool:
         """Whether the file holds more than a header, and that is not whole."""
@@ -217,16 +224,17 @@ class SegmentFiles:
 
     def walk(self, lsn: int, size: int, offset: int, next_lsn: int) -> Walk:
         """Where the whole frames of a last segment end."""
-        last, synced_through = None, 0
+        last, synced_through, last_offset = None, 0, 0
         for item in self.scanner(lsn, size, next_lsn, sealed=False).frames(offset):
             if not isinstance(item, Gap):
                 offset, last, next_lsn = item.end, item.header, item.header.next_lsn
+                last_offset = item.offset
                 synced_through = max(synced_through, last.synced_through)
             elif item.torn:
-                return Walk(item.offset, next_lsn, last, synced_through, is_torn=True)
+                return Walk(item.offset, next_lsn, last, synced_through, True, last_offset)
             else:
                 offset, next_lsn = item.resume, item.next_lsn
-        return Walk(offset, next_lsn, last, synced_through, is_torn=False)
+        return Walk(offset, next_lsn, last, synced_through, False, last_offset)
 
     def frames(self, cursor: Cursor, end: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
         """See ``Journal.frames``."""

@@ -106,6 +106,7 @@ class Onlooker:
         self.journal = journal
         try:
             self._hint_file = journal.disk.open(f"{journal.path}/write.lock", write=False)
+            self._home = (journal.boot, *journal.disk.identity(self._hint_file))
         except OSError:  # written by nobody since it was copied here
             self._hint_file = -1
 
@@ -127,7 +128,7 @@ class Onlooker:
         """Take over what the last writer noted, if that can be so."""
         journal = self.journal
         hint = read_hint(journal.disk, self._hint_file) if self._hint_file >= 0 else None
-        if hint is None or hint.failed or hint.boot != journal.boot:
+        if hint is None or hint.failed or hint.home != self._home:
             return False
         if hint.segment not in journal.files:
             journal.files.refresh()

@@ -22,7 +22,7 @@ from taskq.log.identity import (
     read_or_create_identity,
     write_all,
 )
-from taskq.log.lock import TailHint, WriterLock
+from taskq.log.lock import Home, TailHint, WriterLock
 from taskq.log.logtime import LogTime
 from taskq.log.meters import excused, timed_sync
 from taskq.log.place import Place
@@ -57,6 +57,8 @@ class Journal(Place):
     ) -> None:
         super().__init__(disk, clock, path, config, writable=writer is not None)
         self.boot = disk.boot_id()
+        #: a hint of another boot, or in another file than this process's, is not believed
+        self.home: Home = (self.boot, 0, 0) if writer is None else writer.home
         self.identity: Identity
         self.tag = ""
         self.recovered: list[str] = []
@@ -85,10 +87,13 @@ class Journal(Place):
         self.disk.make_directory(f"{self.path}/log")
         hint = self.writer.acquire()
         start_ns = self.clock.steady_ns()
-        if hint is not None and hint.boot == self.boot:
+        if hint is not None and hint.home == self.home:
             self._time.learn(hint.clock_base_ns)
             self.generation = hint.generation
         self._identify(read_or_create_identity(self.disk, self.path, self.clock.wall_ns()))
+        self.files.refresh()
+        if hint is not None and not (hint.failed or self._is_borne_out(hint)):
+            hint = hint._replace(inode=0)
         self._is_failed = hint is not None and hint.failed != 0
         if self._is_failed or is_marked_failed(self.disk, self.path):
             self._is_failed = True
@@ -150,7 +155,7 @@ class Journal(Place):
     def refresh(self) -> None:
         """Learn where the log ends without the lock; a frame that is being written is not seen."""
         hint = self.writer.peek()
-        if hint is not None and not hint.failed and hint.boot == self.boot:
+        if hint is not None and not hint.failed and hint.home == self.home:
             self._adopt(hint)
 
     def has_grown(self) -> bool:
@@ -161,15 +166,38 @@ class Journal(Place):
     def _locate(self, hint: TailHint | None) -> None:
         if hint.failed if hint is not None else is_marked_failed(self.disk, self.path):
             raise LogFailed(self.path, "an fsync failed in one of its processes")
-        lost = hint is None or hint.boot != self.boot
-        if hint is not None and not lost:
-            self._adopt(hint)
-            if self._tail >= 0 and self.disk.size(self._tail) == self.offset:
-                return
+        lost = hint is None or hint.home != self.home
+        if hint is not None and not lost and self._adopt(hint) == self.offset:
+            return
         self.files.refresh()
         self._find_end(hint, lost=lost)
 
-    def _adopt(self, hint: TailHint) -> None:
+    def _is_borne_out(self, hint: TailHint) -> bool:
+        """Whether the segments say nothing else: the hint's is the last, and ends as it says.
+
+        A damaged last frame says nothing: it is no torn tail for that.
+        """
+        files = self.files
+        if files.lsns[-1:] != [hint.segment]:
+            return False
+        end = hint.offset, hint.next_lsn
+        if not hint.last_frame:
+            return end == (codec.SEGMENT_HEADER.size, hint.segment)
+        last = files.frame_header(hint.segment, hint.last_frame)
+        if last is None:
+            return files.size(hint.segment) == hint.offset
+        return end == (hint.last_frame + last.size, last.next_lsn) and last.epoch == hint.epoch
+
+    def _adopt(self, hint: TailHint) -> int:
+        """Take over where the log ends, if that can be so; returns bytes of its last segment.
+
+        -1 if the segment that the hint names is not there: what another directory has.
+        """
+        if hint.segment != self.segment or self._tail < 0:
+            if hint.segment not in self.files:
+                self.files.refresh()
+            if hint.segment not in self.files:
+                return -1
         self.durable_lsn = max(self.durable_lsn, hint.durable_lsn)
         known = self.clean_offset if hint.segment == self.segment else 0
         self._time.learn(hint.clock_base_ns)
@@ -177,14 +205,15 @@ class Journal(Place):
             self.generation = hint.generation
             self._forget_files()
         if hint.segment != self.segment or self._tail < 0:
-            if hint.segment not in self.files:
-                self.files.refresh()
-            if hint.segment not in self.files:
-                return
             self._enter(hint.segment)
+        size = self.disk.size(self._tail)
+        if size < hint.offset:
+            return -1
         self.clean_offset = max(known, hint.clean_offset)
         self.offset, self.next_lsn = hint.offset, hint.next_lsn
         self.epoch, self.time_ns = hint.epoch, hint.time_ns
+        self.last_frame = hint.last_frame
+        return size
 
     def _find_end(self, hint: TailHint | None, *, lost: bool) -> None:
         """Walk to the last whole frame, cut a torn tail, begin a new epoch where that is due."""
@@ -199,7 +228,7 @@ class Journal(Place):
         else:
             keep_directory(self.disk, self.path)
         if lost or cut or not usable or self.next_lsn < floor:
-            if usable and (hint is None or hint.boot == self.boot):
+            if usable and (hint is None or hint.home == self.home):
                 self._secure()
             lsn = max(self.next_lsn, floor)
             self._begin_segment(lsn + LSN_SKIP if lsn else 1, new_epoch=True)
@@ -218,12 +247,16 @@ class Journal(Place):
         offset = self.clean_offset = codec.SEGMENT_HEADER.size
         self.next_lsn, self.epoch, _, self.time_ns = header
         size = self.files.size(self.segment)
-        if hint is not None and hint.fits(self.boot, self.segment, size):
+        self.last_frame = 0
+        fits = hint is not None and hint.fits(self.home, self.segment, size)
+        if hint is not None and fits and self._is_borne_out(hint):
             offset, self.next_lsn, self.epoch = hint.offset, hint.next_lsn, hint.epoch
             self.time_ns, self.clean_offset = hint.time_ns, hint.clean_offset
+            self.last_frame = hint.last_frame
         walk = self.files.walk(self.segment, size, offset, self.next_lsn)
-        self.offset, self.next_lsn, last, synced_through, is_torn = walk
+        self.offset, self.next_lsn, last, synced_through, is_torn = walk[:5]
         if last is not None:
+            self.last_frame = walk.last_offset
             self.epoch, self.time_ns = last.epoch, last.time_ns
         self.durable_lsn = max(self.durable_lsn, synced_through)
         self.torn_bytes = size - self.offset if is_torn else 0
@@ -250,7 +283,7 @@ class Journal(Place):
         self._enter(first_lsn)
         self.epoch = epoch
         self.offset = self.clean_offset = codec.SEGMENT_HEADER.size
-        self.next_lsn = first_lsn
+        self.next_lsn, self.last_frame = first_lsn, 0
         self._write_hint()
 
     def _secure(self) -> None:
@@ -307,6 +340,7 @@ class Journal(Place):
             self.disk.truncate(self._tail, self.offset)
             raise
         self._marks.note(self.next_lsn, self.segment, self.offset)
+        self.last_frame = self.offset
         self.offset += len(frame)
         self.meters.appended_bytes += len(frame)
         self.next_lsn += count
@@ -343,8 +377,8 @@ class Journal(Place):
 
     def _write_hint(self) -> None:
         hint = TailHint(
-            int(self._is_failed), self.generation, self.boot, self.segment, self.offset,
-            self.next_lsn, self.epoch, self.time_ns, self.durable_lsn,
+            int(self._is_failed), self.generation, *self.home, self.segment, self.offset,
+            self.last_frame, self.next_lsn, self.epoch, self.time_ns, self.durable_lsn,
             self.clean_offset, self._time.base_ns,
         )  # fmt: skip
         self.writer.write_hint(hint)

@@ -6,7 +6,9 @@ wait was 4 ms.
 
 The file's first 8 bytes name the last holder. Behind them stands where the log ends: with it a
 process that only enqueues never reads what others wrote. It is a hint: it has a CRC, names the
-boot it was written in, and is believed only if the segment's size agrees.
+boot and the file that it was written in, and is believed only if the segment's size agrees. So
+whoever opens a copy of the directory begins an epoch of his own: what he and the original write
+from there on has other names.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ import struct
 import time
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from taskq.core.errors import LogLocked
-from taskq.log.codec import crc32
+from taskq.core.model import TIME_NS_MAX
+from taskq.log.codec import LSN_MAX, PREFIX, SEGMENT_HEADER, crc32
 from taskq.log.door import read_file
 from taskq.log.identity import write_all
 from taskq.log.meters import Histogram
@@ -30,11 +33,18 @@ if TYPE_CHECKING:
     from taskq.log.ports import Disk
 
 _HOLDER: Final = struct.Struct("<II")
-_TAIL: Final = struct.Struct("<IIQQQQQqQQq")
+_TAIL: Final = struct.Struct("<IIQQQQQQQQqQQq")
 _TAIL_SIZE: Final = _TAIL.size + 4
 _SIZE: Final = _HOLDER.size + _TAIL_SIZE
 _EXCLUSIVE: Final = 1
+#: A segment stays under 2 GiB, and its frames start at multiples of 8.
+_OFFSET_MAX: Final = 2**31
+_ALIGNMENT: Final = 8
 _STATES: Final = {"R": "running", "S": "sleeping", "D": "waiting for the disk", "T": "stopped"}
+
+
+#: (boot, device, inode): where and when a hint is believed.
+Home: TypeAlias = tuple[int, int, int]
 
 
 class TailHint(NamedTuple):
@@ -45,8 +55,13 @@ class TailHint(NamedTuple):
     #: rises when whole frames were moved: what was folded from them must be folded anew
     generation: int
     boot: int
+    #: of the file that it stands in
+    device: int
+    inode: int
     segment: int
     offset: int
+    #: offset of the segment's last frame, 0 if it has none
+    last_frame: int
     next_lsn: int
     epoch: int
     time_ns: int
@@ -56,15 +71,34 @@ class TailHint(NamedTuple):
     #: how far wall time was ahead of the steady clock, less the steps not recorded yet
     clock_base_ns: int
 
-    def fits(self, boot: int, segment: int, size: int) -> bool:
-        """Whether it speaks of this segment, on this boot, while it has that many bytes."""
-        return boot == self.boot and segment == self.segment and self.offset <= size
+    @property
+    def home(self) -> Home:
+        """When and where it was written."""
+        return self.boot, self.device, self.inode
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether its numbers can be true together, whoever wrote them."""
+        return (
+            0 < self.segment <= self.next_lsn < LSN_MAX
+            and SEGMENT_HEADER.size <= self.clean_offset <= self.offset <= _OFFSET_MAX
+            and self.last_frame < self.offset
+            and not (self.offset | self.last_frame) % _ALIGNMENT
+            and (self.next_lsn - self.segment) * PREFIX.size <= self.offset
+            and self.durable_lsn <= self.next_lsn
+            and 0 <= self.time_ns <= TIME_NS_MAX >= abs(self.clock_base_ns)
+        )
+
+    def fits(self, home: Home, segment: int, size: int) -> bool:
+        """Whether it speaks of this segment, here and on this boot, while it is as long."""
+        return home == self.home and segment == self.segment and self.offset <= size
 
 
 class WriterLock:
     """The lock of one process; one thread uses it.
 
     Attributes:
+        home: what a hint names that was written here, on this boot.
         waiting_since: monotonic seconds since when this process waits in line, 0 when it does not;
             a watcher in another thread reads it.
         waits: nanoseconds that each taking of the lock took.
@@ -77,10 +111,13 @@ class WriterLock:
         self._wait_seconds = wait_seconds
         self._gate = disk.open(f"{path}/turnstile.lock", create=True)
         self._file = disk.open(f"{path}/write.lock", create=True)
+        self.home: Home = (disk.boot_id(), *disk.identity(self._file))
+        self._was_restored = disk.was_restored(self._file)
         self.turn = SyncTurn(disk, path)
         self._me = _HOLDER.pack(pid, 0)
         self._mine = _HOLDER.pack(pid, _EXCLUSIVE)
-        self._written = b""
+        self._hint_data = b""
+        self._hint: TailHint | None = None
         self.held = False
         self.exclusive = False
         self.waiting_since = 0.0
@@ -120,7 +157,12 @@ class WriterLock:
         me = self._mine if self.exclusive else self._me
         if data[:8] != me:
             write_all(self._disk, self._file, me, 0)
-        return _decode(data[8:])
+        hint = self._decoded(data[_HOLDER.size :])
+        if self._was_restored:
+            # What a backup was written over names the file that it was before.
+            self._was_restored = False
+            hint = None if hint is None else hint._replace(inode=0)
+        return hint
 
     def release(self) -> None:
         """Give the lock back, unless it is kept for good."""
@@ -139,6 +181,7 @@ class WriterLock:
         packed = _TAIL.pack(*hint)
         data = packed + crc32(packed).to_bytes(4, "little")
         write_all(self._disk, self._file, data, _HOLDER.size)
+        self._hint_data, self._hint = data, hint
 
     def void_hint(self) -> None:
         """Make the hint unbelievable, before a step that could be cut short."""
@@ -146,7 +189,13 @@ class WriterLock:
 
     def peek(self) -> TailHint | None:
         """The hint, read without the lock."""
-        return read_hint(self._disk, self._file)
+        return self._decoded(self._disk.read(self._file, _TAIL_SIZE, _HOLDER.size))
+
+    def _decoded(self, data: bytes) -> TailHint | None:
+        """What the bytes say; those seen last are not looked at again, as they are mostly own."""
+        if data != self._hint_data:
+            self._hint_data, self._hint = data, _decode(data)
+        return self._hint
 
     def locked_error(self, waited_seconds: float) -> LogLocked:
         """What to tell callers who waited too long; asked from any thread.
@@ -252,4 +301,5 @@ def _decode(data: bytes) -> TailHint | None:
         return None
     if int.from_bytes(data[_TAIL.size : _TAIL_SIZE], "little") != crc32(data[: _TAIL.size]):
         return None
-    return TailHint(*_TAIL.unpack_from(data))
+    hint = TailHint(*_TAIL.unpack_from(data))
+    return hint if hint.is_sound else None

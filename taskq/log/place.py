@@ -24,6 +24,7 @@ class Place:
     Attributes:
         next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
         segment, offset: where the next frame goes.
+        last_frame: offset of the segment's last frame, 0 if it has none.
         is_past: the end is one that the log had at a moment of the past.
         indexes: what finds single records.
         meters: what this process did so far.
@@ -38,6 +39,7 @@ class Place:
         self.config = config
         self.files = SegmentFiles(disk, path, writable=writable)
         self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
+        self.last_frame = 0
         self.is_past = False
         self._marks = Marks()
         self.meters = Meters()

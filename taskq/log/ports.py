@@ -95,6 +95,14 @@ class Disk(Protocol):
         """A 64-bit number of this boot of this machine."""
         ...
 
+    def identity(self, descriptor: int) -> tuple[int, int]:
+        """(device, inode) of the open file, so that it can name itself: a copy is another one."""
+        ...
+
+    def was_restored(self, descriptor: int) -> bool:
+        """Whether a tool that copies wrote the file last, as far as its times tell."""
+        ...
+
 
 class Clock(Protocol):
     """The two times a log needs."""

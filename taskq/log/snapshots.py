@@ -275,7 +275,7 @@ class Snapshots:
         return (
             hint is not None
             and not hint.failed
-            and (hint.boot, hint.generation) == (journal.boot, generation)
+            and (hint.home, hint.generation) == (journal.home, generation)
             and not is_marked_failed(journal.disk, journal.path)
         )
 

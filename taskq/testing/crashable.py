@@ -186,3 +186,12 @@ class CrashableDisk:
     def boot_id(self) -> int:
         """The number of this boot."""
         return self._check().boot
+
+    def identity(self, descriptor: int) -> tuple[int, int]:
+        """One device; a number for each file."""
+        return 1, self._check().describe(descriptor).file.number
+
+    def was_restored(self, descriptor: int) -> bool:
+        """No tool copies anything here."""
+        self._check().describe(descriptor)
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -14,12 +15,14 @@ _EVEN: Final = 0.5
 _SELDOM: Final = 0.1
 #: How much of a file's unsynced data a crash keeps, on average; one of these for each crash.
 _SHARES: Final = (0.0, 0.5, 0.9, 1.0)
+_NUMBERS: Final = itertools.count(1)
 
 
 class File:
     """Bytes with a past.
 
     Attributes:
+        number: of this file and no other.
         cache: what reads give.
         platter: what a crash leaves, besides those dirty sectors that it keeps.
         dirty: sector -> the states that it had since the last sync, without the latest.
@@ -30,6 +33,7 @@ class File:
     """
 
     def __init__(self) -> None:
+        self.number = next(_NUMBERS)
         self.cache = bytearray()
         self.platter = bytearray()
         self.dirty: dict[int, list[bytes]] = {}

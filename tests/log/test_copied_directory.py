@@ -1,0 +1,191 @@
+"""What a copy, a moved or a restored directory writes has names of its own: (epoch, lsn)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskq.log import codec
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.disk import LocalDisk, SystemClock
+from taskq.log.journal import Journal
+from taskq.log.lock import TailHint, WriterLock, read_hint
+from taskq.log.segment import Frame
+from tests.log.world import PATH, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_CONFIG: Final = LogConfig(segment_bytes=SEGMENT_BYTES_MIN)
+_BODY: Final = codec.encode_owner(1, bytes(1_000), 1)
+
+
+class Writer:
+    """A process that has a directory open, and the names of what it wrote."""
+
+    def __init__(self, path: Path) -> None:
+        disk = LocalDisk()
+        lock = WriterLock(disk, str(path), os.getpid(), 30.0)
+        self.journal = Journal(disk, SystemClock(), str(path), _CONFIG, lock)
+        self.journal.open()
+        self.journal.unlock()
+        self.names: list[tuple[int, int]] = []
+
+    def write(self, frames: int = 1) -> None:
+        journal = self.journal
+        for _ in range(frames):
+            journal.lock()
+            journal.rotate_if_full()
+            self.names.append((journal.epoch, journal.next_lsn))
+            journal.append(_BODY, 1, journal.log_time()[0])
+            journal.unlock()
+
+    def close(self) -> None:
+        self.journal.close()
+
+
+def _written(path: Path, frames: int = 5) -> list[tuple[int, int]]:
+    path.mkdir(exist_ok=True)
+    writer = Writer(path)
+    writer.write(frames)
+    writer.close()
+    return writer.names
+
+
+def _copied(path: Path) -> Path:
+    return shutil.copytree(path, path.with_name("copy"))
+
+
+def _hard_linked(path: Path) -> Path:
+    return shutil.copytree(path, path.with_name("linked"), copy_function=os.link)
+
+
+def _restored_over(path: Path) -> Path:
+    """A backup is written over the directory, file by file and in place, as ``cp -a`` does."""
+    backup = _copied(path)
+    _written(path)
+    return shutil.copytree(backup, path, dirs_exist_ok=True)
+
+
+def _restored_over_longer(path: Path) -> Path:
+    """The same, after segments came that the backup does not have; they stay."""
+    backup = _copied(path)
+    _written(path, 80)
+    return shutil.copytree(backup, path, dirs_exist_ok=True, copy_function=shutil.copyfile)
+
+
+@pytest.mark.parametrize("copy", [_copied, _restored_over, _restored_over_longer, _hard_linked])
+def test_what_a_copy_and_its_original_write_never_has_the_same_name(
+    copy: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    original = tmp_path / "data"
+    _written(original, 10)
+    other = copy(original)
+    writers = [Writer(other), Writer(original)]
+    for _ in range(80):
+        for writer in writers:
+            writer.write()
+    names = [name for writer in writers for name in writer.names]
+    for writer in writers:
+        writer.close()
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("copy", [_copied, _restored_over, _restored_over_longer])
+def test_a_copy_goes_on_in_an_epoch_of_its_own(
+    copy: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    original = tmp_path / "data"
+    before = _written(original, 10)
+    after = _written(copy(original))
+    assert {epoch for epoch, _ in before}.isdisjoint(epoch for epoch, _ in after)
+    assert after[0][1] > before[-1][1] + 2**20
+
+
+def test_a_moved_directory_goes_on_where_it_was(tmp_path: Path) -> None:
+    before = _written(tmp_path / "data")
+    moved = (tmp_path / "data").rename(tmp_path / "moved")
+    after = _written(moved)
+    assert {epoch for epoch, _ in before} == {epoch for epoch, _ in after}
+    assert after[0][1] == before[-1][1] + 1
+
+
+def test_a_copy_begins_one_epoch_and_no_other(tmp_path: Path) -> None:
+    """Its first writer makes the hint its own."""
+    _written(tmp_path / "data")
+    copy = _copied(tmp_path / "data")
+    assert _written(copy)[-1][0] == _written(copy)[0][0]
+
+
+def _hints() -> dict[str, TailHint]:
+    """A hint as it was written, and what a hostile writer may make of each of its numbers."""
+    world = World()
+    process = world.process()
+    for _ in range(3):
+        process.enqueue()
+    hint = process.journal.writer.peek()
+    assert hint is not None
+    odd: dict[str, dict[str, int]] = {
+        "an offset within the header": {"offset": 8, "clean_offset": 8, "last_frame": 0},
+        "an offset of 0": {"offset": 0, "clean_offset": 0, "last_frame": 0},
+        "an offset between two frames": {"offset": hint.offset - 8},
+        "an offset that no frame has": {"offset": hint.offset - 4},
+        "an offset beyond the file": {"offset": hint.offset + 8},
+        "an offset beyond any file": {"offset": 2**63},
+        "a last frame behind the end": {"last_frame": hint.offset},
+        "a last frame at no multiple of 8": {"last_frame": 65},
+        "an lsn beyond what the segment can hold": {"next_lsn": 2**40},
+        "the last lsn of all": {"next_lsn": 2**63 - 1},
+        "an lsn beyond all": {"next_lsn": 2**64 - 1},
+        "an lsn before the segment": {"next_lsn": 0, "durable_lsn": 0},
+        "more on disk than there is": {"durable_lsn": hint.next_lsn + 1},
+        "clean beyond the end": {"clean_offset": hint.offset + 8},
+        "clean within the header": {"clean_offset": 0},
+        "no segment": {"segment": 0},
+        "a segment that is not there": {"segment": 2},
+        "a time before 1970": {"time_ns": -1},
+        "a time beyond all": {"time_ns": 2**63 - 1},
+        "a clock far ahead": {"clock_base_ns": 2**63 - 1},
+        "a clock far behind": {"clock_base_ns": -(2**63)},
+    }
+    return {name: hint._replace(**values) for name, values in odd.items()}
+
+
+_HINTS: Final = _hints()
+
+
+@pytest.mark.parametrize("name", _HINTS)
+def test_a_hint_of_odd_numbers_costs_neither_a_job_nor_a_process(name: str) -> None:
+    """Whoever can write the lock's file can put anything there: no number is used unchecked."""
+    world = World()
+    first = world.process()
+    jobs = [first.enqueue() for _ in range(3)]
+    here = first.journal.home
+    hint = _HINTS[name]._replace(boot=here[0], device=here[1], inode=here[2])
+    first.journal.writer.write_hint(hint)
+    second = world.process()
+    jobs += [first.enqueue(), second.enqueue()]
+    assert len(set(jobs)) == len(jobs)
+    assert max(jobs) < 2**40 + 2**22
+    frames = [item for _, item in world.reader().frames(world.reader().start())]
+    assert all(isinstance(item, Frame) for item in frames)
+    assert [one.job for one in world.process().claim(9)] == sorted(jobs)
+
+
+def test_a_hint_names_the_file_that_it_stands_in() -> None:
+    """Another file with the same bytes has none that is believed."""
+    world = World()
+    process = world.process()
+    process.enqueue()
+    data = world.machine.content(f"{PATH}/write.lock")
+    process.close()
+    process.disk.remove(f"{PATH}/write.lock")
+    world.machine.put(f"{PATH}/write.lock", data)
+    descriptor = process.disk.open(f"{PATH}/write.lock")
+    hint = read_hint(process.disk, descriptor)
+    assert hint is not None
+    assert hint.home != (process.disk.boot_id(), *process.disk.identity(descriptor))
