@@ -19,7 +19,7 @@ from taskq.flowhandle import AppFlows
 from taskq.handle import JobHandle, make_handle
 from taskq.lifespan import AppLifespans
 from taskq.logoptions import LogOptions, unknown_option
-from taskq.naming import same_source
+from taskq.naming import checked_modules, same_source
 from taskq.queues import LogQueues
 from taskq.reading import LogReading
 from taskq.schedules import AppSchedules, Planned
@@ -60,6 +60,8 @@ class TaskQ(
 
     Args:
         data_dir: the directory; made when it is missing.
+        include: full names of the modules that hold the app's tasks. Whoever runs its jobs imports
+            them, when the app's own module is whole: they may import it.
         settings: used instead of the environment and the files.
         options: see ``LogOptions``.
 
@@ -71,6 +73,7 @@ class TaskQ(
         self,
         data_dir: str | os.PathLike[str] | None = None,
         *,
+        include: Iterable[str] = (),
         settings: Settings | None = None,
         **options: Unpack[LogOptions],
     ) -> None:
@@ -82,6 +85,7 @@ class TaskQ(
 
         self.settings = load_settings(settings, data_dir=data_dir, **options)
         self._connection = Connection(os.fspath(self.settings.data_dir), self.settings.log_config())
+        self._include = checked_modules(include)
         self._tasks: dict[str, Task[..., Any]] = {}
         self._death_hooks: list[Callable[[DeadLetter], Any]] = []
         self._breakers: dict[str, BreakerRule] = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from taskq.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 def check_function(fn: object) -> None:
@@ -66,6 +66,28 @@ def check_importable(fn: Callable[..., Any]) -> None:
         raise UsageError(f"{what}, which has no name in a module: move it to a module's top level")
     if module == "__main__" and main_module_name() == "__main__":
         raise UsageError(f"{what}, which stands in no file: put it into a module")
+
+
+def checked_modules(include: Iterable[str]) -> list[str]:
+    """The names of modules to be imported later.
+
+    Raises:
+        UsageError: a text in place of a list, or a name that no module can have.
+    """
+    if isinstance(include, str):
+        raise UsageError(f"include is one name, {include!r}: write include=[{include!r}]")
+    names = list(include)
+    for name in names:
+        if not _may_be_module(name):
+            raise UsageError(
+                f"include: {name!r:.60} is no module's name: give it as it is imported, "
+                f"such as shop.tasks"
+            )
+    return names
+
+
+def _may_be_module(name: object) -> bool:
+    return isinstance(name, str) and all(map(str.isidentifier, name.split(".")))
 
 
 def main_module_name() -> str:

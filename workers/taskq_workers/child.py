@@ -32,7 +32,7 @@ from taskq_workers.afar import failed, given_back, succeeded
 from taskq_workers.forked import keep_from_children
 from taskq_workers.importing import importing
 from taskq_workers.lifespans import bound, bound_names, resources_in_thread
-from taskq_workers.loader import load_app
+from taskq_workers.loader import import_included, load_app
 from taskq_workers.relaying import Outlet
 from taskq_workers.shipping import Shipped, Unpacker
 from taskq_workers.timeouts import Limits, limited, tell_deadline, too_long_softly
@@ -144,7 +144,7 @@ class _Bench:
         """Import the app that the worker was told to run; raises what that raises."""
         if self._outfit.target:
             with importing():
-                target = load_app(self._outfit.target)
+                target = load_app(self._outfit.target, self._outfit.include)
             self._take_tasks(target)
 
     def close(self) -> None:
@@ -227,6 +227,8 @@ class _Bench:
     def _take_tasks(self, app: TaskQ) -> None:
         if str(app.data_dir) != self._outfit.data_dir:
             app.data_dir = Path(self._outfit.data_dir)
+        with importing():
+            import_included(app)
         for name, task in app._tasks.items():
             self._tasks.setdefault(name, task)
 

@@ -53,6 +53,13 @@ def work_options(command: F) -> F:
             help="Sync jobs that run at a time.  [default: as --concurrency]",
         ),
         click.option(
+            "-I",
+            "--include",
+            multiple=True,
+            metavar="MODULE",
+            help="Import this module, too, for the tasks in it. Repeatable.",
+        ),
+        click.option(
             "-Q",
             "--queues",
             multiple=True,

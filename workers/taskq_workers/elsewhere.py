@@ -28,6 +28,7 @@ class Order:
 
     Attributes:
         target: ``module:app`` as it was typed; whoever runs the jobs imports it anew.
+        include: modules with tasks of the app, besides those that it includes itself.
         master: where the executors are, in the words of their system; "" for its default.
         files: Python files and archives that the executors need.
         concurrency: how many async jobs run at a time in one place.
@@ -43,6 +44,7 @@ class Order:
     """
 
     target: str
+    include: tuple[str, ...] = ()
     master: str = ""
     files: tuple[str, ...] = ()
     concurrency: int

@@ -163,9 +163,7 @@ def _task_list(names: Iterable[str]) -> str:
     ordered = sorted(names)
     shown = ", ".join(ordered[:_TASKS_SHOWN])
     more = len(ordered) - _TASKS_SHOWN
-    return (
-        f"{shown} and {more} more" if more > 0 else shown or "none: this worker has nothing to run"
-    )
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _grouped(count: int) -> str:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.app import TaskQ, default_app
 from taskq.core.errors import TaskqError, UsageError
+from taskq.naming import checked_modules, main_module_name
+from taskq.tasks import Task
 from taskq_workers.reasons import is_machinery, user_traceback
 
 if TYPE_CHECKING:
@@ -22,13 +24,18 @@ if TYPE_CHECKING:
 _FRAMES_MAX: Final = 4
 
 
-def load_app(target: str) -> TaskQ:
+def load_app(target: str, include: Iterable[str] = ()) -> TaskQ:
     """Import ``module:attribute`` or ``module`` alone, the working directory first on the path.
+
+    Args:
+        target: what to import.
+        include: modules with tasks of the app, besides those that it includes itself.
 
     Raises:
         UsageError: there is no such module or app, or importing it failed; the message says what to
             type, or shows the user's own lines of the traceback.
     """
+    more = checked_modules(include)
     module_name, colon, attribute = target.partition(":")
     if target.endswith(".py") or "/" in target:
         raise UsageError(f"{target!r} is a path: give the module's name, {_as_module(target)!r}")
@@ -38,7 +45,30 @@ def load_app(target: str) -> TaskQ:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     module = _import(module_name)
-    return _app_named(module, attribute) if attribute else _only_app(module)
+    app = _app_named(module, attribute) if attribute else _only_app(module)
+    app._include += [name for name in more if name not in app._include]
+    import_included(app)
+    return app
+
+
+def import_included(app: TaskQ) -> None:
+    """Import the modules that the app includes, so that their tasks are registered with it.
+
+    Raises:
+        UsageError: there is no such module, importing it failed, or its tasks are another app's.
+    """
+    main = sys.modules["__main__"]
+    if app._include and any(value is app for value in vars(main).values()):
+        # They import the app by its module's name: a second copy would make an app of its own.
+        sys.modules.setdefault(main_module_name(), main)
+    for name in app._include:
+        tasks = [one for one in vars(_import(name)).values() if isinstance(one, Task)]
+        own = [one.app for one in tasks if one.fn.__module__ == name]
+        if own and app not in own:
+            raise UsageError(
+                f"include: the tasks of {name!r} are registered with another TaskQ, none with "
+                f"this: import the app there from the module that makes it"
+            )
 
 
 def _import(name: str) -> ModuleType:

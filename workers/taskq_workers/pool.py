@@ -23,6 +23,7 @@ from taskq_workers.executors import Executors
 from taskq_workers.gating import Gates
 from taskq_workers.lifespans import LifespanHolder
 from taskq_workers.limits import checked_limits, drain_seconds
+from taskq_workers.loader import import_included
 from taskq_workers.plans import Plans
 from taskq_workers.scheduler import Scheduler
 from taskq_workers.services import Services
@@ -177,12 +178,13 @@ class Worker:
 
         Raises:
             LogError: the directory cannot be used.
-            UsageError: it was started before.
+            UsageError: it was started before, or a module that the app includes does not import.
         """
         if self._phase is Phase.STOPPED:
             return
         if self._phase is not Phase.NEW:
             raise UsageError("this worker was started before: make a new one with app.worker()")
+        import_included(self.app)
         self._phase = Phase.RUNNING
         self._keeper = asyncio.create_task(self._keep(), name="taskq-worker")
         self._keeper.add_done_callback(self._on_kept)

@@ -58,7 +58,11 @@ class ProcessRunner:
         self._loop = loop
         self._limits = limits
         self._outfit = Outfit(
-            limits.target, str(app.data_dir), tuple(sys.argv), limits.rss_bytes is not None
+            limits.target,
+            tuple(app._include),
+            str(app.data_dir),
+            tuple(sys.argv),
+            limits.rss_bytes is not None,
         )
         # In a child they have as long to close as in a worker.
         self._close_seconds = EXIT_SECONDS + CANCEL_SECONDS if app._lifespans else 0.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 import taskq
-from taskq.core.errors import TaskqError
+from taskq.core.errors import TaskqError, UsageError
 from taskq_workers.elsewhere import Order, find_executor
 from taskq_workers.guard import Guard
 from taskq_workers.heap import keep_heap_small
@@ -54,7 +54,12 @@ def run_one(
     reporter = Reporter(sys.stdout, style)
     order = order_for(reporter)
     tie = None if leash < 0 else Leash(leash, order.drain_timeout)
-    app = load_app(order.target)
+    app = load_app(order.target, order.include)
+    if not app._tasks:
+        # Imported when it is needed: the parser of Python's own language takes 5 ms.
+        from taskq_workers.tasksearch import without_tasks  # noqa: PLC0415
+
+        raise UsageError(without_tasks(order.target))
     if data_dir is not None:
         app.data_dir = data_dir
     with _here(app, order) if executor is None else find_executor(executor)(app, order) as one:

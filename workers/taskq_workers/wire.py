@@ -25,6 +25,8 @@ class Outfit(NamedTuple):
 
     #: ``module:app`` to import; "" where the tasks' own modules will do
     target: str
+    #: modules to import besides, for the tasks and lifespans in them
+    include: tuple[str, ...]
     data_dir: str
     argv: tuple[str, ...]
     #: whether it tells how much memory it takes

@@ -238,7 +238,13 @@ class SparkCrew:
     def _packed(self, chunk: list[Delivery], payloads: Mapping[int, bytes]) -> Chunk:
         jobs = tuple(ship(one, payloads.get(one.job)) for one in chunk)
         order = self._order
-        return Chunk(order.target, str(self._app.data_dir), order.concurrency, jobs)
+        return Chunk(
+            order.target,
+            str(self._app.data_dir),
+            order.concurrency,
+            jobs,
+            tuple(self._app._include),
+        )
 
     def _on_returned(self, wave: asyncio.Task[None]) -> None:
         chunks, _ = self._out.pop(wave, ([], 0))

@@ -43,7 +43,7 @@ def run_chunks(chunks: Iterable[Chunk]) -> Iterator[Report]:
 def run_chunk(chunk: Chunk, clock: Callable[[], float] = monotonic) -> Report:
     """Run the jobs of a chunk, as far as its time goes."""
     try:
-        app = _app(chunk.target, chunk.data_dir)
+        app = _app(chunk.target, chunk.include, chunk.data_dir)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
         return Report(problem=str(error))
     bench = _Bench(app, chunk, clock)
@@ -52,9 +52,9 @@ def run_chunk(chunk: Chunk, clock: Callable[[], float] = monotonic) -> Report:
 
 
 @cache
-def _app(target: str, data_dir: str) -> TaskQ:
+def _app(target: str, include: tuple[str, ...], data_dir: str) -> TaskQ:
     """The app, imported once in each Python process; Spark uses one for many chunks."""
-    app = load_app(target)
+    app = load_app(target, include)
     app.data_dir = data_dir
     return app
 

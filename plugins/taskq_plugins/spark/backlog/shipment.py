@@ -18,6 +18,8 @@ class Chunk(NamedTuple):
     #: how many async jobs run at a time
     concurrency: int
     jobs: tuple[Shipment, ...]
+    #: modules to import besides, for the tasks in them
+    include: tuple[str, ...] = ()
 
 
 class Report(NamedTuple):

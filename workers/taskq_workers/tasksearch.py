@@ -1,0 +1,127 @@
+"""Where the tasks are when an app has none: the modules beside it, read and not imported."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import deque
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Folders and files that are looked at, and the size of files that are not.
+_FOLDERS_MAX: Final = 200
+_FILES_MAX: Final = 1_000
+_FILE_BYTES_MAX: Final = 1_000_000
+_NAMED_MAX: Final = 4
+#: Folders that hold no module of the project.
+_NOT_OURS: Final = frozenset({"__pycache__", "node_modules", "site-packages", "tests", "test"})
+
+
+def without_tasks(target: str) -> str:
+    """What to tell who started a worker with an app that has no task.
+
+    Args:
+        target: ``module:app`` or ``module``, imported by now.
+    """
+    head = f"{target} has an app, but no task is registered with it"
+    found = _beside(target.partition(":")[0])[:_NAMED_MAX]
+    if not found:
+        return (
+            f"{head}: decorate a function with @app.task, there or in a module that is named "
+            f"with -I MODULE"
+        )
+    *others, last = found
+    listed = f"{', '.join(others)} and {last} define" if others else f"{last} defines"
+    include = ", ".join(f'"{name}"' for name in found)
+    words = " ".join(f"-I {name}" for name in found)
+    return (
+        f"{head}: {listed} some. Write TaskQ(include=[{include}]), or: "
+        f"taskq worker {target} {words}"
+    )
+
+
+def modules_with_tasks(folder: Path, package: str) -> list[str]:
+    """The modules in a folder, and in those below it, that seem to define tasks.
+
+    Args:
+        folder: where to look; at most 1 000 files are read.
+        package: what it is called; "" if it is no package.
+    """
+    found: list[str] = []
+    for file in islice(_modules(folder), _FILES_MAX):
+        names = [*package.split("."), *file.relative_to(folder).with_suffix("").parts]
+        name = ".".join(part for part in names if part and part != "__init__")
+        if name and _defines_tasks(file):
+            found.append(name)
+    return sorted(found)
+
+
+def _beside(module: str) -> list[str]:
+    """The same of the top package of an imported module, or of all that is beside a plain one."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return []
+    top = module.partition(".")[0]
+    paths = getattr(sys.modules.get(top), "__path__", None)
+    folder, package = (Path(next(iter(paths))), top) if paths else (Path(file).parent, "")
+    return [name for name in modules_with_tasks(folder, package) if name != module]
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    """Files of modules, the nearest first: the folder may be somebody's whole home."""
+    folders = deque([folder])
+    for _ in range(_FOLDERS_MAX):
+        if not folders:
+            return
+        try:
+            entries = sorted(filter(_is_ours, folders.popleft().iterdir()))
+        except OSError:
+            continue
+        yield from (entry for entry in entries if entry.suffix == ".py")
+        folders += (entry for entry in entries if _is_folder(entry))
+
+
+def _is_folder(path: Path) -> bool:
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return not (path / "pyvenv.cfg").exists()
+
+
+def _is_ours(path: Path) -> bool:
+    name = path.stem
+    is_test = name.startswith("test_") or name == "conftest"
+    return name.isidentifier() and name not in _NOT_OURS and not is_test
+
+
+def _defines_tasks(file: Path) -> bool:
+    """Whether a function there is decorated with ``@app.task``, whatever the app is called."""
+    try:
+        if file.stat().st_size > _FILE_BYTES_MAX or b"task" not in (source := file.read_bytes()):
+            return False
+        tree = ast.parse(source)
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
+    bare = {
+        name.asname or name.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module == "taskq"
+        for name in node.names
+        if name.name == "task"
+    }
+    return any(
+        _is_task(decorator, bare)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for decorator in node.decorator_list
+    )
+
+
+def _is_task(decorator: ast.expr, bare: set[str]) -> bool:
+    named = decorator.func if isinstance(decorator, ast.Call) else decorator
+    if isinstance(named, ast.Attribute):
+        return named.attr == "task"
+    return isinstance(named, ast.Name) and named.id in bare
