@@ -27,14 +27,15 @@ def health(context: click.Context, data_dir: Path | None, as_json: bool, live: b
     """Exit with 0 if jobs are worked on, with 1 if not; nothing is locked or written.
 
     Looks whether the log reads, no failed write is marked, a process has it open and is not
-    stopped, a worker claims jobs, and the disk has room. With --live the last two do not count.
+    stopped, a worker claims jobs, none waits that no worker would take, and the disk has room. With
+    --live the last three do not count.
     """
     from taskq.log.health import check_health  # noqa: PLC0415 - help must not import the log
     from taskq.settings import load_settings  # noqa: PLC0415 - as above
 
     path = resolve(data_dir)
     config = load_settings(None, data_dir=path).log_config()
-    checks = check_health(path, config)
+    checks = check_health(path, config, with_jobs=not live)
     well = all(check.ok for check in checks if check.vital or not live)
     if as_json:
         render.print_json(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
+from taskq.core.strays import strays_of
 from taskq.log.access import exposures, whose
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
 from taskq.log.disk import LocalDisk
@@ -36,23 +37,28 @@ class Check:
     vital: bool = False
 
 
-def check_health(path: Path, config: LogConfig | None = None) -> list[Check]:
+def check_health(
+    path: Path, config: LogConfig | None = None, *, with_jobs: bool = True
+) -> list[Check]:
     """Look at a log's directory and at the processes that have it open; takes milliseconds.
 
     Args:
         path: the directory.
         config: its ``min_free``, if that was set; None for the default.
+        with_jobs: whether to look at the jobs that wait, too. What was written since the newest
+            snapshot has to be read for that: a quarter of a second after 8 MiB.
     """
     disk = LocalDisk()
     owners = [one for one in owner_views(path / "owners", {}) if one.alive]
-    return [
+    checks = [
         _readable(path),
         _unfailed(disk, path),
         _process(owners),
         _worker(owners),
-        _room(disk, path, config or LogConfig()),
-        _access(path),
     ]
+    if with_jobs and checks[0].ok:
+        checks.append(_jobs(path, owners))
+    return [*checks, _room(disk, path, config or LogConfig()), _access(path)]
 
 
 def _readable(path: Path) -> Check:
@@ -62,6 +68,23 @@ def _readable(path: Path) -> Check:
     except LogError as error:
         return Check(name="log", ok=False, vital=True, detail=str(error))
     return Check(name="log", ok=True, vital=True, detail=detail)
+
+
+def _jobs(path: Path, owners: Iterable[OwnerView]) -> Check:
+    try:
+        with LogReader.open(str(path)) as reader:
+            ready = reader.ready_jobs()
+    except LogError as error:
+        return Check(name="jobs", ok=False, detail=str(error))
+    servings = [serving for one in owners for serving in one.serves]
+    count = sum(ready.values())
+    if count and not servings:
+        detail = f"{count:,} ready job{'' if count == 1 else 's'} and no worker"
+        return Check(name="jobs", ok=False, detail=detail)
+    sentences = strays_of(ready, servings).told()
+    if sentences:
+        return Check(name="jobs", ok=False, detail=". ".join(sentences))
+    return Check(name="jobs", ok=True, detail="no job waits for a worker that is not there")
 
 
 def _unfailed(disk: Disk, path: Path) -> Check:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 from taskq.core.errors import LogError, UsageError, WrongLog
 from taskq.core.model import LogStats
+from taskq.core.strays import ready_jobs
 from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
 from taskq.log.disk import LocalDisk, SystemClock
@@ -180,6 +181,16 @@ class LogReader:
             MomentGone: compaction removed what would tell it.
         """
         return self._told(at, _stats)
+
+    def ready_jobs(self) -> dict[tuple[str, str], int]:
+        """How many jobs of each (queue, task) may be claimed now, but for those put as bytes."""
+
+        def read(journal: Journal, now_ns: int) -> dict[tuple[str, str], int]:
+            agenda = Facets(journal).need_agenda()
+            agenda.promote(now_ns, 2**62)
+            return ready_jobs(agenda)
+
+        return self._told(None, read)
 
     def schedules(self) -> dict[str, ScheduleState]:
         """What the log knows of schedules, by their names."""

@@ -93,6 +93,11 @@ class FakePort:
         self._called.set()
         return future
 
+    async def look(self, look: Callable[..., object]) -> None:
+        """Nobody is told what waits here."""
+        del look
+        await asyncio.Event().wait()
+
     def surrender(self) -> list[Delivery]:
         """No answer ever waits here for the loop."""
         return []

@@ -57,7 +57,8 @@ def test_nobody_there_is_neither(app: TaskQ) -> None:
     assert code == 1
     assert told["ok"] is False
     checks = found(app.data_dir)
-    assert checks == {"log": True, "writes": True, "process": False, "worker": False, "disk": True}
+    expected = {"log": True, "writes": True, "process": False, "worker": False, "jobs": True}
+    assert checks == {**expected, "disk": True}
 
 
 async def test_a_failed_write_makes_it_unhealthy(app: TaskQ) -> None:
@@ -94,6 +95,35 @@ async def test_a_stopped_process_is_not_live(app: TaskQ, monkeypatch: pytest.Mon
     monkeypatch.setattr(health, "process_state", lambda _: "stopped: python -m taskq")
     async with app, app.worker():
         assert found(app.data_dir)["process"] is False
+
+
+async def test_jobs_that_no_worker_would_take_are_not_healthy_but_live(app: TaskQ) -> None:
+    @app.task(name="known")
+    async def known() -> None: ...
+
+    async with app:
+        await known.options(queue="mail").enqueue()
+        for name in ("proj.tasks.send", "proj.tasks.send", "proj.tasks.bill"):
+            await app.enqueue_by_name(name)
+        await app.enqueue(app.call_by_name("later").options(delay="1h"))
+        await app.enqueue(app.call_by_name("paused").options(queue="off"))
+        await app.pause("off")
+        assert detail_of(app) == (False, "4 ready jobs and no worker")
+        async with app.worker(queues=["default"]):
+            ok, detail = detail_of(app)
+            assert not ok
+            assert detail == (
+                "3 jobs wait that no worker knows: proj.tasks.send (2), proj.tasks.bill (1); start "
+                "one with the app that registers them, or name their module with -I. 1 job waits "
+                "in a queue that no worker serves: mail (1); start one with -Q mail, or without -Q"
+            )
+            assert ask("-d", app.data_dir)[0] == 1
+            assert ask("-d", app.data_dir, "--live")[0] == 0
+
+
+def detail_of(app: TaskQ) -> tuple[bool, str]:
+    one = next(check for check in check_health(app.data_dir) if check.name == "jobs")
+    return one.ok, one.detail
 
 
 def test_people_get_a_line_for_each_check(app: TaskQ) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., object]")
 
 #: Options of the guard, which its workers do not get.
-_GUARDS: Final = frozenset({"processes", "reload", "leash"})
+_GUARDS: Final = frozenset({"processes", "reload", "leash", "place"})
 #: Parameters that say how jobs run in this very process.
 ONLY_HERE: Final = (
     "max_jobs",
@@ -84,6 +84,7 @@ def life_options(command: F) -> F:
     """When it stops and starts again, and how many of it there are."""
     for option in (
         click.option("--leash", type=int, hidden=True),
+        click.option("--place", type=int, default=1, hidden=True),
         click.option("--reload", is_flag=True, help="Start again when a .py file changes here."),
         click.option(
             "--processes",

@@ -43,6 +43,7 @@ def worker(
     processes: int | None,
     reload: bool,
     leash: int | None,
+    place: int,
     quiet: bool,
     executor: str | None,
     **chosen: Any,
@@ -75,7 +76,13 @@ def worker(
         )
 
     def order_for(reporter: Hook) -> Order:
-        return Order(target=app, queues=names, on_event=None if quiet else reporter, **chosen)
+        return Order(
+            target=app,
+            queues=names,
+            warns=place == 1,
+            on_event=None if quiet else reporter,
+            **chosen,
+        )
 
     run_one(order_for, data_dir, executor, -1 if leash is None else leash)
 

@@ -39,6 +39,7 @@ class Order:
         process_limit: how many jobs run in child processes; None for as many as ``concurrency``.
         max_jobs_per_child: a child process is replaced after so many jobs; None for never.
         max_rss_per_child: so is one that takes more memory, in bytes or as "500MB".
+        warns: whether it tells of jobs that wait in vain; of several, one does.
         drain_timeout: seconds that running jobs get to finish at a stop.
         on_event: called with each job that ended.
     """
@@ -55,6 +56,7 @@ class Order:
     process_limit: int | None = None
     max_jobs_per_child: int | None = None
     max_rss_per_child: str | None = None
+    warns: bool = True
     drain_timeout: float
     on_event: Hook | None
 

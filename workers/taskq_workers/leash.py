@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: The hidden option that hands a worker its end.
+#: The hidden options that hand a worker its end, and the number of its place.
 LEASH_OPTION: Final = "--leash"
+PLACE_OPTION: Final = "--place"
 _READY: Final = b"R"
 #: What a worker gets beyond its drain to end, when it is stopped or its guard is gone.
 END_SECONDS: Final = 15.0
@@ -80,7 +81,7 @@ class WorkerProcess:
         environment = {name: text for name, text in os.environ.items() if name != "NOTIFY_SOCKET"}
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
-                [*command, LEASH_OPTION, str(theirs.fileno())],
+                [*command, LEASH_OPTION, str(theirs.fileno()), PLACE_OPTION, str(number)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 # The terminal's signals are for the guard alone, which forwards them.

@@ -27,6 +27,7 @@ from taskq_workers.loader import import_included
 from taskq_workers.plans import Plans
 from taskq_workers.scheduler import Scheduler
 from taskq_workers.services import Services
+from taskq_workers.straywatch import StrayWatch
 from taskq_workers.tracing import traced_runs
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class Worker:
         max_rss_per_child: replace one that takes more memory after a job: bytes, or "500MB".
         target: ``module:app`` that children import; by default each task's own module.
         schedules: whether it ticks the app's schedules; a worker with ``burst`` never does.
+        warns: whether it looks each minute for jobs that wait and that no worker would take, and
+            for queues of its own that nobody uses, and logs what it finds.
         on_event: called with a ``JobFinished`` for each job that ended, on the loop's thread.
         on_dead: called with each ``DeadLetter`` that this process makes, besides the app's own
             hooks; see ``TaskQ.on_dead``.
@@ -123,6 +126,7 @@ class Worker:
         max_rss_per_child: int | str | None = None,
         target: str = "",
         schedules: bool = True,
+        warns: bool = True,
         on_event: Hook | None = None,
         on_dead: Callable[[DeadLetter], Any] | None = None,
     ) -> None:
@@ -147,6 +151,7 @@ class Worker:
         if schedules and not burst:
             self.services.add(Scheduler(app))
         self._burst = burst
+        self._warns = warns
         self._max_jobs = max_jobs
         self._drain_seconds = drain_seconds(drain_timeout)
         self._hook = on_event
@@ -312,6 +317,8 @@ class Worker:
             changed=self._tell_what_it_serves,
         )
         self.services.add(self._gates)
+        if self._warns:
+            self.services.add(StrayWatch(self.app, self.queues))
         return hands
 
     def _hands(self, store: Store) -> Hands:

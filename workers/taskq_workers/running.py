@@ -154,6 +154,7 @@ def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
         max_jobs_per_child=order.max_jobs_per_child,
         max_rss_per_child=order.max_rss_per_child,
         target=order.target,
+        warns=order.warns,
         on_event=order.on_event,
     )
 

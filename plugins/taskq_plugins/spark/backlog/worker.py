@@ -54,6 +54,7 @@ class SparkWorker(Worker):
             queues=order.queues,
             burst=order.burst,
             drain_timeout=order.drain_timeout,
+            warns=order.warns,
             on_event=order.on_event,
         )
         self.executor = where
