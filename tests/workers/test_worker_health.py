@@ -58,7 +58,7 @@ def test_nobody_there_is_neither(app: TaskQ) -> None:
     assert told["ok"] is False
     checks = found(app.data_dir)
     expected = {"log": True, "writes": True, "process": False, "worker": False, "jobs": True}
-    assert checks == {**expected, "disk": True}
+    assert checks == {**expected, "disk": True, "access": True}
 
 
 async def test_a_failed_write_makes_it_unhealthy(app: TaskQ) -> None:
