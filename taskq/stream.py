@@ -8,7 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, TypeAlias
 
-from taskq.core.errors import LogDamaged, LogError, ReaderFellBehind, UsageError
+from taskq.core.errors import LogDamaged, LogError, LogGone, ReaderFellBehind, UsageError
 from taskq.log.codec import SEGMENT_HEADER
 from taskq.log.cursor import Cursor
 from taskq.log.disk import LocalDisk
@@ -285,6 +285,8 @@ class Stream:
             position = named.load()
             if position is not None:
                 return find_position(files, path, named.name, position, extent), position
+        if not files.lsns:
+            raise LogGone(path, "its segments were removed or moved")
         oldest = files.lsns[0]
         if start.time_ns is not None:
             cursor = find_time(files, start.time_ns, extent)

@@ -12,6 +12,7 @@
     ├── LogError                the directory cannot be used as asked
     │   ├── LogLocked           another process holds the writer lock for too long
     │   ├── LogFailed           an fsync failed: writes are refused until the log is opened again
+    │   │   └── LogGone         its files were removed, moved or replaced while it was open
     │   ├── OutcomeUnknown      the fsync under this very answer failed: it may or may not be kept
     │   ├── AppendFailed        the disk refused the write (full, quota): nothing of it is visible
     │   │   └── DiskFull        too little room for new jobs; settling and cancelling go on
@@ -123,6 +124,22 @@ class LogFailed(LogError):
             f"that uses this directory and open it again: taskq then saves what is still readable"
         )
         self.path = path
+
+
+class LogGone(LogFailed):
+    """The log's path does not lead to the files that are open here any more; nothing was written.
+
+    Somebody removed, moved or replaced them, or the disk that they are on went away.
+    """
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(path, what)
+        message = (
+            f"{path}: {what} while it was open here, so nothing is written any more. Put back what "
+            f"was removed or moved, then close every process that uses this directory and open it "
+            f"again"
+        )
+        self.args = (message,)
 
 
 class OutcomeUnknown(LogError):

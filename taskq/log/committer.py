@@ -11,8 +11,8 @@ import logging
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import DuplicateKey, LogError, OutcomeUnknown, TaskqError
-from taskq.core.model import Durability
+from taskq.core.errors import DuplicateKey, LogError, LogFailed, OutcomeUnknown, TaskqError
+from taskq.core.model import SECOND_NS, Durability
 from taskq.core.records import Flag
 from taskq.log import codec
 from taskq.log.batch import Batch
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from taskq.log.ports import Peers
 
 _log: Final = logging.getLogger("taskq")
+#: How often a process looks whether the log's files are still those that it has open, while it
+#: writes nothing; each batch looks by itself.
+LOOK_AROUND_NS: Final = SECOND_NS
 _ENQUEUE: Final = int(Op.ENQUEUE)
 #: The least of the flags of bodies that are stored otherwise than they were given.
 _PACKED_MIN: Final = int(Flag.ZLIB)
@@ -75,6 +78,7 @@ class Committer(Desk):
         self._expiring = False
         #: behind the claims of jobs that may not run twice: they wait for the disk in every mode
         self._claims_lsn = 0
+        self._looked_ns = 0
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -103,6 +107,7 @@ class Committer(Desk):
             self._make_do(requests, self.room.refused)
             return
         try:
+            self._check_owner(now_ns)
             self._build_before_lock(survey)
             self.in_flight = requests
             self.journal.lock()
@@ -162,6 +167,7 @@ class Committer(Desk):
         """Answer a request that only reads."""
         op, port, future, operand = request
         try:
+            self.journal.check_files()
             self.journal.refresh()
             if op == _FOLLOW:
                 self.followers.add(operand, port, future)
@@ -261,6 +267,26 @@ class Committer(Desk):
         agenda = self.facets.agenda
         if agenda is not None and batch.count:
             agenda.ages.note(batch.first_lsn, agenda.moment)
+
+    def look_around(self) -> None:
+        """While nothing is written: everyone who waits is told if the log's files are gone."""
+        try:
+            self.journal.check_files()
+            self._check_owner(self.journal.clock.steady_ns())
+        except LogFailed as error:
+            self._refuse([], error)
+
+    def _check_owner(self, now_ns: int) -> None:
+        """Make sure, once a second, that the others see this process.
+
+        Raises:
+            LogGone: they take it for dead, and its claims for theirs.
+        """
+        if now_ns - self._looked_ns < LOOK_AROUND_NS:
+            return
+        self._looked_ns = now_ns
+        if not self.peers.is_known():
+            raise self.journal.is_gone("its file in owners/ was removed, moved or replaced")
 
     def take_interest(self) -> int:
         """Interest bits of the sleepers to wake; asked once for each batch."""

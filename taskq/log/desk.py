@@ -77,6 +77,8 @@ class Desk:
         if isinstance(error, LogFailed):
             # Nothing will come until a person has looked: no worker may sit there and seem well.
             requests, self.waiting = [*requests, *claims(self.waiting)], []
+            self.now += [(port, future, error) for port, future in self.watchers.take_all()]
+            self.now += [(port, future, error) for port, future in self.followers.take_all()]
         if not isinstance(error, LogError):
             patient = [one for one in requests if one[0] == Op.CLAIM]
             self.waiting += [(operand, port, future) for _, port, future, operand in patient]

@@ -19,9 +19,9 @@ from taskq.log.door import make_directory, open_file
 _SMALL_READ: Final = 16 * 1024
 #: What ``posix_fallocate`` says where the file system cannot do it.
 _NO_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
+#: What the system says of a name that leads nowhere; ESTALE: another machine removed it.
+_NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 _NOISE_BYTES: Final = 64 * 1024
-#: Device numbers are signed on macOS.
-_U64_MAX: Final = 2**64 - 1
 
 
 class LocalDisk:
@@ -29,6 +29,7 @@ class LocalDisk:
 
     def __init__(self) -> None:
         self._small = syscalls.SmallReader(_SMALL_READ)
+        self._statuses = syscalls.StatusReader()
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
         """A descriptor that no child inherits; a forked one may read on with those for reading."""
@@ -113,8 +114,21 @@ class LocalDisk:
         """Sorted names in a directory; empty when there is none."""
         try:
             return sorted(os.listdir(path))  # noqa: PTH208 - names are all that is wanted
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
+
+    def identity(self, descriptor: int) -> tuple[int, int]:
+        """(device, inode) of an open file."""
+        return self._statuses.status(descriptor)[:2]
+
+    def status(self, path: str) -> tuple[int, int, int] | None:
+        """(device, inode, size) of the file of that name; None: there is none."""
+        try:
+            return self._statuses.status(path)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return None
+            raise
 
     def modified_ns(self, path: str) -> int | None:
         """When a file was last written or touched; None when it is missing."""
@@ -160,11 +174,6 @@ class LocalDisk:
             parts.append(str(int(time.time() - time.monotonic()) // 60).encode())
             parts.append(os.uname().nodename.encode())
         return int.from_bytes(hashlib.blake2b(b"".join(parts), digest_size=8).digest(), "little")
-
-    def identity(self, descriptor: int) -> tuple[int, int]:
-        """(device, inode) of the open file."""
-        facts = os.fstat(descriptor)
-        return facts.st_dev & _U64_MAX, facts.st_ino & _U64_MAX
 
     def was_restored(self, descriptor: int) -> bool:
         """A write sets both times alike; ``cp -a``, rsync and tar set that of modification back."""

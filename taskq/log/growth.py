@@ -7,13 +7,14 @@ nothing is ever known to be durable, so everything that was written counts.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import LogError, LogFailed
+from taskq.core.errors import LogError, LogFailed, LogGone
 from taskq.core.model import Durability
 from taskq.log.codec import SEGMENT_HEADER
 from taskq.log.locate import Extent
-from taskq.log.lock import read_hint
+from taskq.log.lock import LOCK_FILE, read_hint
 
 if TYPE_CHECKING:
     from taskq.log.journal import Journal
@@ -62,8 +63,7 @@ class Followers:
         self._waiting = left
         if left and self._has_failed():
             error = LogFailed(journal.path, "an fsync failed in one of its processes")
-            answers += [(port, future, error) for port, future in self.all()]
-            self._waiting = []
+            answers += [(port, future, error) for port, future in self.take_all()]
         return answers
 
     @property
@@ -83,6 +83,11 @@ class Followers:
         if self._durability is Durability.FSYNC and self.lacking:
             return min(usual, _COMPANY_SECONDS)
         return usual
+
+    def take_all(self) -> list[tuple[Any, Any]]:
+        """Everyone who waits; they wait no more."""
+        everyone, self._waiting = self.all(), []
+        return everyone
 
     def all(self) -> list[tuple[Any, Any]]:
         """Everyone who waits."""
@@ -104,15 +109,22 @@ class Onlooker:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
+        self._hint_path = f"{journal.path}/{LOCK_FILE}"
         try:
-            self._hint_file = journal.disk.open(f"{journal.path}/write.lock", write=False)
+            self._hint_file = journal.disk.open(self._hint_path, write=False)
             self._home = (journal.boot, *journal.disk.identity(self._hint_file))
         except OSError:  # written by nobody since it was copied here
             self._hint_file = -1
 
     def look(self) -> Extent:
-        """Where the log ends now."""
+        """Where the log ends now.
+
+        Raises:
+            LogGone: its files were removed, moved or replaced.
+        """
         journal = self.journal
+        if not self._is_in_place():
+            raise LogGone(journal.path, "the directory was removed, moved or replaced")
         if not self._believe_hint():
             self._walk()
         return Extent(journal.segment, journal.offset, journal.next_lsn)
@@ -123,6 +135,15 @@ class Onlooker:
         if self._hint_file >= 0:
             self.journal.disk.close(self._hint_file)
             self._hint_file = -1
+
+    def _is_in_place(self) -> bool:
+        disk = self.journal.disk
+        with contextlib.suppress(OSError):  # who cannot be asked says nothing
+            if self._hint_file < 0:
+                return disk.status(f"{self.journal.path}/log") is not None
+            status = disk.status(self._hint_path)
+            return status is not None and status[:2] == self._home[1:]
+        return True
 
     def _believe_hint(self) -> bool:
         """Take over what the last writer noted, if that can be so."""

@@ -10,10 +10,11 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from taskq.core.errors import LogError, LogFailed, PayloadTooLarge
+from taskq.core.errors import LogError, LogFailed, LogGone, PayloadTooLarge
 from taskq.core.model import Durability
 from taskq.log import codec
 from taskq.log.config import LSN_SKIP, LogConfig
+from taskq.log.files import SegmentGone
 from taskq.log.identity import (
     Identity,
     add_feature,
@@ -22,7 +23,7 @@ from taskq.log.identity import (
     read_or_create_identity,
     write_all,
 )
-from taskq.log.lock import Home, TailHint, WriterLock
+from taskq.log.lock import LOCK_FILE, Home, TailHint, WriterLock
 from taskq.log.logtime import LogTime
 from taskq.log.meters import excused, timed_sync
 from taskq.log.place import Place
@@ -50,6 +51,7 @@ class Journal(Place):
         tag: what every job id of this log starts with.
         recovered: what opening had to repair, in words; empty for a clean log.
         torn_bytes: bytes behind the last whole frame, when it was last looked for.
+        gone: what became of its files if the path does not lead to them any more; else empty.
     """
 
     def __init__(
@@ -63,11 +65,14 @@ class Journal(Place):
         self.tag = ""
         self.recovered: list[str] = []
         self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
+        self.gone = ""
         self._is_failed = False
         self._segment_bytes = config.segment_bytes_now
         self._writer = writer
         self._time = LogTime(clock)
         self._tail = -1
+        self._tail_path = ""
+        self._tail_identity = (0, 0)
 
     @property
     def writer(self) -> WriterLock:
@@ -86,6 +91,7 @@ class Journal(Place):
         """
         self.disk.make_directory(f"{self.path}/log")
         hint = self.writer.acquire()
+        self._check_lock_file()
         start_ns = self.clock.steady_ns()
         if hint is not None and hint.home == self.home:
             self._time.learn(hint.clock_base_ns)
@@ -139,10 +145,11 @@ class Journal(Place):
         """Take the writer lock and learn where the log ends.
 
         Raises:
-            LogFailed: an fsync failed since; the log must be opened again.
+            LogFailed: an fsync failed since, or the files are gone; the log must be opened again.
         """
         hint = self.writer.acquire()
         try:
+            self._check_lock_file()
             self._locate(hint)
         except BaseException:
             self.writer.release()
@@ -163,12 +170,60 @@ class Journal(Place):
         hint = self.writer.peek()
         return hint is not None and (hint.offset != self.offset or hint.segment != self.segment)
 
+    def check_files(self) -> None:
+        """Make sure, without the lock, that the path still leads to the files that are open here.
+
+        Raises:
+            LogGone: it does not.
+        """
+        self._check_lock_file()
+        hint = self.writer.peek()
+        if hint is None or hint.segment != self.segment or self._tail_size() is not None:
+            return
+        # Unless others went on to another segment, and removed this one, while we looked.
+        again = self.writer.peek()
+        if again is not None and again.segment == hint.segment:
+            raise self.is_gone("the last segment was removed, moved or replaced")
+
+    def is_gone(self, what: str) -> LogGone:
+        """Remember that the files are lost to this process; the error that says so."""
+        self.gone = what
+        return LogGone(self.path, what)
+
+    def _check_lock_file(self) -> None:
+        """Two that lock different files would both write.
+
+        Raises:
+            LogGone: the next to come would lock another file than this process.
+        """
+        if self.gone:
+            raise LogGone(self.path, self.gone)
+        if not self.writer.is_in_place():
+            raise self.is_gone(f"{LOCK_FILE}, or the directory, was removed, moved or replaced")
+
+    def _tail_size(self) -> int | None:
+        """Bytes of the segment that is written to; None: it is not where it was."""
+        try:
+            status = self.disk.status(self._tail_path)
+        except OSError:  # who cannot be asked says nothing
+            return self.disk.size(self._tail)
+        if status is None or status[:2] != self._tail_identity:
+            return None
+        return status[2]
+
     def _locate(self, hint: TailHint | None) -> None:
         if hint.failed if hint is not None else is_marked_failed(self.disk, self.path):
             raise LogFailed(self.path, "an fsync failed in one of its processes")
         lost = hint is None or hint.home != self.home
-        if hint is not None and not lost and self._adopt(hint) == self.offset:
-            return
+        if hint is not None and not lost:
+            known, size = self._tail >= 0, -1
+            with contextlib.suppress(SegmentGone):
+                size = self._adopt(hint)
+            if size == self.offset:
+                return
+            there = hint.segment == self.segment and self._tail_size() is not None
+            if known and size < 0 and not there:
+                raise self.is_gone("the last segment was removed, moved or replaced")
         self.files.refresh()
         self._find_end(hint, lost=lost)
 
@@ -206,8 +261,8 @@ class Journal(Place):
             self._forget_files()
         if hint.segment != self.segment or self._tail < 0:
             self._enter(hint.segment)
-        size = self.disk.size(self._tail)
-        if size < hint.offset:
+        size = self._tail_size()
+        if size is None or size < hint.offset:
             return -1
         self.clean_offset = max(known, hint.clean_offset)
         self.offset, self.next_lsn = hint.offset, hint.next_lsn
@@ -237,8 +292,10 @@ class Journal(Place):
 
     def _enter(self, segment: int) -> None:
         """Make this the segment that is written to."""
-        self.segment = self.files.pinned = segment
         self._tail = self.files.descriptor(segment)
+        self.segment = self.files.pinned = segment
+        self._tail_path = self.files.file_path(segment)
+        self._tail_identity = self.disk.identity(self._tail)
 
     def _walk(self, hint: TailHint | None) -> bool:
         """Set position to behind the last whole frame; True if a torn tail was cut."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from taskq.log.ports import Disk
 
+LOCK_FILE: Final = "write.lock"
 _HOLDER: Final = struct.Struct("<II")
 _TAIL: Final = struct.Struct("<IIQQQQQQQQqQQq")
 _TAIL_SIZE: Final = _TAIL.size + 4
@@ -110,7 +111,8 @@ class WriterLock:
         self._path = path
         self._wait_seconds = wait_seconds
         self._gate = disk.open(f"{path}/turnstile.lock", create=True)
-        self._file = disk.open(f"{path}/write.lock", create=True)
+        self._file_path = f"{path}/{LOCK_FILE}"
+        self._file = disk.open(self._file_path, create=True)
         self.home: Home = (disk.boot_id(), *disk.identity(self._file))
         self._was_restored = disk.was_restored(self._file)
         self.turn = SyncTurn(disk, path)
@@ -186,6 +188,14 @@ class WriterLock:
     def void_hint(self) -> None:
         """Make the hint unbelievable, before a step that could be cut short."""
         write_all(self._disk, self._file, bytes(_TAIL_SIZE), _HOLDER.size)
+
+    def is_in_place(self) -> bool:
+        """Whether the file that is locked here is the one that others would lock."""
+        try:
+            status = self._disk.status(self._file_path)
+        except OSError:  # who cannot be asked says nothing
+            return True
+        return status is not None and status[:2] == self.home[1:]
 
     def peek(self) -> TailHint | None:
         """The hint, read without the lock."""

@@ -95,6 +95,16 @@ class LocalPeers:
         """Whether that owner's process still has the log open."""
         return owner_alive(self._path, owner)
 
+    def is_known(self) -> bool:
+        """Whether the file that this owner holds locked is where the others look for it."""
+        try:
+            found = (self._path / f"{self.owner:016x}.lock").stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True  # who cannot be asked says nothing
+        return os.path.samestat(found, os.fstat(self._lock))
+
     def forget(self, owner: int) -> None:
         """Remove a dead owner's files."""
         for suffix in _SUFFIXES:
@@ -152,7 +162,8 @@ class LocalPeers:
             self._closed = True
         with contextlib.suppress(OSError):
             os.pwrite(self._board, bytes(_SLOT.size), self._slot * _SLOT.size)
-        self.forget(self.owner)
+        with contextlib.suppress(OSError):  # owners/ may be gone
+            self.forget(self.owner)
         _local.pop(self.owner, None)
         for descriptor in (self._pipe, self._board, *self._pipes.values(), self._lock):
             forks.close_unshared(descriptor)

@@ -63,6 +63,14 @@ class Disk(Protocol):
         """Sorted names in a directory; empty when there is none."""
         ...
 
+    def identity(self, descriptor: int) -> tuple[int, int]:
+        """(device, inode) of an open file, so that it can name itself: a copy is another one."""
+        ...
+
+    def status(self, path: str) -> tuple[int, int, int] | None:
+        """(device, inode, size) of the file of that name; None: there is none."""
+        ...
+
     def modified_ns(self, path: str) -> int | None:
         """When a file was last written or touched, in nanoseconds; None: it is missing."""
         ...
@@ -95,10 +103,6 @@ class Disk(Protocol):
         """A 64-bit number of this boot of this machine."""
         ...
 
-    def identity(self, descriptor: int) -> tuple[int, int]:
-        """(device, inode) of the open file, so that it can name itself: a copy is another one."""
-        ...
-
     def was_restored(self, descriptor: int) -> bool:
         """Whether a tool that copies wrote the file last, as far as its times tell."""
         ...
@@ -126,6 +130,10 @@ class Peers(Protocol):
 
     def alive(self, owner: int) -> bool:
         """Whether that owner's process still has the log open."""
+        ...
+
+    def is_known(self) -> bool:
+        """Whether the others find what tells them that this owner lives."""
         ...
 
     def forget(self, owner: int) -> None:

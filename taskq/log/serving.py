@@ -7,6 +7,7 @@ workers start or stop or keep jobs back, is not synced, and counts only while it
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.model import Hold, Serving
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+_log: Final = logging.getLogger("taskq")
 SUFFIX: Final = ".serves"
 #: While it is written.
 SUFFIX_NEW: Final = ".serves-new"
@@ -24,7 +26,10 @@ _BYTES_MAX: Final = 1024 * 1024
 
 
 def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
-    """Tell what an owner's workers claim; nothing if there are none."""
+    """Tell what an owner's workers claim; nothing if there are none.
+
+    Raises nothing: where the disk refuses it, only the answers of ``why`` are poorer.
+    """
     target = directory / f"{owner:016x}{SUFFIX}"
     document = [
         {
@@ -36,10 +41,13 @@ def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
         }
         for one in servings
     ]
-    if not document:
-        target.unlink(missing_ok=True)
-        return
-    replace_file(target, target.with_suffix(SUFFIX_NEW), json.dumps(document).encode())
+    try:
+        if not document:
+            target.unlink(missing_ok=True)
+            return
+        replace_file(target, target.with_suffix(SUFFIX_NEW), json.dumps(document).encode())
+    except OSError as error:
+        _log.warning("%s: what the workers here claim could not be told: %s", directory, error)
 
 
 def read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import SECOND_NS
 from taskq.log import otherowners
+from taskq.log.committer import LOOK_AROUND_NS
 from taskq.log.requests import Op
 
 if TYPE_CHECKING:
     from taskq.log.committer import Committer
     from taskq.log.survey import Request, Survey
 
-#: A sleeper looks by itself this often, should a wake-up ever be lost.
-_FALLBACK_SECONDS: Final = 5.0
 #: How soon settlements that the disk refused are tried again, and what waits for the next frame.
 _HELD_SECONDS: Final = 0.5
 #: Requests that outlive a wait for the lock: nobody waits for their answer with a time in mind.
@@ -29,7 +28,8 @@ def seconds_until_due(committer: Committer) -> float:
         limits.append(_HELD_SECONDS)
     listens = committer.watchers or committer.followers or committer.operations.cancels
     if listens or committer.waiting:
-        limits.append(_FALLBACK_SECONDS)
+        # A sleeper looks by itself, too, should a wake-up ever be lost.
+        limits.append(LOOK_AROUND_NS / SECOND_NS)
     if is_behind(committer):
         # Not at once, should the disk refuse it again and again.
         limits.append(0.0 if committer.waiting else _HELD_SECONDS)

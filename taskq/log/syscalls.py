@@ -15,9 +15,18 @@ import ctypes
 import errno
 import fcntl
 import os
+import struct
 from typing import Any, Final
 
 _SEEK_END: Final = 2
+_AT_FDCWD: Final = -100
+_AT_EMPTY_PATH: Final = 0x1000
+#: Device numbers are signed on macOS.
+_U64_MAX: Final = 2**64 - 1
+#: STATX_INO and STATX_SIZE.
+_STATX_WANTED: Final = 0x300
+#: Inode, size, and the device's two numbers in a ``struct statx``, the same on every machine.
+_STATX: Final = struct.Struct("<32xQQ88xII112x")
 
 
 def _load() -> Any:
@@ -40,6 +49,22 @@ def _load() -> Any:
 _library: Final = _load()
 
 
+def _load_statx() -> Any:
+    """The call that looks a path up, where there is one and the system allows it."""
+    try:
+        call = ctypes.PyDLL(None, use_errno=True).statx
+    except (OSError, AttributeError):
+        return None
+    call.argtypes = (
+        ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p,
+    )  # fmt: skip
+    buffer = ctypes.create_string_buffer(_STATX.size)
+    return call if call(_AT_FDCWD, b"/", 0, _STATX_WANTED, buffer) == 0 else None
+
+
+_statx: Final = _load_statx()
+
+
 def _checked(result: int) -> int:
     if result < 0:
         code = ctypes.get_errno()
@@ -60,6 +85,25 @@ class SmallReader:
             return os.pread(descriptor, count, offset)
         got = _checked(_library.pread(descriptor, self._buffer, min(count, self.size_max), offset))
         return ctypes.string_at(self._buffer, got)
+
+
+class StatusReader:
+    """Looks files up, by a path or a descriptor: for one thread."""
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(_STATX.size)
+
+    def status(self, file: str | int) -> tuple[int, int, int]:
+        """(device, inode, size) of the file."""
+        if _statx is None:
+            found = os.stat(file)  # noqa: PTH116 - it takes a descriptor as well
+            return found.st_dev & _U64_MAX, found.st_ino & _U64_MAX, found.st_size
+        if isinstance(file, int):
+            _checked(_statx(file, b"", _AT_EMPTY_PATH, _STATX_WANTED, self._buffer))
+        else:
+            _checked(_statx(_AT_FDCWD, os.fsencode(file), 0, _STATX_WANTED, self._buffer))
+        inode, size, major, minor = _STATX.unpack_from(self._buffer)
+        return major << 32 | minor, inode, size
 
 
 def write_at(descriptor: int, data: bytes, offset: int) -> int:

@@ -134,7 +134,7 @@ class StorageThread:
     def _keep_up(self, pause_seconds: float) -> bool:
         """Do a step of upkeep, unless the last was so short ago; whether there are more."""
         upkeep, adopter = self.upkeep, self.adopter
-        if upkeep is None or adopter is None:
+        if upkeep is None or adopter is None or self.journal.gone:
             return False
         now = time.monotonic()
         if not pause_seconds or now >= self._upkeep_at:
@@ -309,6 +309,8 @@ class StorageThread:
         try:
             cancels = committer.operations.cancels
             listens = committer.watchers or committer.followers or cancels
+            if listens:
+                committer.look_around()
             if listens and self.journal.has_grown():
                 committer.follow()
                 cancels.look()

@@ -146,7 +146,10 @@ class Upkeep:
 
     def _is_ours(self) -> bool:
         """Whoever only enqueues leaves it to the workers."""
-        return self._journal.config.upkeep and self._committer.facets.agenda is not None
+        journal = self._journal
+        return (
+            journal.config.upkeep and self._committer.facets.agenda is not None and not journal.gone
+        )
 
     def _next_look_ns(self) -> int:
         """Steady time of the next look; on a disk that is nearly full it does not wait long."""

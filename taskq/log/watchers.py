@@ -106,6 +106,13 @@ class Watchers:
                 del self._waiting[job]
                 self._facets.watch.jobs.discard(job)
 
+    def take_all(self) -> list[tuple[Any, Any]]:
+        """Everyone who waits; nothing is looked for any more."""
+        everyone = self.all()
+        self._waiting.clear()
+        self._facets.watch.jobs.clear()
+        return everyone
+
     def all(self) -> list[tuple[Any, Any]]:
         """Everyone who waits."""
         return [one for waiting in self._waiting.values() for one in waiting]

@@ -140,6 +140,11 @@ class CrashableDisk:
         """Sorted names in a directory."""
         return self._check().listing(path)
 
+    def status(self, path: str) -> tuple[int, int, int] | None:
+        """(device, inode, size) of the file of that name; None: there is none."""
+        file = self._check().find(path)
+        return None if file is None else (1, file.number, len(file.cache))
+
     def modified_ns(self, path: str) -> int | None:
         """When a file was last written or touched."""
         file = self._check().find(path)

@@ -124,6 +124,11 @@ class Machine:
         file.settle()
         file.platter = bytearray(data)
 
+    def hide(self, path: str) -> Callable[[], None]:
+        """Let a file be missing until what is returned is called."""
+        file = self._names.pop(path)
+        return lambda: self._names.update({path: file})
+
     def content(self, path: str) -> bytes:
         """What a file reads back as."""
         return bytes(self._names[path].cache)

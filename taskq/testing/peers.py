@@ -40,6 +40,10 @@ class SimulatedPeers:
         """Whether that process still has the log open."""
         return owner in self._neighbourhood.living
 
+    def is_known(self) -> bool:
+        """Whether the others can tell that this process lives."""
+        return self.alive(self._owner)
+
     def forget(self, owner: int) -> None:
         """Remove a dead owner's files."""
         assert owner not in self._neighbourhood.living, f"owner {owner} lives"
