@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from taskq.core.errors import LogGone
 from taskq.log import codec
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.disk import LocalDisk, SystemClock
@@ -88,7 +90,9 @@ def test_what_a_copy_and_its_original_write_never_has_the_same_name(
     writers = [Writer(other), Writer(original)]
     for _ in range(80):
         for writer in writers:
-            writer.write()
+            # Hard links share the lock's file: who comes second misses the other's segment.
+            with contextlib.suppress(LogGone):
+                writer.write()
     names = [name for writer in writers for name in writer.names]
     for writer in writers:
         writer.close()
