@@ -33,7 +33,17 @@ _log: Final = logging.getLogger("taskq.worker")
 class Crew:
     """Up to ``concurrency`` slots around one feed; each is started when first needed.
 
-    New work wakes one slot, which takes all of it if its jobs never suspend. What is left after
+    A slot is busy with a job, or it rests, or it was called to the buffer and has not looked yet.
+    All but the busy are free, those that were not started yet among them. At rest a ready job and a
+    free slot that may run it never stand side by side, since two things always hold:
+
+    - as many slots are called as deliveries lie in the buffer, if so many are free;
+    - the feed was asked for a job for each other free slot.
+
+    A slot that finds the buffer empty asks as it rests. ``_spread`` mends both for whatever else
+    changes: new deliveries, and slots that end.
+
+    New work calls one slot, which takes all of it if its jobs never suspend. What is left after
     that slot's first step is spread over as many others as there are jobs.
 
     Attributes:
@@ -72,7 +82,8 @@ class Crew:
         self._warned = False
         self._keeper = asyncio.current_task()
         self._slots: set[Slot] = set()
-        self._resting: list[asyncio.Future[None]] = []
+        self._resting: dict[Slot, asyncio.Future[None]] = {}
+        self._called: set[Slot] = set()
         self._spreading = False
         self._started = 0
         self.feed = Feed(
@@ -93,20 +104,25 @@ class Crew:
 
     # What slots call.
 
-    async def rest(self) -> bool:
+    def looks(self, slot: Slot) -> None:
+        """The slot looks at the buffer now, as it was called to."""
+        self._called.discard(slot)
+
+    async def rest(self, slot: Slot) -> bool:
         """Return once there may be work; False when the slot is to end."""
         if self.leaving:
             return False
-        waiter: asyncio.Future[None] = self.loop.create_future()
-        self._resting.append(waiter)
+        waiter = self._resting[slot] = self.loop.create_future()
         self.feed.refill()
         await waiter
+        self._called.discard(slot)
         return True
 
     def replace(self, slot: Slot) -> None:
-        """The slot ends, spoilt by its job: let a fresh one look at the buffer in its place."""
+        """The slot ends, spoilt by its job: let another look at the buffer in its place."""
         self._slots.discard(slot)
-        self._start_slot()
+        if self.feed.buffer:
+            self.wake()
 
     def warn_once(self, problem: str) -> None:
         """Say that this worker cannot run a job which another might; only the first time."""
@@ -134,13 +150,14 @@ class Crew:
     # What the feed calls.
 
     def free(self) -> int:
-        """How many slots could take a delivery now."""
-        return len(self._resting) + self._concurrency - len(self._slots)
+        """How many slots run nothing, be they called to the buffer or not."""
+        idle = len(self._resting) + len(self._called)
+        return idle + self._concurrency - len(self._slots)
 
     def wake(self) -> None:
         """Let free slots look at the buffer."""
-        if self._wake_one() and not self._spreading:
-            # Called after the first step of the slot that was woken just now.
+        if self._call_one() and not self._spreading:
+            # Runs after the first step of the slot that was called just now.
             self._spreading = True
             self.loop.call_soon(self._spread)
 
@@ -191,8 +208,8 @@ class Crew:
         """Claim no more, and give back what nobody runs; each slot ends with its job."""
         self.leaving = True
         self.feed.close()
-        resting, self._resting = self._resting, []
-        for waiter in resting:
+        resting, self._resting = self._resting, {}
+        for waiter in resting.values():
             if not waiter.done():
                 waiter.set_result(None)
         self._check_gone()
@@ -217,18 +234,20 @@ class Crew:
 
     def _spread(self) -> None:
         self._spreading = False
-        for _ in range(min(len(self.feed.buffer), self.free())):
-            self._wake_one()
-        if self.free():
-            # No slot rests yet that would ask for more, and the one that runs may wait for long.
+        buffer = self.feed.buffer
+        while len(buffer) > len(self._called) and self._call_one():
+            pass
+        if self.free() > len(buffer):
+            # Those that rest have asked for what they saw, and the others may run for long.
             self.feed.refill()
 
-    def _wake_one(self) -> bool:
+    def _call_one(self) -> bool:
         while self._resting:
             # The last to rest is the next to run: its objects are still in the processor's cache.
-            waiter = self._resting.pop()
+            slot, waiter = self._resting.popitem()
             if not waiter.done():
                 waiter.set_result(None)
+                self._called.add(slot)
                 return True
         if len(self._slots) < self._concurrency:
             self._start_slot()
@@ -239,6 +258,7 @@ class Crew:
         self._started += 1
         slot = Slot(self, self._context.copy(), f"taskq-slot-{self._started}")
         self._slots.add(slot)
+        self._called.add(slot)
 
         def ended(task: asyncio.Task[None]) -> None:
             self._on_slot_ended(slot, task)
@@ -247,18 +267,19 @@ class Crew:
 
     def _on_slot_ended(self, slot: Slot, task: asyncio.Task[None]) -> None:
         self._slots.discard(slot)
+        self._called.discard(slot)
+        self._resting.pop(slot, None)
         error = None if task.cancelled() else task.exception()
         delivery, slot.delivery = slot.delivery, None
-        if delivery is None and isinstance(error, IndexError):
-            self.feed.refill()  # the loop stood still, and its last delivery was just given back
-        elif error is not None:
+        # Without a job it met an emptied buffer: the loop stood still, and all was given back.
+        if error is not None and not (delivery is None and isinstance(error, IndexError)):
             # Not the job's failure but the worker's own, or its policy's: say so, and go on.
             _log.error("a slot failed", exc_info=error)
-            if delivery is not None and not slot.abandoned:
-                self._put(reject(delivery, describe(error)), slot.since)
-            self.feed.refill()
-            if self.feed.buffer:
-                self.wake()
+        if delivery is not None and not slot.abandoned:
+            reason = None if error is None else describe(error)
+            settlement = release(delivery) if reason is None else reject(delivery, reason)
+            self._put(settlement, slot.since)
+        self._spread()
         self._check_gone()
 
     def _put(self, settlement: Settlement, since: float) -> None:

@@ -138,6 +138,9 @@ class Feed:
         if self._claim is not None:
             # The storage thread reads the count when it serves the claim: more may still be asked.
             self._request.count = self.allowed(max(self._request.count, free))
+            if self._request.count <= 0:
+                # It would be passed over, and not looked at again when it may ask for more.
+                self._withdraw()
             return
         self.low = 0
         count = self.allowed(pace.size if pace.ahead else free)
@@ -145,8 +148,9 @@ class Feed:
             return
         until_ns = None
         if self._burst_clock is not None:
-            until_ns = self._burst_clock()
-            self._asked_when_quiet = not self.buffer and self._takers.quiet()
+            self._asked_when_quiet = self._is_quiet()
+            if not self._came_empty:
+                until_ns = self._burst_clock()
         queues, tasks = self._queues, self._tasks()
         if self.barrier is not None:
             queues, tasks = self.barrier.claimable(queues, tasks)
@@ -167,12 +171,13 @@ class Feed:
         """So many outcomes were handed to the log."""
         self._pace.finished(count, self._loop.time())
         if self._max_jobs is not None and self.allowed(1) <= 0:
-            if not self.buffer and self._takers.quiet():
+            if self._is_quiet():
                 self._takers.ran_dry()
             return
-        if self._came_empty:
-            # What has just ended may have brought new jobs: a burst looks again.
+        if self._came_empty and self._is_quiet():
+            # The claim waits for as long as jobs run: now a burst wants to know at once.
             self._came_empty = False
+            self._withdraw()
             self.refill()
 
     def request(
@@ -268,6 +273,7 @@ class Feed:
 
     def _supply(self, deliveries: list[Delivery]) -> None:
         buffer, pace = self.buffer, self._pace
+        self._came_empty = False
         full = len(deliveries) >= self._request.count
         if self.barrier is not None:
             deliveries = self._passed(deliveries)
@@ -286,13 +292,17 @@ class Feed:
             self._mark = self._received
             self._timer = self._loop.call_later(HOARD_SECONDS, self._watch)
 
+    def _is_quiet(self) -> bool:
+        return not self.buffer and self._takers.quiet()
+
     def _look_again(self) -> None:
-        if self.buffer or not self._takers.quiet():
-            self._came_empty = True
-        elif self._asked_when_quiet:
+        """A burst found nothing: it ends, unless what runs may bring more, or others do."""
+        is_quiet = self._is_quiet()
+        if is_quiet and self._asked_when_quiet:
             self._takers.ran_dry()
-        else:
-            self.refill()
+            return
+        self._came_empty = not is_quiet
+        self.refill()
 
     def _passed(self, deliveries: list[Delivery]) -> list[Delivery]:
         assert self.barrier is not None
@@ -321,6 +331,7 @@ class Feed:
             self._pace.cut()
             self._withdraw()
             self._give_back()
+            self.refill()
         elif not self.buffer and taken == self._mark:
             # Idle, or busy with slow jobs. What comes next may be slow too, so ask for little.
             self._pace.cut()

@@ -87,6 +87,7 @@ class Slot:
         outcomes, opened = settler.outcomes, Inputs(app).payload
         no_job: Token[JobContext] | None = None
         turn = self.since = monotonic()
+        crew.looks(self)
         while True:
             if not buffer:
                 # An idle slot must not keep the last job's arguments and result alive.
@@ -145,7 +146,7 @@ class Slot:
         """Wait for work, as nobody's job; False when the slot is to end."""
         if no_job is not None:
             _current.reset(no_job)
-        goes_on = await self._crew.rest()
+        goes_on = await self._crew.rest(self)
         self.since = monotonic()
         return goes_on
 

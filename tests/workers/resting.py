@@ -1,0 +1,513 @@
+"""A worker on a log in memory and a clock of its own, whose event loop tells when it is at rest.
+
+The loop asks its selector to wait only when nothing is left to do until a timer rings or somebody
+calls: that is the moment to look at the worker, and to do the next thing to it. So a schedule of a
+seed is the same each time, and takes none of the time that its jobs and pauses last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+import selectors
+import threading
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from taskq import retry
+from taskq.conditions import condition
+from taskq.core.errors import AppendFailed
+from taskq.core.records import Kind
+from taskq_workers.cancels import CancelListener
+from taskq_workers.crew import Crew
+from taskq_workers.pool import Phase, Worker
+from tests.workers.fakes import FakeApp, FakePort, FakeStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.core.errors import TaskqError
+    from taskq.log.requests import ClaimRequest, Delivery, Settlement
+    from taskq.log.store import Store
+    from taskq_workers.settling import Settled
+
+#: A schedule whose jobs are not done after so long, on its own clock, never ends.
+_LIMIT_SECONDS: Final = 3_600.0
+#: How long a thread of the worker may keep the real clock waiting.
+_THREAD_SECONDS: Final = 20.0
+_LIMITED: Final = 2
+_KINDS: Final = ("now", "now", "turn", "turn", "some", "hold", "hold", "fail", "leak", "cancel")
+
+_leaked: contextvars.ContextVar[object] = contextvars.ContextVar("leaked")
+
+
+class _Selector(selectors.DefaultSelector):
+    """Asks ``loop.on_wait`` whenever the loop would wait, and never waits itself."""
+
+    loop: RestLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        loop = self.loop
+        if loop.on_wait is None:
+            return super().select(timeout)
+        if timeout == 0 or loop.runs_threads():
+            # What a thread does takes real time, and ends by a call of the loop.
+            found = super().select(0 if timeout == 0 else _THREAD_SECONDS)
+            assert found or timeout == 0, "a thread does not return"
+            return found
+        loop.on_wait(timeout)
+        return super().select(0)
+
+
+class RestLoop(asyncio.SelectorEventLoop):
+    """Its time goes on only when somebody says so.
+
+    Attributes:
+        on_wait: called with the seconds until the next timer, None for no timer.
+        runs_threads: whether a thread is about to call.
+    """
+
+    def __init__(self) -> None:
+        selector = _Selector()
+        selector.loop = self
+        self.on_wait: Callable[[float | None], None] | None = None
+        self.runs_threads: Callable[[], bool] = lambda: False
+        self.now = 1_000.0
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now
+
+
+class Log(FakePort):
+    """What a worker sees of a log: limits, pauses, late and lost answers, refused outcomes.
+
+    Attributes:
+        running: claimed jobs by token.
+        ended: how many jobs are at their end.
+        paused: queues that give no jobs.
+        trouble: how often, of 1, a claim or an outcome is refused, or an answer lost.
+    """
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self.running: dict[int, Delivery] = {}
+        self.ended = 0
+        self.paused: set[str] = set()
+        self.trouble = 0.0
+        self._random = random
+        self._tokens = 0
+
+    # What a look of a gate needs of the storage thread.
+
+    @property
+    def facets(self) -> Log:
+        return self
+
+    def need_agenda(self) -> Log:
+        return self
+
+    def has_ready(self, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> bool:
+        return any(self._fits(one, queues, tasks) for one in self.ready)
+
+    def is_claimable(self, delivery: Delivery) -> bool:
+        """Whether neither its queue nor its task's limit keeps it back."""
+        if delivery.queue in self.paused:
+            return False
+        if delivery.task != "limited":
+            return True
+        return sum(one.task == "limited" for one in self.running.values()) < _LIMITED
+
+    # What a worker calls.
+
+    def look(self, look: Callable[[Log], object], *, needs_agenda: bool = True) -> Any:
+        del needs_agenda
+        future = asyncio.get_running_loop().create_future()
+        self._later(lambda: _resolve(future, look(self)))
+        return future
+
+    def claim(self, request: ClaimRequest) -> asyncio.Future[list[Delivery]]:
+        if self._random.random() < self.trouble:
+            raise refusal()
+        future: asyncio.Future[list[Delivery]] = asyncio.get_running_loop().create_future()
+        self._later(lambda: self._take_in(request, future))
+        return future
+
+    def settle_soon(
+        self, items: list[Settlement], on_error: Callable[[Settlement, TaskqError], None]
+    ) -> None:
+        self._later(lambda: self._settle(items, on_error))
+
+    def settle(self, items: list[Settlement]) -> asyncio.Future[list[Settled]]:
+        future: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()
+        for item in items:
+            self.end(item)
+        self._later(lambda: _resolve(future, [None] * len(items)))
+        return future
+
+    # Inside.
+
+    def end(self, item: Settlement) -> None:
+        """Carry an outcome out; each delivery has one."""
+        delivery = self.running.pop(item.delivery.token)
+        if item.kind in {Kind.RETRIED, Kind.RELEASED}:
+            attempt = delivery.attempt + (item.kind is Kind.RETRIED)
+            again = delivery._replace(attempt=attempt)
+            asyncio.get_running_loop().call_later(item.delay_ns / 1e9, self._put_back, [again])
+        else:
+            self.ended += 1
+        self._serve_soon()
+
+    def _settle(
+        self, items: list[Settlement], on_error: Callable[[Settlement, TaskqError], None]
+    ) -> None:
+        for item in items:
+            if self._random.random() < self.trouble:
+                self._later(lambda item=item: on_error(item, refusal()))  # type: ignore[misc]
+            else:
+                self.end(item)
+
+    def _take_in(self, request: ClaimRequest, future: asyncio.Future[list[Delivery]]) -> None:
+        self.claims.append((request, future))
+        self._serve()
+
+    def _serve(self) -> None:
+        left = []
+        for request, future in self.claims:
+            if future.done():
+                continue
+            taken = self._take(request)
+            if taken or request.wait_until_ns is not None:
+                self._later(lambda future=future, taken=taken: self._answer(future, taken))  # type: ignore[misc]
+            else:
+                left.append((request, future))
+        self.claims = left
+
+    def _take(self, request: ClaimRequest) -> list[Delivery]:
+        taken: list[Delivery] = []
+        for delivery in list(self.ready):
+            if len(taken) >= request.count:
+                break
+            if self._fits(delivery, request.queues, request.tasks):
+                self.ready.remove(delivery)
+                self._tokens += 1
+                taken.append(delivery._replace(token=self._tokens))
+                self.running[self._tokens] = taken[-1]
+        return taken
+
+    def _fits(
+        self, one: Delivery, queues: frozenset[str] | None, tasks: frozenset[str] | None
+    ) -> bool:
+        known = (queues is None or one.queue in queues) and (tasks is None or one.task in tasks)
+        return known and self.is_claimable(one)
+
+    def _answer(self, future: asyncio.Future[list[Delivery]], taken: list[Delivery]) -> None:
+        is_lost = self._random.random() < self.trouble
+        if taken and (is_lost or future.done()):
+            for delivery in taken:
+                del self.running[delivery.token]
+            self._put_back(taken)
+            taken = []
+        _resolve(future, taken)
+
+    def _put_back(self, deliveries: list[Delivery]) -> None:
+        self.ready.extendleft(reversed(deliveries))
+        self._serve_soon()
+
+    def _later(self, call: Callable[[], object]) -> None:
+        """Call after some turns of the loop, as the storage thread answers when it has time."""
+        turns = self._random.randrange(4)
+
+        def turn() -> None:
+            nonlocal turns
+            turns -= 1
+            if turns < 0:
+                call()
+            else:
+                asyncio.get_running_loop().call_soon(turn)
+
+        turn()
+
+
+class _Store(FakeStore):
+    def wall_ns(self) -> int:
+        return 0
+
+
+class _App(FakeApp):
+    def store(self) -> Store:
+        return cast("Store", _Store(self.fake))
+
+
+def _resolve(future: asyncio.Future[Any], value: object) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _tell() -> None:
+    """Something has changed."""
+
+
+def refusal() -> AppendFailed:
+    return AppendFailed("log", OSError(errno.ENOSPC, "no room"))
+
+
+class Jobs:
+    """What the jobs of a schedule do, each as its argument says.
+
+    Attributes:
+        lets_go: whether jobs that hold their slots may end.
+        is_on: whether the condition holds, and the network is there.
+    """
+
+    def __init__(self, app: FakeApp, random: Random) -> None:
+        self.lets_go = False
+        self.is_on = True
+        self.parked = 0
+        self._random = random
+        self._loop = asyncio.get_running_loop()
+        self._held: list[asyncio.Future[None]] = []
+        self._threads: list[threading.Event] = []
+        options: dict[str, Any] = {"retry": retry.fixed(3, 0)}
+        is_met = condition(self._is_met, name="on", every=0.4)
+
+        async def act(kind: str) -> None:
+            await self._act(kind)
+
+        def work(kind: str) -> None:
+            self._work(kind)
+
+        app.breaker("mail", failures=2, is_failure=lambda one: isinstance(one, OSError))
+        self.tasks = [
+            app.task(name="plain", **options)(act),
+            app.task(name="other", queue="other", **options)(act),
+            app.task(name="limited", **options)(act),
+            app.task(name="gated", requires=[is_met], **options)(act),
+            app.task(name="mailed", queue="mail", **options)(act),
+            app.task(name="threaded", **options)(work),
+        ]
+
+    def let_go(self, count: int) -> None:
+        """End some of those that hold their slots; what runs in threads first."""
+        for _ in range(min(count, len(self._threads))):
+            self.parked -= 1
+            self._threads.pop(self._random.randrange(len(self._threads))).set()
+        for _ in range(min(count, len(self._held))):
+            future = self._held.pop(self._random.randrange(len(self._held)))
+            if not future.done():
+                future.set_result(None)
+
+    def finish(self) -> None:
+        """From now on every job ends, and nothing keeps any back."""
+        self.lets_go = self.is_on = True
+        self.let_go(len(self._held) + len(self._threads))
+
+    async def _is_met(self) -> bool:
+        return self.is_on
+
+    async def _act(self, kind: str) -> None:
+        if not self.is_on and kind != "now":
+            raise ConnectionRefusedError("no network")
+        if kind == "turn":
+            await asyncio.sleep(0)
+        elif kind == "some":
+            await asyncio.sleep(self._random.choice((0.001, 0.05, 0.7, 3.0)))
+        elif kind == "hold" and not self.lets_go:
+            self._held.append(asyncio.get_running_loop().create_future())
+            await self._held[-1]
+        elif kind == "fail":
+            raise SystemExit("no")
+        elif kind == "leak":
+            _leaked.set(object())
+        elif kind == "cancel":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+
+    def _work(self, kind: str) -> None:
+        if kind == "fail":
+            raise ValueError("no")
+        if kind == "hold" and not self.lets_go:
+            event = threading.Event()
+            self._threads.append(event)
+            self.parked += 1
+            self._loop.call_soon_threadsafe(_tell)  # the loop waits for what threads do
+            event.wait(_THREAD_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is special about one schedule."""
+
+    concurrency: int
+    burst: bool
+    max_jobs: int | None
+    trouble: float
+    tasks: int
+    steps: int
+
+    @staticmethod
+    def of(random: Random) -> Plan:
+        ends = random.random()
+        return Plan(
+            concurrency=random.randint(1, 16),
+            burst=ends < 0.15,
+            max_jobs=random.randint(1, 40) if ends > 0.85 else None,
+            trouble=random.choice((0.0, 0.0, 0.1)),
+            tasks=random.choice((1, 2, 6, 6)),
+            steps=random.randint(3, 14),
+        )
+
+
+class Schedule:
+    """One worker, and what befalls it; ``run`` raises AssertionError where it idles in vain."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.plan = Plan.of(self.random)
+        self.loop = RestLoop()
+        self.left = self.plan.steps
+        self.put = 0
+        self.app: FakeApp
+        self.log: Log
+        self.jobs: Jobs
+        self.worker: Worker
+
+    def run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            try:
+                runner.run(self._main())
+            finally:
+                self.loop.on_wait = None
+
+    async def _main(self) -> None:
+        plan = self.plan
+        self.log = Log(self.random)
+        self.app = _App(self.log)
+        self.jobs = Jobs(self.app, self.random)
+        self._arrive()
+        self.worker = Worker(
+            self.app, concurrency=plan.concurrency, burst=plan.burst, max_jobs=plan.max_jobs,
+            schedules=False,
+        )  # fmt: skip
+        async with self.worker:
+            self.log.trouble = plan.trouble
+            self.loop.runs_threads = self._runs_threads
+            self.loop.on_wait = self._on_rest
+            await self.worker.stopped.wait()
+            self.jobs.finish()
+            self.loop.on_wait = None
+
+    @property
+    def crew(self) -> Crew:
+        crew = self.worker._crew
+        assert isinstance(crew, Crew)
+        return crew
+
+    def _runs_threads(self) -> bool:
+        places = self.worker._places
+        assert places is not None
+        threads = places.threads
+        return min(threads.busy, len(threads._threads)) > self.jobs.parked
+
+    def _on_rest(self, seconds: float | None) -> None:
+        """Nothing moves any more: look, and do the next thing."""
+        if self.worker._phase is Phase.RUNNING:
+            self._check()
+        if self.left > 0:
+            self.left -= 1
+            self._act(seconds)
+        elif self.left == 0:
+            self.left = -1
+            self.log.trouble = 0.0
+            self.log.paused.clear()
+            self.jobs.finish()
+            self.log._serve_soon()
+        elif self.log.ended == self.put:
+            self.worker.request_stop()
+        else:
+            assert seconds is not None, f"{self.put - self.log.ended} jobs never end"
+            self.loop.now += max(seconds, 0.001)
+            assert self.loop.now < _LIMIT_SECONDS, f"{self.put - self.log.ended} jobs do not end"
+
+    def _check(self) -> None:
+        """A job that may run and a slot that may run it never stand side by side."""
+        crew, gates = self.crew, self.worker._gates
+        assert gates is not None
+        free = self.plan.concurrency - crew.running()
+        if not free or crew.feed._paused or crew.feed.allowed(1) <= 0:
+            return
+        queues, tasks = gates.claimable(None, frozenset(self.app._tasks))
+        assert not crew.feed.buffer, f"{free} slots are free, and jobs lie in the buffer"
+        assert not self.log.has_ready(queues, tasks), f"{free} slots are free, and jobs are ready"
+
+    def _arrive(self) -> None:
+        count = self.random.randint(1, 2 * self.plan.concurrency)
+        kind = self.random.choice(_KINDS)
+        for _ in range(count):
+            if self.random.random() < 0.5:
+                kind = self.random.choice(_KINDS)
+            task = self.random.choice(self.jobs.tasks[-self.plan.tasks :])
+            self.app.put(task, kind)
+        self.put += count
+
+    def _act(self, seconds: float | None) -> None:
+        acts = {
+            self._arrive: 6,
+            self._arrive_one_by_one: 4,
+            self._let_go: 6,
+            lambda: self._wait(seconds): 4,
+            self._switch: 2,
+            self._pause: 1,
+            self._cancel_slot: 1,
+            self._cancel_job: 2,
+            self._surrender: 1,
+        }
+        (act,) = self.random.choices(list(acts), list(acts.values()))
+        act()
+
+    def _arrive_one_by_one(self) -> None:
+        """Some turns of the loop lie between them."""
+        left = self.random.randint(1, 8)
+
+        def one() -> None:
+            nonlocal left
+            left -= 1
+            task = self.random.choice(self.jobs.tasks[: self.plan.tasks])
+            self.app.put(task, self.random.choice(_KINDS))
+            self.put += 1
+            if left > 0 and self.worker._phase is Phase.RUNNING:
+                self.log._later(one)
+
+        one()
+
+    def _let_go(self) -> None:
+        self.jobs.let_go(self.random.randint(1, self.plan.concurrency))
+
+    def _wait(self, seconds: float | None) -> None:
+        self.loop.now += self.random.choice((0.01, 0.3, 1.0, seconds or 0.0))
+
+    def _switch(self) -> None:
+        self.jobs.is_on = not self.jobs.is_on
+
+    def _pause(self) -> None:
+        self.log.paused ^= {self.random.choice(("default", "other"))}
+        self.log._serve_soon()
+
+    def _cancel_slot(self) -> None:
+        """Somebody cancels whatever asyncio tasks there are."""
+        slots = sorted(self.crew.slots, key=lambda one: one.task.get_name())
+        if slots:
+            self.random.choice(slots).task.cancel()
+
+    def _cancel_job(self) -> None:
+        if self.log.running:
+            token = self.random.choice(sorted(self.log.running))
+            CancelListener(self.crew)._stop((self.log.running[token].job, token))
+
+    def _surrender(self) -> None:
+        """As the watch does when the loop stands still."""
+        for settlement in self.crew.surrender():
+            self.log.end(settlement)

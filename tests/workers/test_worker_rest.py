@@ -1,0 +1,109 @@
+"""At rest a ready job and a free slot that may run it never stand side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq_workers import breaker, pool, slot
+from taskq_workers.pool import Worker
+from tests.workers.resting import Schedule
+
+if TYPE_CHECKING:
+    from tests.workers.fakes import FakeApp
+
+
+class _Unwatched:
+    """In place of the watch over the loop, which asks on the real clock."""
+
+    def __init__(self, *_: object) -> None: ...
+    def start(self, _: object) -> None: ...
+    def drain(self) -> None: ...
+    async def leave(self) -> None: ...
+
+
+async def _routed(_: object) -> bool:
+    return False
+
+
+@pytest.fixture
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in a worker depends on how fast the machine is, nor on its network."""
+    monkeypatch.setattr(pool, "LoopWatch", _Unwatched)
+    monkeypatch.setattr(breaker.Breaker, "_is_away", _routed)
+
+
+def _run(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in seeds:
+        # Slots that let the loop turn after each job, and such that never do.
+        monkeypatch.setattr(slot, "TURN_SECONDS", 0.0 if seed % 3 == 0 else math.inf)
+        schedule = Schedule(seed)
+        try:
+            schedule.run()
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {schedule.plan}")
+            raise
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("start", range(0, 200, 50))
+def test_at_rest_a_ready_job_and_a_free_slot_never_coexist(
+    start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(range(start, start + 50), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("start", range(0, 10_000, 1_000))
+def test_at_rest_a_ready_job_and_a_free_slot_never_coexist_over_many_schedules(
+    start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(range(start, start + 1_000), monkeypatch)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("busy", "concurrency"), [(3, 4), (5, 8), (7, 8), (9, 16), (15, 16)])
+async def test_beside_jobs_that_came_together_and_take_long_one_more_runs_at_once(
+    fake: FakeApp, busy: int, concurrency: int
+) -> None:
+    hold = asyncio.Event()
+
+    @fake.task
+    async def work() -> None:
+        fake.fake.poke()
+        await hold.wait()
+
+    async with Worker(fake, concurrency=concurrency) as worker:
+        await fake.fake.until(lambda: bool(fake.fake.waiting()))
+        for _ in range(busy):
+            fake.put(work)
+        await fake.fake.until(lambda: worker.running == busy)
+        fake.put(work)
+        await fake.fake.until(lambda: worker.running == busy + 1)
+        hold.set()
+
+
+@pytest.mark.anyio
+async def test_a_burst_runs_what_comes_while_it_still_has_a_job(fake: FakeApp) -> None:
+    hold = asyncio.Event()
+    seen = []
+
+    @fake.task
+    async def work(waits: bool) -> None:
+        seen.append(waits)
+        fake.fake.poke()
+        if waits:
+            await hold.wait()
+
+    fake.put(work, True)
+    async with Worker(fake, concurrency=2, burst=True) as worker:
+        await fake.fake.until(lambda: bool(fake.fake.waiting()))
+        fake.put(work, False)
+        await fake.fake.until(lambda: seen == [True, False])
+        hold.set()
+        await worker.stopped.wait()
