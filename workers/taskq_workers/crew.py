@@ -104,9 +104,10 @@ class Crew:
 
     # What slots call.
 
-    def looks(self, slot: Slot) -> None:
-        """The slot looks at the buffer now, as it was called to."""
+    def begin(self, slot: Slot) -> tuple[TaskQ, deque[Delivery], Feed, Plans, Settler, Hook | None]:
+        """The slot looks at the buffer now, as it was called to; gives what it keeps at hand."""
         self._called.discard(slot)
+        return self.hot_parts()
 
     async def rest(self, slot: Slot) -> bool:
         """Return once there may be work; False when the slot is to end."""

@@ -83,11 +83,10 @@ class Slot:
     async def _run(self) -> None:  # noqa: C901, PLR0912, PLR0915 - a call more would cost 0.1 µs
         """The hot path: each statement here is paid for every job."""
         crew = self._crew
-        app, buffer, feed, plans, settler, hook = crew.hot_parts()
+        app, buffer, feed, plans, settler, hook = crew.begin(self)
         outcomes, opened = settler.outcomes, Inputs(app).payload
         no_job: Token[JobContext] | None = None
         turn = self.since = monotonic()
-        crew.looks(self)
         while True:
             if not buffer:
                 # An idle slot must not keep the last job's arguments and result alive.
