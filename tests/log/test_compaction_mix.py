@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskq.core.dedup import UNTIL_SETTLED
-from taskq.core.errors import DuplicateKey, JobNotFound, KeyHeld, StaleDelivery
+from taskq.core.errors import DuplicateKey, JobCancelled, JobNotFound, KeyHeld, StaleDelivery
 from taskq.core.jobtable import STATE_MASK
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Flag, Kind
@@ -45,7 +45,8 @@ SPECS: Final = [
     EnqueueSpec("other", "mail.send", 2, 3),
     EnqueueSpec("third", "x", 7, 1, flags=int(Flag.DROP_RESULT)),
 ]
-REFUSED: Final = (StaleDelivery, JobNotFound, DuplicateKey, KeyHeld)
+#: JobCancelled: the lease of a claim that somebody wants over is not extended.
+REFUSED: Final = (StaleDelivery, JobCancelled, JobNotFound, DuplicateKey, KeyHeld)
 
 
 class Mix:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskq.core.errors import JobCancelled
 from taskq.core.flows import Policy
 from taskq.core.freeze import freeze_agenda, thaw_agenda
 from taskq.core.jobtable import STATE_MASK
@@ -30,8 +29,7 @@ from taskq.testing.crashable import ProcessKilled
 from tests.core.frozen import Columns
 from tests.log.flowing import items_of, leaf, step
 from tests.log.tending import FILLER
-from tests.log.test_compaction_mix import ACTS, CONFIGS, Mix, said
-from tests.log.test_compaction_mix import REFUSED as ALSO_REFUSED
+from tests.log.test_compaction_mix import ACTS, CONFIGS, REFUSED, Mix, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +48,6 @@ LIMITS: Final = {
     "part": Limit(rate=Rate(3, 20 * SECOND_NS)),
     "step": Limit(concurrency=1),
 }
-REFUSED: Final = (*ALSO_REFUSED, JobCancelled)
 KEYS: Final = (b"", b"a", b"b", b"c" * 40)
 TICKED: Final = "every so often"
 
