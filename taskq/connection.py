@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import weakref
 from concurrent.futures import Future
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from taskq.packing import Item, Loose
 
 _LSN_DIGITS_MAX: Final = 19
+#: Where pytest runs it is loaded, and says so if a test opens a log of production.
+_PYTEST_PLUGIN: Final = "taskq.testing.plugin"
 
 
 class Connection:
@@ -212,6 +215,9 @@ class Connection:
             raise LogClosed(
                 f"{self.path}: closed; to go on, await open() or enter it with async with"
             )
+        plugin = sys.modules.get(_PYTEST_PLUGIN)
+        if plugin is not None:
+            plugin.on_open(self.path)
         telemetry.look()
         store = open_store(self.path, self.config)
         self._tag = store.tag

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import TYPE_CHECKING
+import importlib
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -14,28 +15,92 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.testing.sandbox import Sandbox
 
+_NO_APP: Final = """\
+taskq does not know which app is tested: name it in pytest's settings as `taskq worker` takes it,
+
+    [tool.pytest.ini_options]        (pyproject.toml; [pytest] in pytest.ini)
+    taskq_app = "shop.jobs:app"
+
+or leave the fixture out and write: with Sandbox(app) as box: ..."""
+_STRICT: Final = {"": False, "warn": False, "false": False, "error": True, "true": True}
+
+#: of the sessions that run, the innermost last: a test of a plugin has one of its own
+_configs: Final[list[pytest.Config]] = []
+
+
+class RealLogWarning(UserWarning):
+    """A test opened a log that outlives it: perhaps that of production."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Make ``taskq_app`` an ini option."""
+    """Make ``taskq_app`` and ``taskq_strict`` ini options."""
     parser.addini(
         "taskq_app",
-        "The app that the fixture taskq_app moves into a sandbox, such as shop.jobs:app.",
+        "The app that the fixtures move into a sandbox, as `taskq worker` takes it: shop.jobs:app.",
+        default="",
+    )
+    parser.addini(
+        "taskq_strict",
+        "What it is to open a real log in a test outside a sandbox: warn (the default) or error.",
         default="",
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Look from now on at which logs are opened.
+
+    Raises:
+        pytest.UsageError: ``taskq_strict`` is neither "warn" nor "error".
+    """
+    strict = _word(config)
+    if strict not in _STRICT:
+        raise pytest.UsageError(f"taskq_strict = {strict}: it is warn or error")
+    _configs.append(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Look no more."""
+    if config in _configs:
+        _configs.remove(config)
+
+
+def on_open(path: str) -> None:
+    """Say so if a log is opened that is not made for a test: called before anything is touched.
+
+    What lies in pytest's own temporary directory (``tmp_path``) goes with the test.
+
+    Args:
+        path: absolute path of the log's directory.
+
+    Raises:
+        UsageError: ``taskq_strict = error`` and the log is a real one.
+    """
+    if not _configs or _is_temporary(path):
+        return
+    told = (
+        f"a test opens the real log {path}, whose jobs a worker may run: put it into a "
+        f"sandbox, with Sandbox(app) as box (from taskq.testing) or the fixture taskq_sandbox, or "
+        f"give it a directory in tmp_path"
+    )
+    if _STRICT[_word(_configs[-1])]:
+        from taskq.core.errors import UsageError  # noqa: PLC0415 - pytest loads this in every run
+
+        raise UsageError(f"{told} (taskq_strict = error)")
+    warnings.warn(f"{told} (taskq_strict = error refuses it)", RealLogWarning, stacklevel=2)
+
+
 @pytest.fixture
 def taskq_sandbox(pytestconfig: pytest.Config) -> Iterator[Sandbox]:
-    """An app whose log is in memory and whose clock stands still: see ``taskq.testing.Sandbox``.
+    """The app named by the ini option ``taskq_app``, its log in memory and its clock still.
 
-    It is the app named by the ini option ``taskq_app``, or a new one without tasks.
+    See ``taskq.testing.Sandbox``.
     """
-    from taskq import TaskQ  # noqa: PLC0415 - pytest loads this module in every run
-    from taskq.testing.sandbox import Sandbox  # noqa: PLC0415
-
     target = str(pytestconfig.getini("taskq_app"))
-    app = _load(target) if target else TaskQ("unused-by-tests")
-    with Sandbox(app) as box:
+    if not target:
+        pytest.fail(_NO_APP, pytrace=False)
+    from taskq.testing.sandbox import Sandbox  # noqa: PLC0415 - pytest loads this in every run
+
+    with Sandbox(_load(target)) as box:
         yield box
 
 
@@ -45,18 +110,32 @@ def taskq_app(taskq_sandbox: Sandbox) -> TaskQ:
     return taskq_sandbox.app
 
 
+def _word(config: pytest.Config) -> str:
+    return str(config.getini("taskq_strict")).lower()
+
+
+def _is_temporary(path: str) -> bool:
+    """Whether a directory goes with its test."""
+    from taskq.testing.sandbox import PREFIX  # noqa: PLC0415 - a log is being opened anyway
+
+    config = _configs[-1]
+    if Path(path).name.startswith(PREFIX):
+        return True
+    factory = getattr(config, "_tmp_path_factory", None)  # pytest has no public way to it from here
+    if factory is None:
+        return False
+    base: Path = factory.getbasetemp()
+    if hasattr(config, "workerinput"):
+        base = base.parent  # what the processes of pytest-xdist share
+    return Path(path).resolve().is_relative_to(base)
+
+
 def _load(target: str) -> TaskQ:
-    import importlib  # noqa: PLC0415
+    """The app of a target; by name, since imports point from the workers to here."""
+    from taskq import UsageError  # noqa: PLC0415 - pytest loads this module in every run
 
-    from taskq import TaskQ  # noqa: PLC0415
-
-    module, _, name = target.partition(":")
-    if os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds text
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
     try:
-        app = getattr(importlib.import_module(module), name or "app")
-    except (ImportError, AttributeError) as error:
-        raise pytest.UsageError(f"taskq_app = {target}: {error}") from error
-    if not isinstance(app, TaskQ):
-        raise pytest.UsageError(f"taskq_app = {target}: it is no TaskQ but {app!r:.60}")
+        app: TaskQ = importlib.import_module("taskq_workers.loader").load_app(target)
+    except UsageError as error:
+        pytest.fail(f"taskq_app = {target}: {error}", pytrace=False)
     return app

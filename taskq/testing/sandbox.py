@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.blocking import blocking
 from taskq.core.model import Durability
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: A file system in memory, where the machine has one.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh directory of our own is made in it
+#: Of the names of the directories that are made there.
+PREFIX: Final = "taskq-test-"
 
 
 class Sandbox:
@@ -68,7 +70,7 @@ class Sandbox:
         connection = self.app._connection
         use_clock(self.app, self.clock)
         memory = _MEMORY if _MEMORY.is_dir() else None
-        self._directory = tempfile.mkdtemp(prefix="taskq-test-", dir=memory)
+        self._directory = tempfile.mkdtemp(prefix=PREFIX, dir=memory)
         connection.config = replace(
             connection.config,
             durability=Durability.OS,

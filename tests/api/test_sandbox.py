@@ -229,5 +229,73 @@ def test_pytest_finds_the_fixtures_by_itself(pytester: pytest.Pytester) -> None:
 def test_a_wrong_app_is_told_by_its_name(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(taskq_app):\n    pass\n")
     pytester.makeini("[pytest]\ntaskq_app = nothing.here:app\n")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
-    result.stdout.fnmatch_lines(["*taskq_app = nothing.here:app*No module named*"])
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines(["taskq_app = nothing.here:app: there is no module 'nothing'*"])
+    result.assert_outcomes(errors=1)
+
+
+def test_the_sandbox_of_no_app_says_what_to_write(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(taskq_sandbox):\n    pass\n")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines(["taskq does not know which app*", '*taskq_app = "shop.jobs:app"'])
+    result.stdout.no_fnmatch_line("*Traceback*")
+    result.assert_outcomes(errors=1)
+
+
+_REAL = """
+import asyncio
+from taskq import TaskLog, TaskQ
+from taskq.testing import Sandbox
+from jobs import app, greet
+
+def test_blocking():
+    greet.enqueue_sync("you")
+    app.close_sync()
+
+def test_on_a_loop():
+    async def main():
+        async with app:
+            await greet.enqueue("you")
+    asyncio.run(main())
+
+def test_of_bytes():
+    async def main():
+        async with TaskLog.open("production") as log:
+            await log.put(b"")
+    asyncio.run(main())
+
+def test_what_goes_with_the_test(tmp_path, monkeypatch):
+    with TaskQ(tmp_path / "log"):
+        pass
+    monkeypatch.chdir(tmp_path)
+    with TaskQ("here"):
+        pass
+    with Sandbox(app) as box:
+        greet.enqueue_sync("you")
+"""
+
+
+def test_a_real_log_in_a_test_is_warned_of(pytester: pytest.Pytester) -> None:
+    """However it is opened; what lies in a sandbox or in ``tmp_path`` is made for the test."""
+    pytester.makepyfile(jobs=_MODULE, test_jobs=_REAL)
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-W", "default")
+    result.assert_outcomes(passed=4, warnings=3)
+    result.stdout.fnmatch_lines(
+        [f"*RealLogWarning: a test opens the real log {pytester.path}/production,*"]
+    )
+
+
+def test_a_real_log_in_a_test_is_refused_when_that_is_strict(pytester: pytest.Pytester) -> None:
+    """Before anything is made."""
+    pytester.makepyfile(jobs=_MODULE, test_jobs=_REAL)
+    pytester.makeini("[pytest]\ntaskq_strict = error\n")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=3)
+    result.stdout.fnmatch_lines(["*UsageError: a test opens the real log *Sandbox(app)*"])
+    assert not Path(pytester.path, "production").exists()
+
+
+def test_a_wrong_strictness_is_told(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\ntaskq_strict = perhaps\n")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.stderr.fnmatch_lines(["*taskq_strict = perhaps: it is warn or error"])
