@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -11,6 +13,16 @@ _COMMON = settings(
 settings.register_profile("taskq", _COMMON, derandomize=True)
 settings.register_profile("explore", _COMMON, max_examples=2_000)
 settings.load_profile("taskq")
+
+#: A torture takes what it takes, and more on a busy machine: this only ends one that hangs.
+SLOW_SECONDS: Final = 1_800
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each slow test the same time, whatever its neighbours have."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS), append=False)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,8 @@ from taskq.log.history import records
 from taskq.log.reader import LogReader
 
 if TYPE_CHECKING:
+    import pytest
+
     from taskq.log.logrecord import LogRecord
 
 #: (what, how many, how large)
@@ -84,7 +85,9 @@ async def live(path: str, steps: list[tuple[str, int, int]]) -> tuple[list[int],
 
 @given(STEPS)
 @settings(max_examples=30)
-def test_streaming_equals_a_scan(steps: list[tuple[str, int, int]]) -> None:
-    with tempfile.TemporaryDirectory() as path:
-        found, start = asyncio.run(live(path, steps))
-        assert found == [one.lsn for one in scan(path) if one.lsn >= start]
+def test_streaming_equals_a_scan(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
+) -> None:
+    path = str(tmp_path_factory.mktemp("log"))
+    found, start = asyncio.run(live(path, steps))
+    assert found == [one.lsn for one in scan(path) if one.lsn >= start]

@@ -239,7 +239,6 @@ def test_processes_that_compact_at_once_lose_nothing_and_bring_nothing_back() ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(100, 300))
 def test_many_histories_of_processes_that_compact_at_once(seed: int) -> None:
     history(seed)

@@ -310,7 +310,6 @@ def test_flows_limits_and_cancels_are_the_same_to_all_and_all_ends(seed: int) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(100, 200))
 def test_many_histories_of_flows_and_limits(seed: int) -> None:
     history(seed)

@@ -59,7 +59,6 @@ def test_long_runs_over_many_segments() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0)
 @pytest.mark.parametrize("start", range(10_000, 15_000, 250))
 def test_every_answer_holds_for_thousands_of_seeds(start: int) -> None:
     seeds = range(start, start + 250)
@@ -67,7 +66,7 @@ def test_every_answer_holds_for_thousands_of_seeds(start: int) -> None:
     _run(seeds, faults=True)
     _run(seeds, steps_of_clock=True, faults=True)
     _run(seeds, durability=Durability.OS, faults=True)
-    _run(range(start, start + 10), steps=1_000, faults=True)
+    _run(range(start, start + 4), steps=1_000, faults=True)
 
 
 # -- every step of one scenario --------------------------------------------------------------------

@@ -161,10 +161,9 @@ def _extras(chance: random.Random) -> Extras | None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize("start", range(10_000, 12_000, 250))
-def test_it_is_the_same_for_thousands_of_seeds(start: int) -> None:
-    seeds = range(start, start + 250)
+@pytest.mark.parametrize("start", range(10_000, 10_800, 100))
+def test_it_is_the_same_for_hundreds_of_seeds(start: int) -> None:
+    seeds = range(start, start + 100)
     _run(seeds)
     _run(seeds, faults=True)
     _run(seeds, durability=Durability.OS, faults=True)

@@ -195,7 +195,6 @@ def test_each_tick_of_a_week_is_written_once(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_each_tick_of_many_weeks_is_written_once(seed: int) -> None:
     _run(seed, 800)

@@ -102,7 +102,6 @@ def work(number: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_when_the_driver_is_killed_anybody_takes_its_jobs_at_once(tmp_path: Path) -> None:
     (tmp_path / "killed_backlog.py").write_text(KILLED)
     os.mkfifo(tmp_path / "gate")

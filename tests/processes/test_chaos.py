@@ -163,7 +163,6 @@ def test_chaos_leaves_a_log_in_which_everything_told_is_true(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("durability", [*Durability])
 def test_more_chaos(tmp_path: Path, durability: Durability, seed: int) -> None:

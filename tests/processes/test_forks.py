@@ -118,7 +118,6 @@ def test_a_preloading_server_and_its_workers_run_jobs_on_loops_of_their_own(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_forking_at_any_moment_leaks_nothing(tmp_path: Path) -> None:
     """Four hundred forks beside busy threads: no child hangs, and none keeps a lock."""
     for number in range(10):

@@ -116,7 +116,6 @@ def test_what_was_acknowledged_survives_a_kill(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("durability", DURABLE)
 def test_what_was_acknowledged_survives_forty_kills(

@@ -67,7 +67,7 @@ def collect_leftovers(path: Path) -> None:
     assert hashlib.sha256(file.read_bytes()).hexdigest() == file.name
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(30, marks=[pytest.mark.slow])])
+@pytest.mark.parametrize("rounds", [2, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 async def test_what_was_acknowledged_reads_back_after_a_kill(tmp_path: Path, rounds: int) -> None:
     chance = random.Random(rounds)

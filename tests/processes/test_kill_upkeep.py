@@ -113,7 +113,6 @@ def test_kills_in_the_midst_of_upkeep_lose_nothing_and_bring_nothing_back(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_many_kills_in_the_midst_of_upkeep(tmp_path: Path, seed: int) -> None:
     run = Run(tmp_path / "log", seed)

@@ -27,9 +27,7 @@ def census() -> tuple[int, int, int, int]:
     return len(os.listdir("/dev/fd")), threading.active_count(), len(children), len(asyncio.all_tasks())  # noqa: E501, PTH208 # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "cycles", [4, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
-)
+@pytest.mark.parametrize("cycles", [4, pytest.param(50, marks=pytest.mark.slow)])
 async def test_descriptors_threads_children_and_tasks_end_with_their_worker(
     tmp_path: Path, cycles: int
 ) -> None:
