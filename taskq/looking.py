@@ -41,6 +41,7 @@ async def look(
     choice: Choice,
     *,
     follow: bool,
+    body_bytes_max: int | None = None,
     on_pause: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[Record, None]:
     """The latest ``count`` records that the choice wants; then, if so asked, what is written.
@@ -52,6 +53,8 @@ async def look(
         count: how many of those that are there already.
         choice: which.
         follow: wait for more, for ever.
+        body_bytes_max: payloads and results that are packed and larger are left out; 0: all packed
+            ones, without a word.
         on_pause: called whenever there is nothing more to show yet; may raise to end.
 
     Raises:
@@ -76,6 +79,7 @@ async def look(
             journal.tag,
             BodyStore(path, LogConfig()),
             Position(cursor.segment, lsn),
+            body_bytes_max=body_bytes_max,
         )
         pause = _PAUSE_SECONDS_MIN
         while True:

@@ -184,10 +184,21 @@ class Choice:
         return names
 
 
-def make_record(record: LogRecord, tag: str, names: tuple[str, str], bodies: BodyStore) -> Record:
-    """The record for people and programs. May take its time where ``takes_time`` says so."""
+def make_record(
+    record: LogRecord,
+    tag: str,
+    names: tuple[str, str],
+    bodies: BodyStore,
+    body_bytes_max: int | None = None,
+) -> Record:
+    """The record for people and programs. May take its time where ``takes_time`` says so.
+
+    A payload or result that is packed and larger than ``body_bytes_max`` is left out, and
+    ``problem`` says so; with 0 none of them is looked at.
+    """
     kind, extras, carried = record.kind, record.extras, record.carried
     is_birth = kind in _BIRTHS
+    what = f"what lsn {record.lsn} holds of {tag}-{record.job}"
     payload = result = None
     reason = problem = ""
     due_ns = record.due_ns if extras is None else extras.due_ns
@@ -195,16 +206,18 @@ def make_record(record: LogRecord, tag: str, names: tuple[str, str], bodies: Bod
     if record.ticked is not None:
         due_ns, headers = record.ticked.state.last_ns, {SCHEDULE_HEADER: record.ticked.name}
     if is_birth:
-        payload, problem = _unpacked(record.body or b"", record.body_flags, bodies, record, tag)
+        stored = record.body or b""
+        payload, problem = _unpacked(stored, record.body_flags, bodies, what, body_bytes_max)
     elif kind == Kind.SUCCEEDED:
-        result, problem = _unpacked(record.body, record.body_flags, bodies, record, tag)
+        result, problem = _unpacked(record.body, record.body_flags, bodies, what, body_bytes_max)
     elif record.body is not None and kind in _JOB_KINDS:
         reason = _text(record.body)
     expires_ns = extras.expires_ns if extras is not None else 0
     if carried is not None:
         due_ns, expires_ns = carried.due_ns, carried.expires_ns or expires_ns
         if carried.state is State.SUCCEEDED:
-            result, lost = _unpacked(carried.body, carried.flags & PACKED, bodies, record, tag)
+            flags = carried.flags & PACKED
+            result, lost = _unpacked(carried.body, flags, bodies, what, body_bytes_max)
             problem = problem or lost
         elif carried.body is not None:
             reason = _text(carried.body)
@@ -250,14 +263,14 @@ def kind_at(data: bytes, at: int) -> int:
 
 
 def _unpacked(
-    stored: bytes | None, flags: int, bodies: BodyStore, record: LogRecord, tag: str
+    stored: bytes | None, flags: int, bodies: BodyStore, what: str, limit: int | None
 ) -> tuple[bytes | None, str]:
     if stored is None or not flags:
         return stored, ""
+    if limit == 0:
+        return None, ""
     try:
-        return bodies.unpack(
-            stored, flags, f"what lsn {record.lsn} holds of {tag}-{record.job}"
-        ), ""
+        return bodies.unpack(stored, flags, what, limit), ""
     except TaskqError as error:
         return None, str(error)
 

@@ -44,6 +44,7 @@ class RecordReader:
         bodies: unpacks payloads and results.
         position: records before its lsn are passed over.
         from_ns: so are those before the first frame of that time or later.
+        body_bytes_max: see ``make_record``.
     """
 
     def __init__(
@@ -54,11 +55,13 @@ class RecordReader:
         bodies: BodyStore,
         position: Position,
         from_ns: int = 0,
+        body_bytes_max: int | None = None,
     ) -> None:
         self.frames = frames
         self._choice = choice
         self._tag = tag
         self._bodies = bodies
+        self._body_bytes_max = body_bytes_max
         self._lsn = position.lsn
         self._place = position
         self._from_ns = from_ns
@@ -100,10 +103,12 @@ class RecordReader:
             names = self._choice.fits(record)
             if names is None:
                 made = None
-            elif takes_time(record, self._bodies):
-                made = await asyncio.to_thread(make_record, record, self._tag, names, self._bodies)
             else:
-                made = make_record(record, self._tag, names, self._bodies)
+                making = record, self._tag, names, self._bodies, self._body_bytes_max
+                if takes_time(record, self._bodies):
+                    made = await asyncio.to_thread(make_record, *making)
+                else:
+                    made = make_record(*making)
             self._held = None
             self._pass(record.lsn)
             if made is not None:

@@ -32,7 +32,10 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the message, after the program's name."""
-        click.echo(f"taskq: {self.message}", file=file, err=file is None)
+        from taskq.cli.render import printable  # noqa: PLC0415 - help must not import it
+
+        # Messages quote what other processes, records and files say of themselves.
+        click.echo(f"taskq: {printable(self.message)}", file=file, err=file is None)
 
 
 class WrongUsage(Failure):

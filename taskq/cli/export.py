@@ -261,6 +261,6 @@ def _records(
 
 def learn(reader: LogReader, choice: Choice, job: int) -> None:
     """Find out a job's queue and task, which only its first record names."""
-    view = reader.job(job)
+    view = reader.job(job, body_bytes_max=0)
     if view is not None:
         choice.learn(job, view.queue, view.task)

@@ -29,6 +29,7 @@ def health(context: click.Context, data_dir: Path | None, as_json: bool, live: b
     Looks whether the log reads, no failed write is marked, a process has it open and is not
     stopped, a worker claims jobs, none waits that no worker would take, and the disk has room. With
     --live the last three do not count.
+    Tells, too, who could use the log's files.
     """
     from taskq.log.health import check_health  # noqa: PLC0415 - help must not import the log
     from taskq.settings import load_settings  # noqa: PLC0415 - as above

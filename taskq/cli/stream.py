@@ -24,11 +24,12 @@ from taskq.cli.options import (
 from taskq.core.records import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
     from taskq.app import TaskQ
     from taskq.log.pastjobs import Past
-    from taskq.record import Choice, Record
+    from taskq.record import Record
     from taskq.replay import Replayed
 
 _COUNT_DEFAULT: Final = 20
@@ -72,15 +73,25 @@ def tail(
 
     Without --reader nothing is locked or written, and records show up that are not on disk yet.
     """
-    from taskq.record import Choice  # noqa: PLC0415 - help must not import the log
+    from taskq.log.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
+    from taskq.record import Choice  # noqa: PLC0415 - likewise
 
     given = {name: names or None for name, names in chosen.items()}
-    choice = Choice(**given, name_all=True)
     show = _show_json if as_json else _show
     if reader is None:
         open_reader(data_dir).close()
-        count = _COUNT_DEFAULT if lines is None else lines
-        asyncio.run(_look(resolve(data_dir), count, choice, follow, show))
+        from taskq.looking import look  # noqa: PLC0415 - likewise
+
+        found = look(
+            str(resolve(data_dir)),
+            _COUNT_DEFAULT if lines is None else lines,
+            Choice(**given, name_all=True),
+            follow=follow,
+            # A line for people shows no body.
+            body_bytes_max=LISTED_BYTES_MAX if as_json else 0,
+            on_pause=_Pipe().check,
+        )
+        asyncio.run(_look(found, show))
     else:
         from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic
 
@@ -88,10 +99,7 @@ def tail(
         asyncio.run(_read(TaskQ(data_dir, upkeep=False), reader, lines, given, follow, show))
 
 
-async def _look(path: Path, count: int, choice: Choice, follow: bool, show: Any) -> None:
-    from taskq.looking import look  # noqa: PLC0415
-
-    found = look(str(path), count, choice, follow=follow, on_pause=_Pipe().check)
+async def _look(found: AsyncGenerator[Record, None], show: Any) -> None:
     async with contextlib.aclosing(found) as records:
         async for record in records:
             show(record)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Bodies up to this size are packed and unpacked where they are; it takes a millisecond at most.
 QUICK_BYTES_MAX: Final = 64 * 1024
-#: In lists, larger payloads and results are left out.
+#: In lists and on terminals, larger payloads and results are left out.
 LISTED_BYTES_MAX: Final = PAYLOAD_BYTES_MAX
 #: What to do about a body over PAYLOAD_BYTES_MAX.
 SPILL_HINT: Final = "allow it with spill=True, or store the data in a file and pass its path"
@@ -92,16 +92,37 @@ class BodyStore:
         """Whether unpacking takes so little time that an event loop need not be spared it."""
         return not flags & _SPILLED and original_size(stored, flags) <= QUICK_BYTES_MAX
 
-    def unpack(self, stored: bytes, flags: int, what: str) -> bytes:
+    def unpack(self, stored: bytes, flags: int, what: str, limit: int | None = None) -> bytes:
         """The body as it was given; ``what`` it is called in errors.
+
+        Its record tells its size, so what is too large is not read at all.
+
+        Args:
+            stored: what the record holds of it.
+            flags: of the record.
+            what: what it is called in errors.
+            limit: most bytes that the caller has a use for; None for any number.
 
         Raises:
             SpillMissing: its file is gone.
             LogDamaged: it does not read back.
-            PayloadTooLarge: decompressed it would be over decompressed_bytes_max.
+            PayloadTooLarge: it is over the ``limit``, spilled and over spill_bytes_max, or
+                decompressed it would be over decompressed_bytes_max.
             CompressionUnavailable: it is compressed in a way that is not installed here.
         """
-        if flags & _SPILLED:
+        reference = decode_reference(stored, what) if flags & _SPILLED else None
+        if limit is not None:
+            size = original_size(stored, flags) if reference is None else reference.size
+            if size > limit:
+                where = "taskq export writes it out"
+                if reference is not None:
+                    packed = " compressed" if flags & ~_SPILLED else ""
+                    where = f"it is{packed} in {self._spill.file_path(reference)}"
+                raise PayloadTooLarge(what, size, limit, where)
+        if reference is not None:
+            if reference.size > self.config.spill_bytes_max:
+                size, most = reference.size, self.config.spill_bytes_max
+                raise PayloadTooLarge(what, size, most, "raise spill_bytes_max")
             stored = self._spill.get(stored, what)
         return decompress(stored, flags, self.config.decompressed_bytes_max, what)
 
@@ -149,14 +170,7 @@ class BodyStore:
         self, stored: bytes, flags: int, what: str, limit: int | None
     ) -> tuple[bytes | None, str]:
         try:
-            if limit is not None:
-                if flags & _SPILLED:
-                    size = decode_reference(stored, what).size
-                else:
-                    size = original_size(stored, flags)
-                if size > limit:
-                    return None, f"{what} has over {limit} bytes and is not listed: show the job"
-            return self.unpack(stored, flags, what), ""
+            return self.unpack(stored, flags, what, limit), ""
         except TaskqError as error:
             return None, str(error)
 

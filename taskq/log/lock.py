@@ -295,15 +295,17 @@ def flock_holders(*paths: Path) -> list[int]:
 
 
 def process_state(pid: int) -> str:
-    """What the system says of a process, in a word or two."""
+    """What the system says of a process: its state and its name.
+
+    Not its command line, where people put passwords. A process gives itself any name it likes.
+    """
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return "state unknown"
-    state = _STATES.get(status.rpartition(") ")[2][:1], "state unknown")
-    words = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
-    return f"{state}: {words[:80]}" if words else state
+    told, _, rest = status.rpartition(") ")
+    name = "".join(one if one.isprintable() else "?" for one in told.partition(" (")[2])
+    return f"{_STATES.get(rest[:1], 'state unknown')}: {name}"
 
 
 def _decode(data: bytes) -> TailHint | None:

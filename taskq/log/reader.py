@@ -106,13 +106,16 @@ class LogReader:
         """
         return parse_id(text, self.tag)
 
-    def job(self, lsn: int, at: Moment | None = None) -> JobView | None:
+    def job(
+        self, lsn: int, at: Moment | None = None, *, body_bytes_max: int | None = None
+    ) -> JobView | None:
         """Everything the log says of one job, or said at a moment.
 
-        A payload or result that does not read back is left out, and ``problem`` says why.
+        A payload or result that does not read back, or is packed and over ``body_bytes_max``, is
+        left out, and ``problem`` says why.
         """
         view = self._told(at, lambda journal, now_ns: tell(journal, lsn, now_ns))
-        return None if view is None else self._bodies.show_view(view)
+        return None if view is None else self._bodies.show_view(view, body_bytes_max)
 
     def ties(self, lsn: int) -> Takes | None:
         """What the job has to do with others of its flow; None if there is no such job."""

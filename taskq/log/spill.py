@@ -133,39 +133,43 @@ class Spill:
     def get(self, stored: bytes, what: str) -> bytes:
         """The body whose record says this; ``what`` it is called in errors.
 
+        The file is checked piece by piece before memory is taken for all of it.
+
         Raises:
             SpillMissing: its file is gone.
             LogDamaged: the file holds something else.
             LogError: it cannot be read.
         """
-        pieces = list(self._pieces(stored, what, None))
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        with self._checked(stored, what) as (disk, descriptor, size):
+            return disk.read(descriptor, size, 0)
 
     def check(self, stored: bytes, what: str) -> None:
-        """Do as ``get``, without keeping the body; raises what it does."""
-        for _ in self._pieces(stored, what, _PIECE_BYTES):
+        """Do as ``get``, without reading the body into memory; raises what it does."""
+        with self._checked(stored, what):
             pass
 
-    def _pieces(self, stored: bytes, what: str, size_max: int | None) -> Iterator[bytes]:
-        """The body piece by piece; the last comes once all of them proved to be right."""
+    @contextlib.contextmanager
+    def _checked(self, stored: bytes, what: str) -> Iterator[tuple[Disk, int, int]]:
+        """The disk, a descriptor of the file and its size, once it proved to be right."""
         reference = decode_reference(stored, what)
         disk = self._make_disk()
-        file = f"{self.path}/{DIRECTORY}/{reference.name}"
-        hashed = hashlib.sha256()
+        file = self.file_path(reference)
         with _reading(disk, file, what) as descriptor:
             size = disk.size(descriptor)
             if size != reference.size:
                 raise LogDamaged(f"{file} has {size} bytes, {what} had {reference.size}")
-            piece, at = b"", 0
+            hashed, at = hashlib.sha256(), 0
             while at < size:
-                if piece:
-                    yield piece
-                piece = disk.read(descriptor, size_max or size, at)
+                piece = disk.read(descriptor, _PIECE_BYTES, at)
                 hashed.update(piece)
                 at += len(piece) or size
-        if hashed.digest() != reference.digest:
-            raise LogDamaged(f"{file} does not hold {what} any more: its SHA-256 differs")
-        yield piece
+            if hashed.digest() != reference.digest:
+                raise LogDamaged(f"{file} does not hold {what} any more: its SHA-256 differs")
+            yield disk, descriptor, size
+
+    def file_path(self, reference: Reference) -> str:
+        """Where the file is that a record names."""
+        return f"{self.path}/{DIRECTORY}/{reference.name}"
 
     def _keep_directory(self, disk: Disk) -> None:
         """Make the directory, and its entry durable; whoever made it may have died before that."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
+import tracemalloc
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -24,9 +26,13 @@ from taskq import (
     TaskQ,
     UsageError,
 )
+from taskq.cli.main import main
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
+from taskq.log.bodystore import BodyStore
+from taskq.log.config import LogConfig
 from taskq.log.reader import LogReader
+from taskq.log.spill import Spill, decode_reference
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -242,7 +248,7 @@ async def test_a_large_payload_is_refused_unless_it_may_go_to_a_file(log: TaskLo
     inside = await stored(log, job_id)
     assert (inside.payload_flags, len(inside.payload)) == (Flag.SPILLED, 40)
     assert [view.payload for view in await log.peek()] == [b""]
-    assert "has over 1048576 bytes and is not listed" in (await log.peek())[0].problem
+    assert "has 1048577 bytes, the limit is 1048576: it is in /" in (await log.peek())[0].problem
     (delivery,) = await log.claim(1)
     assert delivery.payload == NOISE == await log.payload(delivery)
     with pytest.raises(PayloadTooLarge, match="the result"):
@@ -381,3 +387,53 @@ async def test_a_result_over_the_limit_kills_its_job_with_the_way_out(tmp_path: 
     async with app, app.worker():
         with pytest.raises(JobFailed, match="the limit is 1048576: allow it with spill=True"):
             await (await large.enqueue()).result(20)
+
+
+# -- what is larger than anybody has a use for -----------------------------------------------------
+
+
+def test_a_file_that_does_not_hold_the_body_costs_no_memory(tmp_path: Path) -> None:
+    """It is checked in pieces, however large somebody made it."""
+    spill, size = Spill(str(tmp_path)), 256 * 2**20
+    reference = decode_reference(spill.put(NOISE), "it")
+    os.truncate(spill.file_path(reference), size)
+    forged = reference.digest + size.to_bytes(8, "little")
+    for read in (spill.get, spill.check):
+        tracemalloc.start()
+        with pytest.raises(LogDamaged, match="does not hold it any more"):
+            read(forged, "it")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 8 * 2**20
+
+
+async def test_what_no_log_may_hold_is_not_read(log: TaskLog) -> None:
+    """The record tells the size: beyond ``spill_bytes_max`` the file is not even opened."""
+    spill = Spill(str(log.path))
+    stored = bytes(32) + (2**40).to_bytes(8, "little")
+    with pytest.raises(PayloadTooLarge, match="raise spill_bytes_max"):
+        BodyStore(str(log.path), LogConfig(), spill).unpack(stored, int(Flag.SPILLED), "it")
+
+
+async def test_tail_show_and_names_read_no_large_body(
+    log: TaskLog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their files are not opened; where a body would stand, it is told how large it is and where."""
+    job_id = await log.put(NOISE, spill=True)
+    (delivery,) = await log.claim()
+    await log.ack(delivery, LARGE, spill=True)
+    monkeypatch.setattr(Spill, "get", None)
+
+    def run(*words: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "-d", str(log.path)])
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    told = "has 1048577 bytes, the limit is 1048576: it is in /"
+    assert told not in await asyncio.to_thread(run, "tail")
+    assert told in await asyncio.to_thread(run, "tail", "--json")
+    assert told in await asyncio.to_thread(run, "show", job_id)
+    shown = json.loads(await asyncio.to_thread(run, "show", job_id, "--json"))
+    assert told in shown["problem"]
+    assert f"the result of job {job_id} has {len(LARGE)} bytes" in shown["problem"]

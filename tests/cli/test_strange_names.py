@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import unicodedata
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from taskq import State, TaskLog, TaskQ, UsageError
+from taskq.log.lock import process_state
 from taskq.log.reader import LogReader
 from tests.cli.helpers import taskq, taskq_json
+from tests.processes.harness import Child
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,3 +166,25 @@ def test_names_that_look_alike_are_queues_of_their_own(tmp_path: Path) -> None:
                 assert [one.payload for one in claimed] == [name.encode()]
 
     asyncio.run(run())
+
+
+def test_a_process_is_told_by_its_name_alone_and_that_drives_no_terminal() -> None:
+    """Its command line, with whatever secret stands there, is nobody's business."""
+    script = (
+        "import ctypes, sys\n"
+        "ctypes.CDLL(None).prctl(15, b'\\x1b]0;) R\\n', 0, 0, 0)\n"
+        "print(flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with Child(sys.executable, "-c", script, "--password=secret\x1b[31m") as child:
+        child.line()
+        told = process_state(child.pid)
+    assert told in {"sleeping: ?]0;) R?", "running: ?]0;) R?"}
+
+
+def test_no_message_of_an_error_drives_the_terminal(tmp_path: Path) -> None:
+    """Whatever it quotes: a directory's name, what a process or a record says of itself."""
+    failed = taskq("ls", "-d", tmp_path / "a\x1b[31m\rb")
+    assert failed.exit_code == 1
+    assert "\\x1b[31m\\rb" in failed.output
+    assert not {"\x1b", "\r"} & set(failed.output)
