@@ -65,12 +65,8 @@ async def look(
     try:
         journal = onlooker.journal
         files = await asyncio.to_thread(open_files, path, journal.identity.log_id)
-        while not files.lsns:  # the log is being made
-            if not follow:
-                return
-            on_pause()
-            await asyncio.sleep(_PAUSE_SECONDS_MAX)
-            await asyncio.to_thread(files.refresh)
+        if not await _begun(files, follow=follow, on_pause=on_pause):
+            return
         extent = onlooker.look()
         cursor, lsn = await asyncio.to_thread(_find, files, extent, count, choice)
         records = RecordReader(
@@ -99,6 +95,17 @@ async def look(
         if records is not None:
             records.close()
         onlooker.close()
+
+
+async def _begun(files: SegmentFiles, *, follow: bool, on_pause: Callable[[], None]) -> bool:
+    """Whether there is a segment; a log that is being made is waited for."""
+    while not files.lsns:
+        if not follow:
+            return False
+        on_pause()
+        await asyncio.sleep(_PAUSE_SECONDS_MAX)
+        await asyncio.to_thread(files.refresh)
+    return True
 
 
 def _find(files: SegmentFiles, extent: Extent, count: int, choice: Choice) -> tuple[Cursor, int]:

@@ -185,16 +185,11 @@ class Choice:
 
 
 def make_record(
-    record: LogRecord,
-    tag: str,
-    names: tuple[str, str],
-    bodies: BodyStore,
-    body_bytes_max: int | None = None,
+    record: LogRecord, tag: str, names: tuple[str, str], bodies: BodyStore, limit: int | None = None
 ) -> Record:
     """The record for people and programs. May take its time where ``takes_time`` says so.
 
-    A payload or result that is packed and larger than ``body_bytes_max`` is left out, and
-    ``problem`` says so; with 0 none of them is looked at.
+    What is packed and over ``limit`` bytes is left out, and ``problem`` says so; 0: no word of it.
     """
     kind, extras, carried = record.kind, record.extras, record.carried
     is_birth = kind in _BIRTHS
@@ -207,9 +202,9 @@ def make_record(
         due_ns, headers = record.ticked.state.last_ns, {SCHEDULE_HEADER: record.ticked.name}
     if is_birth:
         stored = record.body or b""
-        payload, problem = _unpacked(stored, record.body_flags, bodies, what, body_bytes_max)
+        payload, problem = _unpacked(stored, record.body_flags, bodies, what, limit)
     elif kind == Kind.SUCCEEDED:
-        result, problem = _unpacked(record.body, record.body_flags, bodies, what, body_bytes_max)
+        result, problem = _unpacked(record.body, record.body_flags, bodies, what, limit)
     elif record.body is not None and kind in _JOB_KINDS:
         reason = _text(record.body)
     expires_ns = extras.expires_ns if extras is not None else 0
@@ -217,7 +212,7 @@ def make_record(
         due_ns, expires_ns = carried.due_ns, carried.expires_ns or expires_ns
         if carried.state is State.SUCCEEDED:
             flags = carried.flags & PACKED
-            result, lost = _unpacked(carried.body, flags, bodies, what, body_bytes_max)
+            result, lost = _unpacked(carried.body, flags, bodies, what, limit)
             problem = problem or lost
         elif carried.body is not None:
             reason = _text(carried.body)

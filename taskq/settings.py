@@ -5,6 +5,8 @@ Imported when an app is made, not with the package: pydantic-settings takes 0.1 
 
 from __future__ import annotations
 
+import os
+import stat
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +22,7 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
+    DotEnvSettingsSource,
     PydanticBaseSettingsSource,
     PyprojectTomlConfigSettingsSource,
     SettingsConfigDict,
@@ -41,6 +44,9 @@ from taskq.log.config import (
     QueuePolicy,
 )
 
+#: Where settings are looked for in the working directory; those of a later file give way.
+_DOTENV, _TOML, _PYPROJECT = ".env", "taskq.toml", "pyproject.toml"
+
 
 def _seconds(value: Duration) -> float:
     # The environment holds text alone, where a bare number means seconds as it does elsewhere.
@@ -61,7 +67,7 @@ def _seconds_or_always(value: Duration) -> float:
 
 class _Toml(TomlConfigSettingsSource):
     def __call__(self) -> dict[str, Any]:
-        return _checked("taskq.toml", super().__call__())
+        return _checked(_TOML, super().__call__())
 
 
 class _Pyproject(PyprojectTomlConfigSettingsSource):
@@ -129,8 +135,8 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="TASKQ_",
-        env_file=".env",
-        toml_file="taskq.toml",
+        env_file=_DOTENV,
+        toml_file=_TOML,
         pyproject_toml_table_header=("tool", "taskq"),
         frozen=True,
         # A .env holds other programs' variables too; the files of our own are checked by _checked.
@@ -239,6 +245,38 @@ class Settings(BaseSettings):
         )
 
 
+def settings_files() -> list[Path]:
+    """The files that settings come from, those that set nothing left out; absolute paths."""
+    sources = {
+        _DOTENV: DotEnvSettingsSource(Settings, env_file=_DOTENV),
+        _TOML: _Toml(Settings),
+        _PYPROJECT: _Pyproject(Settings),
+    }
+    return [
+        Path(name).absolute()
+        for name, source in sources.items()
+        if Path(name).is_file() and source().keys() & Settings.model_fields.keys()
+    ]
+
+
+def _refuse_planted() -> None:
+    """In a directory like /tmp anybody could have put a file for others to obey.
+
+    Raises:
+        UsageError: somebody did.
+    """
+    here = Path.cwd()
+    if not here.stat().st_mode & stat.S_IWOTH:
+        return
+    for name in (_DOTENV, _TOML, _PYPROJECT):
+        file = here / name
+        if file.is_file() and file.stat().st_uid not in {0, os.geteuid(), here.stat().st_uid}:
+            raise UsageError(
+                f"{file} is another user's, in a directory that all may write to: "
+                f"its settings are not obeyed, work in another directory"
+            )
+
+
 def load_settings(base: Settings | None, **given: Any) -> Settings:
     """The settings, with what is given and not None in place of theirs.
 
@@ -251,6 +289,7 @@ def load_settings(base: Settings | None, **given: Any) -> Settings:
             return base
         chosen = {**base.model_dump(), **chosen}
     try:
+        _refuse_planted()
         return Settings(**chosen)
     except ValidationError as error:
         raise UsageError(_explained(error)) from None
@@ -260,12 +299,12 @@ def load_settings(base: Settings | None, **given: Any) -> Settings:
 
 def _broken_file() -> str:
     try:
-        tomllib.loads(Path("taskq.toml").read_text(encoding="utf-8"))
+        tomllib.loads(Path(_TOML).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return "taskq.toml"
+        return _TOML
     except OSError:
         pass
-    return "pyproject.toml"
+    return _PYPROJECT
 
 
 def _explained(error: ValidationError) -> str:

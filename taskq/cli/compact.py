@@ -28,9 +28,14 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
     Workers do this by themselves.
     """
     from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+    from taskq.settings import settings_files  # noqa: PLC0415 - likewise
 
     limit = None if keep is None else span(keep)
     open_reader(data_dir).close()
+    # Before anything goes: in a stranger's directory one obeys a stranger's settings.
+    obeyed = [str(file) for file in settings_files()]
+    if obeyed:
+        click.echo(f"taskq: with the settings of {render.printable(', '.join(obeyed))}", err=True)
     app = TaskQ(resolve(data_dir), upkeep=False)
     try:
         report = app.compact_sync(keep=limit, dry_run=dry_run)
@@ -40,6 +45,7 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
         render.print_json(
             {
                 "dry_run": report.dry_run,
+                "settings_files": obeyed,
                 "carried": report.carried,
                 "freed_bytes": report.freed,
                 "segments": [

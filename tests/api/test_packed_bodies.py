@@ -418,7 +418,7 @@ async def test_what_no_log_may_hold_is_not_read(log: TaskLog) -> None:
 async def test_tail_show_and_names_read_no_large_body(
     log: TaskLog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their files are not opened; where a body would stand, it is told how large it is and where."""
+    """Their files are not opened; in place of a body it is told how large it is and where."""
     job_id = await log.put(NOISE, spill=True)
     (delivery,) = await log.claim()
     await log.ack(delivery, LARGE, spill=True)

@@ -45,6 +45,12 @@ def test_the_banner_has_at_most_8_lines_and_says_what_matters() -> None:
         assert part in text
 
 
+def test_the_banner_names_the_files_that_settings_come_from() -> None:
+    lines = banner(facts(settings_files=("/app/.env", "/app/taskq.toml\x1b[31m")), PLAIN)
+    assert "fsync, with the settings of /app/.env, /app/taskq.toml?[31m" in "\n".join(lines)
+    assert len(lines) <= 8
+
+
 def test_a_job_line_has_sign_task_id_and_duration() -> None:
     assert job_line(event(), 0.0, PLAIN)[8:] == " ✓ mail.send  abcd-7  123 ms"
 

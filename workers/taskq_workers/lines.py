@@ -40,6 +40,8 @@ class Facts:
     ready_seconds: float
     #: where the jobs run, "" for here
     executor: str = ""
+    #: files of the working directory that settings come from
+    settings_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +70,11 @@ def style_for(encoding: str, *, colours: bool) -> Style:
 def banner(facts: Facts, style: Style) -> list[str]:
     """At most 8 lines."""
     jobs = "job" if facts.recovered == 1 else "jobs"
+    files = _printable(", ".join(facts.settings_files))
+    settings = f", with the settings of {files}" if files else ""
     rows = {
         "directory": facts.directory,
-        "durability": facts.durability,
+        "durability": f"{facts.durability}{settings}",
         "recovered": f"{facts.recovered} in-flight {jobs} of processes that died",
         "queues": "all" if facts.queues is None else ", ".join(sorted(facts.queues)),
         "tasks": _task_list(facts.tasks),

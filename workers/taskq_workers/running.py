@@ -160,6 +160,8 @@ def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
 
 
 def _facts(one: Worker, store: Store, ready_seconds: float) -> Facts:
+    from taskq.settings import settings_files  # noqa: PLC0415 - the app has loaded it by now
+
     return Facts(
         version=taskq.__version__,
         pid=os.getpid(),
@@ -171,4 +173,5 @@ def _facts(one: Worker, store: Store, ready_seconds: float) -> Facts:
         concurrency=one.concurrency,
         ready_seconds=ready_seconds,
         executor=one.executor,
+        settings_files=tuple(map(str, settings_files())),
     )
