@@ -114,7 +114,7 @@ class DeadLetters:
         """Make one dead letter ready again, with its id and all that it was enqueued with.
 
         Its attempts are counted from 0 again; those before stay visible in its timeline. It is due
-        at once and does not expire.
+        at once. It expires when it was to, but if that has passed it does not expire any more.
 
         Raises:
             NotDead: it is no dead letter (any more).

@@ -107,6 +107,14 @@ class Agenda(Taking):
         self.times.expire_at(job, expires_ns, is_wall)
         self._expiring += 1
 
+    def apply_expiry_again(self, job: int, expires_ns: int, is_wall: bool) -> None:
+        """The same of a dead letter that is ready again: it may be noted since its first life."""
+        shift_ns = 0 if is_wall else self.times.shift_ns
+        if self.times.expires(job, expires_ns - shift_ns, is_wall):
+            self._expiring += 1
+        else:
+            self.apply_expiry(job, expires_ns, is_wall)
+
     def apply_claimed(self, job: int, token: int, epoch: int, owner: int, attempt: int) -> bool:
         """Another process's claim. False: the job is unknown here."""
         if self.leases:

@@ -116,11 +116,24 @@ def _apply_carried_dead(agenda: Agenda, job: int, location: int, lane: Lane, end
     dead.insert(job, location, lane.number, max(ended_ns // SECOND_NS, 1))
 
 
-def apply_requeued(agenda: Agenda, job: int, location: int, lane: Lane, meta: int) -> None:
-    """A dead letter is ready again, no attempt counted; ``meta`` holds flags only."""
+def apply_requeued(
+    agenda: Agenda,
+    job: int,
+    location: int,
+    lane: Lane,
+    meta: int,
+    expires: tuple[int, bool] = _NEVER,
+) -> None:
+    """A dead letter is ready again, no attempt counted; ``meta`` holds flags only.
+
+    ``expires`` is as for ``apply_carried``.
+    """
     forget_dead(agenda, job)
     if agenda.table.find(job) is not None:
         return
+    if expires[0]:
+        meta |= META_EXPIRES
+        agenda.apply_expiry_again(job, *expires)
     agenda.table.insert(job, location, lane.number, meta | _AGAIN | META_BACK)
     agenda.enter_ready(lane, job)
 

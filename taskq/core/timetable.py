@@ -98,9 +98,9 @@ class Timetable:
         moment_ns, is_wall = expiry
         (self._expiries_wall if is_wall else self._expiries_shifted).add(moment_ns, job)
 
-    def expires(self, job: int, moment_ns: int) -> bool:
-        """Whether the job is to expire then, in shifted time."""
-        return self._expiries_shifted.has(moment_ns, job)
+    def expires(self, job: int, moment_ns: int, is_wall: bool = False) -> bool:
+        """Whether the job is to expire then, in shifted time unless ``is_wall``."""
+        return (self._expiries_wall if is_wall else self._expiries_shifted).has(moment_ns, job)
 
     def expiry_blocks(self) -> Iterator[tuple[array[int], array[int]]]:
         """(moments, jobs) of the expiries that shift, some hundreds at a time.

@@ -54,7 +54,7 @@ class Item(NamedTuple):
     #: of a scheduled job: when it is due, in shifted time unless ``due_is_wall``
     due_ns: int = 0
     due_is_wall: bool = False
-    #: when it expires, if that shifts: in shifted time, but wall time for one that is settled
+    #: when it expires, if that shifts: in shifted time, but wall time for one that is over
     expires_ns: int = 0
     ended_ns: int = 0
     history: bytes = b""
@@ -165,14 +165,16 @@ class Carries:
         """What to write; None if it is not as it was found."""
         if item.state in LIVE_STATES:
             return self._carried_live(agenda, dedup, item)
+        expires_ns = item.expires_ns
         if item.state is State.DEAD:
+            expires_ns += agenda.times.shift_ns if expires_ns else 0
             chunk = agenda.dead.find(item.job)
             if chunk is None or chunk.locations[agenda.dead.index] != item.location:
                 return None
         return Carried(
             job=item.job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
             attempt=item.attempt, ended_ns=item.ended_ns, history=item.history, body=item.body,
-            flags=item.flags, key_until_ns=_key_until(dedup, item), expires_ns=item.expires_ns,
+            flags=item.flags, key_until_ns=_key_until(dedup, item), expires_ns=expires_ns,
         )  # fmt: skip
 
     def _carried_live(self, agenda: Agenda, dedup: Dedup, item: Item) -> Carried | None:

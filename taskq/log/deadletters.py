@@ -20,6 +20,7 @@ from taskq.log.flows import is_of_flow
 from taskq.log.foldother import fold_carried
 from taskq.log.options import enqueue_extras
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.timeless import EXPIRY_OPTIONS, timeless
 
 if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
@@ -42,11 +43,13 @@ class Letter(NamedTuple):
     """A dead letter as it is to be written again."""
 
     job: int
-    #: its ENQUEUED record, without due time and expiry
+    #: its ENQUEUED record, without due time
     born: bytes
     enqueued_ns: int
     #: attempts that no record tells of any more, packed
     history: bytes = b""
+    #: when it expires, if that shifts: in shifted time
+    expires_ns: int = 0
 
     @property
     def size(self) -> int:
@@ -117,21 +120,39 @@ class DeadLetters:
         Raises:
             TaskqError: it is none any more, or may not hold its key; nothing was added.
         """
-        job, born, enqueued_ns, history = letter
+        job = letter.job
         agenda = self._agenda
         if agenda.dead.find(job) is None:
             raise self._not_dead(job)
         key_until_ns = self._check_key(batch, letter) if letter.has_options else 0
+        born, expires_ns = self._expiry(letter, batch.time_ns)
         location = batch.where + batch.size
         carried = Carried(
-            job=job, state=_AGAIN, born=born, enqueued_ns=enqueued_ns, history=history,
-            key_until_ns=key_until_ns, waited=self._flows.again(batch, born),
+            job=job, state=_AGAIN, born=born, enqueued_ns=letter.enqueued_ns,
+            history=letter.history, key_until_ns=key_until_ns, expires_ns=expires_ns,
+            waited=self._flows.again(batch, born),
         )  # fmt: skip
         batch.add_newer(encode_carried(Kind.REQUEUED, carried, batch.lsn))
         fold_carried(Kind.REQUEUED, carried, location, batch.time_ns, agenda, self._facets.dedup)
         # It may be claimed in this very batch, when it is in no file yet.
         self._recent.add(job, born)
         batch.interest |= INTEREST_READY
+
+    def _expiry(self, letter: Letter, now_ns: int) -> tuple[bytes, int]:
+        """Its record, and wall time at which it expires if that shifts.
+
+        Who asks for a job again wants it run: a moment that has passed does not count any more.
+        """
+        if not letter.has_options:
+            return letter.born, 0
+        extras = enqueue_extras(letter.born)
+        if extras.expires_is_wall:
+            expires_ns, told_ns = extras.expires_ns, 0
+        else:
+            expires_ns = told_ns = letter.expires_ns + self._agenda.times.shift_ns
+        if extras.expires_ns and expires_ns <= now_ns:
+            return timeless(letter.born, letter.job, EXPIRY_OPTIONS), 0
+        return letter.born, told_ns if extras.expires_ns else 0
 
     def _purged(self, batch: Batch, job: int) -> bytes:
         """What the record of a letter that goes says of those that wait for it."""

@@ -200,17 +200,16 @@ def fold_carried(
         names += extras.concurrency_key
         lane = agenda.lane(min(priority, PRIORITY_MAX), names)
         meta = enqueued_meta(flags)
+        expires = carried.expires_ns or extras.expires_ns, extras.expires_is_wall
         if kind == Kind.REQUEUED:
-            apply_requeued(agenda, carried.job, location, lane, meta)
+            apply_requeued(agenda, carried.job, location, lane, meta, expires)
             agenda.flows.apply_again(carried.job, carried.waited)
         else:
             meta |= min(carried.attempt << ATTEMPT_SHIFT, ATTEMPT_MASK)
             apply_carried(
                 agenda, carried.job, location, lane, meta, carried.state,
-                (carried.expires_ns or extras.expires_ns, extras.expires_is_wall),
-                (carried.due_ns, carried.due_is_wall), (carried.token, *carried.claim),
-                carried.lease_ns, carried.ended_ns,
-                since_ns=carried.ready_ns, needs=carried.needs,
+                expires, (carried.due_ns, carried.due_is_wall), (carried.token, *carried.claim),
+                carried.lease_ns, carried.ended_ns, since_ns=carried.ready_ns, needs=carried.needs,
             )  # fmt: skip
             if carried.cancel_wanted:
                 agenda.apply_cancel_asked(carried.job, carried.token)

@@ -38,6 +38,7 @@ _CARRIED: Final = int(Kind.CARRIED)
 _REQUEUED: Final = int(Kind.REQUEUED)
 _PURGED: Final = int(Kind.PURGED)
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
+_OVER: Final = SETTLED_STATES - {State.DEAD}
 #: Records that tell nothing new of a job whose story has begun.
 _PASSED_OVER: Final = frozenset({Kind.CARRIED, Kind.EXTENDED, Kind.CANCEL_ASKED})
 #: Records that end a job, and those among them that it does not come back from.
@@ -120,6 +121,7 @@ class Story:
         "_ended_lsn",
         "_enqueued_ns",
         "_expires_is_wall",
+        "_expires_lsn",
         "_expires_ns",
         "_reason",
         "_result",
@@ -145,7 +147,7 @@ class Story:
         self._expires_ns = extras.expires_ns if extras else 0
         self._expires_is_wall = extras.expires_is_wall if extras else False
         # The clock moves moments by the steps behind the records that tell them.
-        self._due_lsn, self._ended_lsn = born.lsn, LSN_MAX
+        self._due_lsn, self._expires_lsn, self._ended_lsn = born.lsn, born.lsn, LSN_MAX
         self._enqueued_ns = born.time_ns
         self.state = after(State.ABSENT, Kind.ENQUEUED, waits=self._due_ns > born.time_ns)
         if born.carried is not None:
@@ -157,14 +159,14 @@ class Story:
         self._attempts = decode_history(carried.history)
         self.attempt = carried.attempt
         self._expires_ns = carried.expires_ns or self._expires_ns
-        if kind == Kind.REQUEUED:
+        if kind == _REQUEUED:
             self._due_ns = 0
             self._is_dead_no_more(Kind.REQUEUED)
             return
         self.state = carried.state
         self._due_ns, self._due_is_wall = carried.due_ns, carried.due_is_wall
         self._settled_ns = carried.ended_ns
-        if self.state in SETTLED_STATES:
+        if self.state in _OVER:
             self._ended_lsn = self._born.lsn
         if self.state is State.SUCCEEDED:
             self._result, self._result_flags = carried.body, carried.flags & PACKED
@@ -176,8 +178,12 @@ class Story:
 
     def add(self, record: LogRecord) -> None:
         """Apply the next record that concerns the job."""
-        if record.kind in (Kind.REQUEUED, Kind.PURGED):
+        if record.kind in (_REQUEUED, _PURGED):
             self._is_dead_no_more(Kind(record.kind))
+            if record.carried is not None:
+                extras_ns = record.extras.expires_ns if record.extras else 0
+                self._expires_ns = record.carried.expires_ns or extras_ns
+                self._expires_lsn = record.lsn
             return
         kind = Kind(record.kind)
         if kind in _PASSED_OVER:
@@ -198,7 +204,9 @@ class Story:
         elif body:
             self._reason = body.decode("utf-8", "replace")
         if record.kind in FINAL_KINDS:
-            self._settled_ns, self._ended_lsn = record.time_ns, record.lsn
+            self._settled_ns = record.time_ns
+            # When a dead letter expires matters once it is requeued.
+            self._ended_lsn = LSN_MAX if kind is Kind.DIED else record.lsn
         if self._attempts and not self._attempts[-1].ended_ns:
             last = self._attempts[-1]
             self._attempts[-1] = AttemptView(
@@ -215,14 +223,13 @@ class Story:
     def _is_dead_no_more(self, kind: Kind) -> None:
         """A dead letter begins anew, keeping its earlier attempts for display; or it is gone."""
         self.state = after(self.state, kind)
-        self.attempt = self._settled_ns = self._expires_ns = 0
-        self._ended_lsn = LSN_MAX
+        self.attempt = self._settled_ns = 0
         self._reason = ""
 
     def moved_between(self) -> tuple[int, int] | None:
         """The lsns between which steps of the clock matter to the job; None if none does."""
         if self._expires_ns and not self._expires_is_wall:
-            return self._born.lsn, self._ended_lsn
+            return self._expires_lsn, self._ended_lsn
         is_delayed = self.state is State.SCHEDULED and not self._due_is_wall
         return (self._due_lsn, self._ended_lsn) if is_delayed else None
 
@@ -233,7 +240,7 @@ class Story:
         """
         if self._due_ns and not self._due_is_wall and lsn > self._due_lsn:
             self._due_ns += step_ns
-        is_moved = self._born.lsn < lsn < self._ended_lsn
+        is_moved = self._expires_lsn < lsn < self._ended_lsn
         if self._expires_ns and not self._expires_is_wall and is_moved:
             self._expires_ns += step_ns
 

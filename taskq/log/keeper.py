@@ -209,14 +209,18 @@ class Keeper:
 
     def _item(self, job: int, location: int, born: bytes, enqueued_ns: int, end: LogRecord) -> Item:
         state, body, flags, ended_ns = end_of(end)
+        expires_ns = self._expiry(job, born)
+        if expires_ns and state is State.DEAD:
+            # It moves on with the clock, for the letter may be requeued.
+            expires_ns -= self._committer.facets.need_agenda().times.shift_ns
         return Item(
             job, location, state, born, enqueued_ns, end.attempt,
-            expires_ns=self._expiry(job, born), ended_ns=ended_ns,
+            expires_ns=expires_ns, ended_ns=ended_ns,
             history=self.history(job, end.attempt), body=body, flags=flags & _BODY_FLAGS,
         )  # fmt: skip
 
     def _expiry(self, job: int, born: bytes) -> int:
-        """When a job that is settled would have expired, if that shifted; for display alone."""
+        """When a job that is settled would have expired, if that shifted."""
         extras = enqueue_extras(born)
         if not extras.expires_ns or extras.expires_is_wall:
             return 0

@@ -69,16 +69,18 @@ class Keys:
             UsageError: the table of keys has no room for them.
             DuplicateKey: a key is held, and its job asked to be refused then.
         """
-        places: set[tuple[bytes, bytes]] = set()
-        count = 0
+        places: dict[tuple[bytes, bytes], Wanted] = {}
         for one in wanted:
-            count += 1
             place = one.queue, one.key
             if one.conflict is Conflict.RAISE:
                 holder = self._holder(batch, one, ending)
                 if holder is not None or place in places:
                     raise self._error(one, holder)
-            places.add(place)
+            places[place] = one
+        count = len(places)
+        if self._dedup.size + count > self._keys_max:
+            # Only now it matters which of them are in the table, and bring no key more.
+            count = sum(self._holder(batch, one) is None for one in places.values())
         if count:
             self._dedup.check_room(batch.time_ns, count, self._keys_max)
 

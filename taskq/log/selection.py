@@ -18,7 +18,8 @@ from taskq.log.carrying import decode_carried, is_carrying
 from taskq.log.deadletters import LETTERS_BYTES_MAX, LETTERS_MAX, Letter
 from taskq.log.history import tell
 from taskq.log.locate import hop
-from taskq.log.timeless import timeless
+from taskq.log.options import enqueue_extras
+from taskq.log.timeless import DUE_OPTIONS, timeless
 
 if TYPE_CHECKING:
     import re
@@ -195,7 +196,8 @@ def letters(sight: Sight, jobs: list[int]) -> Page[Letter]:
         try:
             if chunk is None:
                 raise _not_dead(journal, job)
-            letter = _letter(journal, job, chunk.locations[agenda.dead.index], births)
+            location = chunk.locations[agenda.dead.index]
+            letter = _letter(journal, job, location, births, agenda.times.shift_ns)
         except TaskqError as error:
             page.refused.append((job, error))
         else:
@@ -276,18 +278,25 @@ class _Births:
         return self._time_ns
 
 
-def _letter(journal: Journal, job: int, location: int, births: _Births) -> Letter:
+def _letter(journal: Journal, job: int, location: int, births: _Births, shift_ns: int) -> Letter:
     """A dead letter whose ENQUEUED record stands at a location, or in the record there.
+
+    ``shift_ns`` is by how much the clock was set so far.
 
     Raises:
         LogDamaged: it does not read back.
     """
     born = journal.files.record(location, job)
     record = journal.files.unchecked_record(location)
+    extras, expires_ns = enqueue_extras(born), 0
+    if extras.expires_ns and not extras.expires_is_wall:
+        view = _told(journal, job)
+        expires_ns = view.expires_ns - shift_ns if view is not None else 0
+    born = timeless(born, job, DUE_OPTIONS)
     if not is_carrying(record):
-        return Letter(job, timeless(born, job), births.time_ns(job))
+        return Letter(job, born, births.time_ns(job), expires_ns=expires_ns)
     carried = decode_carried(record)
-    return Letter(job, timeless(born, job), carried.enqueued_ns, carried.history)
+    return Letter(job, born, carried.enqueued_ns, carried.history, expires_ns)
 
 
 # -- waiting jobs ---------------------------------------------------------------------------------

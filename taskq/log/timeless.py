@@ -1,4 +1,4 @@
-"""A job's enqueue record without its moments, for one that begins anew."""
+"""A job's enqueue record without moments that do not count any more, for one that begins anew."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from taskq.core.records import Option
 from taskq.log import codec
 from taskq.log.options import each_option
 
+#: When the job was to be due, and when it was to expire.
+DUE_OPTIONS: Final = frozenset(map(int, (Option.DUE, Option.DUE_WALL)))
+EXPIRY_OPTIONS: Final = frozenset(map(int, (Option.EXPIRES, Option.EXPIRES_RELATIVE)))
+
 _OPTION: Final = struct.Struct("<BH")
-_MOMENTS: Final = frozenset(
-    map(int, (Option.DUE, Option.DUE_WALL, Option.EXPIRES, Option.EXPIRES_RELATIVE))
-)
 
 
-def timeless(born: bytes, job: int) -> bytes:
-    """The record without due time and expiry; everything else in it is kept as it is.
-
-    A requeued job is ready at once, and a moment that it should have run by is likely to be over.
-    """
+def timeless(born: bytes, job: int, dropped: frozenset[int]) -> bytes:
+    """The record without the ``dropped`` options; everything else in it is kept as it is."""
     _, _, priority, size, flags, attempts, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
     at = codec.ENQUEUED.size + queue_size + task_size
     kept = b"".join(
         _OPTION.pack(tag, len(value)) + value
         for tag, value in each_option(born, at, size)
-        if tag not in _MOMENTS
+        if tag not in dropped
     )
     if len(kept) == size:
         return born

@@ -123,7 +123,9 @@ class Model:
             if self.holder(job.queue, job.key, now_ns) is not None:
                 return False
             self.keys[job.queue, job.key] = (lsn, None)
-        job.state, job.attempt, job.due_ns, job.expires_ns = State.READY, 0, 0, 0
+        job.state, job.attempt, job.due_ns = State.READY, 0, 0
+        if job.expires_ns <= now_ns:
+            job.expires_ns = 0
         return True
 
     def purge(self, lsn: int) -> None:

@@ -285,7 +285,16 @@ class Reference:
                 assert not self.active(job.queue, job.key, record.time_ns), "a key held twice"
             if job.key_lives or window is not None:
                 holders.append((job.lsn, window, job.key_lives))
-        job.state, job.attempt, job.expires_ns, job.result = State.READY, 0, 0, None
+        job.state, job.attempt, job.result = State.READY, 0, None
+        # It still expires when it was to, unless that has passed.
+        extras = record.extras
+        assert extras is not None
+        is_wall = not job.expires_ns or job.expires_is_wall
+        moment = job.expires_ns + (0 if is_wall else self.shift_ns)
+        kept = moment if moment > record.time_ns else 0
+        assert record.carried is not None
+        assert (record.carried.expires_ns or extras.expires_ns) == kept, f"{job} lost its expiry"
+        job.expires_ns = job.expires_ns if kept else 0
         job.since_ns = self.moment
 
     def ready(self) -> list[int]:

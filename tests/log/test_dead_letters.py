@@ -162,20 +162,61 @@ def test_who_waits_for_a_requeued_job_gets_its_new_end() -> None:
     assert [future.result(0) for future in waiting] == [(State.SUCCEEDED, b"the second end", 0)] * 3
 
 
-def test_due_time_and_expiry_of_the_first_life_are_over() -> None:
+def expiring(world: World, *, is_wall: bool, due_ns: int = 0) -> Extras:
+    """Of a job that expires a minute from now."""
+    moment_ns = 60 * SECOND_NS + (world.clock.wall_ns() if is_wall else 0)
+    return Extras(due_ns=due_ns, expires_ns=moment_ns, expires_is_wall=is_wall, headers={"a": "b"})
+
+
+@pytest.mark.parametrize("is_wall", [False, True])
+def test_the_due_time_of_the_first_life_is_over_and_an_expiry_that_has_passed(
+    is_wall: bool,
+) -> None:
+    """Who requeues a job wants it run: it does not end at once for having waited too long."""
     world = World()
     process = world.process()
-    extras = Extras(due_ns=SECOND_NS, expires_ns=60 * SECOND_NS, headers={"a": "b"})
-    job = process.enqueue(b"x", extras)
+    job = process.enqueue(b"x", expiring(world, is_wall=is_wall, due_ns=SECOND_NS))
     world.clock.advance(2)
     kill(process, job)
-    requeue(process, job)
     world.clock.advance(3_600)
+    assert requeue(process, job) == [None]
     view = world.view(job)
     assert view is not None
     assert (view.state, view.due_ns, view.expires_ns) == (State.READY, 0, 0)
     (delivery,) = process.claim()
     assert (delivery.job, delivery.headers, delivery.extras.expires_ns) == (job, {"a": "b"}, 0)
+
+
+@pytest.mark.parametrize(("is_wall", "step_seconds"), [(0, 0), (0, -7_200), (0, 3_600), (1, 0)])
+def test_a_requeued_job_expires_when_it_was_to(is_wall: bool, step_seconds: int) -> None:
+    """To everybody: the one that requeued it, one that reads it anew, views, and the record.
+
+    What was said as a span moves with the clock, also while the job is a dead letter.
+    """
+    world = World()
+    first, second = world.process(), world.process()
+    expires_ns = world.clock.wall_ns() + (60 + step_seconds) * SECOND_NS
+    job = first.enqueue(b"x", expiring(world, is_wall=is_wall))
+    for number, process in enumerate((first, second)):
+        kill(process, job)
+        world.clock.advance(10)
+        if step_seconds and not number:
+            world.clock.step(step_seconds)
+            process.ask(Op.CANCEL, process.enqueue())
+        assert requeue(process, job) == [None]
+    view = world.view(job)
+    assert view is not None
+    assert (view.state, view.expires_ns) == (State.READY, expires_ns)
+    first.catch_up()
+    for agenda in (first.committer.facets.need_agenda(), world.fold().need_agenda()):
+        assert agenda.next_expiry_ns() == expires_ns
+        assert agenda.expired(expires_ns, 9) == [job]
+    world.clock.advance(41)
+    assert world.process().claim() == []
+    assert [record.job for record in world.records() if record.kind == Kind.EXPIRED] == [job]
+    view = world.view(job)
+    assert view is not None
+    assert (view.state, view.expires_ns) == (State.EXPIRED, expires_ns)
 
 
 def test_flags_of_the_job_survive_a_requeue() -> None:

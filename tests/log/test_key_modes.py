@@ -369,3 +369,32 @@ def test_settlements_of_a_run_free_keys_for_both(world: World) -> None:
     assert holders(world) == [first]
     world.clock.advance(60)
     assert holders(world) == []
+
+
+@pytest.mark.parametrize("conflict", Conflict)
+def test_a_key_that_is_held_needs_no_room_for_another(world: World, conflict: Conflict) -> None:
+    """With keys_max reached, its enqueue is answered as at any time; alone, and among many."""
+    process = world.process(LogConfig(segment_bytes=SEGMENT_BYTES_MIN, keys_max=2))
+    first, second = (process.enqueue(extras=key(name)) for name in "ab")
+    again = key("a", conflict=conflict)
+    if conflict is Conflict.RAISE:
+        with pytest.raises(DuplicateKey, match=f"is held by job .*-{first}"):
+            process.offer(extras=again)
+    elif conflict is Conflict.REPLACE:
+        first = process.enqueue(extras=again)
+    assert process.offer(extras=key("a")) == Duplicate(first)
+    items = [(PLAIN, b"{}", key(name)) for name in "aba"]
+    answers = process.ask(Op.ENQUEUE_MANY, items)
+    assert answers == [Duplicate(first), Duplicate(second), Duplicate(first)]
+    with pytest.raises(UsageError, match="keys_max is 2"):
+        process.ask(Op.ENQUEUE_MANY, [*items, (PLAIN, b"{}", key("c"))])
+
+
+def test_a_job_that_ends_hands_its_key_on_though_the_table_is_full(world: World) -> None:
+    """As a task does that enqueues itself again under the same key."""
+    process = world.process(LogConfig(segment_bytes=SEGMENT_BYTES_MIN, keys_max=1))
+    process.enqueue(extras=key())
+    (delivery,) = process.claim()
+    process.settle(delivery, children=((PLAIN, b"{}", key()),))
+    (following,) = process.claim()
+    assert following.extras.key == b"k"

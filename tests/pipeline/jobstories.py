@@ -98,6 +98,27 @@ def dead_letters_requeued_and_purged(world: World) -> None:
     _dead(process)
 
 
+def dead_letters_that_still_expire(world: World) -> None:
+    """As a span or a date, requeued before and after it has passed; the clock is set meanwhile."""
+    process = world.process()
+    date_ns = world.clock.wall_ns() + 2 * _HOUR_NS
+    spans = [_dead(process, extras=Extras(expires_ns=n * _HOUR_NS)) for n in (1, 2, 3, 4)]
+    date = _dead(process, extras=Extras(expires_ns=date_ns, expires_is_wall=True))
+    world.clock.step(-1_800)
+    process.enqueue()
+    world.clock.advance(3_601)
+    for job in (*spans[:2], date):
+        _requeue(process, job)
+    world.clock.step(600)
+    process.settle(_one(process), Kind.DIED, body=b"again", cause=Cause.REJECTED)
+    process.settle(_one(process), Kind.DIED, body=b"again", cause=Cause.REJECTED)
+    world.clock.step(-60)
+    process.enqueue()
+    _requeue(process, spans[1])
+    world.clock.advance(2)
+    process.settle(_one(process))
+
+
 def jobs_withdrawn_and_expired(world: World) -> None:
     process = world.process()
     job = process.enqueue()
@@ -207,7 +228,7 @@ STORIES: Final[dict[str, Callable[[World], None]]] = {
         jobs_that_succeed_wait_and_run, retries_with_and_without_delay,
         releases_by_drain_and_snooze, an_owner_that_is_lost, dead_letters_requeued_and_purged,
         jobs_withdrawn_and_expired, keys_and_headers, clocks_that_are_set, compacted_logs,
-        dead_letters_requeued_in_compacted_logs, flows,
+        dead_letters_requeued_in_compacted_logs, dead_letters_that_still_expire, flows,
     )
 }  # fmt: skip
 

@@ -71,6 +71,8 @@ struct(lsn, kind, device, job_id, epoch, queue, task, priority, attempts_max, ke
 """
 _EVENT: Final = f"""
 struct(lsn, kind, ts_ns, attempt, owner, cause, due_ns,
+  if(kind = {_REQUEUED} and not {_EXPIRES_IS_WALL}, expires_ns, null) as expires_ns,
+  if(kind = {_REQUEUED} and {_EXPIRES_IS_WALL}, expires_ns, null) as expires_wall_ns,
   if(kind = {told(Kind.SUCCEEDED)}, value, null) as result,
   if(kind in ({told_any(EVENT_KINDS - {Kind.SUCCEEDED, Kind.REQUEUED})}), {_TEXT.format("value")},
     null) as reason)

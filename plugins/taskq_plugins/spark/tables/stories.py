@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own pages use
 
-from taskq.core.model import SETTLED_STATES, State
+from taskq.core.model import State
 from taskq.core.records import Cause, Kind
 from taskq.core.transitions import BY_TIME, after
 from taskq.log.fold import FINAL_KINDS
@@ -153,20 +153,27 @@ _WAITS_NO_MORE: Final = f"stored = {_SCHEDULED} and coalesce(moment_ns, 0) <= no
 _IN_TIME: Final = told(BY_TIME[State.SCHEDULED])
 
 _STORED: Final = f"coalesce({states(EVENT_KINDS, 'last.')}, born.state)"
-_IS_ANEW: Final = f"(born.kind = {_REQUEUED} or exists(acting, one -> one.kind = {_REQUEUED}))"
+#: What told last when the job expires: a requeue, or the birth.
+_EXPIRING: Final = f"""
+coalesce(
+  try_element_at(transform(filter(acting, one -> one.kind = {_REQUEUED}),
+    one -> struct(one.lsn as lsn, one.expires_ns as moving_ns, one.expires_wall_ns as wall_ns)),
+    -1),
+  struct(born.lsn as lsn, born.expires_ns as moving_ns, born.expires_wall_ns as wall_ns))
+"""
 _DUE: Final = f"""
 if(stored = {_SCHEDULED},
   if(last is null, coalesce(born.due_wall_ns, born.due_ns + {_stepped("born.lsn", "")}),
     last.due_ns + {_stepped("last.lsn", "")}),
   null)
 """
-_ENDED_LSN: Final = f"""
-case when settling.kind in ({_FINAL}) then settling.lsn
-     when born.state in ({told_any(SETTLED_STATES)}) then born.lsn end
+#: A dead letter may be requeued, so that when it expires goes on to matter.
+_OVER_LSN: Final = f"""
+case when settling.kind in ({told_any(_FINAL_KINDS - {Kind.DIED})}) then settling.lsn
+     when settling is null and born.state in ({told_any(OVER_STATES)}) then born.lsn end
 """
 _EXPIRES: Final = f"""
-if({_IS_ANEW}, null,
-  coalesce(born.expires_wall_ns, born.expires_ns + {_stepped("born.lsn", _ENDED_LSN)}))
+coalesce(expiring.wall_ns, expiring.moving_ns + {_stepped("expiring.lsn", _OVER_LSN)})
 """
 _ATTEMPT: Final = f"""
 case when last is null then born.attempt when last.kind in ({_ANEW}) then 0 else last.attempt end
@@ -197,6 +204,7 @@ def with_story(jobs: DataFrame) -> DataFrame:
             "settling": F.expr(_SETTLING),
             "telling": F.expr(_TELLING),
             "claims": F.expr(_CLAIMS),
+            "expiring": F.expr(_EXPIRING),
         }
     )
     folded = heard.withColumns(
