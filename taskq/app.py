@@ -18,7 +18,7 @@ from taskq.decorate import TaskChoices, TaskDecorator, make_task
 from taskq.flowhandle import AppFlows
 from taskq.handle import JobHandle, make_handle
 from taskq.lifespan import AppLifespans
-from taskq.logoptions import LogOptions, unknown_option
+from taskq.logoptions import LogOptions, numbers_checked, unknown_option
 from taskq.naming import checked_modules, same_source
 from taskq.queues import LogQueues
 from taskq.reading import LogReading
@@ -83,7 +83,7 @@ class TaskQ(
         # pydantic-settings takes 0.1 s to import, which `import taskq` must not pay.
         from taskq.settings import load_settings  # noqa: PLC0415
 
-        self.settings = load_settings(settings, data_dir=data_dir, **options)
+        self.settings = load_settings(settings, data_dir=data_dir, **numbers_checked(options))
         self._connection = Connection(os.fspath(self.settings.data_dir), self.settings.log_config())
         self._include = checked_modules(include)
         self._tasks: dict[str, Task[..., Any]] = {}

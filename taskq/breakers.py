@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from taskq.conditionsbase import checked_conditions
+from taskq.core.counts import whole
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.log.requests import check_name
@@ -77,9 +78,7 @@ class AppBreakers:
             UsageError: an argument is wrong, or the queue has another breaker already.
         """
         check_name("queue name", queue)
-        counts: object = failures
-        if isinstance(counts, bool) or not isinstance(counts, int):
-            raise UsageError(f"breaker({queue!r}): failures is {failures!r}: give a whole number")
+        failures = whole(failures, f"breaker({queue!r}): failures")
         if not 1 <= failures <= FAILURES_MAX:
             raise UsageError(
                 f"breaker({queue!r}): failures is {failures}, it must be 1 to {FAILURES_MAX}"

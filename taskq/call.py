@@ -18,6 +18,7 @@ from typing import (
     Unpack,
 )
 
+from taskq.core.counts import whole
 from taskq.core.durations import NEVER, Duration, moment_ns, nanoseconds, positive_nanoseconds
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import (
@@ -130,10 +131,11 @@ class Options:
             known = ", ".join(OptionChanges.__annotations__)
             raise UsageError(f"there is no option {min(unknown)!r}: the options are {known}")
         values: dict[str, Any] = {
-            name: changes[name]
-            for name in ("queue", "priority", "attempts", "key", "concurrency_key")
-            if name in changes
+            name: changes[name] for name in ("queue", "key", "concurrency_key") if name in changes
         }
+        for number in ("priority", "attempts"):
+            if number in changes:
+                values[number] = whole(changes[number], number)
         values |= _due(changes)
         if "expires" in changes:
             values |= _expiry(changes["expires"])
@@ -197,10 +199,20 @@ class Options:
         )
 
 
-@functools.lru_cache(_SPECS_KEPT)
+#: By type as well: 5.0 is no priority, though it equals one.
+_kept_spec: Final = functools.lru_cache(_SPECS_KEPT, typed=True)(EnqueueSpec)
+
+
 def spec_of(queue: str, task: str, priority: int, attempts: int, flags: Flag) -> EnqueueSpec:
-    """A spec, from a small cache: making one costs more than encoding a job."""
-    return EnqueueSpec(queue, task, priority, attempts, flags)
+    """A spec, from a small cache: making one costs more than encoding a job.
+
+    Raises:
+        UsageError: a value is wrong.
+    """
+    try:
+        return _kept_spec(queue, task, priority, attempts, flags)
+    except TypeError:  # what cannot be looked up is wrong: the spec itself says how
+        return EnqueueSpec(queue, task, priority, attempts, flags)
 
 
 class Runnable(Generic[R_co]):

@@ -18,7 +18,7 @@ from taskq.log.selection import (
     letters,
     newest_dead,
 )
-from taskq.sweeping import Sweeping, Swept, check_limit, moment_before
+from taskq.sweeping import Sweeping, Swept, checked_limit, moment_before
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -79,7 +79,7 @@ class DeadLetters:
         Raises:
             UsageError: an argument is wrong.
         """
-        check_limit(limit)
+        limit = checked_limit(limit)
         wanted = dead_filter(filters)
         views: Views = []
         place: Place | None = None
@@ -217,7 +217,7 @@ class DeadLetters:
     async def _sweep(self, wanted: DeadFilter, limit: int | None, act: Act) -> Swept:
         """Act upon the letters that fit, by job, among those of jobs that were there by now."""
         if limit is not None:
-            check_limit(limit)
+            limit = checked_limit(limit)
         port = await self._connection.port()
         end: int = await port.look(lambda one: one.journal.next_lsn)
         sweeping = Sweeping(self._connection.tag)

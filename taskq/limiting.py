@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskq.core.counts import whole
 from taskq.core.errors import UsageError
 from taskq.core.limits import CONCURRENCY_MAX, Limit
 from taskq.core.rates import rate_of
@@ -21,15 +22,15 @@ def limit_of(name: str, choices: TaskChoices) -> Limit | None:
     Raises:
         UsageError: one of them is out of its range, or a key is given with none of the two.
     """
-    concurrency: object = choices.get("concurrency")
+    concurrency = choices.get("concurrency")
     rate = choices.get("rate")
-    if concurrency is not None and (
-        type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX
-    ):
-        raise UsageError(
-            f"{name}: concurrency is {concurrency!r:.40}, it must be 1 to {CONCURRENCY_MAX}, or "
-            f"left out for no limit"
-        )
+    if concurrency is not None:
+        concurrency = whole(concurrency, f"{name}: concurrency")
+        if not 1 <= concurrency <= CONCURRENCY_MAX:
+            raise UsageError(
+                f"{name}: concurrency is {concurrency}, it must be 1 to {CONCURRENCY_MAX}, or "
+                f"left out for no limit"
+            )
     if concurrency is None and rate is None:
         if choices.get("concurrency_key") is not None:
             raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
+from taskq.core.counts import whole
 from taskq.core.durations import NEVER, Duration, seconds, seconds_or_never
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
@@ -110,8 +111,7 @@ def log_config(options: LogOptions) -> LogConfig:
     for name, value in options.items():
         if name not in known:
             raise unknown_option(name)
-        _check_kind(name, value)
-        values[_UNITS.get(name, name)] = value
+        values[_UNITS.get(name, name)] = _checked(name, value)
     if "queues" in values:
         values["queues"] = {name: _policy(name, one) for name, one in values["queues"].items()}
     for name in ("interval_seconds", "lock_wait_seconds"):
@@ -128,17 +128,30 @@ def log_config(options: LogOptions) -> LogConfig:
     return LogConfig(**values)
 
 
-def _check_kind(name: str, value: object) -> None:
+def numbers_checked(options: LogOptions) -> dict[str, Any]:
+    """The options, whose numbers may be text as in settings: nothing else stands for one.
+
+    Raises:
+        UsageError: something else does.
+    """
+    return {
+        name: value if isinstance(value, str) or name not in _NUMBERS else _checked(name, value)
+        for name, value in options.items()
+        if value is not None
+    }
+
+
+def _checked(name: str, value: Any) -> Any:
     """Refuse at the door what would be an error of another kind further in."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if name in _NUMBERS and not is_whole and not (value is None and name in _OR_NONE):
-        raise UsageError(f"{name} is {value!r:.60}, it must be a whole number")
+    if name in _NUMBERS and not (value is None and name in _OR_NONE):
+        return whole(value, name)
     if name in _SWITCHES and type(value) is not bool:
         raise UsageError(f"{name} is {value!r:.60}, it must be True or False")
     if name == "name" and not isinstance(value, str):
         raise UsageError(f"name is {value!r:.60}, it must be text")
     if name == "queues" and not isinstance(value, Mapping):
         raise UsageError(f"queues is {value!r:.60}: give what is other in each, by their names")
+    return value
 
 
 def _policy(queue: str, given: object) -> QueuePolicy:
@@ -152,7 +165,7 @@ def _policy(queue: str, given: object) -> QueuePolicy:
         known = ", ".join(QueueOptions.__annotations__)
         raise UsageError(f"{what} has no option {min(unknown)!r}: the options are {known}")
     if given.get("dead_max") is not None:
-        _check_kind("dead_max", given["dead_max"])
+        _checked("dead_max", given["dead_max"])
     return QueuePolicy(
         compress=given.get("compress"),
         spill=given.get("spill"),

@@ -13,7 +13,7 @@ from taskq.log.queues import WITHDRAWN_MAX
 from taskq.log.requests import check_name
 from taskq.log.selection import WAITING, WaitingFilter, count_running, waiting_page
 from taskq.schedulesview import LogSchedules
-from taskq.sweeping import Sweeping, Swept, check_limit, moment_before
+from taskq.sweeping import Sweeping, Swept, checked_limit, moment_before
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -121,7 +121,7 @@ class LogQueues:
                 "cancel_many() takes a queue, task, before or state: give at least one"
             )
         if limit is not None:
-            check_limit(limit)
+            limit = checked_limit(limit)
         wanted = WaitingFilter(
             queue=queue,
             task=task,

@@ -9,6 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Literal
 
 from taskq.blocking import blocking
+from taskq.core.counts import whole
 from taskq.core.durations import moment_ns
 from taskq.core.errors import UsageError
 
@@ -78,7 +79,7 @@ class LogReading:
         if reader is not None:
             check_reader_name(reader)
         if from_lsn is not None:
-            _check_number("from_lsn", from_lsn)
+            from_lsn = _checked_lsn(from_lsn, "from_lsn")
         time_ns = None if from_time is None else moment_ns(from_time, "from_time")
         start = Start(reader, from_lsn, time_ns)
         if sum(one is not None for one in start) > 1:
@@ -129,7 +130,7 @@ class LogReading:
         if where not in (None, "start", "end"):
             raise UsageError(f'seek() takes "start" or "end", not {where!r:.60}')
         if lsn is not None:
-            _check_number("lsn", lsn)
+            lsn = _checked_lsn(lsn, "lsn")
         port = await self._connection.port()
         extent: Extent = await port.extent()
         store = self._connection.store()
@@ -213,6 +214,8 @@ class LogReading:
     replay_sync = blocking(replay)
 
 
-def _check_number(what: str, lsn: int) -> None:
-    if type(lsn) is not int or lsn < 0:
-        raise UsageError(f"{what} is {lsn!r:.60}: an lsn is a whole number, 0 or more")
+def _checked_lsn(lsn: int, what: str) -> int:
+    lsn = whole(lsn, what)
+    if lsn < 0:
+        raise UsageError(f"{what} is {lsn}: an lsn is 0 or more")
+    return lsn

@@ -20,6 +20,7 @@ from taskq.log.options import encode_extras
 from taskq.log.pastjobs import Past, PastJob, past_jobs
 from taskq.log.reader import open_journal
 from taskq.log.requests import check_name
+from taskq.sweeping import checked_limit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -98,15 +99,13 @@ def past_of(
         check_name("queue name", queue)
     if task:
         check_name("task name", task)
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit is {limit}, it must be at least 1")
     return Past(
         states=_states(state),
         queue=queue,
         task=task,
         since_ns=_moment_ns(since, "since"),
         until_ns=_moment_ns(until, "until"),
-        limit=limit,
+        limit=None if limit is None else checked_limit(limit),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.counts import whole
 from taskq.core.durations import Duration, moment_ns, nanoseconds
 from taskq.core.errors import TaskqError, UsageError
 
@@ -83,11 +84,13 @@ def moment_before(value: Duration | datetime, what: str) -> int:
     return max(time.time_ns() - nanoseconds(value, what), 0)
 
 
-def check_limit(limit: int) -> None:
-    """Refuse a limit that is no count.
+def checked_limit(limit: int, what: str = "limit") -> int:
+    """The most of something that is asked for.
 
     Raises:
-        UsageError: it is below 1, or no number.
+        UsageError: it is below 1, or no whole number.
     """
-    if type(limit) is not int or limit < 1:
-        raise UsageError(f"limit is {limit!r:.60}, it must be a whole number, 1 or more")
+    limit = whole(limit, what)
+    if limit < 1:
+        raise UsageError(f"{what} is {limit}, it must be 1 or more")
+    return limit

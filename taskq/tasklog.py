@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 from taskq.blocking import blocking, run
 from taskq.care import LogCare
 from taskq.connection import Connection, split_job_id
+from taskq.core.counts import whole
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
 from taskq.core.model import JobView, Serving
@@ -113,6 +114,7 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
             Deliveries to ack, nack or release; fewer than ``count`` when no more are ready. A large
             ``payload`` is read each time that it is asked for; ``payload()`` spares the event loop.
         """
+        count = whole(count, "count")
         if not 1 <= count <= _CLAIM_MAX:
             raise UsageError(f"count is {count}, it must be 1 to {_CLAIM_MAX}")
         names = None if queues is None else checked_queues(queues)

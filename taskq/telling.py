@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from taskq.blocking import blocking
 from taskq.connection import split_job_id
 from taskq.core.errors import JobNotFound
+from taskq.sweeping import checked_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +59,7 @@ class LogTelling:
 
         What is over 1 MiB is left out of them, and what does not read back; ``problem`` says so.
         """
+        count = checked_limit(count, "count")
         port = await self._connection.port()
         views: list[JobView] = await port.peek(count, queue)
         return await self._connection.packer.listed(views)

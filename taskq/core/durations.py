@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Final, TypeAlias
+from typing import Final, SupportsFloat, TypeAlias
 
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS, TIME_NS_MAX
@@ -47,7 +47,7 @@ def nanoseconds(value: Duration, what: str = "duration") -> int:
     elif isinstance(value, float) and abs(value) <= TIME_NS_MAX:
         exact = round(value * SECOND_NS)
     else:
-        raise UsageError(f"{what} is {_shown(value)}: {_FORMS}")
+        exact = _other_ns(value, what)
     if exact < 0:
         raise UsageError(f"{what} is {_shown(value)}: it must not be negative")
     if exact > TIME_NS_MAX:
@@ -113,6 +113,15 @@ def _text_ns(text: str, what: str) -> int:
         raise UsageError(f"{what} is {_shown(text)}: {_FORMS}")
     # Decimal keeps "0.1s" exact, which a float of nanoseconds would not.
     return int(Decimal(match[1]) * _UNITS_NS[match[2]])
+
+
+def _other_ns(value: object, what: str) -> int:
+    """A span in a number of another library."""
+    if isinstance(value, SupportsFloat) and not isinstance(value, bool | float | int):
+        number = float(value)
+        if abs(number) <= TIME_NS_MAX:
+            return round(number * SECOND_NS)
+    raise UsageError(f"{what} is {_shown(value)}: {_FORMS}")
 
 
 def _shown(value: object) -> str:

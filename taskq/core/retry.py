@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
 
+from taskq.core.counts import whole
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import ATTEMPTS_DEFAULT, ATTEMPTS_MAX, SECOND_NS
@@ -105,12 +106,15 @@ class RetryPolicy:
     asked_seconds_max: float = DELAY_SECONDS_MAX
 
     def __post_init__(self) -> None:
-        if type(self.attempts) is not int or not 0 <= self.attempts <= ATTEMPTS_MAX:
+        object.__setattr__(self, "attempts", whole(self.attempts, "attempts"))
+        if not 0 <= self.attempts <= ATTEMPTS_MAX:
             raise UsageError(
                 f"attempts is {self.attempts!r}, it must be 1 to {ATTEMPTS_MAX}, or 0 for no limit"
             )
-        if not (math.isfinite(self.factor) and self.factor >= 1):
-            raise UsageError(f"factor is {self.factor!r}, it must be 1 or more")
+        factor: object = self.factor
+        is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        if not (is_number and math.isfinite(self.factor) and self.factor >= 1):
+            raise UsageError(f"factor is {self.factor!r:.60}, it must be a number, 1 or more")
 
     def delay_seconds(self, attempt: int, draw: float) -> float:
         """How long to wait after the given attempt (1 is the first) failed."""
@@ -282,7 +286,7 @@ def exponential(
         shape=Shape.EXPONENTIAL,
         base_seconds=seconds(base, "base"),
         cap_seconds=seconds(cap, "cap"),
-        factor=float(factor),
+        factor=factor,
         jitter=_jitter(jitter),
         rules=rules,
     )
@@ -305,12 +309,16 @@ def policy_of(value: RetryPolicy | int) -> RetryPolicy:
     """
     if isinstance(value, RetryPolicy):
         return value
-    if type(value) is not int or not 1 <= value <= ATTEMPTS_MAX:
+    try:
+        attempts = whole(value, "retry")
+    except UsageError:
+        attempts = 0
+    if not 1 <= attempts <= ATTEMPTS_MAX:
         raise UsageError(
-            f"retry is {value!r}: give the number of attempts, 1 (no second one) to "
+            f"retry is {value!r:.60}: give the number of attempts, 1 (no second one) to "
             f"{ATTEMPTS_MAX}, or a policy such as retry.exponential(attempts=5)"
         )
-    return RetryPolicy(attempts=value)
+    return RetryPolicy(attempts=attempts)
 
 
 def _policy(

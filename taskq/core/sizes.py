@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Final, TypeAlias
+from typing import Final, SupportsIndex, TypeAlias
 
+from taskq.core.counts import whole
 from taskq.core.errors import UsageError
 
 #: Bytes, or text such as "500MB" (millions) or "2GiB" (powers of two).
@@ -32,8 +33,9 @@ def size_bytes(value: Size, what: str = "size") -> int:
         UsageError: not a size, or none that can be.
     """
     size = -1
-    if isinstance(value, int) and not isinstance(value, bool):
-        size = value
+    given: object = value
+    if isinstance(given, SupportsIndex) and not isinstance(given, bool):
+        size = whole(given, what)
     elif isinstance(value, str):
         match = _TEXT.fullmatch(value)
         if match is not None and match[2].lower() in _UNITS:

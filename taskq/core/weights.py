@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.counts import whole
 from taskq.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,13 +35,15 @@ class Weights:
     def __init__(self, shares: Mapping[str, int]) -> None:
         if not shares:
             raise UsageError("queues is empty: name at least one, or leave it out for all")
-        for queue, weight in shares.items():
-            if type(weight) is not int or not 1 <= weight <= WEIGHT_MAX:
+        self._turns: list[tuple[frozenset[str], int]] = []
+        for queue, share in shares.items():
+            weight = whole(share, f"the weight of queue {queue!r}")
+            if not 1 <= weight <= WEIGHT_MAX:
                 raise UsageError(
-                    f"the weight of queue {queue!r} is {weight!r:.40}, it must be 1 to {WEIGHT_MAX}"
+                    f"the weight of queue {queue!r} is {weight}, it must be 1 to {WEIGHT_MAX}"
                 )
-        self._turns = [(frozenset({queue}), weight) for queue, weight in shares.items()]
-        self._total = sum(shares.values())
+            self._turns.append((frozenset({queue}), weight))
+        self._total = sum(weight for _, weight in self._turns)
         self._turn = -1
         self._left = 0
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskq.core.counts import whole
 from taskq.core.errors import UsageError
 from taskq.core.model import (
     ATTEMPTS_DEFAULT,
@@ -27,7 +29,7 @@ from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, decompress
 from taskq.log.options import enqueue_extras
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from taskq.core.lanes import Lane
     from taskq.core.limits import Limit
@@ -112,6 +114,7 @@ class EnqueueSpec:
         attempts: int = ATTEMPTS_DEFAULT,
         flags: int = 0,
     ) -> None:
+        priority, attempts = whole(priority, "priority"), whole(attempts, "attempts")
         if not 0 <= priority <= PRIORITY_MAX:
             raise UsageError(
                 f"priority is {priority}, it must be 0 (last) to {PRIORITY_MAX} (first)"
@@ -149,6 +152,8 @@ class EnqueueSpec:
 
 def check_name(what: str, name: str) -> bytes:
     """The name in UTF-8, or a UsageError that says what is wrong with it."""
+    if not isinstance(name, str):
+        raise UsageError(f"{what} is {name!r:.60}, it must be text")
     encoded = name.encode("utf-8", "surrogatepass")
     if not 1 <= len(encoded) <= NAME_BYTES_MAX:
         raise UsageError(
@@ -165,8 +170,8 @@ def checked_queues(names: Iterable[str]) -> frozenset[str]:
     Raises:
         UsageError: it is no list of names, or one of them cannot be a queue's.
     """
-    if isinstance(names, str):
-        raise UsageError(f"queues is {names!r}: give a list of names")
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        raise UsageError(f"queues is {names!r:.60}: give a list of names")
     checked = frozenset(names)
     for name in checked:
         check_name("queue name", name)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskq.core.counts import whole
 from taskq.core.durations import moment_ns, nanoseconds
 from taskq.core.errors import MomentGone, UsageError
 from taskq.core.model import SECOND_NS
@@ -57,9 +58,13 @@ class Moment:
         """
         if isinstance(at, datetime):
             return cls(time_ns=moment_ns(at, "at"))
-        if type(at) is int and at >= 0:
-            return cls(lsn=at)
-        raise UsageError(f"at is {at!r:.60}: give a datetime with a time zone, or an lsn")
+        try:
+            lsn = whole(at, "at")
+        except UsageError:
+            lsn = -1
+        if lsn < 0:
+            raise UsageError(f"at is {at!r:.60}: give a datetime with a time zone, or an lsn")
+        return cls(lsn=lsn)
 
     @classmethod
     def parse(cls, text: str, now_ns: int, what: str = "the moment") -> Moment:

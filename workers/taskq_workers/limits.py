@@ -7,6 +7,7 @@ from math import inf
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from taskq.core.counts import whole
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq_workers.importing import refuse_while_importing
@@ -55,7 +56,7 @@ def checked_limits(
         "max_jobs_per_child": max_jobs_per_child,
     }
     for name, count in counts.items():
-        if count is not None and count < 1:
+        if count is not None and whole(count, name) < 1:
             raise UsageError(f"{name} is {count}, it must be at least 1")
     return Limits(
         threads=threads,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from taskq.core.counts import whole
 from taskq.core.errors import LogError, TaskqError, UsageError
 from taskq.core.model import Serving
 from taskq.core.weights import Weights
@@ -138,7 +139,7 @@ class Worker:
             max_rss_per_child=max_rss_per_child,
             target=target,
         )
-        if max_jobs is not None and max_jobs < 1:
+        if max_jobs is not None and whole(max_jobs, "max_jobs") < 1:
             raise UsageError(f"max_jobs is {max_jobs}, at least 1, or None for no limit")
         self.app = app
         self.concurrency = concurrency
