@@ -38,7 +38,7 @@ _CARRIED: Final = int(Kind.CARRIED)
 _REQUEUED: Final = int(Kind.REQUEUED)
 _PURGED: Final = int(Kind.PURGED)
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
-_OVER: Final = SETTLED_STATES - {State.DEAD}
+_OVER: Final = SETTLED_STATES - {after(State.RUNNING, Kind.DIED)}
 #: Records that tell nothing new of a job whose story has begun.
 _PASSED_OVER: Final = frozenset({Kind.CARRIED, Kind.EXTENDED, Kind.CANCEL_ASKED})
 #: Records that end a job, and those among them that it does not come back from.

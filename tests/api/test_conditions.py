@@ -246,7 +246,7 @@ async def test_calls_that_hang_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_breaker_is_refused_what_makes_no_sense(app: TaskQ) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"failures": 0}, "failures is 0"),
-        ({"failures": True}, "give a whole number"),
+        ({"failures": True}, "must be a whole number"),
         ({"pause": 0}, "must be above 0"),
         ({"pause": "2m", "pause_max": "1m"}, "not above the second"),
         ({"probe": 3}, "a condition is 3"),

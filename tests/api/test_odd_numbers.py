@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: What is no count; the first are numbers all the same.
-COUNTS: Final = (1.5, 2.0, True, math.nan, -1, -(2**70), "7", [], b"1")
+COUNTS: Final[tuple[Any, ...]] = (1.5, 2.0, True, math.nan, -1, -(2**70), "7", [], b"1")
 #: What is no span of time.
-SPANS: Final = (True, math.nan, math.inf, -1, 2**70, "7", [], b"1")
+SPANS: Final[tuple[Any, ...]] = (True, math.nan, math.inf, -1, 2**70, "7", [], b"1")
 MOMENT: Final = datetime(2040, 1, 1, tzinfo=UTC)
 
 
 def work(number: int = 0) -> int:
     return number
+
+
+def holds() -> bool:
+    return True
 
 
 class Whole:
@@ -71,7 +75,7 @@ def of_logs() -> dict[str, Callable[[Any, Any], Any]]:
 def of_workers() -> dict[str, Callable[[Any, Any], Any]]:
     """Where a worker takes a count."""
     return {
-        name: lambda app, n, name=name: app.worker(**{name: n})  # type: ignore[misc]
+        name: lambda app, n, name=name: app.worker(**{name: n})
         for name in (
             "concurrency", "max_jobs", "thread_limit", "process_limit", "max_jobs_per_child",
         )
@@ -86,7 +90,7 @@ def of_options() -> dict[str, Callable[[Any, Any], Any]]:
     )  # fmt: skip
     logs = {f"{name} ": lambda _, n, name=name: TaskLog.open("x", **{name: n}) for name in names}
     apps = {name: lambda _, n, name=name: TaskQ("x", **{name: n}) for name in names}
-    return {**logs, **apps}  # type: ignore[dict-item]
+    return {**logs, **apps}
 
 
 def of_spans() -> dict[str, Callable[[Any, Any], Any]]:
@@ -114,11 +118,11 @@ def of_spans() -> dict[str, Callable[[Any, Any], Any]]:
         "drain_timeout": lambda app, n: app.worker(drain_timeout="7" if n == math.inf else n),
         "lock_wait": lambda _, n: TaskLog.open("x", lock_wait=n),
         "interval": lambda _, n: TaskLog.open("x", interval=n),
-        "every": lambda _, n: condition(work, every=n),
-        "factor": lambda _, n: retry.exponential(factor="7" if n == 2**70 else n),
+        "every": lambda _, n: condition(holds, every=n),
+        "factor": lambda _, n: retry.exponential(factor=True if n == 2**70 else n),
         "disk_free": lambda _, n: disk_free("x" if n in (2**70, "7") else n),
     }
-    return {**options, **declared, **rest}  # type: ignore[dict-item]
+    return {**options, **declared, **rest}
 
 
 GIVERS: Final = {
@@ -166,6 +170,7 @@ async def test_bytes_with_an_odd_number_are_refused_and_those_beside_them_stand(
                 with pytest.raises(UsageError, match=f"^{name} is "):
                     await log.put_many([Put(payload=b"1"), Put(payload=b"2", **{name: odd})])
         wrong: Any
+        number: Any = Whole()
         for wrong in (3, None, [], b"mail"):
             with pytest.raises(UsageError, match=r"queue name is .*it must be text"):
                 await log.put(b"1", queue=wrong)
@@ -173,9 +178,9 @@ async def test_bytes_with_an_odd_number_are_refused_and_those_beside_them_stand(
             with pytest.raises(UsageError, match=r"^count is "):
                 await log.claim(odd)
         assert not (await log.stats()).queues
-        await log.put(b"3", priority=Whole())  # type: ignore[typeddict-item]
+        await log.put(b"3", priority=number)
         (delivery,) = await log.claim()
-        assert delivery.priority == int(Whole.__index__(Whole()))
+        assert delivery.priority == 3
         for odd in SPANS:
             with pytest.raises(UsageError, match=r"^wait is "):
                 await log.claim(wait=odd)

@@ -141,7 +141,7 @@ async def test_without_a_choice_nothing_is_replayed(log: TaskLog) -> None:
         ({"since": "soon"}, "since is 'soon'"),
         ({"until": datetime(2024, 1, 1)}, "without a time zone"),  # noqa: DTZ001
         ({"queue": ""}, "queue name '' has 0 bytes"),
-        ({"limit": 0}, "limit is 0, it must be at least 1"),
+        ({"limit": 0}, "limit is 0, it must be 1 or more"),
     ],
 )
 async def test_a_wrong_choice_is_named(log: TaskLog, choice: dict[str, Any], message: str) -> None:
