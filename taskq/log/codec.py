@@ -8,7 +8,7 @@ All numbers are little-endian. Constants never change, they only grow.
 offset bytes segment header
 ====== ===== ==========================================================
 0      8     magic ``taskqlog``
-8      2     version: 1
+8      2     version: 1; the CRC is where it is in every version
 10     2     size of this header: 64
 12     4     flags, 0
 16     8     first lsn: no record of the segment has a lower one
@@ -26,7 +26,7 @@ offset bytes frame header
 ====== ===== ==========================================================
 0      4     magic 0xF3_51_4B_54 (``TKQ`` and 0xF3)
 4      4     size of the body, without header and padding; at most 9 MiB
-8      4     number of records, at least 1
+8      4     number of records; 0: a sync point, without a body
 12     2     flags, 0
 14     2     0
 16     8     lsn of the first record; the others follow one by one
@@ -41,6 +41,11 @@ offset bytes frame header
 The body follows, then zeros up to a multiple of 8. Both CRCs start from a seed: the CRC-32 of (log
 id, first lsn of the segment u64, offset of the frame u64). So a frame that is copied into a
 payload, or read at the wrong place, is never taken for one.
+
+A **sync point** says that all before it was whole and on disk. It takes no lsn (its first one is
+that of the next record), and has the time of the frame before it. A writer that closes, or had
+nothing to do for a second, leaves one: so the last frame of a log that rests can be told from a
+write that was cut short.
 
 **Record**: ``length u32`` (whole record), ``type u8``, one byte of its type, ``options length
 u16``, ``flags u32``, then the fixed fields of its type, its options, its body, and with flag 1 a
@@ -214,6 +219,11 @@ class FrameHeader(NamedTuple):
         """The lsn after the frame's last record."""
         return self.first_lsn + self.records
 
+    @property
+    def is_sync_point(self) -> bool:
+        """Whether it holds no record, and says only that all before it is on disk."""
+        return not self.records
+
 
 def frame_size(body_size: int) -> int:
     """Bytes of a frame on disk: header, body, zeros up to a multiple of 8."""
@@ -238,10 +248,11 @@ def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
     _, version, _, _, first_lsn, epoch, log_id, created_ns, crc, _ = SEGMENT_HEADER.unpack_from(
         data
     )
-    if version != FORMAT_VERSION:
-        raise FormatError(f"{path}: segment format {version} is unknown: a newer taskq wrote it")
+    # First of all whether it is as it was written: a version that rotted is none.
     if crc != crc32(data[:56]):
         return None
+    if version != FORMAT_VERSION:
+        raise FormatError(f"{path}: segment format {version} is unknown: a newer taskq wrote it")
     return SegmentHeader(first_lsn, epoch, log_id, created_ns)
 
 
@@ -300,7 +311,7 @@ def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameH
     magic, size, count, flags, _, first, epoch, time_ns, synced, body_crc, crc = (
         FRAME_HEADER.unpack(view)
     )
-    if magic != FRAME_MAGIC or size > FRAME_BODY_MAX or not count or first >= LSN_MAX:
+    if magic != FRAME_MAGIC or size > FRAME_BODY_MAX or first >= LSN_MAX:
         return None
     if crc != crc32(view[:52], crc32(_U64.pack(offset), seed)):
         return None

@@ -413,6 +413,19 @@ class Committer(Desk):
             return False
         return bool(self.later) and self.later_lsn > self.journal.durable_lsn
 
+    def rest(self) -> None:
+        """Have all of the log on disk, and let it say so; nothing if it says so already.
+
+        Raises:
+            OSError: the disk refused.
+            LogError: as ``Journal.lock``.
+        """
+        journal = self.journal
+        if not journal.ends_in_sync_point():
+            if journal.durable_lsn < journal.next_lsn:
+                self.sync()
+            journal.leave_sync_point()
+
     def sync(self) -> None:
         """Make all answers durable, or turn them into errors that say the outcome is unknown."""
         self.unsynced = False

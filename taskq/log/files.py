@@ -45,6 +45,8 @@ class Walk(NamedTuple):
     last: codec.FrameHeader | None
     #: the highest position that any of the frames declares synced
     synced_through: int
+    #: damaged stretches among them
+    gaps: int
     is_torn: bool
     #: where that frame starts, 0 if there was none
     last_offset: int
@@ -222,19 +224,20 @@ class SegmentFiles:
         segment = max((one for one in self.lsns if one <= lsn), default=self.lsns[0])
         return Cursor(segment, codec.SEGMENT_HEADER.size, segment)
 
-    def walk(self, lsn: int, size: int, offset: int, next_lsn: int) -> Walk:
-        """Where the whole frames of a last segment end."""
-        last, synced_through, last_offset = None, 0, 0
-        for item in self.scanner(lsn, size, next_lsn, sealed=False).frames(offset):
+    def walk(self, lsn: int, size: int, offset: int, next_lsn: int, *, in_order: bool) -> Walk:
+        """Where the whole frames of a last segment end; ``in_order`` as for ``Scanner``."""
+        last, synced_through, last_offset, gaps = None, 0, 0, 0
+        scanner = self.scanner(lsn, size, next_lsn, sealed=False, in_order=in_order)
+        for item in scanner.frames(offset):
             if not isinstance(item, Gap):
                 offset, last, next_lsn = item.end, item.header, item.header.next_lsn
                 last_offset = item.offset
                 synced_through = max(synced_through, last.synced_through)
             elif item.torn:
-                return Walk(item.offset, next_lsn, last, synced_through, True, last_offset)
+                return Walk(item.offset, next_lsn, last, synced_through, gaps, True, last_offset)
             else:
-                offset, next_lsn = item.resume, item.next_lsn
-        return Walk(offset, next_lsn, last, synced_through, False, last_offset)
+                offset, next_lsn, gaps = item.resume, item.next_lsn, gaps + 1
+        return Walk(offset, next_lsn, last, synced_through, gaps, False, last_offset)
 
     def frames(self, cursor: Cursor, end: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
         """See ``Journal.frames``."""
@@ -258,6 +261,8 @@ class SegmentFiles:
                 else:
                     cursor.offset, cursor.next_lsn = item.end, item.header.next_lsn
                     cursor.frame = item.offset
+                    if item.header.is_sync_point:
+                        continue
                 yield base, item
             if cursor.offset < size:
                 cursor.offset, cursor.frame = size, -1
@@ -308,7 +313,9 @@ class SegmentFiles:
             seed = self._seeds[lsn] = codec.segment_seed(self.log_id, lsn)
         return seed
 
-    def scanner(self, lsn: int, size: int, next_lsn: int, *, sealed: bool) -> Scanner:
+    def scanner(
+        self, lsn: int, size: int, next_lsn: int, *, sealed: bool, in_order: bool = False
+    ) -> Scanner:
         """A reader of a segment's frames."""
         # A tail that cannot be read is no torn one: nobody may cut it for that.
         read = self._read if sealed else self._disk.read
@@ -320,6 +327,7 @@ class SegmentFiles:
             size,
             next_lsn,
             sealed=sealed,
+            in_order=in_order,
         )
 
     def _read(self, descriptor: int, count: int, offset: int) -> bytes:

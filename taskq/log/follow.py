@@ -122,6 +122,8 @@ class FrameReader:
                 self._items = iter(())
                 self._on_gap(cursor.segment, item)
                 cursor.offset, cursor.next_lsn = item.resume, item.next_lsn
+            elif item.header.is_sync_point:
+                cursor.offset = item.end
             elif item.header.first_lsn >= extent.lsn:
                 self._items = iter(())
                 return None

@@ -175,5 +175,6 @@ class Onlooker:
         except LogError:
             return
         if size > journal.offset:
-            walk = files.walk(journal.segment, size, journal.offset, journal.next_lsn)
+            start = journal.offset, journal.next_lsn
+            walk = files.walk(journal.segment, size, *start, in_order=journal.in_order)
             journal.offset, journal.next_lsn = walk.offset, walk.next_lsn

@@ -23,7 +23,7 @@ from taskq.log.identity import (
     read_or_create_identity,
     write_all,
 )
-from taskq.log.lock import LOCK_FILE, Home, TailHint, WriterLock
+from taskq.log.lock import LOCK_FILE, Home, TailHint, WriterLock, find_hint
 from taskq.log.logtime import LogTime
 from taskq.log.meters import excused, timed_sync
 from taskq.log.place import Place
@@ -35,6 +35,7 @@ from taskq.log.recovery import (
     set_aside,
     write_once_more,
 )
+from taskq.log.segment import segment_name
 from taskq.log.syncturn import sync_for_all
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Journal(Place):
         recovered: what opening had to repair, in words; empty for a clean log.
         torn_bytes: bytes behind the last whole frame, when it was last looked for.
         gone: what became of its files if the path does not lead to them any more; else empty.
+        in_order: no power was lost since the last frame was written, as far as the lock's file
+            tells; without one it is a copy, or the file was removed.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Journal(Place):
         self.recovered: list[str] = []
         self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
         self.gone = ""
+        self.in_order = True
         self._is_failed = False
         self._segment_bytes = config.segment_bytes_now
         self._writer = writer
@@ -93,6 +97,7 @@ class Journal(Place):
         hint = self.writer.acquire()
         self._check_lock_file()
         start_ns = self.clock.steady_ns()
+        self.in_order = self._has_stayed_on(hint, self.writer.never_had_hint())
         if hint is not None and hint.home == self.home:
             self._time.learn(hint.clock_base_ns)
             self.generation = hint.generation
@@ -116,6 +121,7 @@ class Journal(Place):
             if self.clean_offset < self.offset and self.config.durability is not Durability.OS:
                 self._secure()
                 self._write_hint()
+        self.in_order = True  # whatever was out of order is put right
         self.meters.open_ns = self.clock.steady_ns() - start_ns
 
     def open_for_reading(self) -> None:
@@ -131,8 +137,13 @@ class Journal(Place):
         self.files.refresh()
         usable = [lsn for lsn in self.files.lsns if self.files.header(lsn) is not None]
         if usable:
+            hint, never_had_one, self.home = find_hint(self.disk, self.path)
+            self.in_order = self._has_stayed_on(hint, never_had_one)
             self._enter(usable[-1])
-            self._walk(None)
+            self._walk(None if hint is None or hint.failed else hint)
+
+    def _has_stayed_on(self, hint: TailHint | None, never_had_one: bool) -> bool:
+        return never_had_one if hint is None else hint.boot == self.boot
 
     def _identify(self, identity: Identity) -> None:
         self.identity = identity
@@ -289,6 +300,8 @@ class Journal(Place):
             self._begin_segment(lsn + LSN_SKIP if lsn else 1, new_epoch=True)
             self.files.remove_empty(self.segment)
         self._write_hint()
+        if lost:
+            self.writer.keep()
 
     def _enter(self, segment: int) -> None:
         """Make this the segment that is written to."""
@@ -298,7 +311,7 @@ class Journal(Place):
         self._tail_identity = self.disk.identity(self._tail)
 
     def _walk(self, hint: TailHint | None) -> bool:
-        """Set position to behind the last whole frame; True if a torn tail was cut."""
+        """Set position to behind the last whole frame; True if nothing is to follow it there."""
         header = self.files.header(self.segment)
         assert header is not None
         offset = self.clean_offset = codec.SEGMENT_HEADER.size
@@ -310,8 +323,8 @@ class Journal(Place):
             offset, self.next_lsn, self.epoch = hint.offset, hint.next_lsn, hint.epoch
             self.time_ns, self.clean_offset = hint.time_ns, hint.clean_offset
             self.last_frame = hint.last_frame
-        walk = self.files.walk(self.segment, size, offset, self.next_lsn)
-        self.offset, self.next_lsn, last, synced_through, is_torn = walk[:5]
+        walk = self.files.walk(self.segment, size, offset, self.next_lsn, in_order=self.in_order)
+        self.offset, self.next_lsn, last, synced_through, gaps, is_torn = walk[:6]
         if last is not None:
             self.last_frame = walk.last_offset
             self.epoch, self.time_ns = last.epoch, last.time_ns
@@ -320,7 +333,12 @@ class Journal(Place):
         if is_torn and self._writer is not None:
             note = set_aside(self.disk, self.path, self._tail, self.segment, self.offset, size)
             self.recovered.append(note)
-        return is_torn
+        if gaps:
+            self.recovered.append(
+                f"{segment_name(self.segment)} is damaged: what is whole behind that stays, and "
+                f"new records go to another segment (see taskq verify)"
+            )
+        return is_torn or gaps > 0
 
     def _begin_segment(self, first_lsn: int, *, new_epoch: bool) -> None:
         """Seal the present segment and open the next; everything before it is on disk first."""
@@ -387,6 +405,13 @@ class Journal(Place):
         """
         if len(body) > codec.FRAME_BODY_MAX:
             raise PayloadTooLarge("a batch", len(body), codec.FRAME_BODY_MAX, "send less at a time")
+        self._put(body, count, time_ns)
+        self._time.recorded()
+        # The frame is in the log, with or without its hint: a wrong one is found out.
+        with contextlib.suppress(OSError):
+            self._write_hint()
+
+    def _put(self, body: bytes, count: int, time_ns: int) -> None:
         seed = self.files.seed(self.segment)
         frame = codec.encode_frame(
             body, count, self.next_lsn, self.epoch, time_ns, self.durable_lsn, seed, self.offset
@@ -402,10 +427,34 @@ class Journal(Place):
         self.meters.appended_bytes += len(frame)
         self.next_lsn += count
         self.time_ns = time_ns
-        self._time.recorded()
-        # The frame is in the log, with or without its hint: a wrong one is found out.
-        with contextlib.suppress(OSError):
-            self._write_hint()
+
+    def leave_sync_point(self) -> None:
+        """Say at the end of the log that all of it is on disk, if it is and nothing says so.
+
+        Whoever has the lock is at work, and leaves one when he rests.
+
+        Raises:
+            OSError: the disk refused.
+            LogFailed: as ``lock``.
+        """
+        if not self.writer.try_acquire():
+            return
+        self.lock()
+        try:
+            if self.durable_lsn >= self.next_lsn and not self.ends_in_sync_point():
+                self._put(b"", 0, self.time_ns)
+                self._write_hint()
+        finally:
+            self.unlock()
+
+    def ends_in_sync_point(self) -> bool:
+        """Whether the log's known end needs none; what is before a segment was synced."""
+        at = self.offset - codec.FRAME_HEADER_SIZE
+        if at < codec.SEGMENT_HEADER.size:
+            return True
+        data = self.disk.read(self._tail, codec.FRAME_HEADER_SIZE, at)
+        header = codec.decode_frame_header(data, 0, self.files.seed(self.segment), at)
+        return header is not None and header.is_sync_point
 
     def sync(self) -> None:
         """Make everything that this process knows of durable, or find that another has.

@@ -153,6 +153,18 @@ class WriterLock:
             self.release()
             raise
 
+    def try_acquire(self) -> bool:
+        """Take the lock if nobody has it and nobody waits for it; whether it is held now."""
+        disk = self._disk
+        if self.held or not disk.try_lock(self._gate):
+            return self.held
+        try:
+            self.held = disk.try_lock(self._file)
+        finally:
+            disk.unlock(self._gate)
+        self._taken_ns, self._excused_ns = perf_counter_ns(), 0
+        return self.held
+
     def _sign(self) -> TailHint | None:
         """Name the holder, and read what the last one left."""
         data = self._disk.read(self._file, _SIZE, 0)
@@ -206,6 +218,14 @@ class WriterLock:
         if data != self._hint_data:
             self._hint_data, self._hint = data, _decode(data)
         return self._hint
+
+    def never_had_hint(self) -> bool:
+        """Whether no hint was ever written: else one that cannot be believed was cut short."""
+        return self._disk.size(self._file) < _SIZE
+
+    def keep(self) -> None:
+        """Have the file on disk: after a loss of power its hint tells of an earlier boot."""
+        self._disk.sync(self._file)
 
     def locked_error(self, waited_seconds: float) -> LogLocked:
         """What to tell callers who waited too long; asked from any thread.
@@ -279,6 +299,22 @@ class WriterLock:
 def read_hint(disk: Disk, descriptor: int) -> TailHint | None:
     """The hint in the lock's file, None if it cannot be believed; needs no lock."""
     return _decode(disk.read(descriptor, _TAIL_SIZE, _HOLDER.size))
+
+
+def find_hint(disk: Disk, path: str) -> tuple[TailHint | None, bool, Home]:
+    """(hint, whether there never was one, where one is believed), for who only reads."""
+    nowhere = (disk.boot_id(), 0, 0)
+    try:
+        descriptor = disk.open(f"{path}/{LOCK_FILE}", write=False)
+    except OSError:
+        return None, True, nowhere
+    try:
+        home = nowhere
+        if not disk.was_restored(descriptor):
+            home = (disk.boot_id(), *disk.identity(descriptor))
+        return read_hint(disk, descriptor), disk.size(descriptor) < _SIZE, home
+    finally:
+        disk.close(descriptor)
 
 
 def flock_holders(*paths: Path) -> list[int]:

@@ -155,11 +155,12 @@ def _save_segment(journal: Journal, segment: int, durable: int, following: int) 
         def items(end: int) -> Iterator[Frame | Gap]:
             seed = codec.segment_seed(journal.identity.log_id, segment)
             read = functools.partial(_read_from, disk, old)
-            return Scanner(read, seed, end, segment, sealed=False).frames(codec.SEGMENT_HEADER.size)
+            scanner = Scanner(read, seed, end, segment, sealed=False, in_order=journal.in_order)
+            return scanner.frames(codec.SEGMENT_HEADER.size)
 
         end, first = size, None
         for item in items(size):
-            if following and _first_lsn(item) >= following:
+            if following and _first_lsn(item) >= following and not _is_sync_point(item):
                 end = item.offset
                 break
             if first is None and isinstance(item, Frame) and item.header.next_lsn > durable:
@@ -184,6 +185,11 @@ def _save_segment(journal: Journal, segment: int, durable: int, following: int) 
 
 def _first_lsn(item: Frame | Gap) -> int:
     return item.header.first_lsn if isinstance(item, Frame) else item.first_lsn
+
+
+def _is_sync_point(item: Frame | Gap) -> bool:
+    """Whether it has the number of a record behind it, though not the record."""
+    return isinstance(item, Frame) and item.header.is_sync_point
 
 
 def _read_from(disk: Disk, descriptor: int, count: int, offset: int) -> bytes:

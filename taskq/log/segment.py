@@ -1,8 +1,11 @@
 """Reading a segment: whole frames in order, and a verdict on whatever is not one.
 
-A bad frame that no later whole frame declares synced is a torn tail: a write that was cut short,
-never answered. Any other bad frame is damage. A frame is looked for behind a bad one by its magic
-and its header's CRC, whose seed fits only its own place.
+A bad frame with no whole frame behind it is a torn tail: a write that was cut short. So is one with
+whole frames behind it after a loss of power, unless one of those declares it synced: a disk may
+write pages in any order, nobody was promised any of these frames, and whoever was promised one
+behind them was promised all before it. Any other bad frame is damage, and what stands behind it
+stays: a frame is only written behind whole ones. A frame is looked for behind a bad one by its
+magic and its header's CRC, whose seed fits only its own place.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class Frame(NamedTuple):
 class Gap(NamedTuple):
     """Bytes from ``offset`` to ``resume`` that are no whole frame.
 
-    ``torn``: nothing behind declares them synced; ``resume`` is the end of the file then.
+    ``torn``: a write that was cut short, see above; ``resume`` is the end of the file then.
     """
 
     offset: int
@@ -69,6 +72,7 @@ class Scanner:
         size: bytes of the file that may be looked at.
         next_lsn: a frame before this lsn was seen already and is passed over.
         sealed: a later segment exists, so nothing here can be torn.
+        in_order: no power was lost since: what stands behind a bad frame shows it was whole once.
     """
 
     def __init__(
@@ -79,12 +83,15 @@ class Scanner:
         next_lsn: int,
         *,
         sealed: bool,
+        in_order: bool = False,
     ) -> None:
         self._read = read
         self._seed = seed
         self._size = size
         self._next_lsn = next_lsn
-        self._sealed = sealed
+        self._in_order = in_order
+        #: nothing before it is a torn tail
+        self._whole_until = size if sealed else 0
 
     def frames(self, offset: int) -> Iterator[Frame | Gap]:
         """Every whole frame from ``offset`` on, and each gap in its place; a torn one ends it."""
@@ -134,13 +141,15 @@ class Scanner:
         """
         first_lsn = self._next_lsn
         resume, next_lsn = (offset + own.size, own.next_lsn) if own is not None else (0, 0)
-        is_damage = self._sealed
+        is_damage = offset < self._whole_until
         for header, found in () if resume and is_damage else self._candidates(offset + 1):
             if not resume:
                 resume, next_lsn = found, header.first_lsn
-            if not is_damage and header.synced_through > first_lsn:
+            if not is_damage and (self._in_order or header.synced_through > first_lsn):
                 body = self._read(header.body_size, found + codec.FRAME_HEADER_SIZE)
                 is_damage = codec.body_is_whole(body, header, self._seed, found)
+                # Not looked for again from each of many bad frames.
+                self._whole_until = found if is_damage else 0
             if is_damage:
                 break
         if not is_damage:

@@ -46,6 +46,8 @@ _FORGET_SECONDS: Final = 1.0
 _UPKEEP_SECONDS: Final = 0.004
 #: Settlements that nobody waits for are synced after so long, unless another sync took them along.
 _QUIET_SYNC_SECONDS: Final = 0.005
+#: A log that rests for so long gets a sync point.
+_REST_SECONDS: Final = 1.0
 #: How long such settlements wait for company before they get a frame of their own.
 _KEEP_SECONDS: Final = 0.001
 #: How soon answers that a loop has not taken yet are looked at again: it may be closed by then.
@@ -86,6 +88,8 @@ class StorageThread:
         self.upkeep: Upkeep | None = None
         self.adopter: Adopter | None = None
         self._upkeep_at = 0.0
+        #: where the log ended when it was last looked at, since when, and whether that was seen to
+        self._end, self._end_since, self._is_settled = (0, 0), 0.0, False
 
     def open(self) -> None:
         """Open the log, and join those who have it open."""
@@ -228,6 +232,23 @@ class StorageThread:
         self._unsynced_since = self._unsynced_since or now
         return self._unsynced_since + followers.sync_seconds(self._sync_seconds) - now
 
+    def _until_rest(self, now: float) -> float:
+        """Seconds until the log has rested long enough for a sync point; infinite if it got one."""
+        end = self.journal.segment, self.journal.offset
+        if end != self._end:
+            self._end, self._end_since, self._is_settled = end, now, False
+        return float("inf") if self._is_settled else self._end_since + _REST_SECONDS - now
+
+    def _rest(self) -> None:
+        """Leave a sync point; once, whatever becomes of it."""
+        journal = self.journal
+        try:
+            self.committer.rest()
+        except (TaskqError, OSError) as error:
+            _log.debug("%s: no sync point: %s", self.path, error)
+        self._end, self._is_settled = (journal.segment, journal.offset), True
+        self._hand_out()
+
     def _sync(self) -> None:
         self._unsynced_since = 0.0
         self.writer.turn.crowded = self.peers is not None and self.peers.others >= _CROWD
@@ -267,6 +288,8 @@ class StorageThread:
         if committer.watchers and now >= self._forget_at:
             self._forget_at = now + _FORGET_SECONDS
             committer.watchers.forget_cancelled()
+        if self._until_rest(now) <= 0:
+            self._rest()
         timeout = self._timeout()
         if timeout is not None and timeout <= 0:
             self._do_due()
@@ -292,7 +315,8 @@ class StorageThread:
 
     def _timeout(self) -> float | None:
         """Seconds until something falls due; None when nothing will."""
-        limits = [self._until_sync(), seconds_until_due(self.committer)]
+        rest = self._until_rest(time.monotonic())
+        limits = [self._until_sync(), rest, seconds_until_due(self.committer)]
         if not self._store.leave_closed_loops():
             limits.append(_UNTOLD_SECONDS)
         limits += [one.seconds_until_look() for one in (self.upkeep, self.adopter) if one]
@@ -328,9 +352,7 @@ class StorageThread:
         for one in (self.upkeep, self.adopter):
             if one is not None:
                 one.close()
-        if committer.unsynced and self._config.durability is not Durability.OS:
-            with contextlib.suppress(TaskqError, OSError):
-                committer.sync()
+        self._rest()
         closed = LogClosed(f"{self.path}: the log was closed")
         left = [(port, future) for _, port, future in committer.waiting]
         left += [*committer.watchers.all(), *committer.followers.all()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from concurrent.futures import Future
@@ -103,7 +104,7 @@ class Simulation(Care, Uploads):
     def act(self) -> None:
         """One random act; it may end in a crash."""
         acts: list[tuple[int, Callable[[], None]]] = [
-            (30, self.work), (12, self.sync), (6, self.pass_time), (3, self.appear),
+            (30, self.work), (12, self.sync), (2, self.rest), (6, self.pass_time), (3, self.appear),
             (2, self.kill), (1, self.power_loss), (2, self.plan_a_crash), (1, self.check),
             (1 if self._steps_of_clock else 0, self.step_clock),
             (2 if self._faults else 0, self.fault), (2, self.upload), (4, self.adopt),
@@ -149,6 +150,11 @@ class Simulation(Care, Uploads):
     def sync(self) -> None:
         """A process makes its answers durable."""
         self.chance.choice(self.processes).sync()
+
+    def rest(self) -> None:
+        """A process has nothing to do for a second."""
+        with contextlib.suppress(OSError, LogError):
+            self.chance.choice(self.processes).rest()
 
     def pass_time(self) -> None:
         """Seconds, or an hour."""

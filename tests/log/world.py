@@ -133,6 +133,12 @@ class Process:
         self._hand_out_now()
         self._hand_out_later()
 
+    def rest(self) -> None:
+        """What the storage thread does when nothing came for a second, and at the end."""
+        self.committer.rest()
+        self._hand_out_now()
+        self._hand_out_later()
+
     def follow(self) -> None:
         """Look for outcomes that others wrote."""
         self.committer.follow()

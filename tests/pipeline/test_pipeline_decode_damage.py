@@ -170,10 +170,12 @@ def test_what_a_newer_taskq_wrote_is_refused_whatever_is_done_about_damage(
     segments, path, (first, *_) = _three_frames(tmp_path)
     data = bytearray(path.read_bytes())
     data[8] = 2
+    data[56:60] = codec.crc32(data[:56]).to_bytes(4, "little")
     path.write_bytes(data)
     with pytest.raises(FormatError, match=f"{path}: segment format 2 is unknown"):
         decoded_rows([segments.piece()], corrupt)
     data[8] = 1
+    data[56:60] = codec.crc32(data[:56]).to_bytes(4, "little")
     seed = codec.segment_seed(segments.log_id, 1)
     seed = codec.crc32(first.to_bytes(8, "little"), seed)
     data[first + 12] = 4
@@ -258,3 +260,22 @@ def test_errors_name_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(SegmentMissing, match=r"caf\\xe9/log/"):
         list(decode(piece._replace(end=300), DETAILS))
+
+
+def test_sync_points_are_no_rows_wherever_they_stand(tmp_path: Path) -> None:
+    """Between frames, two in a row, alone in a piece, and behind damage."""
+    segments = Segments(tmp_path)
+    path = segments.begin()
+    segments.frame(enqueued(b"one"))
+    begin = segments.frame()
+    segments.frame()
+    segments.frame(enqueued(b"two"))
+    segments.frame(enqueued(b"three"))
+    end = segments.frame()
+    for piece in (segments.piece(), segments.piece(begin)):
+        assert _values(decoded_rows([piece]))[-2:] == [b"two", b"three"]
+    assert decoded_rows([segments.piece(end)]) == []
+    _flip(path, path.read_bytes().index(b"three"))
+    decoded, expected = rows_of_directory(tmp_path)
+    assert decoded == expected
+    assert _values(decoded) == [b"one", b"two"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.errors import FormatError, LogError
+from taskq.log import codec
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.reader import open_journal
 from taskq.log.requests import EnqueueSpec
@@ -164,6 +165,7 @@ def test_a_segment_of_an_unknown_version_is_named(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "a")
     data = bytearray(made.file.read_bytes())
     data[8] = 9
+    data[56:60] = codec.crc32(data[:56]).to_bytes(4, "little")
     made.file.write_bytes(data)
     with pytest.raises(FormatError, match=r"00001.log: segment format 9"):
         fleet.segments(only(made.path))
@@ -180,6 +182,16 @@ def test_the_mark_of_a_whole_log_is_its_end(tmp_path: Path) -> None:
         assert fleet.durable_mark(only(made.path)) == mark_after(made)
     made.rotate()
     assert fleet.durable_mark(only(made.path)) == Mark(16, 64, 16, 11)
+
+
+def test_a_sync_point_declares_all_before_it(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "a")
+    made.enqueue(3)
+    made.frame()
+    mark = fleet.durable_mark(only(made.path))
+    assert (mark.offset, mark.next_lsn) == (made.file.stat().st_size, 4)
+    made.enqueue(2)
+    assert fleet.durable_mark(only(made.path)) == mark_after(made)
 
 
 def test_a_log_without_a_segment_has_a_mark_of_nothing(tmp_path: Path) -> None:

@@ -133,7 +133,8 @@ class PieceReader:
             filled = self._fill(chunk, asked, offset)
             found, size, needed = self._whole_frames(chunk, filled, offset)
             if found is not None:
-                yield found
+                if len(found.at):  # else it was a sync point alone
+                    yield found
                 offset, wanted = offset + size, CHUNK_BYTES
             elif filled == asked < needed <= end - offset:
                 wanted = needed
@@ -221,7 +222,7 @@ class PieceReader:
     def _fit(self, heads: npt.NDArray[np.void]) -> int:
         """How many of the headers say what can be, and follow each other."""
         first, count = heads["first_lsn"], heads["count"]
-        fits = (heads["magic"] == codec.FRAME_MAGIC) & (count != 0) & (heads["flags"] == 0)
+        fits = (heads["magic"] == codec.FRAME_MAGIC) & (heads["flags"] == 0)
         fits &= first < codec.LSN_MAX
         # What comes after is only looked at where all before fits, and so does not overflow.
         expected = np.empty(len(heads), np.uint64)

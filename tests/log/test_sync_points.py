@@ -1,0 +1,236 @@
+"""What rests says that it is whole: so rot is never taken for a write that was cut short."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import threading
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskq import TaskLog
+from taskq.core.model import Durability
+from taskq.log import codec
+from taskq.log.committer import Committer
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.reader import LogReader
+from taskq.log.requests import Op
+from taskq.log.verify import verify
+from taskq.testing.crashable import CrashableDisk
+from tests.log.world import PATH, PLAIN, Process, World
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from pathlib import Path
+
+_LOCK: Final = f"{PATH}/write.lock"
+_JOBS: Final = 24
+
+
+def _world(durability: Durability) -> World:
+    config = LogConfig(
+        durability=durability, segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=0
+    )
+    return World(config=config)
+
+
+def _written(durability: Durability, *, rests: bool) -> tuple[World, list[int]]:
+    """Jobs by two processes, some of which ran; and whether they closed, or were killed."""
+    world = _world(durability)
+    one, other = world.process(), world.process()
+    jobs: list[Future[int]] = []
+    for number in range(_JOBS):
+        future = (one, other)[number % 2].send(Op.ENQUEUE, (PLAIN, b"job %d" % number, None))
+        if number % 5 == 4:
+            one.sync()
+            for delivery in one.claim(2):
+                one.settle(delivery)
+        jobs.append(future)
+    one.sync()
+    other.sync()
+    for process in (one, other):
+        if rests:
+            process.rest()
+            process.close()
+        else:
+            process.kill()
+    return world, [future.result(0) for future in jobs]
+
+
+def _frame_offsets(world: World) -> list[int]:
+    """Where the frames of the only segment start, sync points among them."""
+    journal = world.reader()
+    scanner = journal.files.scanner(
+        journal.segment, journal.files.size(journal.segment), 1, sealed=True
+    )
+    return [item.offset for item in scanner.frames(codec.SEGMENT_HEADER.size)]
+
+
+def _verdict(process: Process) -> tuple[set[tuple[int, int]], int]:
+    """(bad stretches that a writer keeps, bytes that it cut off)."""
+    damage = {(one.offset, one.size) for one in process.catch_up().damage}
+    notes = [one for one in process.journal.recovered if one.startswith("cut a torn tail")]
+    return damage, sum(int(note.split()[5]) for note in notes)
+
+
+@pytest.mark.parametrize("durability", Durability)
+@pytest.mark.parametrize("rests", [True, False])
+@pytest.mark.parametrize("has_hint", [True, False])
+@pytest.mark.parametrize("same_boot", [True, False])
+def test_who_reads_and_who_writes_come_to_the_same_verdict_on_any_flipped_byte(
+    durability: Durability, *, rests: bool, has_hint: bool, same_boot: bool
+) -> None:
+    """Whatever the one calls damage the other keeps, and what the other cuts the one calls torn."""
+    world, jobs = _written(durability, rests=rests)
+    files = {path: world.machine.content(path) for path in world.machine.paths()}
+    path = world.segments()[0]
+    first_of_last = _frame_offsets(world)[-1]
+    chance = random.Random(f"{durability} {rests} {has_hint} {same_boot}")
+    for at in chance.sample(range(len(files[path])), 12):
+        for name, data in files.items():
+            world.machine.put(name, data)
+        if has_hint:
+            _rewrite_hint(world, files[_LOCK])
+        else:
+            world.machine.unlink(_LOCK)
+        for name in set(world.machine.paths()) - files.keys():
+            world.machine.unlink(name)
+        world.machine.corrupt(path, at, bytes([files[path][at] ^ 0x10]))
+        if not same_boot:
+            world.lose_power()
+        told = verify(world.reader())
+        process = world.process()
+        assert _verdict(process) == (
+            {(one.offset, one.size) for one in told.damage},
+            told.torn_bytes,
+        ), at
+        if rests and at < first_of_last:
+            assert not told.torn_bytes, "all before a sync point is known to have been whole"
+            assert len(told.damage) == 1 or at >= codec.SEGMENT_HEADER.size
+        if told.damage:
+            assert len([one for one in jobs if process.world.view(one)]) >= len(jobs) - 1
+        process.close()
+
+
+def _rewrite_hint(world: World, data: bytes) -> None:
+    """The lock's file as it was, as one that was written on this boot and never copied."""
+    process = CrashableDisk(world.machine)
+    descriptor = process.open(_LOCK, create=True)
+    process.write(descriptor, data, 0)
+    process.close(descriptor)
+
+
+def test_a_log_that_rests_ends_in_one_sync_point_however_often_it_is_left_and_opened() -> None:
+    world, _ = _written(Durability.OS, rests=True)
+    size = len(world.machine.content(world.segments()[0]))
+    for _ in range(3):
+        process = world.process()
+        process.rest()
+        process.rest()
+        process.close()
+    assert len(world.machine.content(world.segments()[0])) == size
+    header = world.reader().files.frame_header(1, size - codec.FRAME_HEADER_SIZE)
+    assert header is not None
+    assert header.is_sync_point
+    assert header.synced_through == header.first_lsn == world.reader().next_lsn
+
+
+def test_nothing_says_that_it_is_on_disk_before_it_is() -> None:
+    """Another's frame that came meanwhile is not vouched for."""
+    world = _world(Durability.OS)
+    one, other = world.process(), world.process()
+    one.enqueue(b"mine")
+    syncing = one.disk.sync
+
+    def overtaken(descriptor: int) -> None:
+        syncing(descriptor)
+        other.send(Op.ENQUEUE, (PLAIN, b"another's", None))
+
+    one.disk.sync = overtaken  # type: ignore[method-assign]
+    one.rest()
+    assert not one.journal.ends_in_sync_point()
+    one.disk.sync = syncing  # type: ignore[method-assign]
+    one.rest()
+    assert one.journal.ends_in_sync_point()
+    assert [record.body for record in world.records()] == [b"mine", b"another's"]
+
+
+def test_a_full_disk_goes_without_a_sync_point() -> None:
+    world, _ = _written(Durability.OS, rests=False)
+    process = world.process()
+    process.enqueue(b"one more")
+    size = len(world.machine.content(world.segments()[-1]))
+    world.machine.free = 20
+    with pytest.raises(OSError, match="No space"):
+        process.rest()
+    world.machine.free = None
+    assert len(world.machine.content(world.segments()[-1])) == size
+    process.enqueue(b"and another")
+    assert not process.catch_up().damage
+
+
+# -- real files -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", ["os", "interval", "fsync"])
+async def test_rot_in_a_log_that_was_closed_well_costs_the_frame_it_is_in(
+    durability: str, tmp_path: Path
+) -> None:
+    """In a copy as in place, with the lock's file as without: reported, and nothing cut off."""
+    place = tmp_path / "data"
+    async with TaskLog.open(place, durability=durability) as log:
+        for number in range(60):
+            await log.put(b"job %d" % number)
+    segment = next((place / "log").glob("*.log"))
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"job 21") + 2] ^= 1
+    segment.write_bytes(data)
+    for name in ("copy", "bare", "data"):
+        if name != "data":
+            shutil.copytree(place, tmp_path / name)
+        if name == "bare":
+            (tmp_path / name / "write.lock").unlink()
+        with LogReader.open(str(tmp_path / name)) as reader:
+            report = reader.verify()
+        assert len(report.damage) == 1
+        assert not report.torn_bytes
+        async with TaskLog.open(tmp_path / name) as log:
+            assert len(await log.claim(99)) == 59
+        assert not (tmp_path / name / "torn").exists()
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+async def test_the_last_frame_of_a_log_that_was_closed_well_is_no_torn_tail(
+    durability: str, tmp_path: Path
+) -> None:
+    async with TaskLog.open(tmp_path, durability=durability) as log:
+        await log.put(b"the only job")
+    (tmp_path / "write.lock").unlink()
+    segment = next((tmp_path / "log").glob("*.log"))
+    segment.write_bytes(segment.read_bytes().replace(b"the only job", b"The only job"))
+    with LogReader.open(str(tmp_path)) as reader:
+        report = reader.verify()
+    assert (len(report.damage), report.torn_bytes) == (1, 0)
+
+
+async def test_a_second_without_work_leaves_one_sync_point_and_then_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = threading.Semaphore(0)
+    rest = Committer.rest
+
+    def resting(committer: Committer) -> None:
+        rest(committer)
+        left.release()
+
+    monkeypatch.setattr("taskq.log.thread._REST_SECONDS", 0.01)
+    monkeypatch.setattr(Committer, "rest", resting)
+    async with TaskLog.open(tmp_path, durability="os") as log:
+        for number in range(2):
+            await log.put(b"job %d" % number)
+            assert await asyncio.to_thread(left.acquire, timeout=20)
+            with LogReader.open(str(tmp_path)) as reader:
+                assert reader.journal.ends_in_sync_point()
+        assert not left.acquire(timeout=0.1), "an idle log is left alone"
