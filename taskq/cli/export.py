@@ -191,7 +191,9 @@ def _lines(path: Path | None) -> Iterator[JsonLines]:
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
     """A name to write to: the file gets its own once it is whole, and on disk."""
-    temporary = path.with_name(f"{path.name}.tmp")
+    # In a directory for all, a name that can be guessed could be a link that somebody put there.
+    temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
+    temporary.touch(exist_ok=False)
     try:
         yield temporary
         with temporary.open("rb") as written:

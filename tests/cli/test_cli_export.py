@@ -213,3 +213,16 @@ def test_what_cannot_be_meant_is_wrong_usage(
     result = taskq("export", "-d", sample.path, *options)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_nothing_that_waits_under_a_temporary_name_is_written_to(
+    sample: Sample, tmp_path: Path
+) -> None:
+    """As a link that somebody put into a directory for all."""
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "out.jsonl.tmp").symlink_to(tmp_path / "victim")
+    written = taskq("export", "-d", sample.path, "-o", tmp_path / "out.jsonl")
+    assert written.exit_code == 0, written.output
+    assert (tmp_path / "out.jsonl").read_text()
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert sorted(one.name for one in tmp_path.glob("out*")) == ["out.jsonl", "out.jsonl.tmp"]

@@ -119,7 +119,7 @@ def test_pipes_in_the_place_of_files_hold_up_nobody(tmp_path: Path) -> None:
     os.mkfifo(made.file)
     log = only(tmp_path)
     assert log.device == "b"
-    with pytest.raises(SegmentUnreadable, match="it is no file"):
+    with pytest.raises(SegmentUnreadable, match="it is no regular file"):
         fleet.segments(log)
 
 

@@ -280,6 +280,41 @@ def test_damage_is_told_with_the_file(tmp_path: Path) -> None:
         Lake.open(lake.path).manifest()
 
 
+@pytest.mark.parametrize("path", ["/etc/passwd", "../far/x", "jobs/../../far/x", "x", "a//x", ""])
+def test_a_manifest_names_no_file_outside_of_its_lake(tmp_path: Path, path: str) -> None:
+    """Whoever brings a lake along names files in it, and nothing else."""
+    lake = Lake.open(tmp_path / "lake", create=True)
+    with lake.writer() as writer:
+        staged = write(writer, [1])
+        forged = staged.files[0]._replace(path=path)
+        with pytest.raises(LakeDamaged, match="is no path of a file in the lake"):
+            writer.commit({"jobs": Change((forged,), schema=staged.schema)})
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_no_file_of_a_lake_is_reached_through_a_link(tmp_path: Path, depth: int) -> None:
+    """Nor is anything removed through one; the lake itself may be named by a link."""
+    lake = Lake.open(tmp_path / "lake", create=True)
+    with lake.writer() as writer:
+        append(writer, [1])
+    (tmp_path / "named").symlink_to(lake.path)
+    assert jobs(Lake.open(tmp_path / "named")) == [1]
+    (name,) = (file.path for file in lake.manifest().table("jobs").files)
+    moved = Path(*Path(lake.path, name).parts[: len(lake.path.parts) + depth])
+    moved.rename(tmp_path / "far")
+    moved.symlink_to(tmp_path / "far")
+    with pytest.raises(LakeDamaged, match="is a symbolic link, or below one"):
+        lake.dataset("jobs")
+    far = tmp_path / "far"
+    precious = [one for one in (far, *far.rglob("*")) if one.is_file()]
+    for one in precious:
+        os.utime(one, (0, 0))
+    with lake.writer() as writer:
+        writer.commit({"jobs": Change(replaced=frozenset({OVER}))})
+        vacuum(writer, keep_seconds=0)
+    assert all(one.exists() for one in precious)
+
+
 def test_manifests_of_two_lakes_make_no_chain(tmp_path: Path) -> None:
     lakes = [Lake.open(tmp_path / name, create=True) for name in "ab"]
     for lake, rows in zip(lakes, ([1], [2]), strict=True):

@@ -8,6 +8,7 @@ import pwd
 import re
 import shutil
 import stat
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,10 +23,12 @@ from taskq.log.health import check_health
 from taskq.log.reader import LogReader
 from taskq.settings import load_settings
 from tests.processes.harness import Child
+from tests.processes.neighbour import ATTACKS, NOT_BY_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ROOT = Path(__file__).parents[2]
 AM_ROOT = os.geteuid() == 0
 #: Two users and a group that both may be in; without root's rights this process is both.
 USER, OTHER = (pwd.getpwnam(name).pw_uid for name in ("daemon", "nobody"))
@@ -73,7 +76,7 @@ def modes(found: dict[str, os.stat_result]) -> tuple[set[int], set[int]]:
     return of[True], of[False]
 
 
-@pytest.mark.parametrize("umask", ["0", "22", "177"])
+@pytest.mark.parametrize("umask", ["0", pytest.param("177", marks=pytest.mark.slow)])
 def test_all_that_is_in_a_log_is_its_users_alone_whatever_the_umask(
     place: Path, umask: str
 ) -> None:
@@ -175,6 +178,20 @@ def test_a_log_that_others_could_reach_is_told_once_and_left_as_it_is(
         assert not exposures(str(log))
 
 
+def test_no_attack_of_another_user_succeeds_while_writers_run() -> None:
+    """Each is one, as an open log shows; the writers go on. Without root it says that it cannot."""
+    command = (sys.executable, "-m", "tests.processes.neighbour")
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if not AM_ROOT:
+        assert ran.returncode == 2
+        assert "cannot become daemon and nobody, so nothing was tried" in ran.stderr
+        return
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    rows = {line[:42].strip(): line[42:].split("  ")[0] for line in ran.stdout.splitlines()[1:]}
+    assert {name for name in ATTACKS if rows[name] != "SUCCEEDS"} == NOT_BY_MODE
+    assert "; 0 attacks succeeded" in ran.stdout
+
+
 #: A writer and a reader, as another user.
 SCRIPT = """
 import os, sys
@@ -196,8 +213,7 @@ for use in (lambda: TaskLog.open(sys.argv[1]).__enter__(), lambda: LogReader.ope
 def test_who_may_not_enter_a_log_is_told_whose_it_is(place: Path, inside: bool) -> None:
     """Writers and readers alike: the directory, its user and mode, and what to do."""
     log = place / "log"
-    with TaskLog.open(log):
-        pass
+    subprocess.run([sys.executable, "-m", "taskq", "put", "-d", log, "x"], check=True)
     if not AM_ROOT:
         (log / "taskq.json").chmod(0 if inside else 0o600)
         log.chmod(0o700 if inside else 0)

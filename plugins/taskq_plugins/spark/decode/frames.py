@@ -15,6 +15,7 @@ import numpy as np
 
 from taskq.core.errors import FormatError
 from taskq.log import codec
+from taskq.log.door import open_file
 from taskq.log.segment import Gap, Scanner, salvage
 from taskq_plugins.spark.decode import layout
 from taskq_plugins.spark.decode.errors import (
@@ -86,7 +87,7 @@ class PieceReader:
         self._seed = codec.segment_seed(self._log_id, piece.segment)
         self._next_lsn = piece.segment if piece.start <= _HEAD else 0
         try:
-            self._descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = open_file(piece.path)
         except FileNotFoundError:
             raise SegmentMissing(piece.path) from None
         except OSError as error:

@@ -12,6 +12,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskq.log.door import read_file
 from taskq.log.recovery import FAILED_FILE
 from taskq.log.segment import Gap
 from taskq_plugins.spark.fleet.listing import segments
@@ -175,8 +176,7 @@ def _declared_end(log: LogPlace, usable: list[SegmentPlace]) -> End:
 
 def _marker_lsn(log: LogPlace) -> int:
     try:
-        with open(f"{log.path}/{FAILED_FILE}", "rb") as file:  # noqa: PTH123 - text, maybe no UTF-8
-            values = json.loads(file.read(_MARKER_BYTES_MAX))
+        values = json.loads(read_file(f"{log.path}/{FAILED_FILE}", _MARKER_BYTES_MAX))
         return int(values["durable_lsn"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0

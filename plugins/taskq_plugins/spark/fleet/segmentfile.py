@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID
 
 from taskq.core.errors import FormatError
 from taskq.log import codec
+from taskq.log.door import open_file
 from taskq.log.segment import Scanner
 from taskq_plugins.spark.fleet.problems import SegmentUnreadable, shown
 
@@ -47,8 +47,7 @@ class SegmentFile:
         self._log_id = UUID(log_id)
         self.seed = codec.segment_seed(self._log_id, first_lsn)
         try:
-            # A pipe of that name must not hold up a scan.
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._descriptor = open_file(path)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -56,9 +55,6 @@ class SegmentFile:
         facts = os.fstat(self._descriptor)
         self.size_bytes, self.inode = facts.st_size, facts.st_ino
         self.modified_ns = facts.st_mtime_ns
-        if not stat.S_ISREG(facts.st_mode):
-            self.close()
-            raise SegmentUnreadable(path, "it is no file")
 
     def __enter__(self) -> Self:
         return self

@@ -26,7 +26,9 @@ def writer_lock(lake: Path) -> Iterator[None]:
         LakeBusy: another process, or another part of this one, has it.
     """
     path = lake / FILE
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    # Whoever may open it can lock out all writers, or has put something else in its place.
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -229,6 +229,9 @@ def _change(told: dict[str, Any]) -> Change:
 def _data_file(
     path: str, rows: int, size_bytes: int, part: str, hours: Iterable[list[int]], version: int
 ) -> DataFile:
+    parts = str(path).split("/")
+    if len(parts) == 1 or {"", ".", ".."} & {*parts} or "\0" in path:
+        raise ValueError(f"{path!r:.80} is no path of a file in the lake")
     return DataFile(str(path), int(rows), int(size_bytes), str(part), _hours(hours), int(version))
 
 

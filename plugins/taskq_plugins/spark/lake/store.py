@@ -6,6 +6,7 @@ killed writer left. A commit is one new manifest, so it is visible as a whole or
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ class Lake:
 
     def __init__(self, path: Path, lake_id: str) -> None:
         self.path = path
+        self._real_path = os.path.realpath(path)
         self.lake_id = lake_id
         self._history = History(path / identity.MANIFESTS)
 
@@ -109,6 +111,8 @@ class Lake:
             size = path.stat().st_size
         except FileNotFoundError as error:
             raise LakeDamaged(path, f"is missing, version {version} names it") from error
+        if os.path.realpath(path) != f"{self._real_path}/{file.path}":
+            raise LakeDamaged(path, "is a symbolic link, or below one: it may be outside")
         if size != file.size_bytes:
             raise LakeDamaged(path, f"has {size} bytes, version {version} says {file.size_bytes}")
 

@@ -60,7 +60,11 @@ def vacuum(writer: LakeWriter, *, keep_seconds: float = KEEP_SECONDS) -> Vacuume
 def _remove_files(lake: Path, named: set[str], limit_ns: int) -> tuple[int, int]:
     count = size_bytes = 0
     for table in lake.iterdir():
-        if not table.is_dir() or table.name in {identity.MANIFESTS, CHECKPOINT}:
+        if (
+            table.is_symlink()
+            or not table.is_dir()
+            or table.name in {identity.MANIFESTS, CHECKPOINT}
+        ):
             continue
         for path in sorted(table.rglob("*"), reverse=True):  # what is within before what holds it
             if path.is_dir():

@@ -7,8 +7,16 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogError, TaskqError
+from taskq.log.door import read_file
 from taskq.log.inbox import Part, PartWriter, discard, publish
-from taskq.log.inboxmanifest import DONE, INBOX, MANIFEST, REFUSED, decode_ended
+from taskq.log.inboxmanifest import (
+    DONE,
+    INBOX,
+    MANIFEST,
+    MANIFEST_BYTES_MAX,
+    REFUSED,
+    decode_ended,
+)
 from taskq.tasklog import TaskLog
 
 if TYPE_CHECKING:
@@ -133,6 +141,6 @@ def adopt_all(data_dir: Path) -> int:
 def _ended(data_dir: Path, name: str) -> Ended | None:
     path = data_dir / INBOX / DONE / f"{name}{MANIFEST}"
     try:
-        return decode_ended(path.read_bytes(), str(path))
+        return decode_ended(read_file(path, MANIFEST_BYTES_MAX), str(path))
     except (OSError, LogError):  # it waits still, or somebody forgot it already
         return None
