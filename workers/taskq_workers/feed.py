@@ -175,10 +175,7 @@ class Feed:
                 self._takers.ran_dry()
             return
         if self._came_empty and self._is_quiet():
-            # The claim waits for as long as jobs run: now a burst wants to know at once.
-            self._came_empty = False
-            self._withdraw()
-            self.refill()
+            self.look_anew()
 
     def request(
         self,
@@ -301,7 +298,20 @@ class Feed:
         if is_quiet and self._asked_when_quiet:
             self._takers.ran_dry()
             return
-        self._came_empty = not is_quiet
+        if is_quiet:
+            self.look_anew()
+        else:
+            self.linger()
+
+    def linger(self) -> None:
+        """A burst found nothing: claim what comes while it does not end yet."""
+        self._came_empty = True
+        self.refill()
+
+    def look_anew(self) -> None:
+        """A burst that lingered wants to know at once whether there is anything left."""
+        self._came_empty = False
+        self._withdraw()
         self.refill()
 
     def _passed(self, deliveries: list[Delivery]) -> list[Delivery]:

@@ -260,6 +260,8 @@ class Gates:
         """Nothing is ready of what may be claimed: stop, unless a gate is about to open."""
         if self._ending is None or self._ending.done():
             self._ending = asyncio.create_task(self._end(stop), name="taskq-burst-end")
+        else:
+            self.feed.linger()
 
     async def _end(self, stop: Callable[[BaseException | None], None]) -> None:
         try:
@@ -267,10 +269,10 @@ class Gates:
         except TaskqError as error:
             stop(error)
             return
-        if not is_done:
-            self.feed.refill()
-        elif not self.feed.is_asking:
+        if is_done and not self.feed.is_asking:
             stop(None)
+        else:
+            self.feed.look_anew()
 
     async def _is_done(self) -> bool:
         """Whether no gate is about to let jobs through, and none was."""
@@ -281,6 +283,7 @@ class Gates:
             if not pending:
                 return not waited
             waited = True
+            self.feed.linger()
             # What a gate was to have another worker may have taken, and then it does not move.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
