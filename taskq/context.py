@@ -112,10 +112,11 @@ class JobContext:
         """Tell how far this job is; ``job.progress()`` shows it in any process.
 
         Costs some microseconds: it is written by another thread, ten times a second at most, and
-        nothing of it is kept once the job is over.
+        nothing of it is kept once the job is over. A fraction outside 0 to 1 counts as the nearer
+        of them, and of a message the first 500 characters are told.
 
         Raises:
-            UsageError: the fraction is not from 0 to 1, or the message is over 500 characters.
+            UsageError: the fraction is no number.
         """
         tell(self, fraction, message)
 

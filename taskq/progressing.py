@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS
 from taskq.log.progressfile import Told, find_progress
+from taskq.serialization import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,31 +50,40 @@ def relay_to(send: Callable[[float, str], None]) -> None:
     _Relay.send = send
 
 
-def tell(job: JobContext, fraction: float, message: str = "") -> None:
+def tell(job: JobContext, fraction: float, message: object = "") -> None:
     """Let others see how far a running job is. From any thread; writes nothing itself.
 
+    No job fails for what it tells while it does its work: a fraction outside 0 to 1 is the nearer
+    of them, one that is not a number yet (NaN, of 0 things done of 0) is 0, and of a long message
+    the beginning is told.
+
     Raises:
-        UsageError: the fraction is not from 0 to 1, or the message is no text or too long.
+        UsageError: the fraction is no number at all.
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float):
-        raise UsageError(f"the fraction is {fraction!r}, it must be a number from 0 to 1")
-    if not 0 <= fraction <= 1:
-        raise UsageError(f"the fraction is {fraction}, it must be from 0 (nothing) to 1 (all)")
-    if not isinstance(message, str):
-        raise UsageError(f"the message is {type(message).__name__}, it must be a text")
-    if len(message) > MESSAGE_CHARACTERS_MAX:
-        raise UsageError(
-            f"the message has {len(message)} characters, at most {MESSAGE_CHARACTERS_MAX}: "
-            f"keep long reports elsewhere, and say where"
-        )
+    fraction, message = _clipped(fraction), _shortened(str(message))
     if _Relay.send is not None:
-        _Relay.send(float(fraction), message)
+        _Relay.send(fraction, message)
         return
     store = job.app._connection.current
     if store is not None and store.usable:
         delivery = job.delivery
-        told = Told(float(fraction), message, store.wall_ns())
+        told = Told(fraction, message, store.wall_ns())
         store.progress.tell(job, delivery.job, delivery.token, told)
+
+
+def _clipped(fraction: float) -> float:
+    if isinstance(fraction, str | bytes) or not hasattr(type(fraction), "__float__"):
+        raise UsageError(f"the fraction is {shown(fraction)}, it must be a number from 0 to 1")
+    if fraction != fraction:  # noqa: PLR0124 - only NaN differs from itself, whatever its type
+        return 0.0
+    # Compared before it is a float, which not every number fits.
+    return 0.0 if fraction < 0 else 1.0 if fraction > 1 else float(fraction)
+
+
+def _shortened(message: str) -> str:
+    if len(message) <= MESSAGE_CHARACTERS_MAX:
+        return message
+    return message[: MESSAGE_CHARACTERS_MAX - 1] + "…"
 
 
 def progress_of(journal: Journal, job: int) -> Progress | None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from taskq.core.durations import Duration, nanoseconds
 
 
 class Signal(Exception):
     """The root of the three."""
+
+
+def _until_ns(delay: Duration, what: str) -> int:
+    """The delay in nanoseconds; 0 for one that is over, such as the rest of a pause."""
+    is_over = isinstance(delay, int | float | timedelta) and delay < type(delay)(0)
+    return 0 if is_over else nanoseconds(delay, what)
 
 
 class Retry(Signal):
@@ -15,13 +23,13 @@ class Retry(Signal):
     The attempt counts, so after the last one the job is dead all the same.
 
     Attributes:
-        delay_ns: until the next attempt; None leaves it to the task's policy.
+        delay_ns: until the next attempt, 0 if that is past; None leaves it to the task's policy.
         reason: kept with the attempt.
     """
 
     def __init__(self, delay: Duration | None = None, reason: str = "") -> None:
         super().__init__(reason or "the task asked for another attempt")
-        self.delay_ns = None if delay is None else nanoseconds(delay, "Retry(delay=)")
+        self.delay_ns = None if delay is None else _until_ns(delay, "Retry(delay=)")
         self.reason = reason
 
 
@@ -29,12 +37,12 @@ class Snooze(Signal):
     """Not now: put the job back for a while, without burning an attempt.
 
     Attributes:
-        delay_ns: until the job is due again.
+        delay_ns: until the job is due again, 0 if that is past.
     """
 
     def __init__(self, delay: Duration) -> None:
         super().__init__(f"the task asked to wait for {delay!s}")
-        self.delay_ns = nanoseconds(delay, "Snooze(delay)")
+        self.delay_ns = _until_ns(delay, "Snooze(delay)")
 
 
 class Discard(Signal):

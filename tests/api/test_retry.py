@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -167,5 +168,12 @@ def test_signals_check_their_delay_and_are_no_errors_of_taskq() -> None:
     assert Retry().delay_ns is None
     assert str(Retry(reason="busy")) == "busy"
     assert str(Discard()) == "the task discarded the job"
-    with pytest.raises(UsageError, match=r"Snooze\(delay\) is -1"):
-        Snooze(-1)
+    with pytest.raises(UsageError, match=r"Snooze\(delay\) is 'soon'"):
+        Snooze("soon")
+
+
+def test_a_delay_that_a_task_found_to_be_over_already_means_now() -> None:
+    """As the rest of a pause that another wait has outlasted: the job is fine."""
+    assert Snooze(-0.25).delay_ns == 0
+    assert Retry(delay=-1).delay_ns == 0
+    assert Retry(delay=timedelta(seconds=-2)).delay_ns == 0
