@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskq.app import TaskQ
+    from taskq.context import JobContext
     from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery, Settlement
     from taskq.tasks import Task
@@ -79,6 +80,8 @@ class Crew:
         # What a job changed in its context ends with its slot; every new one starts from this.
         self._context = copy_context()
         self._interrupted = False
+        #: what jobs did that ended the worker, by their tokens
+        self._blamed: dict[int, BaseException] = {}
         self._warned = False
         self._keeper = asyncio.current_task()
         self._slots: set[Slot] = set()
@@ -138,6 +141,10 @@ class Crew:
         # The loop's own end cancels all tasks, the worker's keeper among them.
         return self._interrupted or (self._keeper is not None and self._keeper.cancelling() > 0)
 
+    def blamed(self, delivery: Delivery) -> BaseException | None:
+        """What the job did if it is the one that ends the worker."""
+        return self._blamed.get(delivery.token)
+
     async def judged(
         self, task: Task[..., Any], error: BaseException, settlement: Settlement
     ) -> Settlement:
@@ -195,6 +202,15 @@ class Crew:
             if slot.task is task:
                 return slot.delivery
         return None
+
+    def runs(self, job: JobContext) -> bool:
+        """Whether the job runs in one of the slots."""
+        return any(slot.delivery is job.delivery for slot in self._slots)
+
+    def blame(self, job: JobContext, error: BaseException) -> None:
+        """The worker ends since a job did that: if it runs here, it burns its attempt."""
+        if self.runs(job):
+            self._blamed[job.delivery.token] = error
 
     @property
     def slots(self) -> Iterable[Slot]:

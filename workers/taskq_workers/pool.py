@@ -16,6 +16,7 @@ from taskq.core.model import Serving
 from taskq.core.weights import Weights
 from taskq.limiting import limits_of
 from taskq.log.requests import checked_queues
+from taskq_workers.blame import Keeper, forbid_stop
 from taskq_workers.blocking import LoopWatch
 from taskq_workers.cancels import CancelListener
 from taskq_workers.crew import Crew
@@ -161,13 +162,14 @@ class Worker:
         self._stop_asked = asyncio.Event()
         self._cancel_asked = asyncio.Event()
         self._error: BaseException | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._keeper: Keeper | None = None
         self._crew: Hands | None = None
         self._places: Executors | None = None
         self._known: frozenset[str] = frozenset()
         self._lifespans = LifespanHolder(app, self._on_end, lends=self.lends)
         self._store: Store | None = None
         self._gates: Gates | None = None
+        self._free_loop: Callable[[], None] = lambda: None
 
     @property
     def running(self) -> int:
@@ -192,7 +194,8 @@ class Worker:
             raise UsageError("this worker was started before: make a new one with app.worker()")
         import_included(self.app)
         self._phase = Phase.RUNNING
-        self._keeper = asyncio.create_task(self._keep(), name="taskq-worker")
+        loop = asyncio.get_running_loop()
+        self._keeper = Keeper(self._keep(), loop=loop, name="taskq-worker")
         self._keeper.add_done_callback(self._on_kept)
         try:
             await _wait_any(None, self.started, other=self._keeper)
@@ -289,6 +292,7 @@ class Worker:
         """The keeper is gone, perhaps before its first step: nobody may wait for it any more."""
         if not keeper.cancelled():
             self._error = self._error or keeper.exception()
+        self._free_loop()
         self._phase = Phase.STOPPED
         self.stopped.set()
 
@@ -341,6 +345,9 @@ class Worker:
         # Asked from another thread: a copy of the slots is made in one step of the interpreter.
         self.services.add(CancelListener(crew))
         self.services.add(LoopWatch(lambda: not crew.running(), crew.delivery_of, crew.surrender))
+        assert self._keeper is not None
+        self._keeper.blame = crew.blame
+        self._free_loop = forbid_stop(crew.loop, crew.runs)
         return crew
 
     async def _drain(self, crew: Hands) -> None:

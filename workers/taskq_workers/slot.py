@@ -153,7 +153,8 @@ class Slot:
         self, plan: Plan, delivery: Delivery, error: BaseException, *, called: bool
     ) -> Settlement:
         if isinstance(error, CancelledError) and self._crew.interrupting():
-            return release(delivery)
+            done = self._crew.blamed(delivery)
+            return release(delivery) if done is None else settle_failure(plan.task, delivery, done)
         if isinstance(error, GeneratorExit) and current_task(self._crew.loop) is not self.task:
             # Not raised by the job: its loop was closed, and whoever drops this coroutine ends it.
             raise error

@@ -1,0 +1,185 @@
+"""A job that ends its worker burns an attempt each time, so that it reaches the dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from taskq import JobFailed, TaskQ, retry
+from taskq.core.model import State
+from taskq_workers.pool import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+    from taskq import JobHandle
+
+ATTEMPTS = 2
+SECONDS = 10
+
+
+async def _stops_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+    await asyncio.Event().wait()
+
+
+async def _cancels_all_tasks() -> None:
+    for task in asyncio.all_tasks():
+        task.cancel()
+    await asyncio.Event().wait()
+
+
+async def _exits_in_a_task() -> None:
+    async def child() -> NoReturn:
+        sys.exit(3)
+
+    await asyncio.gather(asyncio.create_task(child()))
+
+
+async def _exits_in_a_callback() -> None:
+    asyncio.get_running_loop().call_soon(sys.exit)
+    await asyncio.Event().wait()
+
+
+async def _is_interrupted_in_a_task() -> None:
+    async def child() -> NoReturn:
+        raise KeyboardInterrupt
+
+    await asyncio.gather(asyncio.create_task(child()))
+
+
+def _exits_from_a_thread(loop: asyncio.AbstractEventLoop) -> None:
+    loop.call_soon_threadsafe(sys.exit)
+
+
+async def _exits_by_a_thread() -> None:
+    await asyncio.to_thread(_exits_from_a_thread, asyncio.get_running_loop())
+    await asyncio.Event().wait()
+
+
+WAYS = [
+    _stops_the_loop,
+    _cancels_all_tasks,
+    _exits_in_a_task,
+    _exits_in_a_callback,
+    _is_interrupted_in_a_task,
+    _exits_by_a_thread,
+]
+
+
+def _live_once(path: Path, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """One worker, as long as the job lets it live, or until the job is dead."""
+    app = TaskQ(path, durability="os")
+
+    @app.task(name="work", retry=retry.fixed(ATTEMPTS, 0))
+    async def work() -> None:
+        await act()
+
+    async def main() -> None:
+        worker = Worker(app, concurrency=2, drain_timeout=0, burst=True)
+        async with asyncio.timeout(SECONDS):
+            await worker.run()
+
+    try:
+        with contextlib.suppress(SystemExit, KeyboardInterrupt, asyncio.CancelledError):
+            asyncio.run(main())
+    finally:
+        app.close_sync()
+
+
+def _enqueued(path: Path) -> tuple[TaskQ, JobHandle[Any]]:
+    app = TaskQ(path, durability="os")
+
+    @app.task(name="work", retry=retry.fixed(ATTEMPTS, 0))
+    async def work() -> None: ...
+
+    return app, work.enqueue_sync()
+
+
+@pytest.mark.parametrize("act", WAYS)
+def test_a_job_that_ends_its_worker_reaches_the_dead_letters(
+    tmp_path: Path, act: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    path = tmp_path / "data"
+    app, job = _enqueued(path)
+    for _ in range(ATTEMPTS):
+        _live_once(path, act)
+    view = app.job(job.id).view_sync()
+    app.close_sync()
+    assert (view.state, view.attempt) == (State.DEAD, ATTEMPTS)
+
+
+def _loop_is_stopped() -> None:
+    loop = asyncio.get_running_loop()
+    loop.stop()
+
+
+def _program_exits() -> None:
+    raise SystemExit
+
+
+def _ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def _all_is_cancelled() -> None:
+    for task in asyncio.all_tasks():
+        task.cancel()
+
+
+@pytest.mark.parametrize("end", [_loop_is_stopped, _program_exits, _ctrl_c, _all_is_cancelled])
+def test_a_program_that_ends_its_worker_burns_nobody_s_attempt(
+    tmp_path: Path, end: Callable[[], None]
+) -> None:
+    path = tmp_path / "data"
+    app, job = _enqueued(path)
+    other = TaskQ(path, durability="os")
+    runs = asyncio.Event()
+
+    @other.task(name="work")
+    async def work() -> None:
+        runs.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        await Worker(other).start()
+        await runs.wait()
+        asyncio.get_running_loop().call_soon(end)
+        await asyncio.Event().wait()
+
+    with pytest.raises((SystemExit, KeyboardInterrupt, RuntimeError, asyncio.CancelledError)):
+        asyncio.run(main())
+    other.close_sync()
+    view = app.job(job.id).view_sync()
+    app.close_sync()
+    assert (view.state, view.attempt) == (State.READY, 0)
+
+
+async def test_a_job_that_stops_the_loop_fails_by_that_and_its_worker_goes_on(app: TaskQ) -> None:
+    @app.task(retry=1)
+    async def stops() -> None:
+        await _stops_the_loop()
+
+    @app.task
+    async def fine() -> int:
+        return 1
+
+    async with app.worker():
+        job = await stops.enqueue()
+        with pytest.raises(JobFailed, match="may not stop the event loop"):
+            await job.result(timeout=SECONDS)
+        assert await (await fine.enqueue()).result(timeout=SECONDS) == 1
+
+
+async def test_who_is_no_job_may_stop_the_loop_as_ever_while_a_worker_runs(app: TaskQ) -> None:
+    loop = asyncio.get_running_loop()
+    before = loop.stop
+    async with app.worker():
+        assert loop.stop != before
+    assert loop.stop == before

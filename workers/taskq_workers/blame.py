@@ -1,0 +1,91 @@
+"""Which job ended its worker, where one did: that burns an attempt, as ``os._exit()`` does.
+
+Else it would end one worker after the other and never reach the dead letters. A worker that
+somebody else ends, by a signal or with its program, burns nobody's attempt.
+
+A job is known by the context that it runs in, which its tasks, callbacks and threads have, too. So
+whoever stops the loop or cancels the worker is asked for that; and an exception that went through
+the loop itself, as asyncio lets SystemExit and KeyboardInterrupt do, shows the callback it left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.context import _current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextvars import Context
+
+    from taskq.context import JobContext
+
+_THROUGH: Final = (SystemExit, KeyboardInterrupt)
+
+
+class Keeper(asyncio.Task[None]):
+    """The task of a worker's life; tells by whom it is cancelled.
+
+    Attributes:
+        blame: called with the job that does so, and what it did.
+    """
+
+    blame: Callable[[JobContext, BaseException], None] | None = None
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel it, but note first who is to blame: the jobs that end with it ask for that."""
+        if self.blame is not None and not self.done():
+            error = sys.exception()
+            if isinstance(error, _THROUGH):
+                job = _culprit(error)
+            else:
+                job = _current.get(None)
+                error = RuntimeError("it cancelled the worker that ran it")
+            if job is not None:
+                self.blame(job, error)
+        return super().cancel(msg)
+
+
+def forbid_stop(
+    loop: asyncio.AbstractEventLoop, runs: Callable[[JobContext], bool]
+) -> Callable[[], None]:
+    """Let ``loop.stop()`` raise in the jobs for which ``runs`` is true; returns what undoes that.
+
+    Others may stop the loop as ever.
+    """
+    stop = loop.stop
+
+    def guarded() -> None:
+        job = _current.get(None)
+        if job is not None and runs(job):
+            raise RuntimeError(
+                f"job {job.id} ({job.task}) may not stop the event loop: its worker runs on it"
+            )
+        stop()
+
+    attributes = vars(loop)
+    before = attributes.get("stop")
+    attributes["stop"] = guarded
+
+    def undo() -> None:
+        # Whoever has put something over it meanwhile goes on calling it, which does no harm.
+        if attributes.get("stop") is guarded:
+            del attributes["stop"]
+            if before is not None:
+                attributes["stop"] = before
+
+    return undo
+
+
+def _culprit(error: BaseException) -> JobContext | None:
+    """The job in whose callback or task the exception was raised."""
+    trace = error.__traceback__
+    while trace is not None:
+        handle = trace.tb_frame.f_locals.get("self")
+        if isinstance(handle, asyncio.Handle):
+            context: Context | None = getattr(handle, "_context", None)
+            return None if context is None else context.get(_current)
+        trace = trace.tb_next
+    return None
