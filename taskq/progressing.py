@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS
@@ -71,7 +71,7 @@ def tell(job: JobContext, fraction: float, message: object = "") -> None:
         store.progress.tell(job, delivery.job, delivery.token, told)
 
 
-def _clipped(fraction: float) -> float:
+def _clipped(fraction: Any) -> float:
     if isinstance(fraction, str | bytes) or not hasattr(type(fraction), "__float__"):
         raise UsageError(f"the fraction is {shown(fraction)}, it must be a number from 0 to 1")
     if fraction != fraction:  # noqa: PLR0124 - only NaN differs from itself, whatever its type

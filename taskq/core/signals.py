@@ -13,7 +13,8 @@ class Signal(Exception):
 
 def _until_ns(delay: Duration, what: str) -> int:
     """The delay in nanoseconds; 0 for one that is over, such as the rest of a pause."""
-    is_over = isinstance(delay, int | float | timedelta) and delay < type(delay)(0)
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    is_over = isinstance(seconds, int | float) and seconds < 0
     return 0 if is_over else nanoseconds(delay, what)
 
 
