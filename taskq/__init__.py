@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError("taskq runs on Linux and macOS; on Windows use WSL2")
 
 if TYPE_CHECKING:
     from taskq import retry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
 from taskq import telemetry
 from taskq.breakers import AppBreakers, BreakerRule
@@ -16,6 +16,7 @@ from taskq.core.errors import UsageError
 from taskq.core.records import Flag
 from taskq.decorate import TaskChoices, TaskDecorator, make_task
 from taskq.flowhandle import AppFlows
+from taskq.habits import APPS, no_attribute, no_call
 from taskq.handle import JobHandle, make_handle
 from taskq.lifespan import AppLifespans
 from taskq.logoptions import LogOptions, numbers_checked, unknown_option
@@ -132,12 +133,21 @@ class TaskQ(
             return functools.partial(self._add_task, choices=choices)
         return self._add_task(fn, choices)
 
-    async def enqueue(self, call: Call[R]) -> JobHandle[R]:
+    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to write instead of what apps of other libraries have."""
+            raise no_attribute(self, "an app", name, APPS, "app")
+
+    async def enqueue(self, call: Call[R], *rest: Never, **more: Never) -> JobHandle[R]:
         """Put one call into the log; it is as durable as the app says when this returns.
 
         Raises:
+            UsageError: it is no call, or something is given beside it.
             LogError: the log could not be opened or written.
         """
+        if rest or more or type(call) is not Call:
+            raise no_call(call, rest, "app.enqueue")
         connection = self._connection
         if telemetry.is_active(connection):
             (handle,) = await self._send([call])
@@ -148,8 +158,10 @@ class TaskQ(
         answer = await port.enqueue(*item)
         return make_handle(self, call.task, connection.tag, answer)
 
-    def enqueue_sync(self, call: Call[R]) -> JobHandle[R]:
+    def enqueue_sync(self, call: Call[R], *rest: Never, **more: Never) -> JobHandle[R]:
         """Do as ``enqueue``, blocking this thread: for code without an event loop."""
+        if rest or more or type(call) is not Call:
+            raise no_call(call, rest, "app.enqueue_sync")
         connection = self._connection
         if telemetry.is_active(connection):
             (handle,) = self._send_sync([call])

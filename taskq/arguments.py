@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, NotRequired, cast
 
 from taskq.core.errors import InvalidCall
 from taskq.core.model import PAYLOAD_BYTES_MAX
-from taskq.serialization import check_size, compiled, json_config, shown, unusable
+from taskq.serialization import (
+    check_size,
+    compiled,
+    json_config,
+    shown,
+    trusts_instances,
+    unusable,
+)
 from taskq.signature import KEYWORDS, REST, Signature
 
 if TYPE_CHECKING:
@@ -35,10 +42,13 @@ class ArgumentCodec:
         self.signature = signature
         self._task = signature.task
         self._hints = signature.hints()
+        shape = _typed_dict(self._fields())
         try:
-            self._validator, self._serializer = compiled(_typed_dict(self._fields()))
+            self._validator, self._serializer = compiled(shape)
         except TypeError as error:
             raise unusable(self._task, self._hints, error) from error
+        #: whether an argument may hold what nobody has looked at, so that the payload is read back
+        self._reads_back = trusts_instances(shape)
         self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes]
         self.decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]
         if signature.plain:
@@ -66,16 +76,35 @@ class ArgumentCodec:
             PayloadTooLarge: the payload is over ``limit`` bytes.
         """
         try:
-            body = self._serializer.to_json(values)
+            body = self._serializer.to_json(values, warnings=not self._reads_back)
         except ValueError as error:
             raise self._unserializable(values, error) from None
+        if self._reads_back:
+            try:
+                self._read_back(body)
+            except ValueError as error:
+                raise self._invalid(error) from None
         check_size(f"{self._task}: the payload", body, limit)
         return body
+
+    def _dump_read_back(self, values: dict[str, Any]) -> bytes:
+        body = self._serializer.to_json(values, warnings=False)
+        self._read_back(body)
+        return body
+
+    def _read_back(self, body: bytes) -> None:
+        """Refuse what a worker could not read: an instance holds whatever its owner put there.
+
+        Raises:
+            ValueError: it does not fit the annotations.
+        """
+        self._validator.validate_json(body)
 
     def _plain_encoder(self) -> Callable[[tuple[Any, ...], dict[str, Any]], bytes]:
         names = self.signature.names
         count = len(names)
-        validate, dump = self._validator.validate_python, self._serializer.to_json
+        validate = self._validator.validate_python
+        dump = self._dump_read_back if self._reads_back else self._serializer.to_json
         slow = self._encode
 
         def encode(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

@@ -31,6 +31,8 @@ from taskq.core.model import (
     Conflict,
     Extras,
 )
+from taskq.core.nearest import rather
+from taskq.habits import CALLS, no_attribute
 from taskq.log.bodies import check_storage
 from taskq.log.requests import EnqueueSpec
 
@@ -128,8 +130,8 @@ class Options:
         """
         unknown = changes.keys() - OptionChanges.__annotations__.keys()
         if unknown:
-            known = ", ".join(OptionChanges.__annotations__)
-            raise UsageError(f"there is no option {min(unknown)!r}: the options are {known}")
+            name, known = min(unknown), OptionChanges.__annotations__
+            raise UsageError(f"there is no option {name!r}: {rather(name, known, 'options')}")
         values: dict[str, Any] = {
             name: changes[name] for name in ("queue", "key", "concurrency_key") if name in changes
         }
@@ -243,6 +245,12 @@ class Call(Runnable[R_co]):
     spec: EnqueueSpec
     extras: Extras | None
 
+    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to write instead of what calls of other libraries have."""
+            raise no_attribute(self, "a call", name, CALLS, "call")
+
     def options(self, **changes: Unpack[OptionChanges]) -> Call[R_co]:
         """A new call with these options changed; a key is kept unless another is given.
 
@@ -254,6 +262,8 @@ class Call(Runnable[R_co]):
             raise UsageError(f"{self.name}: a Call takes its key as text or bytes, not a function")
         if callable(changes.get("concurrency_key")):
             raise UsageError(f"{self.name}: a Call takes its concurrency_key as text or bytes")
+        if self.task is not None and self.task.limit is None:
+            check_unlimited(self.name, changes)
         held = self.extras or Extras()
         chosen = replace(
             self.chosen, key=held.key, concurrency_key=held.concurrency_key or None
@@ -302,6 +312,19 @@ def key_bytes(task: str, key: object, what: str = "key") -> bytes:
             f"{remedy}"
         )
     return encoded
+
+
+def check_unlimited(task: str, changes: OptionChanges) -> None:
+    """Refuse a concurrency key for jobs of a task that has no limit, where it would do nothing.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if changes.get("concurrency_key") is not None:
+        raise UsageError(
+            f"{task}: concurrency_key is given, but the task has no limit: give @task "
+            f"concurrency= or rate=, or leave it out"
+        )
 
 
 def concurrency_key_bytes(task: str, key: object) -> bytes:

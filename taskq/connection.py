@@ -14,6 +14,7 @@ from taskq import telemetry
 from taskq.call import transaction_bytes
 from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
 from taskq.core.model import TRANSACTION_BYTES_MAX
+from taskq.core.tracebacks import install
 
 # Imported here and not at first use: it takes 40 ms, which would fall on the first enqueue.
 from taskq.log.store import open_store
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _LSN_DIGITS_MAX: Final = 19
 #: Where pytest runs it is loaded, and says so if a test opens a log of production.
 _PYTEST_PLUGIN: Final = "taskq.testing.plugin"
+
+install()
 
 
 class Connection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Final, Never, TypeAlias, TypeVar, overload
 
 from taskq import telemetry
 from taskq.call import Call, transaction_bytes
@@ -12,6 +12,7 @@ from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.flowhandle import PendingFlow
 from taskq.flows import plan_of
+from taskq.habits import no_call
 from taskq.handle import PendingJob, make_handle
 from taskq.progressing import tell
 from taskq.scheduleheaders import MOMENT_HEADER
@@ -131,7 +132,7 @@ class JobContext:
     @overload
     def enqueue(self, call: Flow[R]) -> PendingFlow[R]: ...
 
-    def enqueue(self, call: Call[R] | Flow[R]) -> PendingJob[R] | PendingFlow[R]:
+    def enqueue(self, call: Call[R] | Flow[R], *rest: Never) -> PendingJob[R] | PendingFlow[R]:
         """Enqueue a call or a flow together with this job's success: both are on disk, or neither.
 
         When this attempt fails, the call is forgotten; the next attempt makes its own.
@@ -140,6 +141,8 @@ class JobContext:
             PayloadTooLarge: this job's calls are over TRANSACTION_BYTES_MAX together, or the
                 payload of this one is over its limit.
         """
+        if rest:
+            raise no_call(call, rest, "current_job().enqueue")
         if isinstance(call, Call):
             return self._add_child(call)
         plan, before = plan_of(call), (len(self.children), self._children_size)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypedDict, Unpack
 from taskq.blocking import blocking
 from taskq.connection import split_job_id
 from taskq.core.errors import TaskqError, UsageError
+from taskq.core.nearest import rather
 from taskq.log.deadletters import LETTERS_MAX
 from taskq.log.selection import (
     DeadFilter,
@@ -273,8 +274,8 @@ def dead_filter(filters: DeadFilters) -> DeadFilter:
     """
     unknown = filters.keys() - DeadFilters.__annotations__.keys()
     if unknown:
-        known = ", ".join(DeadFilters.__annotations__)
-        raise UsageError(f"there is no filter {min(unknown)!r}: the filters are {known}")
+        name, known = min(unknown), DeadFilters.__annotations__
+        raise UsageError(f"there is no filter {name!r}: {rather(name, known, 'filters')}")
     error = filters.get("error")
     pattern = error.pattern if isinstance(error, re.Pattern) else error
     if not isinstance(pattern, str | None):

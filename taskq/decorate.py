@@ -19,6 +19,7 @@ from taskq.call import OptionChanges, Options
 from taskq.conditionsbase import checked_conditions
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
+from taskq.core.nearest import rather
 from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
 from taskq.limiting import limit_of
 from taskq.naming import check_function, check_importable, name_of
@@ -163,8 +164,8 @@ def _check_while_running(task: Task[..., Any]) -> None:
 def _check_choices(fn: Callable[..., Any], choices: TaskChoices) -> None:
     unknown = choices.keys() - TaskChoices.__annotations__.keys()
     if unknown:
-        known = ", ".join(TaskChoices.__annotations__)
-        raise UsageError(f"@task has no option {min(unknown)!r}: its options are {known}")
+        name, known = min(unknown), TaskChoices.__annotations__
+        raise UsageError(f"@task has no option {name!r}: {rather(name, known, 'options')}")
     key = choices.get("key")
     on_dead: object = choices.get("on_dead")
     aliases: object = choices.get("aliases", ())

@@ -26,6 +26,8 @@ from taskq.log.flowlook import (
 from taskq.log.queues import WITHDRAWN_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from taskq.app import TaskQ
     from taskq.connection import Connection
     from taskq.flows import Flow
@@ -82,6 +84,10 @@ class FlowHandle(Generic[R]):
         if not self.jobs:
             raise UsageError("an empty group is no job, so it has no id")
         return self.jobs[0].id
+
+    def __await__(self) -> Generator[Any, None, R]:
+        """Wait until the flow is through, as ``result()`` does."""
+        return self.result().__await__()
 
     async def result(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
         """Wait until the flow is through, and return what it gives.

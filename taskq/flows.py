@@ -14,6 +14,7 @@ from taskq.call import Call, OptionChanges, Runnable
 from taskq.core.errors import UsageError
 from taskq.core.flows import Policy
 from taskq.flowplan import Chain, Group, Leaf, Node, Plan, begins_open, make_plan
+from taskq.habits import STEPS, no_attribute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -122,6 +123,12 @@ class Step(Generic[X_contra, R_co]):
     """
 
     node: Node
+
+    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to write instead of what only whole flows have."""
+            raise no_attribute(self, "a step", name, STEPS, "step")
 
     def options(self, **changes: Unpack[OptionChanges]) -> Step[X_contra, R_co]:
         """A new step with these options changed.

@@ -18,10 +18,13 @@ from taskq.core.errors import (
     ResultTimeout,
 )
 from taskq.core.model import LIVE_STATES, JobView, State
+from taskq.habits import JOBS, no_attribute
 from taskq.progressing import progress_of
 from taskq.serialization import decode_loose
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from taskq.app import TaskQ
     from taskq.call import Call
     from taskq.core.model import AttemptView
@@ -56,6 +59,16 @@ class JobHandle(Generic[R]):
     def id(self) -> str:
         """The job's id, unique for ever; ``app.job(id)`` makes a handle of it again."""
         return f"{self._tag}-{self.lsn}"
+
+    def __await__(self) -> Generator[Any, None, R]:
+        """Wait for the job's end, as ``result()`` does."""
+        return self.result().__await__()
+
+    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to write instead of what jobs of other libraries have."""
+            raise no_attribute(self, "a job", name, JOBS, "job")
 
     async def result(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
         """Wait until the job is settled, by whichever process, and return what the task returned.

@@ -9,6 +9,7 @@ from taskq.core.counts import whole
 from taskq.core.durations import NEVER, Duration, seconds, seconds_or_never
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
+from taskq.core.nearest import rather
 from taskq.log.config import ALWAYS_SECONDS, LogConfig, QueuePolicy
 
 if TYPE_CHECKING:
@@ -162,8 +163,8 @@ def _policy(queue: str, given: object) -> QueuePolicy:
         raise UsageError(f"{what} is {given!r:.60}: give a QueuePolicy, or its options as a dict")
     unknown = given.keys() - QueueOptions.__annotations__.keys()
     if unknown:
-        known = ", ".join(QueueOptions.__annotations__)
-        raise UsageError(f"{what} has no option {min(unknown)!r}: the options are {known}")
+        name, known = min(unknown), QueueOptions.__annotations__
+        raise UsageError(f"{what} has no option {name!r}: {rather(name, known, 'options')}")
     if given.get("dead_max") is not None:
         _checked("dead_max", given["dead_max"])
     return QueuePolicy(
@@ -191,5 +192,5 @@ def _durability(value: Durability | str) -> Durability:
 
 def unknown_option(name: str) -> UsageError:
     """Says which options there are."""
-    known = ", ".join(LogOptions.__annotations__)
-    return UsageError(f"there is no option {name!r}: the options are {known}")
+    known = LogOptions.__annotations__
+    return UsageError(f"there is no option {name!r}: {rather(name, known, 'options')}")

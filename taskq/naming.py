@@ -23,8 +23,32 @@ def check_function(fn: object) -> None:
         raise UsageError(f"a task must be a function, got {fn!r:.60}")
     if hasattr(fn, "enqueue") and hasattr(fn, "name"):
         raise UsageError(f"{fn.name} is a task already: decorate the function once")
+    if inspect.ismethod(fn) and not isinstance(owner := getattr(fn, "__self__", None), type):
+        raise UsageError(
+            f"{type(owner).__qualname__}.{fn.__name__} is a method of an object that no "
+            f"other process has: write a function that makes the object and calls it"
+        )
+    _refuse_self(fn)
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise UsageError(f"{fn!r:.60}: a task returns one value, it cannot be a generator")
+
+
+def _refuse_self(fn: object) -> None:
+    """Refuse a function in a class, whose first argument would be an instance.
+
+    Raises:
+        UsageError: it is one.
+    """
+    qualified = getattr(fn, "__qualname__", "")
+    holder = qualified.rpartition(".")[0]
+    if not inspect.isfunction(fn) or not holder or holder.endswith("<locals>"):
+        return
+    first = fn.__code__.co_varnames[: max(fn.__code__.co_argcount, 0)][:1]
+    if first in {("self",), ("cls",)}:
+        raise UsageError(
+            f"{qualified} takes {first[0]}, which no worker could give it: move the function out "
+            f"of the class, or leave {first[0]} out and put @staticmethod above @app.task"
+        )
 
 
 def same_source(known: Callable[..., Any], fn: Callable[..., Any]) -> bool:

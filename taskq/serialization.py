@@ -8,7 +8,7 @@ models, which bring a configuration of their own.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Final, Optional
 
 from taskq.core.errors import InvalidCall, PayloadTooLarge, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     from pydantic import ConfigDict
     from pydantic_core import SchemaSerializer, SchemaValidator
+
+
+#: Kinds of schemas that take an instance as it is, whatever it holds.
+_TRUSTED: Final = frozenset({"model", "dataclass"})
 
 
 def json_config() -> ConfigDict:
@@ -54,6 +58,22 @@ def compiled(
         return SchemaValidator(schema, root), SchemaSerializer(schema, root)
     except (PydanticUserError, SchemaError) as error:
         raise TypeError(_cause(error)) from error
+
+
+def trusts_instances(annotation: Any, config: ConfigDict | None = None) -> bool:
+    """Whether the type holds models or dataclasses, whose instances pydantic takes unseen."""
+    from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
+
+    left: list[object] = [TypeAdapter(annotation, config=config).core_schema]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            if one.get("type") in _TRUSTED:
+                return True
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one
+    return False
 
 
 def unusable(task: str, hints: Mapping[str, Any], error: TypeError) -> UsageError:

@@ -9,7 +9,7 @@ import os
 import stat
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import (
     BaseModel,
@@ -32,6 +32,7 @@ from pydantic_settings import (
 from taskq.core.durations import NEVER, Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
+from taskq.core.nearest import nearest, rather
 from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression
 from taskq.log.config import (
     ALWAYS_SECONDS,
@@ -46,6 +47,7 @@ from taskq.log.config import (
 
 #: Where settings are looked for in the working directory; those of a later file give way.
 _DOTENV, _TOML, _PYPROJECT = ".env", "taskq.toml", "pyproject.toml"
+_PREFIX: Final = "TASKQ_"
 
 
 def _seconds(value: Duration) -> float:
@@ -78,9 +80,29 @@ class _Pyproject(PyprojectTomlConfigSettingsSource):
 def _checked(where: str, found: dict[str, Any]) -> dict[str, Any]:
     unknown = found.keys() - Settings.model_fields.keys()
     if unknown:
-        known = ", ".join(Settings.model_fields)
-        raise UsageError(f"{where}: there is no setting {min(unknown)!r}, the settings are {known}")
+        name, known = min(unknown), Settings.model_fields
+        raise UsageError(
+            f"{where}: there is no setting {name!r}: {rather(name, known, 'settings')}"
+        )
     return found
+
+
+def _check_environment() -> None:
+    """Refuse variables that look like a setting and are none; others may be another program's.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for given in os.environ:
+        name = given.lower().removeprefix(_PREFIX.lower())
+        if name == given.lower() or name in Settings.model_fields:
+            continue
+        near = nearest(name, Settings.model_fields)
+        if near:
+            raise UsageError(
+                f"the environment holds {given}, which is no setting: "
+                f"did you mean {_PREFIX}{near.upper()}?"
+            )
 
 
 class QueueSettings(BaseModel):
@@ -134,7 +156,7 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="TASKQ_",
+        env_prefix=_PREFIX,
         env_file=_DOTENV,
         toml_file=_TOML,
         pyproject_toml_table_header=("tool", "taskq"),
@@ -288,6 +310,7 @@ def load_settings(base: Settings | None, **given: Any) -> Settings:
         if not chosen:
             return base
         chosen = {**base.model_dump(), **chosen}
+    _check_environment()
     try:
         _refuse_planted()
         return Settings(**chosen)

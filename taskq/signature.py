@@ -7,14 +7,15 @@ that no parameter can have stand for the rest: ``"*"`` for the list of further p
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import types
 import typing
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq.call import OptionChanges
 from taskq.core.errors import InvalidCall, UsageError
+from taskq.core.nearest import nearest, same
 from taskq.injection import injected_type
 
 if TYPE_CHECKING:
@@ -191,9 +192,17 @@ class Signature:
         """Says that no parameter takes this keyword, and which one may have been meant."""
         if name in self._positional_only:
             return f"parameter {name!r} is positional only: {self.signature}"
-        close = difflib.get_close_matches(name, self._by_keyword, 1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        return f"there is no parameter {name!r}{hint}: {self.signature}"
+        options = OptionChanges.__annotations__
+        option = name if name in options else same(name, options)
+        near = "" if option else nearest(name, self._by_keyword)
+        hint = f" (did you mean {near!r}?)" if near else ""
+        problem = f"there is no parameter {name!r}{hint}: {self.signature}"
+        if not (option or near):
+            option = nearest(name, options)
+        if not option:
+            return problem
+        short = self.task.rpartition(".")[2]
+        return f"{problem}. For the option write {short}.options({option}=...).enqueue(...)"
 
     def _without_injected(
         self, whole: inspect.Signature

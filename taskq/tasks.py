@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack
 
 from taskq import telemetry
 from taskq.arguments import ArgumentCodec
-from taskq.call import Call, OptionChanges, Options, concurrency_key_bytes, key_bytes
+from taskq.call import (
+    Call,
+    OptionChanges,
+    Options,
+    check_unlimited,
+    concurrency_key_bytes,
+    key_bytes,
+)
 from taskq.core.errors import UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
 from taskq.flowsteps import Composing, StepArguments
+from taskq.habits import TASKS, no_attribute
 from taskq.handle import JobHandle, make_handle
 from taskq.log.bodies import COMPRESSED_BYTES_MIN
 from taskq.log.requests import check_name
@@ -58,12 +66,21 @@ class Enqueuer(Composing[P, R]):
         self._extras = chosen.extras(None, chosen.fixed_concurrency_key(task.name))
         self.spec = chosen.spec(task.name, flags)
 
+    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to write instead of what tasks of other libraries have."""
+            task = self.__dict__.get("_task", self).__dict__.get("name", "task")
+            raise no_attribute(self, "a task", name, TASKS, task.rpartition(".")[2])
+
     def options(self, **changes: Unpack[OptionChanges]) -> TaskOptions[P, R]:
         """The same task with other options, for one call or many.
 
         Raises:
             UsageError: an option is unknown, wrong, or contradicts another.
         """
+        if self._task.limit is None:
+            check_unlimited(self._task.name, changes)
         return TaskOptions(self._task, self._chosen.changed(changes), self._flags)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:

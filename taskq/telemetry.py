@@ -18,6 +18,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from taskq.core.errors import UsageError
 from taskq.core.model import HEADERS_BYTES_MAX, Extras
 
 if TYPE_CHECKING:
@@ -61,7 +62,14 @@ def use(provider: TracerProvider | None) -> None:
     """Make spans with this provider from now on, whatever the program's own is; None: make none.
 
     Workers that run already go on as before.
+
+    Raises:
+        UsageError: it is no provider.
     """
+    if provider is not None and not callable(getattr(provider, "get_tracer", None)):
+        raise UsageError(
+            f"use() takes a TracerProvider of OpenTelemetry, or None, not {provider!r:.60}"
+        )
     global _is_chosen  # noqa: PLW0603 - a decision of the process
     _is_chosen = True
     _set(provider)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, Never, Self, TypeVar, Unpack
 
 from taskq import telemetry
-from taskq.call import transaction_bytes
+from taskq.call import Call, transaction_bytes
 from taskq.connection import split_job_id
 from taskq.core.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.core.records import Kind
+from taskq.habits import no_call
 from taskq.handle import JobHandle, PendingJob, make_handle
 from taskq.log.requests import Bundle, Settlement
 from taskq.puts import Put, PutOptions, check_bytes, loose_put
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from taskq.app import TaskQ
-    from taskq.call import Call
     from taskq.connection import Connection
     from taskq.core.durations import Duration
     from taskq.log.bodies import Compression
@@ -290,12 +290,15 @@ class AppTransaction(_Transaction[PendingJob[Any]]):
             bundle = Bundle((), self._checked(), tuple(items))
             self._resolve(connection.transact_sync(bundle))
 
-    def enqueue(self, call: Call[R]) -> PendingJob[R]:
+    def enqueue(self, call: Call[R], *rest: Never) -> PendingJob[R]:
         """Enqueue a call; its id is known when the block is left.
 
         Raises:
+            UsageError: it is no call.
             PayloadTooLarge: its payload, or the transaction, is over its limit.
         """
+        if rest or type(call) is not Call:
+            raise no_call(call, rest, "tx.enqueue")
         call = telemetry.created(call)
         pending = PendingJob(call, _TOGETHER)
         self._add_job(pending, self._connection.packer.loose(call))

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, cast
 
 from taskq.core.errors import UsageError
+from taskq.core.nearest import rather
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +32,8 @@ class AppWorkers:
         Raises:
             UsageError: the worker package is not installed, or an option is wrong.
         """
-        worker = _workers("worker").Worker(self, concurrency=concurrency, queues=queues, **options)
+        workers = _workers("worker", options)
+        worker = workers.Worker(self, concurrency=concurrency, queues=queues, **options)
         return cast("AbstractAsyncContextManager[Any]", worker)
 
     def run_worker(
@@ -52,7 +54,8 @@ class AppWorkers:
             UsageError: called in an event loop's thread, which it would stop; or as ``worker``.
             LogError: the directory cannot be used, or failed under the worker.
         """
-        _workers("run_worker").run_blocking(self, concurrency=concurrency, queues=queues, **options)
+        workers = _workers("run_worker", options)
+        workers.run_blocking(self, concurrency=concurrency, queues=queues, **options)
 
     def worker_thread(
         self, concurrency: int = 8, queues: Queues | None = None, **options: Any
@@ -71,24 +74,27 @@ class AppWorkers:
             UsageError: as ``worker``.
             LogError: on entering, the directory cannot be used.
         """
-        thread = _workers("worker_thread").WorkerThread(
-            self, concurrency=concurrency, queues=queues, **options
-        )
+        workers = _workers("worker_thread", options)
+        thread = workers.WorkerThread(self, concurrency=concurrency, queues=queues, **options)
         return cast("AbstractContextManager[Any]", thread)
 
 
-def _workers(method: str) -> Any:
+def _workers(method: str, options: Mapping[str, Any]) -> Any:
     """The package of the workers, by name, since imports point from there to here.
 
     Raises:
-        UsageError: it is not installed, or is somebody else's.
+        UsageError: it is not installed, or is somebody else's; or an option is unknown.
     """
     try:
         workers = importlib.import_module("taskq_workers")
-        _ = workers.Worker
+        known = workers.Worker.__init__.__kwdefaults__
     except (ImportError, AttributeError) as error:
         raise UsageError(
             f"app.{method}() needs the package taskq_workers ({error}): "
             f"install the whole distribution, taskq-local"
         ) from error
+    unknown = options.keys() - known.keys()
+    if unknown:
+        name = min(unknown)
+        raise UsageError(f"app.{method}() has no option {name!r}: {rather(name, known, 'options')}")
     return workers

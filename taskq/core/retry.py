@@ -23,6 +23,7 @@ from taskq.core.counts import whole
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import ATTEMPTS_DEFAULT, ATTEMPTS_MAX, SECOND_NS
+from taskq.core.nearest import rather
 from taskq.core.retryrules import DELAY_SECONDS_MAX, Decider, ErrorTypes, RetryRules, wish_of
 from taskq.core.signals import Discard, Retry, Snooze
 
@@ -333,8 +334,8 @@ def _policy(
 ) -> RetryPolicy:
     unknown = rules.keys() - RetryRules.__annotations__.keys()
     if unknown:
-        known = ", ".join(RetryRules.__annotations__)
-        raise UsageError(f"there is no rule {min(unknown)!r} for retries: the rules are {known}")
+        name, known = min(unknown), RetryRules.__annotations__
+        raise UsageError(f"there is no rule {name!r} for retries: {rather(name, known, 'rules')}")
     decider = rules.get("decide")
     if decider is not None and not callable(decider):
         raise UsageError(f"decide is {decider!r:.60}: give a function of (error, attempt)")

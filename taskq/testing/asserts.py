@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import InvalidCall, LogError, UsageError
+from taskq.core.nearest import rather
 from taskq.log.reader import LogReader
 from taskq.serialization import decode_loose
 from taskq.signature import REST
@@ -151,6 +152,12 @@ def _known(
     """The task's signature, to which the arguments must fit; None if it is not known here."""
     known = task if not isinstance(task, str) else app and app._tasks.get(task)
     if not known:
+        if isinstance(task, str) and app is not None and not enqueued(task, app=app):
+            raise UsageError(
+                f"the app has no task {task!r}, and its log no job of one: "
+                f"{rather(task, app._tasks, 'tasks')} For a task of another program, "
+                f"say assert not enqueued({task!r}, app=app)"
+            )
         return None
     signature = inspect.signature(known.fn)
     try:

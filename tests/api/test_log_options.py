@@ -38,7 +38,7 @@ DAY = 86_400.0
         ({"name": b"x"}, "name is b'x', it must be text"),
         ({"queues": ["a"]}, "queues is ['a']: give what is other in each, by their names"),
         ({"queues": {"a": 5}}, "queues['a'] is 5: give a QueuePolicy, or its options as a dict"),
-        ({"queues": {"a": {"kep": 5}}}, "queues['a'] has no option 'kep': the options are compr"),
+        ({"queues": {"a": {"kep": 5}}}, "queues['a'] has no option 'kep': did you mean 'keep'"),
         ({"queues": {"a": {"keep": "x"}}}, "queues['a'] keep is 'x': give seconds"),
         ({"queues": {"a": {"dead_max": 1.5}}}, "dead_max is 1.5, it must be a whole number"),
     ],

@@ -128,7 +128,7 @@ def test_a_wrong_setting_is_named_with_its_variable(
 def test_a_misspelt_setting_in_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "taskq.toml").write_text('durabilty = "os"\n')
     with pytest.raises(
-        UsageError, match=r"taskq\.toml: there is no setting 'durabilty', the settings"
+        UsageError, match=r"taskq\.toml: there is no setting 'durabilty': did you mean 'durability'"
     ):
         TaskQ()
     (tmp_path / "taskq.toml").unlink()

@@ -110,7 +110,7 @@ def test_one_attempt_implies_a_durable_claim(app: TaskQ) -> None:
         ({"runs_in": "moon"}, 'it must be "thread", "process" or left out'),
         ({"timeout": 5, "soft_timeout": 5}, "the soft one must be shorter"),
         ({"soft_timeout": "soon"}, "soft_timeout is 'soon'"),
-        ({"qeue": "mail"}, "@task has no option 'qeue': its options are name, "),
+        ({"qeue": "mail"}, "@task has no option 'qeue': did you mean 'queue'"),
     ],
 )
 def test_a_wrong_option_fails_at_decoration_and_registers_nothing(

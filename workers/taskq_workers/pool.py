@@ -8,7 +8,7 @@ import enum
 import logging
 from collections.abc import Mapping
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Never, Self
 
 from taskq.core.counts import whole
 from taskq.core.errors import LogError, TaskqError, UsageError
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from taskq_workers.hands import Hands
 
 _log: Final = logging.getLogger("taskq.worker")
+
+_HOW: Final = 'write "async with app.worker(): ...", or app.run_worker() where no event loop runs'
 
 CONCURRENCY_DEFAULT: Final = 8
 DRAIN_SECONDS_DEFAULT: Final = 10.0
@@ -170,6 +172,14 @@ class Worker:
         self._store: Store | None = None
         self._gates: Gates | None = None
         self._free_loop: Callable[[], None] = lambda: None
+
+    def __await__(self) -> Never:
+        """Refuse to be awaited, and say what to write."""
+        raise UsageError(f"a worker is not awaited: {_HOW}")
+
+    def __repr__(self) -> str:
+        # What asyncio.run(app.worker()) shows of it.
+        return f"<Worker of {self.app!r}, not run like this: {_HOW}>"
 
     @property
     def running(self) -> int:
