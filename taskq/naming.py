@@ -23,9 +23,11 @@ def check_function(fn: object) -> None:
         raise UsageError(f"a task must be a function, got {fn!r:.60}")
     if hasattr(fn, "enqueue") and hasattr(fn, "name"):
         raise UsageError(f"{fn.name} is a task already: decorate the function once")
-    if inspect.ismethod(fn) and not isinstance(owner := getattr(fn, "__self__", None), type):
+    given: Any = fn
+    owner = given.__self__ if inspect.ismethod(given) else None
+    if owner is not None and not isinstance(owner, type):
         raise UsageError(
-            f"{type(owner).__qualname__}.{fn.__name__} is a method of an object that no "
+            f"{type(owner).__qualname__}.{given.__name__} is a method of an object that no "
             f"other process has: write a function that makes the object and calls it"
         )
     _refuse_self(fn)

@@ -110,7 +110,7 @@ async def test_a_job_is_awaited_for_its_result(app: TaskQ, task: Any) -> None:
     async with app, app.worker():
         job = await task.enqueue("a", 3)
         assert await job == 3
-        assert await asyncio.gather(job, await task.enqueue("b")) == [3, 1]
+        assert list(await asyncio.gather(job, await task.enqueue("b"))) == [3, 1]
         flow = await chain(task.call("a"), app.task(name="up")(abs_of).step()).enqueue()
         assert await flow == 1
 
