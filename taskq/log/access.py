@@ -21,9 +21,16 @@ if TYPE_CHECKING:
 _ROOT: Final = 0
 _GROUP, _OTHERS = 0o070, 0o007
 _WRITE_ALL: Final = 0o022
-#: What is looked at in a data directory: with these, others could stop writers or read payloads.
-_TELLING: Final = ("write.lock", "log", "owners", "inbox", "spill", "snapshot", "readers")
-_INNER: Final = (*_TELLING, "torn", "taskq.json", "reserve", "sync.lock", "turnstile.lock")
+#: What is in a data directory: who may open any of it could stop writers or read payloads.
+_DIRECTORIES: Final = ("log", "owners", "inbox", "spill", "snapshot", "readers", "torn")
+_INNER: Final = (
+    *_DIRECTORIES,
+    "write.lock",
+    "turnstile.lock",
+    "sync.lock",
+    "taskq.json",
+    "reserve",
+)
 
 
 def enter(path: str, mode: Mode | None) -> os.stat_result:
@@ -36,7 +43,7 @@ def enter(path: str, mode: Mode | None) -> os.stat_result:
 
     Raises:
         UsageError: the log is there, and shared with others than ``mode`` says.
-        LogError: it cannot be made, or is another user's.
+        LogError: it cannot be made, is another user's, or a directory in it is a link.
     """
     directory = Path(path)
     try:
@@ -57,7 +64,22 @@ def enter(path: str, mode: Mode | None) -> os.stat_result:
     needed = os.R_OK | os.X_OK | (0 if os.statvfs(directory).f_flag & os.ST_RDONLY else os.W_OK)
     if not os.access(directory, needed):
         raise LogError(denied(path))
+    refuse_links(path)
     return status
+
+
+def refuse_links(path: str) -> None:
+    """See that the directories inside of a log are none of another place.
+
+    Raises:
+        LogError: one is a symbolic link.
+    """
+    for name in _DIRECTORIES:
+        if os.path.islink(f"{path}/{name}"):  # noqa: PTH114 - text, maybe no UTF-8
+            raise LogError(
+                f"{path}/{name} is a symbolic link, and nothing inside a task log may be one: "
+                f"move it back, or put all of {path} elsewhere and link that"
+            )
 
 
 def denied(path: str, error: OSError | None = None) -> str:

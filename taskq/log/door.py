@@ -216,10 +216,12 @@ def _give(descriptor: int, directory: os.stat_result, private: int, shared: int)
     facts = os.fstat(descriptor)
     wanted = (directory.st_uid, directory.st_gid)
     if os.geteuid() == _ROOT != directory.st_uid and (facts.st_uid, facts.st_gid) != wanted:
-        # Where root is not root, as over some networks, it stays as it is.
-        with contextlib.suppress(PermissionError):
+        # Where root is not root, as in some containers and over some networks, it stays as it is.
+        with contextlib.suppress(OSError):
             os.fchown(descriptor, *wanted)
     mode = shared if is_shared(directory.st_mode) else private
     if stat.S_IMODE(os.fstat(descriptor).st_mode) & ~stat.S_ISGID != mode & ~stat.S_ISGID:
         # The bit itself comes with the directory above; asking for it as no member would drop it.
-        os.fchmod(descriptor, mode | facts.st_mode & stat.S_ISGID)
+        # Some file systems have no modes: what comes of that is told when the log is opened.
+        with contextlib.suppress(PermissionError):
+            os.fchmod(descriptor, mode | facts.st_mode & stat.S_ISGID)

@@ -274,7 +274,7 @@ def discard(data_dir: Path, upload: str) -> int:
 
 def _make_log(disk: Disk, clock: Clock, path: str) -> None:
     config = LogConfig()
-    disk.make_directory(path)
+    disk.make_directory(f"{path}/log")
     writer = WriterLock(disk, path, os.getpid(), config.lock_wait_seconds)
     journal = Journal(disk, clock, path, config, writer)
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 from taskq.core.errors import LogError, UsageError, WrongLog
 from taskq.core.model import LogStats
 from taskq.core.strays import ready_jobs
+from taskq.log.access import refuse_links
 from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
 from taskq.log.disk import LocalDisk, SystemClock
@@ -300,6 +301,7 @@ def open_journal(path: str, clock: Clock | None = None) -> Journal:
     directory = str(Path(path).absolute())
     if not Path(directory).is_dir() or read_identity(disk, directory) is None:
         raise LogError(f"{path} is not a task log: give its directory with -d")
+    refuse_links(directory)
     try:
         journal = Journal(disk, clock or SystemClock(), directory, LogConfig(), None)
         journal.open_for_reading()

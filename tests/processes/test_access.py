@@ -20,6 +20,7 @@ from taskq import TaskLog, UsageError
 from taskq.core.errors import LogError
 from taskq.log.access import exposures
 from taskq.log.health import check_health
+from taskq.log.inbox import PartWriter, publish
 from taskq.log.reader import LogReader
 from taskq.settings import load_settings
 from tests.processes.harness import Child
@@ -125,6 +126,19 @@ def test_mode_group_makes_a_shared_log_and_private_a_private_one(tmp_path: Path)
         TaskLog.open(tmp_path / "private", mode="group").__enter__()
     with pytest.raises(UsageError, match=r"to make it private, .* chmod -R go= /"):
         TaskLog.open(tmp_path / "shared", mode="private").__enter__()
+
+
+def test_a_log_in_a_directory_that_a_group_shares_is_private_all_the_same(tmp_path: Path) -> None:
+    """What its own directory says counts, not where somebody put it; an upload may make it, too."""
+    tmp_path.chmod(0o2775)
+    with TaskLog.open(tmp_path / "opened"):
+        pass
+    part = PartWriter(tmp_path / "uploaded", "up")
+    publish(tmp_path / "uploaded", "up", [part.close()])
+    publish(tmp_path / "published", "empty", [])
+    for name in ("opened", "uploaded", "published"):
+        modes_there = {stat.S_IMODE(one.st_mode) for one in facts(tmp_path / name).values()}
+        assert {mode & 0o777 for mode in modes_there} == {0o700, 0o600}
 
 
 def test_a_mode_that_there_is_not_is_refused(
