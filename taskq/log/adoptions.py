@@ -17,7 +17,8 @@ from taskq.log.adopted import ADOPTED_SIZE, Adopted, adopted_at_end, decode_adop
 from taskq.log.files import SegmentGone
 from taskq.log.locate import hop
 from taskq.log.logrecord import places
-from taskq.log.segment import Frame, Gap, salvage
+from taskq.log.salvage import salvage
+from taskq.log.segment import Frame, Gap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -27,7 +27,7 @@ from taskq.log.foldother import (
 from taskq.log.foldruns import fold_plain_run
 from taskq.log.options import decode_times, each_option
 from taskq.log.rating import fold_claim
-from taskq.log.segment import salvage
+from taskq.log.salvage import salvage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from taskq.log import codec
 from taskq.log.columns import column
 from taskq.log.jobplaces import JobPlaces
 from taskq.log.options import each_option
-from taskq.log.segment import salvage
+from taskq.log.salvage import salvage
 from taskq.log.sparse import SPACING_BYTES, Entry, Sparse
 
 if TYPE_CHECKING:

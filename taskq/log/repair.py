@@ -27,7 +27,8 @@ from taskq.log.lock import WriterLock
 from taskq.log.ownerviews import owner_view
 from taskq.log.peers import known_owners
 from taskq.log.recovery import DAMAGED_SUFFIX, moved
-from taskq.log.segment import Frame, Gap, salvage, segment_name
+from taskq.log.salvage import salvage
+from taskq.log.segment import Frame, Gap, segment_name
 from taskq.log.verify import concerned_jobs, describe_damage, everything
 
 if TYPE_CHECKING:

@@ -169,23 +169,3 @@ class Scanner:
                         yield header, offset + at
                 at = window.find(codec.FRAME_MAGIC_BYTES, at + 1)
             offset += READ_SIZE
-
-
-def salvage(data: bytes, lsn: int) -> Iterator[tuple[int, int, bytes]]:
-    """(lsn, place, record) of each record in a damaged body whose own CRC says that it is whole.
-
-    The walk goes by the records' lengths and ends at the first that cannot be one.
-    """
-    at = 0
-    while at + codec.ENQUEUED.size <= len(data):
-        length, kind, _, _, flags = codec.PREFIX.unpack_from(data, at)
-        fixed = codec.FIXED_SIZES.get(kind, codec.PREFIX.size)
-        if not kind or length < fixed or at + length > len(data):
-            return
-        record = data[at : at + length]
-        if flags & 1 and length >= fixed + 4 and kind in codec.FIXED_SIZES:
-            crc = int.from_bytes(record[-4:], "little")
-            if crc == codec.crc32(record[:-4], lsn & 0xFFFFFFFF):
-                yield lsn, at, record
-        at += length
-        lsn += 1

@@ -12,7 +12,8 @@ from taskq.log.cursor import Cursor
 from taskq.log.facets import DAMAGE_MAX
 from taskq.log.history import records
 from taskq.log.logrecord import decode_record, places
-from taskq.log.segment import Gap, salvage, segment_name
+from taskq.log.salvage import salvage
+from taskq.log.segment import Gap, segment_name
 from taskq.log.spill import Spill, files_named
 from taskq.log.walking import check_known
 

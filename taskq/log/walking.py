@@ -9,7 +9,8 @@ from taskq.core.errors import FormatError
 from taskq.core.records import JOB_KINDS, Kind
 from taskq.log import codec
 from taskq.log.logrecord import decode_record, places
-from taskq.log.segment import Gap, salvage
+from taskq.log.salvage import salvage
+from taskq.log.segment import Gap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,8 @@ from taskq.log.options import (
     enqueue_extras,
 )
 from taskq.log.requests import EnqueueSpec
-from taskq.log.segment import Frame, salvage
+from taskq.log.salvage import salvage
+from taskq.log.segment import Frame
 
 if TYPE_CHECKING:
     from uuid import UUID

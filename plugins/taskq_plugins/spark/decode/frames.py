@@ -16,7 +16,8 @@ import numpy as np
 from taskq.core.errors import FormatError
 from taskq.log import codec
 from taskq.log.door import open_file
-from taskq.log.segment import Gap, Scanner, salvage
+from taskq.log.salvage import salvage
+from taskq.log.segment import Gap, Scanner
 from taskq_plugins.spark.decode import layout
 from taskq_plugins.spark.decode.errors import (
     SegmentDamaged,
