@@ -19,8 +19,10 @@ from taskq.flowhandle import AppFlows
 from taskq.habits import APPS, no_attribute, no_call
 from taskq.handle import JobHandle, make_handle
 from taskq.lifespan import AppLifespans
+from taskq.listeners import Listeners
 from taskq.logoptions import LogOptions, numbers_checked, unknown_option
-from taskq.naming import checked_modules, same_source
+from taskq.naming import checked_modules
+from taskq.origins import Declared, origin_of
 from taskq.queues import LogQueues
 from taskq.reading import LogReading
 from taskq.schedules import AppSchedules, Planned
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from taskq.log.deaths import DeadLetter
     from taskq.log.requests import Duplicate
     from taskq.log.store import Store
+    from taskq.origins import Origin
     from taskq.settings import Settings
     from taskq.tasks import AsyncTask, SyncTask, Task
 
@@ -87,10 +90,12 @@ class TaskQ(
         self.settings = load_settings(settings, data_dir=data_dir, **numbers_checked(options))
         self._connection = Connection(os.fspath(self.settings.data_dir), self.settings.log_config())
         self._include = checked_modules(include)
+        # Never changed but replaced, since workers on other threads look into it.
         self._tasks: dict[str, Task[..., Any]] = {}
-        self._death_hooks: list[Callable[[DeadLetter], Any]] = []
+        self._task_listeners = Listeners()
+        self._death_hooks: Declared[Callable[[DeadLetter], Any]] = Declared()
         self._breakers: dict[str, BreakerRule] = {}
-        self._lifespans = []
+        self._lifespans = Declared()
         self._planned = Planned()
 
     @property
@@ -308,7 +313,7 @@ class TaskQ(
         disk. Told are jobs that died here, and those of killed workers that were taken back here.
         What it raises is logged. Hooks are taken up when a worker starts.
         """
-        self._death_hooks.append(hook)
+        self._death_hooks.add(hook, origin_of(hook))
         return hook
 
     def __repr__(self) -> str:
@@ -317,15 +322,25 @@ class TaskQ(
     def _add_task(self, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
         task = make_task(self, fn, choices)
         names = (task.name, *task.aliases)
+        replaced: list[Task[..., Any]] = []
         for name in names:
             taken = self._tasks.get(name)
-            if taken is not None and not same_source(taken.fn, fn):
+            if taken is not None and not _is_new_form(task.origin, taken.origin):
                 raise UsageError(
                     f"the task name {name!r} is taken by {taken.fn.__module__}."
                     f"{taken.fn.__qualname__}: give one of the two another with name="
                 )
-        self._tasks.update(dict.fromkeys(names, task))
+            if taken is not None:
+                replaced.append(taken)
+        # Jobs may wait under a name that its new form has no more.
+        renewed = [name for name, known in self._tasks.items() if known in replaced]
+        self._tasks = self._tasks | dict.fromkeys((*renewed, *names), task)
+        self._task_listeners.tell()
         return task
+
+
+def _is_new_form(new: Origin, known: Origin) -> bool:
+    return new.is_line_of(known) or new.is_rerun_of(known)
 
 
 def _checked(calls: Iterable[Call[R]]) -> list[Call[R]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from taskq.conditionsbase import checked_conditions
@@ -11,11 +11,13 @@ from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.log.requests import check_name
 from taskq.networkfailures import is_network_failure
+from taskq.origins import origin_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.conditionsbase import Check, Condition
+    from taskq.origins import Origin
 
 FAILURES_DEFAULT: Final = 5
 FAILURES_MAX: Final = 1_000_000
@@ -34,6 +36,7 @@ class BreakerRule:
         pause_seconds_max: the longest.
         probe: what must hold before a try; None: nothing.
         is_failure: whether an error is a network failure.
+        origin: where it was declared.
     """
 
     queue: str
@@ -42,6 +45,7 @@ class BreakerRule:
     pause_seconds_max: float
     probe: Condition | None
     is_failure: Callable[[BaseException], bool]
+    origin: Origin = field(compare=False)
 
 
 class AppBreakers:
@@ -103,6 +107,9 @@ class AppBreakers:
             pause_seconds_max=longest,
             probe=probes[0] if probes else None,
             is_failure=is_failure,
+            origin=origin_here(),
         )
-        if self._breakers.setdefault(queue, rule) != rule:
+        known = self._breakers.get(queue, rule)
+        if known != rule and not rule.origin.is_rerun_of(known.origin):
             raise UsageError(f"queue {queue!r} has another breaker already: declare it once")
+        self._breakers[queue] = rule

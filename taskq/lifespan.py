@@ -7,6 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskq.core.errors import UsageError
+from taskq.origins import origin_of
 from taskq.signature import Signature
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from taskq.injection import Resources
+    from taskq.origins import Declared
 
     #: An async generator function that yields once, or a function that gives a context manager.
     LifespanFunction: TypeAlias = Callable[
@@ -75,7 +77,7 @@ class AppLifespans:
     """The part of an app that keeps its lifespans."""
 
     #: in the order in which they are entered
-    _lifespans: list[Lifespan]
+    _lifespans: Declared[Lifespan]
 
     def lifespan(self, function: Function) -> Function:
         """Open shared resources when a worker starts, and close them when it ends; a decorator.
@@ -95,5 +97,5 @@ class AppLifespans:
         Raises:
             UsageError: the function is no async generator function, or takes something unknown.
         """
-        self._lifespans.append(Lifespan(function))
+        self._lifespans.add(Lifespan(function), origin_of(function))
         return function

@@ -53,18 +53,6 @@ def _refuse_self(fn: object) -> None:
         )
 
 
-def same_source(known: Callable[..., Any], fn: Callable[..., Any]) -> bool:
-    """Whether both come from the same line: a module that was reloaded defines its tasks again."""
-    ours, theirs = getattr(known, "__code__", None), getattr(fn, "__code__", None)
-    if ours is None or theirs is None:
-        return known is fn
-    return (ours.co_filename, ours.co_firstlineno, ours.co_qualname) == (
-        theirs.co_filename,
-        theirs.co_firstlineno,
-        theirs.co_qualname,
-    )
-
-
 def name_of(fn: Callable[..., Any]) -> str:
     """``module.function``, with the module's importable name even for the main script.
 

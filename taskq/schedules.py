@@ -11,9 +11,10 @@ from taskq.core.durations import Duration, nanoseconds
 from taskq.core.errors import InvalidCall, UsageError
 from taskq.core.model import SECOND_NS, Conflict
 from taskq.core.schedules import DETAILS_BYTES_MAX, SCHEDULES_MAX
+from taskq.listeners import Listeners
 from taskq.log.requests import check_name
 from taskq.log.ticks import Enrolment
-from taskq.naming import same_source
+from taskq.origins import origin_here
 from taskq.scheduleheaders import MOMENT_HEADER, SCHEDULE_HEADER
 from taskq.schedulestimes import JITTER_NS_MAX, Every, moment_in, parse_cron, parse_every
 from taskq.tasks import Task
@@ -55,6 +56,7 @@ class Schedule:
         jitter_ns: its longest jitter.
         overlap: "allow" or "skip".
         source: the task or call that it was made of.
+        origin: where it was declared.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Schedule:
         make: Callable[[], Call[Any]],
         choices: ScheduleChoices,
     ) -> None:
+        self.origin = origin_here()
         check_name("schedule name", name)
         unknown = choices.keys() - ScheduleChoices.__annotations__.keys()
         if unknown:
@@ -123,6 +126,15 @@ class Schedule:
             return call.options(on_conflict="first")
         return call
 
+    def is_new_form_of(self, known: Schedule) -> bool:
+        """Whether the cell, module or function that declared ``known`` has run again."""
+        if self.origin.is_rerun_of(known.origin):
+            return True
+        ours, theirs = self.source, known.source
+        if ours is theirs or not (isinstance(ours, Task) and isinstance(theirs, Task)):
+            return False
+        return ours.origin.is_line_of(theirs.origin)
+
     def call_at(self, moment_ns: int) -> Call[Any]:
         """What the tick of that moment enqueues."""
         at = moment_in(self.rule.zone, moment_ns).isoformat()
@@ -152,11 +164,16 @@ class Schedule:
 
 
 class Planned:
-    """The schedules of one app, by name, and who wants to hear of new ones."""
+    """The schedules of one app, by name.
+
+    Attributes:
+        all: the schedules.
+        listeners: who wants to hear of new ones.
+    """
 
     def __init__(self) -> None:
         self.all: dict[str, Schedule] = {}
-        self._listeners: list[Callable[[], object]] = []
+        self.listeners = Listeners()
 
     def add(self, schedule: Schedule) -> None:
         """Take up a schedule.
@@ -166,7 +183,7 @@ class Planned:
         """
         name = schedule.name
         taken = self.all.get(name)
-        if taken is not None and not _is_reloaded(taken, schedule):
+        if taken is not None and not schedule.is_new_form_of(taken):
             raise UsageError(
                 f"there are two schedules named {name!r} ({taken.rule} and {schedule.rule}): "
                 f"give one of them another name with name="
@@ -174,13 +191,7 @@ class Planned:
         if len(self.all) >= SCHEDULES_MAX:
             raise UsageError(f"an app has at most {SCHEDULES_MAX} schedules")
         self.all[name] = schedule
-        for listener in list(self._listeners):
-            listener()
-
-    def listen(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call ``listener``, on any thread, for each new schedule. Returns what ends that."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        self.listeners.tell()
 
 
 class AppSchedules:
@@ -292,13 +303,3 @@ class AppSchedules:
 
     def _add_task(self, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
         raise NotImplementedError  # of the app
-
-
-def _is_reloaded(known: Schedule, new: Schedule) -> bool:
-    """Whether both are of the same line: a module that is reloaded plans its schedules again."""
-    ours, theirs = known.source, new.source
-    if ours is theirs:
-        return False
-    if isinstance(ours, Task) and isinstance(theirs, Task):
-        return same_source(ours.fn, theirs.fn)
-    return False

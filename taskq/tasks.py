@@ -24,6 +24,7 @@ from taskq.habits import TASKS, no_attribute
 from taskq.handle import JobHandle, make_handle
 from taskq.log.bodies import COMPRESSED_BYTES_MIN
 from taskq.log.requests import check_name
+from taskq.origins import origin_of
 from taskq.serialization import ResultCodec
 from taskq.signature import Signature
 
@@ -239,6 +240,7 @@ class Task(Enqueuer[P, R]):
         name: what jobs call it, ``module.function`` unless given.
         aliases: earlier names of it, still run.
         fn: the function itself.
+        origin: where it stands, and which run of that declared it.
         is_async: whether it is a coroutine function.
         retry: the policy after a failed attempt.
         timeout: seconds that one attempt may take; None for no limit.
@@ -278,6 +280,7 @@ class Task(Enqueuer[P, R]):
             check_name("task name", spelled)
         super().__init__(self, chosen, flags)
         self.fn = fn
+        self.origin = origin_of(fn)
         self.aliases = aliases
         self.is_async = inspect.iscoroutinefunction(fn)
         self.runs_in: str = runs_in or ("" if self.is_async else "thread")

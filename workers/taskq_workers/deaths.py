@@ -8,11 +8,11 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
+    from taskq.app import TaskQ
     from taskq.log.deaths import DeadLetter
     from taskq.log.store import Store
-    from taskq.tasks import Task
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -35,20 +35,20 @@ class DeathHooks:
         self,
         store: Store,
         more: Iterable[Callable[[DeadLetter], Any]] = (),
-        tasks: Mapping[str, Task[..., Any]] | None = None,
+        app: TaskQ | None = None,
     ) -> None:
         """Hear of the deaths that this process records from now on.
 
         Args:
             store: of this process.
             more: further hooks.
-            tasks: by name; those that have an ``on_dead`` of their own get their letters there.
+            app: those of its tasks that have an ``on_dead`` of their own get their letters there.
         """
         for hook in (*self._hooks, *more):
             self._leave.append(store.on_death(hook, self._call))
-        if tasks is not None and any(task.on_dead is not None for task in tasks.values()):
-            # The tasks stand for their hooks, so that two workers of one app tell each but once.
-            self._leave.append(store.on_death(tasks, self._call_of_task))
+        if app is not None and any(task.on_dead is not None for task in app._tasks.values()):
+            # The app stands for their hooks, so that two workers of one app tell each but once.
+            self._leave.append(store.on_death(app, self._call_of_task))
 
     async def leave(self, seconds: float) -> None:
         """Hear of no more, and give what still runs so long to end, or a moment. Legal twice."""
@@ -70,8 +70,8 @@ class DeathHooks:
         except Exception:  # noqa: BLE001 - a hook is somebody else's code
             _complain(letter)
 
-    def _call_of_task(self, letter: DeadLetter, tasks: Mapping[str, Task[..., Any]]) -> None:
-        task = tasks.get(letter.task)
+    def _call_of_task(self, letter: DeadLetter, app: TaskQ) -> None:
+        task = app._tasks.get(letter.task)
         if task is not None and task.on_dead is not None:
             self._call(letter, task.on_dead)
 

@@ -104,21 +104,27 @@ class Gates:
         self.learn()
 
     def learn(self) -> None:
-        """Keep back what tasks need that were registered since."""
+        """Keep back what tasks need that were registered, or took a new form, since."""
         if self._store is None or self._is_draining:
             return
+        wanted: dict[frozenset[Condition], dict[str, tuple[Condition, ...]]] = {}
         for name, task in self._app._tasks.items():
-            if not task.requires or name in self._by_task:
-                continue
-            key = frozenset(task.requires)
-            gate = self._by_conditions.get(key)
-            if gate is None:
+            if task.requires:
+                wanted.setdefault(frozenset(task.requires), {})[name] = task.requires
+        for key, gate in list(self._by_conditions.items()):
+            if gate.tasks != wanted.get(key, {}).keys():
+                # It may be waiting for jobs of the tasks that it had: a new one asks for all.
+                gate.drain()
+                del self._by_conditions[key]
+        for key, needs in wanted.items():
+            if key not in self._by_conditions:
                 from taskq_workers.conditiongate import ConditionGate  # noqa: PLC0415
 
-                gate = self._by_conditions[key] = ConditionGate(self, task.requires)
+                name = next(iter(needs))
+                gate = self._by_conditions[key] = ConditionGate(self, needs[name])
+                gate.tasks.update(needs)
                 self._begin(gate, name)
-            gate.tasks.add(name)
-            self._by_task[name] = gate
+        self._by_task = {name: gate for gate in self._by_conditions.values() for name in gate.tasks}
         self._sum_up()
 
     def drain(self) -> None:

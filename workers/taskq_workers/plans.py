@@ -36,17 +36,17 @@ class Plan(NamedTuple):
 
 
 class Plans(dict[str, Plan]):
-    """Plans by task name, made when a name is first met.
+    """Plans by task name, made when a name is first met, and again once its task was replaced.
 
     Args:
-        tasks: by name.
+        tasks: gives the present ones, by name.
         executors: where their functions run.
         traced: what makes spans of their calls; None for nothing.
     """
 
     def __init__(
         self,
-        tasks: Mapping[str, Task[..., Any]],
+        tasks: Callable[[], Mapping[str, Task[..., Any]]],
         executors: Executors,
         traced: TracedRuns | None = None,
     ) -> None:
@@ -56,16 +56,21 @@ class Plans(dict[str, Plan]):
         self._executors = executors
 
     def __missing__(self, name: str) -> Plan:
-        task = self._tasks[name]
+        while True:
+            task = self._tasks()[name]
+            plan = self[name] = self._plan(task)
+            # On another thread a cell may have replaced it just now, and forgotten too early.
+            if self._tasks()[name] is task:
+                return plan
+
+    def _plan(self, task: Task[..., Any]) -> Plan:
         with contextlib.suppress(UsageError):
             # Built now, so that decode is the real one; what is wrong with it each job will tell.
             _ = task.arguments
         way = self._way(task)
         call = way.call if self._traced is None else self._traced.wrap(way.call)
         hot = Hot(way.decode, call, _keeps_none(task))
-        plan = Plan(hot, task, task.packs_results or way.is_remote)
-        self[name] = plan
-        return plan
+        return Plan(hot, task, task.packs_results or way.is_remote)
 
     def _way(self, task: Task[..., Any]) -> Way:
         try:

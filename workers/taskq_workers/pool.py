@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from taskq.core.limits import Limit
     from taskq.log.deaths import DeadLetter
     from taskq.log.store import Store
+    from taskq.tasks import Task
     from taskq_workers.events import Hook
     from taskq_workers.hands import Hands
 
@@ -167,7 +168,10 @@ class Worker:
         self._keeper: Keeper | None = None
         self._crew: Hands | None = None
         self._places: Executors | None = None
+        #: the app's tasks when they were last looked at, and their names
+        self._tasks: Mapping[str, Task[..., Any]] = {}
         self._known: frozenset[str] = frozenset()
+        self._unlisten: list[Callable[[], None]] = []
         self._lifespans = LifespanHolder(app, self._on_end, lends=self.lends)
         self._store: Store | None = None
         self._gates: Gates | None = None
@@ -270,6 +274,7 @@ class Worker:
             if store is None or not await self._lifespans.entered(self._stop_asked):
                 return
             crew = self._crew = self._hire(store)
+            self._listen()
             self.services.start(store)
             crew.feed.refill()
             self.started.set()
@@ -303,6 +308,8 @@ class Worker:
         if not keeper.cancelled():
             self._error = self._error or keeper.exception()
         self._free_loop()
+        for unlisten in self._unlisten:
+            unlisten()
         self._phase = Phase.STOPPED
         self.stopped.set()
 
@@ -320,7 +327,7 @@ class Worker:
 
     def _hire(self, store: Store) -> Hands:
         self._store = store
-        self._deaths.listen(store, self.app._death_hooks, self.app._tasks)
+        self._deaths.listen(store, self.app._death_hooks, self.app)
         self._tell_what_it_serves()
         hands = self._hands(store)
         hands.feed.limits, hands.feed.weights = self._task_limits, self._weights
@@ -340,10 +347,13 @@ class Worker:
         """Whoever runs the jobs: slots of this process, unless a worker of another kind says so."""
         self._places = Executors(self.app, self._room, self._lifespans.resources)
         traced = traced_runs(self._hook)
+        plans = Plans(lambda: self.app._tasks, self._places, traced)
+        # From here on each job is run by the task that is there when it begins.
+        self._unlisten.append(self.app._task_listeners.listen(plans.clear))
         crew = Crew(
             self.app,
             store.port(),
-            Plans(self.app._tasks, self._places, traced),
+            plans,
             concurrency=self.concurrency,
             queues=self.queues,
             tasks=self._task_names,
@@ -377,15 +387,31 @@ class Worker:
 
     def _task_names(self) -> frozenset[str]:
         tasks = self.app._tasks
-        if len(tasks) != len(self._known):
-            self._known = frozenset(tasks)
+        if tasks is not self._tasks:
+            self._tasks, self._known = tasks, frozenset(tasks)
             self._task_limits = limits_of(tasks)
             if self._crew is not None:
                 self._crew.feed.limits = self._task_limits
-            self._tell_what_it_serves()
             if self._gates is not None:
                 self._gates.learn()
+            self._tell_what_it_serves()
         return self._known
+
+    def _learn(self) -> None:
+        """Tasks were registered, or replaced: what waits for work asks for their jobs, too."""
+        if self._phase is Phase.RUNNING and self.app._tasks is not self._tasks:
+            self._task_names()
+            if self._crew is not None:
+                self._crew.feed.reconsider()
+
+    def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def on_new() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._learn)
+
+        self._unlisten.append(self.app._task_listeners.listen(on_new))
 
     def _tell_what_it_serves(self) -> None:
         """Let people who ask why a job does not run know what this worker claims."""

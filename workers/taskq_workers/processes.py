@@ -68,6 +68,9 @@ class ProcessRunner:
         self._close_seconds = EXIT_SECONDS + CANCEL_SECONDS if app._lifespans else 0.0
         self._children: set[Child] = set()
         self._idle: list[Child] = []
+        #: those that may have imported a form of a task that was replaced since
+        self._outdated: set[Child] = set()
+        self._tasks: dict[str, Task[..., Any]] = {}
         self._waiting: deque[asyncio.Future[Child]] = deque()
         self._pause = Pause(loop.time)
         self._resting: asyncio.TimerHandle | None = None
@@ -81,6 +84,10 @@ class ProcessRunner:
 
     def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[Ended]]:
         """What runs one job of the task, given its payload, within the job's context."""
+        known = self._tasks.get(task.name, task)
+        self._tasks[task.name] = task
+        if known is not task:
+            self._renew()
         module = task.fn.__module__
         if module == "__main__":
             module = main_module_name()
@@ -198,6 +205,7 @@ class ProcessRunner:
     def _on_change(self, child: Child) -> None:
         if child.phase is Phase.GONE:
             self._children.discard(child)
+            self._outdated.discard(child)
             if child in self._idle:
                 self._idle.remove(child)
             if not child.is_ready and not self._closed:
@@ -209,11 +217,18 @@ class ProcessRunner:
         else:
             self._offer(child)
 
+    def _renew(self) -> None:
+        """Let every child end after its job: the next ones import the modules as they are now."""
+        self._outdated |= self._children
+        idle, self._idle = self._idle, []
+        for child in idle:
+            child.leave()
+
     def _is_used_up(self, child: Child) -> bool:
         limits = self._limits
-        if self._closed or (
-            limits.jobs_per_child is not None and child.jobs >= limits.jobs_per_child
-        ):
+        if self._closed or child in self._outdated:
+            return True
+        if limits.jobs_per_child is not None and child.jobs >= limits.jobs_per_child:
             return True
         return limits.rss_bytes is not None and child.rss_bytes > limits.rss_bytes
 

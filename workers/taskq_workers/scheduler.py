@@ -74,7 +74,7 @@ class Scheduler:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._begin, store)
 
-        self._unlisten = self._app._planned.listen(on_new)
+        self._unlisten = self._app._planned.listeners.listen(on_new)
         self._begin(store)
 
     def drain(self) -> None:
