@@ -363,6 +363,7 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
                 "damage": [damage_json(damage) for damage in report.damage],
                 "jobs": list(report.jobs),
                 "files": list(report.files),
+                "accepted": [list(span) for span in report.accepted],
             }
         )
         return bool(report.damage or report.files)
@@ -385,13 +386,17 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
             "Copy the directory before anything else; whole frames are still served. "
             "taskq repair writes what is left anew"
         )
+    for first, following in report.accepted:
+        click.echo(f"{_plural(following - first, 'lsn')} were lost at lsn {first}: accepted")
     for problem in report.files:
         click.echo(problem)
     return is_damaged
 
 
 def print_damage(damages: Sequence[Damage]) -> None:
-    """Print where the log does not read."""
+    """Print where the log does not read, and what it lacks."""
+    from taskq.log.chain import describe_loss  # noqa: PLC0415 - as in options
+
     render.print_table(
         ("SEGMENT", ">OFFSET?", ">BYTES??", ">FIRST LSN~", ">NEXT LSN~", ">SALVAGED~"),
         [
@@ -399,6 +404,9 @@ def print_damage(damages: Sequence[Damage]) -> None:
             for d in damages
         ],
     )
+    for damage in damages:
+        if not damage.size:
+            click.echo(describe_loss(damage))
 
 
 def damage_json(damage: Damage) -> dict[str, str | int]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def repair(data_dir: Path | None, as_json: bool, dry_run: bool, yes: bool) -> None:
     """Write damaged segments anew from all that still reads, and keep the originals in torn/.
 
+    Where segments are gone, or were cut, the loss is accepted: the log goes on without them.
+
     Nobody may have the log open meanwhile. What does not read is lost: a job whose record is
     damaged is gone, one whose outcome is damaged runs again.
     """
@@ -48,7 +50,7 @@ def repair(data_dir: Path | None, as_json: bool, dry_run: bool, yes: bool) -> No
 
 def _confirmed() -> bool:
     try:
-        return click.confirm("Write the damaged segments anew?", err=True)
+        return click.confirm("Write damaged segments anew, accept what is lost?", err=True)
     except click.Abort:  # nobody is there to be asked
         click.echo(err=True)
         return False
@@ -60,6 +62,7 @@ def _print(report: RepairReport, notes: list[str], *, as_json: bool) -> None:
             {
                 "damage": [damage_json(damage) for damage in report.damage],
                 "kept": list(report.kept),
+                "accepted": [damage_json(loss) for loss in report.accepted],
                 "lost_jobs": list(report.lost_jobs),
                 "lost_records": report.lost_records,
                 "notes": notes,
@@ -72,12 +75,14 @@ def _print(report: RepairReport, notes: list[str], *, as_json: bool) -> None:
         click.echo("no damage: nothing to repair")
         return
     saved = sum(damage.salvaged for damage in report.damage)
-    if report.kept:
+    if report.kept or report.accepted:
         click.echo(f"records in damaged frames: {saved} saved, {report.lost_records} lost")
     else:
         print_damage(report.damage)
         click.echo(f"records in damaged frames: {saved} to be saved, {report.lost_records} lost")
     for job in report.lost_jobs:
         click.echo(f"lost job {job}")
+    for loss in report.accepted:
+        click.echo(f"accepted: {loss.lost} records were lost at lsn {loss.first_lsn}")
     for kept in report.kept:
         click.echo(f"written anew; the original is {kept}")

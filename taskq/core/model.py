@@ -344,7 +344,8 @@ class Damage:
     """Bytes that were once durable and no longer read back.
 
     ``first_lsn`` up to, not including, ``next_lsn`` are concerned; ``salvaged`` of those records
-    were read all the same, each by its own CRC.
+    were read all the same, each by its own CRC. With ``size`` 0 the bytes are not there at all:
+    they stood behind ``offset`` of the segment, or before all of it where that is 0.
     """
 
     segment: str
@@ -353,6 +354,13 @@ class Damage:
     first_lsn: int
     next_lsn: int
     salvaged: int = 0
+    #: so many of these lsns nobody ever had: they were left out when an epoch began
+    skipped: int = 0
+
+    @property
+    def lost(self) -> int:
+        """Most records that are lost there."""
+        return max(self.next_lsn - self.first_lsn - self.skipped - self.salvaged, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,6 +377,8 @@ class VerifyReport:
     jobs: tuple[str, ...] = ()
     #: what is wrong with files beside the log that records name
     files: tuple[str, ...] = ()
+    #: (first lsn, next lsn) of what is missing, as a repair accepted: no damage
+    accepted: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,20 @@ offset bytes segment header
 0      8     magic ``taskqlog``
 8      2     version: 1; the CRC is where it is in every version
 10     2     size of this header: 64
-12     4     flags, 0
+12     4     where the last frame of the segment before it starts; 0: no segment
+             was before it; 1: its end was lost before this one was made
 16     8     first lsn: no record of the segment has a lower one
 24     8     epoch of its first frame
 32     16    log id (UUID)
 48     8     log time when it was created: that of the last frame before it
-56     4     CRC-32 of bytes 0 to 55
-60     4     0
+56     4     CRC-32 of bytes 0 to 55, started from bytes 60 to 63
+60     4     CRC of that frame's header (its bytes 52 to 55), or 0
 ====== ===== ==========================================================
+
+So each segment names the end of the one before it, and a segment that is lost, or cut, is told from
+one that compaction took: only the first of a log may name one that is not there, and only if a
+COMPACTED record says that all before it may be gone. A segment without frames counts for nothing;
+the next one names what it named. A repair that accepts a loss lets the header name what is there.
 
 **Frame**: one group commit, one append, the unit of atomicity. It starts at a multiple of 8.
 
@@ -189,6 +195,22 @@ pack_length = LENGTH.pack
 crc32 = zlib.crc32
 
 
+class Link(NamedTuple):
+    """How a segment names the end of the one before it: where its last frame starts, and its CRC.
+
+    The CRC is the header's: its seed holds the place, so it is that of no other frame.
+    """
+
+    offset: int
+    crc: int
+
+
+#: Of a segment that begins a log, or whose predecessor a repair gave up.
+NO_LINK: Final = Link(0, 0)
+#: No frame starts there: what the log lacked when the segment was made stays told.
+LOST: Final = Link(1, 0)
+
+
 class SegmentHeader(NamedTuple):
     """What the first 64 bytes of a segment say."""
 
@@ -196,6 +218,7 @@ class SegmentHeader(NamedTuple):
     epoch: int
     log_id: bytes
     created_ns: int
+    link: Link = NO_LINK
 
 
 class FrameHeader(NamedTuple):
@@ -208,6 +231,8 @@ class FrameHeader(NamedTuple):
     time_ns: int
     synced_through: int
     body_crc: int
+    #: of the header itself
+    crc: int = 0
 
     @property
     def size(self) -> int:
@@ -232,9 +257,10 @@ def frame_size(body_size: int) -> int:
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
     """The 64 bytes that open a segment."""
-    fields = (SEGMENT_MAGIC, FORMAT_VERSION, SEGMENT_HEADER.size, 0, *header)
-    plain = SEGMENT_HEADER.pack(*fields, 0, 0)
-    return SEGMENT_HEADER.pack(*fields, crc32(plain[:56]), 0)
+    (offset, link_crc), size = header.link, SEGMENT_HEADER.size
+    fields = (SEGMENT_MAGIC, FORMAT_VERSION, size, offset, *header[:4])
+    plain = SEGMENT_HEADER.pack(*fields, 0, link_crc)
+    return SEGMENT_HEADER.pack(*fields, crc32(plain[:56], link_crc), link_crc)
 
 
 def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
@@ -245,15 +271,15 @@ def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
     """
     if len(data) < SEGMENT_HEADER.size or data[:8] != SEGMENT_MAGIC:
         return None
-    _, version, _, _, first_lsn, epoch, log_id, created_ns, crc, _ = SEGMENT_HEADER.unpack_from(
-        data
+    _, version, _, offset, first_lsn, epoch, log_id, created_ns, crc, link_crc = (
+        SEGMENT_HEADER.unpack_from(data)
     )
     # First of all whether it is as it was written: a version that rotted is none.
-    if crc != crc32(data[:56]):
+    if crc != crc32(data[:56], link_crc):
         return None
     if version != FORMAT_VERSION:
         raise FormatError(f"{path}: segment format {version} is unknown: a newer taskq wrote it")
-    return SegmentHeader(first_lsn, epoch, log_id, created_ns)
+    return SegmentHeader(first_lsn, epoch, log_id, created_ns, Link(offset, link_crc))
 
 
 def segment_seed(log_id: UUID, first_lsn: int) -> int:
@@ -317,7 +343,7 @@ def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameH
         return None
     if flags:
         raise FormatError(f"frame flags {flags:#x} at offset {offset}: a newer taskq wrote them")
-    return FrameHeader(size, count, first, epoch, time_ns, synced, body_crc)
+    return FrameHeader(size, count, first, epoch, time_ns, synced, body_crc, crc)
 
 
 def body_is_whole(body: Buffer, header: FrameHeader, seed: int, offset: int) -> bool:

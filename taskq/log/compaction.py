@@ -21,6 +21,7 @@ from taskq.core.records import CARRYING_KINDS, PACKED
 from taskq.log import codec
 from taskq.log.carries import TALLIES_MAX, Floor, Item
 from taskq.log.carrying import decode_carried
+from taskq.log.chain import describe_loss
 from taskq.log.files import OFFSET_BITS
 from taskq.log.inboxfiles import Inbox
 from taskq.log.rating import chunks_of
@@ -131,6 +132,7 @@ class Compaction:
             LogDamaged: the segment holds bytes that do not read back; it is a person's decision.
             TaskqError: the log could not be written.
         """
+        self._refuse_beside_loss()
         for number in range(_PASSES_MAX):
             self._catch_up()
             found = Found()
@@ -147,6 +149,12 @@ class Compaction:
         else:
             return
         yield from self._finish()
+
+    def _refuse_beside_loss(self) -> None:
+        name = segment_name(self._segment)
+        for loss in self._journal.lost:
+            if loss.segment == name:
+                raise LogDamaged(f"{self._journal.path}: {describe_loss(loss)}")
 
     def pays(self, needed_bytes_max: int | None) -> bool:
         """Whether to write again what is needed, after it was measured.

@@ -10,8 +10,8 @@ from taskq.core.errors import FormatError, LogDamaged, LogError
 from taskq.log import codec
 from taskq.log.carrying import born_in, is_carrying
 from taskq.log.cursor import Cursor
-from taskq.log.gone import GONE
-from taskq.log.identity import write_file
+from taskq.log.gone import FLOOR, GONE
+from taskq.log.identity import write_all, write_file
 from taskq.log.segment import Frame, Gap, Scanner, segment_lsn, segment_name
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class SegmentFiles:
         self._writable = writable
         self.log_id: UUID
         self.lsns: list[int] = []
+        #: compaction took what begins before it, as far as the directory tells
+        self.floor = 0
         #: never closed for another's sake: the segment that is written to
         self.pinned = -1
         self._by_ordinal: list[int] = []
@@ -79,6 +81,8 @@ class SegmentFiles:
         """Look which segments there are."""
         names = self._disk.names(f"{self._path}/log")
         self.lsns = sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
+        floors = (name.removesuffix(FLOOR) for name in names if name.endswith(FLOOR))
+        self.floor = max((int(stem) for stem in floors if stem.isdecimal()), default=0)
         self.number(self.lsns)
         if self._writable:  # who only reads may want to come to the end of one that was removed
             # As long as anybody has it open, the disk gets nothing back.
@@ -135,12 +139,22 @@ class SegmentFiles:
         """Where a segment's file is."""
         return f"{self._path}/log/{segment_name(lsn)}"
 
-    def create(self, lsn: int, epoch: int, time_ns: int) -> None:
+    def create(self, lsn: int, epoch: int, time_ns: int, link: codec.Link) -> None:
         """Make a segment without frames, durably; a leftover of that name is emptied."""
-        header = codec.SegmentHeader(lsn, epoch, self.log_id.bytes, time_ns)
+        header = codec.SegmentHeader(lsn, epoch, self.log_id.bytes, time_ns, link)
         write_file(self._disk, self.file_path(lsn), codec.encode_segment_header(header))
         self._disk.sync_directory(f"{self._path}/log")
         self.refresh()
+
+    def relink(self, lsn: int, link: codec.Link) -> None:
+        """Let a segment name another end before it, durably; a repair does that."""
+        header = self.header(lsn)
+        if header is None or header.link == link:
+            return
+        data = codec.encode_segment_header(header._replace(link=link))
+        descriptor = self.descriptor(lsn)
+        write_all(self._disk, descriptor, data, 0)
+        self._disk.sync(descriptor)
 
     def remove_empty(self, last: int) -> None:
         """Remove segments that never got a frame, but for the last."""
@@ -160,6 +174,11 @@ class SegmentFiles:
             self._disk.close(descriptor)
         self._window = (-1, 0, b"")
         path = self.file_path(lsn)
+        following = min((one for one in self.lsns if one > lsn), default=None)
+        if following is not None:
+            with contextlib.suppress(OSError):  # a disk without room: the log tells it all the same
+                floor = f"{self._path}/log/{following:020d}{FLOOR}"
+                self._disk.close(self._disk.open(floor, create=True))
         with contextlib.suppress(FileNotFoundError):
             self._disk.rename(path, path + GONE)
         if lsn in self.lsns:
@@ -205,6 +224,11 @@ class SegmentFiles:
         # The latest used is the last to be closed.
         self._descriptors[lsn] = descriptor
         return descriptor
+
+    def close_others(self) -> None:
+        """Close all but the segment that is written to: one that is removed gives its room back."""
+        for lsn in self._descriptors.keys() - {self.pinned}:
+            self._disk.close(self._descriptors.pop(lsn))
 
     def forget(self) -> None:
         """Close every file; what was read of them may not be true any more."""

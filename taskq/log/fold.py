@@ -116,7 +116,7 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
     watch: Watch | None,
 ) -> None:
     """Apply the records in ``data[at:end]``; ``where + at`` is the location of each."""
-    _, _, lsn, epoch, time_ns, _, _ = header
+    _, _, lsn, epoch, time_ns, _, _, _ = header
     unpack = codec.PREFIX.unpack_from
     job_fields = _JOB_FIELDS.unpack_from
     jobs = watch.jobs if watch is not None else ()

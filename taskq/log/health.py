@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import LogError
 from taskq.core.strays import strays_of
 from taskq.log.access import exposures, whose
+from taskq.log.chain import describe_loss
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
 from taskq.log.disk import LocalDisk
 from taskq.log.lock import process_state
@@ -65,6 +66,10 @@ def _readable(path: Path) -> Check:
     try:
         with LogReader.open(str(path)) as reader:
             detail = f"log {reader.tag} reads up to lsn {reader.journal.next_lsn - 1}"
+            if reader.journal.lost:
+                # No restart brings it back: whoever minds liveness only need not know.
+                detail = "; ".join(map(describe_loss, reader.journal.lost))
+                return Check(name="log", ok=False, detail=detail)
     except LogError as error:
         return Check(name="log", ok=False, vital=True, detail=str(error))
     return Check(name="log", ok=True, vital=True, detail=detail)

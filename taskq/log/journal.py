@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from taskq.core.errors import LogError, LogFailed, LogGone, PayloadTooLarge
 from taskq.core.model import Durability
 from taskq.log import codec
+from taskq.log.chain import find_losses, link_to, said_lsn
 from taskq.log.config import LSN_SKIP, LogConfig
 from taskq.log.files import SegmentGone
+from taskq.log.identity import FILE as IDENTITY_FILE
 from taskq.log.identity import (
     Identity,
     add_feature,
@@ -101,6 +103,9 @@ class Journal(Place):
         if hint is not None and hint.home == self.home:
             self._time.learn(hint.clock_base_ns)
             self.generation = hint.generation
+        if IDENTITY_FILE not in self.disk.names(self.path):
+            self.writer.void_hint()  # it is of a log that was here before
+            hint = None
         self._identify(read_or_create_identity(self.disk, self.path, self.clock.wall_ns()))
         self.files.refresh()
         if hint is not None and not (hint.failed or self._is_borne_out(hint)):
@@ -122,6 +127,8 @@ class Journal(Place):
                 self._secure()
                 self._write_hint()
         self.in_order = True  # whatever was out of order is put right
+        self.lost = find_losses(self, 0)
+        self.files.close_others()
         self.meters.open_ns = self.clock.steady_ns() - start_ns
 
     def open_for_reading(self) -> None:
@@ -134,13 +141,15 @@ class Journal(Place):
         if identity is None:
             raise LogError(f"{self.path} is not a task log")
         self._identify(identity)
+        hint, never_had_one, self.home = find_hint(self.disk, self.path)
+        said = said_lsn(self, hint)
         self.files.refresh()
         usable = [lsn for lsn in self.files.lsns if self.files.header(lsn) is not None]
         if usable:
-            hint, never_had_one, self.home = find_hint(self.disk, self.path)
             self.in_order = self._has_stayed_on(hint, never_had_one)
             self._enter(usable[-1])
             self._walk(None if hint is None or hint.failed else hint)
+        self.lost = find_losses(self, said)
 
     def _has_stayed_on(self, hint: TailHint | None, never_had_one: bool) -> bool:
         return never_had_one if hint is None else hint.boot == self.boot
@@ -284,9 +293,10 @@ class Journal(Place):
     def _find_end(self, hint: TailHint | None, *, lost: bool) -> None:
         """Walk to the last whole frame, cut a torn tail, begin a new epoch where that is due."""
         files = self.files
+        said = said_lsn(self, hint)
         usable = [lsn for lsn in files.lsns if files.header(lsn) is not None]
         strange = [files.bound(lsn) for lsn in files.lsns if lsn not in usable and files.size(lsn)]
-        floor = max((hint.next_lsn if hint is not None else 0, *strange))
+        floor = max((hint.next_lsn if hint is not None else 0, said, *strange))
         cut = False
         if usable:
             self._enter(usable[-1])
@@ -297,7 +307,11 @@ class Journal(Place):
             if usable and (hint is None or hint.home == self.home):
                 self._secure()
             lsn = max(self.next_lsn, floor)
-            self._begin_segment(lsn + LSN_SKIP if lsn else 1, new_epoch=True)
+            first = lsn + LSN_SKIP if lsn else 1
+            link = codec.NO_LINK if strange else None
+            if max((self.next_lsn, *strange)) < said:
+                link = codec.LOST
+            self._begin_segment(first, new_epoch=True, link=link)
             self.files.remove_empty(self.segment)
         self._write_hint()
         if lost:
@@ -315,7 +329,7 @@ class Journal(Place):
         header = self.files.header(self.segment)
         assert header is not None
         offset = self.clean_offset = codec.SEGMENT_HEADER.size
-        self.next_lsn, self.epoch, _, self.time_ns = header
+        self.next_lsn, self.epoch, _, self.time_ns, _ = header
         size = self.files.size(self.segment)
         self.last_frame = 0
         fits = hint is not None and hint.fits(self.home, self.segment, size)
@@ -340,15 +354,23 @@ class Journal(Place):
             )
         return is_torn or gaps > 0
 
-    def _begin_segment(self, first_lsn: int, *, new_epoch: bool) -> None:
-        """Seal the present segment and open the next; everything before it is on disk first."""
+    def _begin_segment(
+        self, first_lsn: int, *, new_epoch: bool, link: codec.Link | None = None
+    ) -> None:
+        """Seal the present segment and open the next; everything before it is on disk first.
+
+        ``link``: what it says of the present one; None: where that ends.
+        """
         if self._tail >= 0:
             self._seal()
             self.writer.void_hint()
+            if link is None:
+                link = link_to(self.files, self.segment, self.last_frame)
         epoch = (int.from_bytes(os.urandom(8), "little") or 1) if new_epoch else self.epoch
         try:
             with excused(self):
-                self.files.create(first_lsn, epoch, self.time_ns or self.clock.wall_ns())
+                time_ns = self.time_ns or self.clock.wall_ns()
+                self.files.create(first_lsn, epoch, time_ns, link or codec.NO_LINK)
         except OSError:
             with contextlib.suppress(OSError):
                 self.disk.remove(self.files.file_path(first_lsn))

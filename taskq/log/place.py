@@ -13,6 +13,7 @@ from taskq.log.meters import Meters
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from taskq.core.model import Damage
     from taskq.log.config import LogConfig
     from taskq.log.ports import Clock, Disk
     from taskq.log.segment import Frame, Gap
@@ -25,6 +26,7 @@ class Place:
         next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
         segment, offset: where the next frame goes.
         last_frame: offset of the segment's last frame, 0 if it has none.
+        lost: what the log lacks, and nothing says that it may; as of its opening.
         is_past: the end is one that the log had at a moment of the past.
         indexes: what finds single records.
         meters: what this process did so far.
@@ -41,6 +43,7 @@ class Place:
         self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
         self.last_frame = 0
         self.is_past = False
+        self.lost: tuple[Damage, ...] = ()
         self._marks = Marks()
         self.meters = Meters()
         self.indexes = SegmentIndexes(self)

@@ -158,18 +158,23 @@ def _save_segment(journal: Journal, segment: int, durable: int, following: int) 
             scanner = Scanner(read, seed, end, segment, sealed=False, in_order=journal.in_order)
             return scanner.frames(codec.SEGMENT_HEADER.size)
 
-        end, first = size, None
+        end, first, before = size, None, codec.NO_LINK
         for item in items(size):
             if following and _first_lsn(item) >= following and not _is_sync_point(item):
                 end = item.offset
                 break
-            if first is None and isinstance(item, Frame) and item.header.next_lsn > durable:
-                first = item
+            if first is None and isinstance(item, Frame):
+                if item.header.next_lsn > durable:
+                    first = item
+                else:
+                    before = codec.Link(item.offset, item.header.crc)
         saved = 0
         if first is not None:
             start = first.offset
             frames = (one for one in items(end) if isinstance(one, Frame) and one.offset > start)
-            saved = _write_again(journal, first, frames)
+            if first.header.first_lsn == segment:  # replaced as a whole: it names what it named
+                before = _link_of(disk, old)
+            saved = _write_again(journal, first, frames, before)
             # One that holds nothing else was replaced as a whole.
             end = start if first.header.first_lsn != segment else size
         if end < size:
@@ -196,13 +201,21 @@ def _read_from(disk: Disk, descriptor: int, count: int, offset: int) -> bytes:
     return disk.read(descriptor, count, offset)
 
 
-def _write_again(journal: Journal, first_frame: Frame, others: Iterator[Frame]) -> int:
+def _link_of(disk: Disk, descriptor: int) -> codec.Link:
+    data = disk.read(descriptor, codec.SEGMENT_HEADER.size, 0)
+    header = codec.decode_segment_header(data, "")
+    return codec.NO_LINK if header is None else header.link
+
+
+def _write_again(
+    journal: Journal, first_frame: Frame, others: Iterator[Frame], link: codec.Link
+) -> int:
     """Make a segment of these frames; one that begins with them is replaced as a whole."""
     disk = journal.disk
     first = first_frame.header
     seed = codec.segment_seed(journal.identity.log_id, first.first_lsn)
     header = codec.SegmentHeader(
-        first.first_lsn, first.epoch, journal.identity.log_id.bytes, first.time_ns
+        first.first_lsn, first.epoch, journal.identity.log_id.bytes, first.time_ns, link
     )
     path = f"{journal.path}/log/{segment_name(first.first_lsn)}"
     temporary = f"{path}.tmp"

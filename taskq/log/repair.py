@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
 from taskq.log import codec
+from taskq.log.chain import is_broken, link_to_end, seams
+from taskq.log.codec import NO_LINK
 from taskq.log.config import LogConfig
 from taskq.log.cursor import Cursor
 from taskq.log.disk import LocalDisk, SystemClock
@@ -52,12 +54,14 @@ class RepairReport:
         kept: the original segments, as paths below the log's directory.
         lost_jobs: ids of jobs that are gone, as far as other records name them.
         lost_records: records that were not to be saved, whatever they said.
+        accepted: gaps between segments that count for nothing any more.
     """
 
     damage: tuple[Damage, ...]
     kept: tuple[str, ...] = ()
     lost_jobs: tuple[str, ...] = ()
     lost_records: int = 0
+    accepted: tuple[Damage, ...] = ()
 
 
 def survey_damage(journal: Journal) -> RepairReport:
@@ -68,7 +72,8 @@ def survey_damage(journal: Journal) -> RepairReport:
         if isinstance(item, Gap):
             damage.append(describe_damage(journal, base, item))
             saved.update(lsn for _, lsn, _ in _salvaged(journal, base, item))
-    lost = sum(max(one.next_lsn - one.first_lsn - one.salvaged, 0) for one in damage)
+    damage += journal.lost
+    lost = sum(one.lost for one in damage)
     jobs = [
         job
         for job in concerned_jobs(journal, damage)
@@ -114,7 +119,9 @@ def _refuse_if_open(path: str) -> None:
 
 
 def repair(journal: Journal) -> RepairReport:
-    """Write every damaged segment anew. The writer lock is held, and nobody else has the log open.
+    """Write every damaged segment anew, and accept that segments are lost.
+
+    The writer lock is held, and nobody else has the log open.
 
     Raises:
         LogError: the disk refused; the damaged segments are still what they were.
@@ -122,7 +129,7 @@ def repair(journal: Journal) -> RepairReport:
     report = survey_damage(journal)
     if not report.damage:
         return report
-    damaged = sorted({int(one.segment.partition(".")[0]) for one in report.damage})
+    damaged = sorted({int(one.segment.partition(".")[0]) for one in report.damage if one.size})
     if journal.segment in damaged:
         # What is written to is never replaced: the end of the log moves to a file of its own.
         journal._begin_segment(max(journal.next_lsn, journal.segment + 1), new_epoch=False)
@@ -130,7 +137,7 @@ def repair(journal: Journal) -> RepairReport:
     journal.generation = int.from_bytes(os.urandom(4), "little")
     journal._write_hint()
     try:
-        kept = tuple(_rewrite(journal, segment) for segment in damaged)
+        kept = _rewrite_all(journal, damaged)
     except OSError as error:
         raise LogError(
             f"{journal.path}: the repair was cut short ({error.strerror or error}): what it did "
@@ -138,12 +145,36 @@ def repair(journal: Journal) -> RepairReport:
         ) from error
     finally:
         journal._forget_files()
+    accepted, journal.lost = journal.lost, ()
     return RepairReport(
         damage=report.damage,
         kept=kept,
         lost_jobs=report.lost_jobs,
         lost_records=report.lost_records,
+        accepted=accepted,
     )
+
+
+def _rewrite_all(journal: Journal, damaged: list[int]) -> tuple[str, ...]:
+    """Replace segments, and let each that follows a gap name what is there; returns originals.
+
+    Whoever is to name another end names none meanwhile: a repair that is cut short accuses nobody.
+    """
+    files = journal.files
+    changed = [
+        (before, lsn)
+        for before, lsn in seams(files)
+        if before in damaged or (lsn > files.floor and is_broken(files, before, lsn))
+    ]
+    for _, lsn in changed:
+        files.relink(lsn, NO_LINK)
+    kept = tuple(_rewrite(journal, segment) for segment in damaged)
+    journal._forget_files()
+    files.remove_empty(journal.segment)
+    for before, lsn in changed:
+        files.relink(lsn, link_to_end(files, before))
+    _remove_snapshots(journal)
+    return kept
 
 
 def _rewrite(journal: Journal, segment: int) -> str:
@@ -156,15 +187,20 @@ def _rewrite(journal: Journal, segment: int) -> str:
     # Their places are those of the old file; without them the log is read as it is.
     disk.remove(f"{target.removesuffix('.log')}{_INDEX_SUFFIX}")
     disk.sync_directory(f"{path}/log")
-    snapshots = f"{path}/snapshot"
+    _remove_snapshots(journal)
+    disk.rename(temporary, target)
+    disk.sync_directory(f"{path}/log")
+    return kept
+
+
+def _remove_snapshots(journal: Journal) -> None:
+    """They know the places in what was there before."""
+    disk, snapshots = journal.disk, f"{journal.path}/snapshot"
     names = [name for name in disk.names(snapshots) if name.endswith(_SNAPSHOT_SUFFIX)]
     for name in names:
         disk.remove(f"{snapshots}/{name}")
     if names:
         disk.sync_directory(snapshots)
-    disk.rename(temporary, target)
-    disk.sync_directory(f"{path}/log")
-    return kept
 
 
 def _write_anew(journal: Journal, segment: int, path: str) -> None:

@@ -70,6 +70,8 @@ def check_fit(place: Place, header: Header) -> None:
         Unusable: it is not.
     """
     files, end = place.files, place.end()
+    if place.lost:
+        raise Unusable("the log lacks segments: what they held is not to be claimed")
     if (header.segment, header.offset) > (end.segment, end.offset):
         raise Outdated("it is ahead of the log")
     files.refresh()

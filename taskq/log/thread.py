@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import Durability
 from taskq.log.adopter import Adopter, AdoptOrder
+from taskq.log.chain import describe_loss
 from taskq.log.committer import Committer
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.disk import LocalDisk, SystemClock
@@ -106,7 +107,7 @@ class StorageThread:
             self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
         finally:
             self.journal.unlock()
-        for note in self.journal.recovered:
+        for note in (*self.journal.recovered, *map(describe_loss, self.journal.lost)):
             _log.warning("%s: %s", self.path, note)
 
     def run(self) -> None:

@@ -20,9 +20,8 @@ from taskq.core.errors import MomentGone, UsageError
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Kind
 from taskq.log import codec
-from taskq.log.carrying import encode_compacted
+from taskq.log.chain import compactions
 from taskq.log.cursor import Cursor
-from taskq.log.logrecord import places
 from taskq.log.segment import Gap
 
 if TYPE_CHECKING:
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
 _KIND_AT: Final = 4
 _CLOCK: Final = int(Kind.CLOCK)
-_COMPACTED: Final = int(Kind.COMPACTED)
-#: What a COMPACTED record starts with, whatever it says.
-_COMPACTED_HEAD: Final = encode_compacted(0, 0)[: codec.PREFIX.size]
 _FORMS: Final = 'give a span back from now ("2h"), a time ("2024-05-01T12:00") or an lsn (4711)'
 
 
@@ -151,7 +147,7 @@ def _survey(journal: Journal) -> _Survey:
         if isinstance(item, Gap):
             continue
         steps_ns += _step_of(item)
-        for lsn, below in _compactions(item):
+        for lsn, below in compactions(item):
             # While the segments that it names are still there, nothing is missing.
             if below <= kept:
                 floor_lsn, floor_ns = lsn, item.header.time_ns
@@ -164,17 +160,6 @@ def _step_of(frame: Frame) -> int:
         return 0
     step_ns: int = codec.CLOCK.unpack_from(frame.data, frame.at)[6]
     return step_ns
-
-
-def _compactions(frame: Frame) -> list[tuple[int, int]]:
-    """(lsn, what it says) of each COMPACTED record in a frame."""
-    if frame.data.find(_COMPACTED_HEAD, frame.at, frame.at + frame.header.body_size) < 0:
-        return []
-    return [
-        (lsn, codec.OWNER.unpack_from(frame.data, at)[6])
-        for lsn, at, _ in places(frame)
-        if frame.data[at + _KIND_AT] == _COMPACTED
-    ]
 
 
 def _copy(cursor: Cursor) -> Cursor:

@@ -41,26 +41,34 @@ _WITH_TOKEN: Final = frozenset(
 
 
 def verify(journal: Journal) -> VerifyReport:
-    """What a full read of the log finds, up to its known end.
+    """What a full read of the log finds, up to its known end, and what it lacks there.
 
     Raises:
         FormatError: a record that a newer taskq wrote.
     """
-    frames = found = 0
+    frames = found = epoch = next_lsn = 0
     damage: list[Damage] = []
+    missing: list[tuple[int, int]] = []
     named: dict[bytes, int] = {}
     for base, item in everything(journal):
         if not isinstance(item, Gap):
             frames += 1
             found += item.header.records
+            if item.header.epoch == epoch and item.header.first_lsn > next_lsn:
+                missing.append((next_lsn, item.header.first_lsn))
+            epoch, next_lsn = item.header.epoch, item.header.next_lsn
             for lsn, at, length in places(item):
                 kind = item.data[at + _KIND_AT]
                 check_known(kind, lsn)
                 if item.data[at + _FLAGS_AT] & _SPILLED or kind in _CARRYING:
                     record = decode_record(item.data[at : at + length], lsn, 0, 0)
                     named.update(dict.fromkeys(files_named(record), record.job))
-        elif len(damage) < DAMAGE_MAX:
+            continue
+        epoch = 0  # the lsns that are missing there are those of the damage
+        if len(damage) < DAMAGE_MAX:
             damage.append(describe_damage(journal, base, item))
+    known = {loss.first_lsn for loss in journal.lost}
+    damage += journal.lost
     return VerifyReport(
         segments=len(journal.files.lsns),
         frames=frames,
@@ -69,6 +77,7 @@ def verify(journal: Journal) -> VerifyReport:
         torn_bytes=journal.torn_bytes,
         jobs=tuple(f"{journal.tag}-{job}" for job in concerned_jobs(journal, damage)),
         files=tuple(_check_files(journal, named)),
+        accepted=tuple(one for one in missing if one[0] not in known),
     )
 
 

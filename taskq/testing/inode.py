@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -15,14 +14,13 @@ _EVEN: Final = 0.5
 _SELDOM: Final = 0.1
 #: How much of a file's unsynced data a crash keeps, on average; one of these for each crash.
 _SHARES: Final = (0.0, 0.5, 0.9, 1.0)
-_NUMBERS: Final = itertools.count(1)
 
 
 class File:
     """Bytes with a past.
 
     Attributes:
-        number: of this file and no other.
+        number: of this file and no other of its machine.
         cache: what reads give.
         platter: what a crash leaves, besides those dirty sectors that it keeps.
         dirty: sector -> the states that it had since the last sync, without the latest.
@@ -32,8 +30,8 @@ class File:
         modified_ns: when it was last written or touched.
     """
 
-    def __init__(self) -> None:
-        self.number = next(_NUMBERS)
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.cache = bytearray()
         self.platter = bytearray()
         self.dirty: dict[int, list[bytes]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -70,7 +71,8 @@ class Machine:
         self.unreadable: set[tuple[str, int]] = set()
         self._failing_syncs = 0
         self._stop_at: tuple[int, bool] | None = None
-        root = File()
+        self._numbers = itertools.count(1)
+        root = File(next(self._numbers))
         self._names: dict[str, File] = {"/": root}
         self._kept_names: dict[str, File] = {"/": root}
         #: the objects themselves: the id of one that is gone may be that of a file some day
@@ -119,7 +121,7 @@ class Machine:
         """Make a file hold exactly these bytes, synced, in a directory that exists."""
         file = self._names.get(path)
         if file is None:
-            file = self._names[path] = self._kept_names[path] = File()
+            file = self._names[path] = self._kept_names[path] = File(next(self._numbers))
         file.cache = bytearray(data)
         file.settle()
         file.platter = bytearray(data)
@@ -164,7 +166,7 @@ class Machine:
         directory_path = parent(path)
         if directory_path not in self._names:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        file = self._names[path] = File()
+        file = self._names[path] = File(next(self._numbers))
         file.modified_ns = self.wall_ns()
         if directory:
             self._directories.add(file)

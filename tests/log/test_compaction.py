@@ -305,7 +305,7 @@ def test_a_damaged_segment_is_kept_with_all_behind_it(caplog: pytest.LogCaptureF
     path = world.segments()[0]
     world.machine.corrupt(path, 3_000, b"#")
     before = world.segments()
-    process.journal.files.forget()
+    process.journal._forget_files()
     tend(process)
     assert world.segments() == before
     assert "taskq repair" in caplog.text

@@ -26,12 +26,6 @@ def rotate(process: Process) -> None:
         process.settle(delivery)
 
 
-def remove(world: World, count: int) -> None:
-    """Remove the oldest segments, in which nothing is needed."""
-    for path in world.segments()[:count]:
-        world.machine.unlink(path)
-
-
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_job_that_ended_in_a_segment_that_went_is_not_run_again(
@@ -50,7 +44,7 @@ def test_a_job_that_ended_in_a_segment_that_went_is_not_run_again(
         idle.journal.files.refresh()
     rotate(busy)
     busy.enqueue(b"lives")
-    remove(world, count)
+    world.remove_oldest(count)
     idle.catch_up()
     assert [one.payload for one in idle.claim(9)] == [b"lives"]
 
@@ -62,7 +56,7 @@ def test_keys_that_were_freed_in_a_segment_that_went_are_free() -> None:
     rotate(busy)
     rotate(busy)
     busy.enqueue(b"the last segment")
-    remove(world, 2)
+    world.remove_oldest(2)
     assert isinstance(idle.offer(b"again", Extras(key=b"k")), int)
 
 
@@ -75,7 +69,7 @@ def test_who_waits_for_a_job_is_told_of_its_end_though_the_segment_with_the_star
     assert not outcome.done()
     rotate(busy)
     busy.enqueue(b"lives")
-    remove(world, 1)
+    world.remove_oldest(1)
     idle.follow()
     idle.sync()
     with pytest.raises(JobNotFound, match="it is not kept any more"):
@@ -94,7 +88,7 @@ def test_it_begins_with_a_snapshot_if_there_is_one() -> None:
     busy.enqueue(b"lives")
     busy.catch_up()
     write(busy)
-    remove(world, 2)
+    world.remove_oldest(2)
     # What the segments knew that are gone, the snapshot knows still.
     assert idle.catch_up().need_agenda().stats()[0].succeeded == 3
     assert [one.payload for one in idle.claim(9)] == [b"lives"]
@@ -137,7 +131,7 @@ def test_a_record_in_a_segment_that_is_gone_is_not_taken_for_damaged() -> None:
     job = process.enqueue(b"somewhere")
     location = process.catch_up().need_agenda().location(job)
     process.journal.files.forget()
-    remove(world, 1)
+    world.remove_oldest(1)
     with pytest.raises(LogError, match="is gone") as caught:
         process.journal.files.record(location, job)
     assert not isinstance(caught.value, LogDamaged)
@@ -151,7 +145,7 @@ def test_who_reads_for_a_caller_gets_an_error() -> None:
     process.enqueue(b"lives")
     reader = world.reader()
     start = reader.start()
-    remove(world, 1)
+    world.remove_oldest(1)
     assert list(reader.frames(start)), "it has the file open still"
     reader.files.forget()
     with pytest.raises(SegmentGone, match="is gone"):
@@ -165,7 +159,7 @@ def test_a_reader_whose_end_is_gone_gets_an_error_and_not_the_later_log() -> Non
     reader = world.reader()
     rotate(process)
     process.enqueue(b"lives")
-    remove(world, 1)
+    world.remove_oldest(1)
     with pytest.raises(SegmentGone, match="is gone"):
         list(reader.frames(reader.start()))
 
@@ -179,7 +173,7 @@ def test_what_is_left_is_told_the_same_by_everybody() -> None:
         rotate(busy)
     for number in range(5):
         busy.enqueue(b"%d" % number, spec=PLAIN)
-    remove(world, 2)
+    world.remove_oldest(2)
     check_same(world)
     now_ns = world.clock.wall_ns()
     assert told(idle.catch_up(), now_ns) == told(folded(world, trusts_snapshots=False), now_ns)

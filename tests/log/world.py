@@ -10,6 +10,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log.committer import Committer
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.facets import Facets
+from taskq.log.gone import FLOOR
 from taskq.log.history import records, tell
 from taskq.log.journal import Journal
 from taskq.log.lock import WriterLock
@@ -43,6 +44,8 @@ class World:
         self.machine.wall_ns = self.clock.wall_ns
         self.neighbourhood = Neighbourhood()
         self.config = config
+        #: whether no test takes anything away: then nobody who opens may miss anything
+        self.is_whole = True
         self._pids = 100
 
     def process(self, config: LogConfig | None = None) -> Process:
@@ -64,6 +67,7 @@ class World:
         """The log as a read-only process sees it."""
         journal = Journal(CrashableDisk(self.machine), self.clock, PATH, self.config, None)
         journal.open_for_reading()
+        assert not (self.is_whole and journal.lost)
         return journal
 
     def view(self, lsn: int) -> JobView | None:
@@ -85,6 +89,13 @@ class World:
         facets.need_agenda()
         facets.need_dedup()
         return facets
+
+    def remove_oldest(self, count: int) -> None:
+        """Remove the oldest segments, in which nothing is needed, and say so as compaction does."""
+        for path in self.segments()[count:][:1]:
+            self.machine.put(path.replace(".log", FLOOR), b"")
+        for path in self.segments()[:count]:
+            self.machine.unlink(path)
 
     def segments(self) -> list[str]:
         """Paths of the segment files."""
@@ -108,6 +119,7 @@ class Process:
         except Exception:
             self.disk.kill()
             raise
+        assert not (world.is_whole and self.journal.lost)
 
     # -- step by step -----------------------------------------------------------------------------
 
