@@ -190,8 +190,15 @@ def test_what_a_newer_taskq_wrote_is_refused_whatever_is_done_about_damage(
 def test_a_file_that_is_missing_or_unreadable_is_named(tmp_path: Path) -> None:
     segments, path, _ = _three_frames(tmp_path)
     piece = segments.piece()
-    with pytest.raises(SegmentUnreadable, match=r"cannot be read \(Is a directory\): check its"):
-        list(decode(piece._replace(path=str(tmp_path)), DETAILS))
+    (tmp_path / "link").symlink_to(path)
+    os.mkfifo(tmp_path / "pipe")  # which would hold up who opens it
+    for name, what in (
+        ("link", "a symbolic link"),
+        ("pipe", "no regular file"),
+        ("", "no regular"),
+    ):
+        with pytest.raises(SegmentUnreadable, match=rf"cannot be read \(it is {what}"):
+            list(decode(piece._replace(path=str(tmp_path / name)), DETAILS))
     path.unlink()
     with pytest.raises(SegmentMissing, match=r"the segment is missing.*failOnDataLoss=false"):
         list(decode(piece, DETAILS))
