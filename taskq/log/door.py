@@ -70,7 +70,7 @@ def make_pipe(path: str | Path) -> int:
     """Make a named pipe, and open it for both directions."""
     with _directory_of(str(path)) as (directory, name):
         # Nobody knows of it yet, so nobody misses the mode that the umask takes from it.
-        os.mkfifo(name, _FILE_PRIVATE, dir_fd=directory)
+        os.mkfifo(path, _FILE_PRIVATE)
         descriptor = _opened(str(path), os.O_RDWR, stat.S_ISFIFO, name, directory)
         _give(descriptor, os.fstat(directory), _FILE_PRIVATE, _FILE_SHARED)
         return descriptor
@@ -168,8 +168,9 @@ def _directory_of(path: str) -> Iterator[tuple[int, str]]:
 def _open_directory(path: str, name: str | None = None, directory: int | None = None) -> int:
     try:
         return os.open(name or path, _DIRECTORY, dir_fd=directory)
-    except NotADirectoryError:
-        if os.path.islink(path):  # noqa: PTH114 - text, maybe no UTF-8
+    except OSError as error:
+        # Systems differ in what they say of a link.
+        if error.errno in {errno.ENOTDIR, errno.ELOOP} and os.path.islink(path):  # noqa: PTH114 - text, maybe no UTF-8
             raise OSError(errno.ELOOP, _SYMLINK, path) from None
         raise
 
@@ -220,8 +221,10 @@ def _give(descriptor: int, directory: os.stat_result, private: int, shared: int)
         with contextlib.suppress(OSError):
             os.fchown(descriptor, *wanted)
     mode = shared if is_shared(directory.st_mode) else private
-    if stat.S_IMODE(os.fstat(descriptor).st_mode) & ~stat.S_ISGID != mode & ~stat.S_ISGID:
-        # The bit itself comes with the directory above; asking for it as no member would drop it.
+    now = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    # Linux lets a directory have the bit of the one above. Who is no member of the group would
+    # lose it by asking, so what is right already is left alone.
+    if now != (wanted_mode := mode | now & stat.S_ISGID):
         # Some file systems have no modes: what comes of that is told when the log is opened.
         with contextlib.suppress(PermissionError):
-            os.fchmod(descriptor, mode | facts.st_mode & stat.S_ISGID)
+            os.fchmod(descriptor, wanted_mode)
