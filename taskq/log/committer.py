@@ -66,6 +66,8 @@ class Committer(Desk):
         self.peers = peers
         self.config = config
         self.operations = Operations(journal, self.facets, peers.owner, description)
+        #: whether somebody builds on, between batches, what takes long to build
+        self.builds_in_steps = False
         #: something was appended that a loss would undo (claims alone do not count)
         self.unsynced = False
         self.owners = OtherOwners(self.facets, peers)
@@ -108,7 +110,10 @@ class Committer(Desk):
             return
         try:
             self._check_owner(now_ns)
-            self._build_before_lock(survey)
+            if self._build_before_lock(survey):
+                requests, survey = self._put_off(requests)
+                if not requests:
+                    return
             self.in_flight = requests
             self.journal.lock()
         except TaskqError as error:
@@ -173,6 +178,9 @@ class Committer(Desk):
                 self.followers.add(operand, port, future)
                 return
             look, needs_agenda = operand
+            if self.builds_in_steps and self.facets.lacks(agenda=needs_agenda, keys=False):
+                self.held_back([request])
+                return
             self.facets.catch_up()
             if needs_agenda:
                 self.facets.need_agenda()
@@ -183,18 +191,43 @@ class Committer(Desk):
     def _wants_agenda(self, survey: Survey) -> bool:
         return bool(self.waiting) or survey.replaces or not survey.ops.isdisjoint(_NEEDS_AGENDA)
 
-    def _build_before_lock(self, survey: Survey) -> None:
-        """Read what others wrote before taking the lock: the first build reads the whole log."""
+    def _build_before_lock(self, survey: Survey) -> bool:
+        """Read what others wrote before taking the lock: the first build reads the whole log.
+
+        Returns:
+            Whether what the batch needs is built in steps instead, and not there yet.
+        """
         facets = self.facets
         wants_agenda = self._wants_agenda(survey)
         builds = (wants_agenda and facets.agenda is None) or (survey.keyed and facets.dedup is None)
         if builds or facets.agenda is not None:
             self.journal.refresh()
+            if self.builds_in_steps and facets.lacks(agenda=wants_agenda, keys=survey.keyed):
+                return True
             facets.catch_up()
         if wants_agenda:
             facets.need_agenda()
         if survey.keyed:
             facets.need_dedup()
+        return False
+
+    def _put_off(self, requests: list[Request]) -> tuple[list[Request], Survey]:
+        """Hold back what needs a fold that is still being built; returns the rest."""
+        waiting, self.waiting = claims(self.waiting), []
+        rest: list[Request] = []
+        held: list[Request] = []
+        for request in (*requests, *waiting):
+            op, _, future, operand = request
+            if op == _ENQUEUE and operand[2] is None:
+                rest.append(request)
+                continue
+            one = Survey.of([request])
+            if not self.facets.lacks(agenda=self._wants_agenda(one), keys=one.keyed):
+                rest.append(request)
+            elif future is None or not future.done():
+                held.append(request)
+        self.held_back(held)
+        return rest, Survey.of(rest)
 
     def _locked(self, requests: list[Request], survey: Survey) -> OSError | None:
         """Decide and append; returns what the disk said if it refused: then nothing happened."""
@@ -396,6 +429,8 @@ class Committer(Desk):
     def follow(self) -> None:
         """Look for outcomes that other processes wrote, without the lock."""
         self.journal.refresh()
+        if self.builds_in_steps:
+            self.facets.lacks(agenda=False, keys=False)
         self.facets.catch_up()
         self._answer_watchers()
 

@@ -30,7 +30,8 @@ class Desk:
         waiting: claims that found nothing yet: (request, port, future).
         watchers: who waits for the outcome of a job.
         followers: who waits for the log to grow.
-        held: settlements that the disk refused: they are tried again, nobody waits for them.
+        held: requests for the next batch: settlements that the disk refused, which nobody
+            waits for, and what needs a fold that is still being built.
         in_flight: the requests of the batch that waits for the lock.
     """
 

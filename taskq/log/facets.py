@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.agenda import Agenda
 from taskq.core.dedup import Dedup
-from taskq.core.errors import JobNotFound
+from taskq.core.errors import JobNotFound, TaskqError
 from taskq.core.model import SECOND_NS, Damage
 from taskq.log.adoptions import Adoptions
 from taskq.log.files import SegmentGone
-from taskq.log.fold import fold_damaged, fold_frame, fold_keys
+from taskq.log.fold import fold_damaged, fold_frame, fold_steps
 from taskq.log.foldother import Watch
 from taskq.log.history import find_end, is_job
 from taskq.log.segment import Gap, segment_name
@@ -44,6 +44,8 @@ _TRIES: Final = 4
 _BROKEN_MAX: Final = 8
 #: In place of a location: there is no such job.
 NO_JOB: Final = -1
+#: More than that is not folded in one go while requests wait that need nothing of it.
+AT_ONCE_BYTES: Final = 512 * 1024
 #: How much of the log is walked to find the ends of jobs, rather than look each up.
 _WALK_BYTES: Final = 256 * 1024
 _WALK_BYTES_A_JOB: Final = 16 * 1024
@@ -78,32 +80,105 @@ class Facets:
         self._broken = 0
         self._sought: set[int] = set()
         self._cursors: dict[str, Cursor] = {}
+        self._steps: dict[str, Iterator[None]] = {}
+        #: what could not be built in steps
+        self._at_once: set[str] = set()
 
     def need_agenda(self) -> Agenda:
         """The agenda, caught up to the journal's known end."""
-        self._until_whole(self._build_agenda)
+        self._until_whole("agenda")
         assert self.agenda is not None
         return self.agenda
 
-    def _build_agenda(self) -> None:
-        if self.agenda is None:
-            loaded = load_newest(self._journal, AGENDA) if self.trusts_snapshots else None
-            self.agenda, self._cursors["agenda"] = loaded or (Agenda(), self._journal.start())
-            window_seconds = self._journal.config.starvation_seconds
-            self.agenda.ages.window_ns = round((window_seconds or 0) * SECOND_NS)
-        self._follow("agenda")
-
     def need_dedup(self) -> Dedup:
         """The table of keys, caught up to the journal's known end."""
-        self._until_whole(self._build_dedup)
+        self._until_whole("dedup")
         assert self.dedup is not None
         return self.dedup
 
-    def _build_dedup(self) -> None:
-        if self.dedup is None:
-            loaded = load_newest(self._journal, DEDUP) if self.trusts_snapshots else None
-            self.dedup, self._cursors["dedup"] = loaded or (Dedup(), self._journal.start())
-        self._follow("dedup")
+    def _build(self, name: str) -> None:
+        for _ in self._steps.pop(name, ()):
+            """What is built in steps need not begin anew."""
+        if name not in self._cursors:
+            self._put(name, *self._opened(name))
+        self._follow(name)
+        self._at_once.discard(name)
+
+    def _opened(self, name: str) -> tuple[Agenda | Dedup, Cursor]:
+        """The newest snapshot that fits, or the beginning of the log."""
+        journal = self._journal
+        if name == "dedup":
+            keys = load_newest(journal, DEDUP) if self.trusts_snapshots else None
+            return keys or (Dedup(), journal.start())
+        loaded = load_newest(journal, AGENDA) if self.trusts_snapshots else None
+        agenda, cursor = loaded or (Agenda(), journal.start())
+        window_seconds = journal.config.starvation_seconds
+        agenda.ages.window_ns = round((window_seconds or 0) * SECOND_NS)
+        return agenda, cursor
+
+    def _put(self, name: str, fold: Agenda | Dedup, cursor: Cursor) -> None:
+        self._cursors[name] = cursor
+        if isinstance(fold, Agenda):
+            self.agenda = fold
+        else:
+            self.dedup = fold
+
+    # -- building in steps ------------------------------------------------------------------------
+
+    def lacks(self, *, agenda: bool, keys: bool) -> bool:
+        """Whether one of those that are wanted is built in steps, or has to be from now on.
+
+        That is so if there is much to read, be it all or what others wrote since. Until ``build``
+        is done with it, it is as if it had never been built.
+        """
+        is_lacking = False
+        for name, is_wanted in (("agenda", agenda), ("dedup", keys)):
+            if name not in self._steps and self._is_far(name, is_wanted):
+                fold = self.agenda if name == "agenda" else self.dedup
+                cursor = self._cursors.get(name)
+                built = None if fold is None or cursor is None else (fold, cursor)
+                if built is not None:
+                    self._forget(name)
+                self._steps[name] = self._building(name, built)
+            is_lacking |= is_wanted and name in self._steps
+        return is_lacking
+
+    @property
+    def is_building(self) -> bool:
+        """Whether anything is built in steps now."""
+        return bool(self._steps)
+
+    def build(self) -> bool:
+        """Do the next step, of about a millisecond; whether there are more."""
+        name, steps = next(iter(self._steps.items()))
+        try:
+            next(steps)
+        except StopIteration:
+            self._end_building(name)
+        except (TaskqError, OSError) as error:
+            # Whoever needs it meets the same, and knows what to do about it.
+            _log.debug("%s: %s is built at once: %s", self._journal.path, name, error)
+            self._end_building(name)
+        return self.is_building
+
+    def _end_building(self, name: str) -> None:
+        self._steps.pop(name, None)
+        if name not in self._cursors:
+            self._at_once.add(name)
+
+    def _is_far(self, name: str, is_wanted: bool) -> bool:
+        journal = self._journal
+        cursor = self._cursors.get(name)
+        if name in self._at_once:
+            return False
+        if cursor is None:
+            return is_wanted and journal.files.total_size() > AT_ONCE_BYTES
+        if cursor.segment == journal.segment:
+            return journal.offset - cursor.offset > AT_ONCE_BYTES
+        if cursor.segment not in journal.files.lsns:
+            return False
+        rest = journal.files.size(cursor.segment) - cursor.offset
+        return rest + journal.offset > AT_ONCE_BYTES
 
     def dedup_steps(self) -> Iterator[None]:
         """Build the table of keys, a part of a frame at a time; ``need_dedup`` does it at once.
@@ -111,17 +186,22 @@ class Facets:
         Raises:
             SegmentGone: compaction was faster.
         """
-        if self.dedup is not None:
-            return
-        loaded = load_newest(self._journal, DEDUP) if self.trusts_snapshots else None
-        dedup, cursor = loaded or (Dedup(), self._journal.start())
-        generation = self._journal.generation
-        for base, item in self._journal.frames(cursor):
-            if isinstance(item, Gap):
-                return  # damage is rare: need_dedup knows what to do about it
-            yield from fold_keys(base, item, dedup)
-        if "dedup" not in self._cursors and generation == self._journal.generation:
-            self.dedup, self._cursors["dedup"] = dedup, cursor
+        if self.dedup is None:
+            yield from self._building("dedup", None)
+
+    def _building(self, name: str, built: tuple[Agenda | Dedup, Cursor] | None) -> Iterator[None]:
+        journal = self._journal
+        fold, cursor = built or self._opened(name)
+        agenda, dedup = (fold, None) if isinstance(fold, Agenda) else (None, fold)
+        generation = journal.generation
+        while not journal.is_at_end(cursor):
+            for base, item in journal.frames(cursor):
+                if isinstance(item, Gap):
+                    return  # damage is rare: need_... knows what to do about it
+                yield from fold_steps(base, item, agenda, dedup)
+                self.caught_up += item.header.records
+        if name not in self._cursors and generation == journal.generation:
+            self._put(name, fold, cursor)
 
     def catch_up(self) -> None:
         """Bring everything that was built up to the journal's known end.
@@ -138,8 +218,11 @@ class Facets:
         """How far the agenda or the dedup table has come; None if it is not built."""
         return self._cursors.get(name)
 
-    def _until_whole(self, step: Callable[[], None]) -> None:
-        """Do it again when segments go meanwhile, each time from the oldest that is there."""
+    def _until_whole(self, name: str) -> None:
+        """Build it again when segments go meanwhile, each time from the oldest that is there."""
+        self._again(lambda: self._build(name))
+
+    def _again(self, step: Callable[[], None]) -> None:
         for _ in range(_TRIES):
             with contextlib.suppress(SegmentGone):
                 step()
@@ -165,7 +248,7 @@ class Facets:
         indexes.
         """
         if self._sought:
-            self._until_whole(self._look_back)
+            self._again(self._look_back)
 
     def _look_back(self) -> None:
         sought = self._sought
@@ -264,6 +347,7 @@ class Facets:
         self._sought |= self.watch.jobs | {job for job, _ in self.watch.settled}
         self.ended.clear()
         self._cursors.clear()
+        self._steps.clear()
         self.watch = Watch()
 
     def _forget(self, name: str) -> None:

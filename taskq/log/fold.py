@@ -49,8 +49,8 @@ _CARRIED: Final = int(Kind.CARRIED)
 _RUNS: Final = frozenset({_CLAIMED, _SUCCEEDED})
 _CLOCK_BYTE: Final = bytes((_CLOCK,))
 _SKIPPABLE: Final = 128
-#: Records whose keys are folded in one step: a millisecond's worth.
-_KEYS_A_STEP: Final = 128
+#: Records that are folded in one step: a millisecond's worth where each has a key.
+_RECORDS_A_STEP: Final = 128
 #: The least length of a record, by its type.
 _SIZES: Final = [codec.FIXED_SIZES.get(kind, codec.PREFIX.size) for kind in range(256)]
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
@@ -83,24 +83,29 @@ def fold_frame(
         ) from error
 
 
-def fold_keys(base: int, frame: Frame, dedup: Dedup) -> Iterator[None]:
-    """Do as ``fold_frame`` for the table of keys alone, some records at a time."""
+def fold_steps(
+    base: int, frame: Frame, agenda: Agenda | None, dedup: Dedup | None
+) -> Iterator[None]:
+    """Do as ``fold_frame``, some records at a time."""
     data, at, header, offset = frame
+    if agenda is not None and data[at + 4 : at + 5] != _CLOCK_BYTE:
+        agenda.begin_frame(header.first_lsn, header.time_ns)
     end = at + header.body_size
     where = base + offset + codec.FRAME_HEADER_SIZE - at
     lsn = header.first_lsn
     while at < end:
         stop = at
-        for _ in range(_KEYS_A_STEP):
+        count = 0
+        while count < _RECORDS_A_STEP and stop < end:
             length = codec.LENGTH.unpack_from(data, stop)[0] if stop + 4 <= end else 0
             if length < codec.PREFIX.size or stop + length > end:
                 break
             stop += length
+            count += 1
         if stop == at:
             raise FormatError(f"a record of the frame at lsn {lsn} has an impossible length")
-        part = header._replace(first_lsn=lsn)
-        fold_records(data, at, stop, part, where, None, dedup, None)
-        lsn += _KEYS_A_STEP
+        fold_records(data, at, stop, header._replace(first_lsn=lsn), where, agenda, dedup, None)
+        lsn += count
         at = stop
         yield
 

@@ -45,6 +45,8 @@ _CROWD: Final = 3
 _FORGET_SECONDS: Final = 1.0
 #: While there is work, a step of upkeep is done this often.
 _UPKEEP_SECONDS: Final = 0.004
+#: How long a batch may wait for a fold that is being built, or as long as the one before it took.
+_BUILD_SECONDS: Final = 0.004
 #: Settlements that nobody waits for are synced after so long, unless another sync took them along.
 _QUIET_SYNC_SECONDS: Final = 0.005
 #: A log that rests for so long gets a sync point.
@@ -104,6 +106,7 @@ class StorageThread:
             join = functools.partial(LocalPeers, self.path, config.name)
             self.peers = with_reserve(disk, self.path, join)
             self.committer = Committer(self.journal, self.peers, config, self.peers.description)
+            self.committer.builds_in_steps = True
             self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
         finally:
             self.journal.unlock()
@@ -129,12 +132,29 @@ class StorageThread:
                 self._nap()
                 requests, survey = self._take()
             if requests:
+                began = time.monotonic()
                 self._cycle(requests, survey)
+                # As long as the batch took: so it gets ahead of what a busy process adds.
+                self._build(max(time.monotonic() - began, _BUILD_SECONDS))
                 self._keep_up(_UPKEEP_SECONDS)
             elif store.closing:
-                break
-            elif not self._keep_up(0.0):
+                if not self._build(float("inf")):
+                    break
+            elif not (self._build(_BUILD_SECONDS) or self._keep_up(0.0)):
                 self._idle()
+
+    def _build(self, seconds: float) -> bool:
+        """Go on for so long to build folds; whether there was one to build."""
+        facets = self.committer.facets
+        if not facets.is_building:
+            return False
+        until = time.monotonic() + seconds
+        goes_on = facets.build()
+        while goes_on and time.monotonic() < until:
+            goes_on = facets.build()
+        if not goes_on:
+            self._cycle([], Survey())  # what waited for it
+        return True
 
     def _keep_up(self, pause_seconds: float) -> bool:
         """Do a step of upkeep, unless the last was so short ago; whether there are more."""
@@ -338,7 +358,8 @@ class StorageThread:
                 committer.look_around()
             if listens and self.journal.has_grown():
                 committer.follow()
-                cancels.look()
+                if not committer.facets.is_building:
+                    cancels.look()
             self._sync_if_due()
         except (TaskqError, OSError) as error:
             _log.warning("%s: %s", self.path, error)

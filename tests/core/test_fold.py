@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from taskq.core.agenda import Agenda
 from taskq.core.dedup import Dedup
+from taskq.core.freeze import freeze_agenda
 from taskq.core.model import Extras, State
 from taskq.log import codec
 from taskq.log import fold as fold_module
@@ -51,24 +52,26 @@ def fold(data: bytes) -> tuple[Agenda, Dedup]:
     return agenda, dedup
 
 
-def test_keys_fold_in_small_steps_to_what_they_fold_to_at_once(
+def test_frames_fold_in_small_steps_to_what_they_fold_to_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Upkeep builds the table between batches: no frame may hold those up."""
-    monkeypatch.setattr(fold_module, "_KEYS_A_STEP", 3)
+    """Folds are built between batches: no frame may hold those up."""
+    monkeypatch.setattr(fold_module, "_RECORDS_A_STEP", 3)
     history = History()
     names = ("enqueue", "enqueue", "claim", "settle")
     history.run([(names[n % 4], n, 7 * n, n % 3 == 0) for n in range(120)])
     data = history.segment()
-    at_once, stepwise = fold(data)[1], Dedup()
+    (agenda, at_once), jobs, keys = fold(data), Agenda(), Dedup()
     steps = 0
     for frame in frames_of(data):
-        steps += sum(1 for _ in fold_module.fold_keys(BASE, frame, stepwise))
+        steps += sum(1 for _ in fold_module.fold_steps(BASE, frame, jobs, None))
+        assert list(fold_module.fold_steps(BASE, frame, None, keys))
     assert steps > len(list(frames_of(data)))
     assert at_once.size
-    assert list(stepwise._pages[0].hashes) == list(at_once._pages[0].hashes)
-    assert list(stepwise._pages[0].untils) == list(at_once._pages[0].untils)
-    assert list(stepwise._pages[0].locations) == list(at_once._pages[0].locations)
+    assert list(keys._pages[0].hashes) == list(at_once._pages[0].hashes)
+    assert list(keys._pages[0].untils) == list(at_once._pages[0].untils)
+    assert list(keys._pages[0].locations) == list(at_once._pages[0].locations)
+    assert freeze_agenda(jobs).columns == freeze_agenda(agenda).columns
 
 
 def payload_at(data: bytes, location: int) -> bytes:

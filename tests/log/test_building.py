@@ -1,0 +1,147 @@
+"""A fold that takes long to build is built between batches: what needs none of it does not wait."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq import Put, TaskLog
+from taskq.core.model import Extras, State
+from taskq.core.records import Kind
+from taskq.log import codec, facets, fold, thread
+from taskq.log.requests import ClaimRequest, Duplicate, Op, Settlement
+from tests.log.world import PLAIN, World
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+JOBS = 3_000
+SECONDS = 30
+
+
+@pytest.fixture(autouse=True)
+def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every log is long, steps are small, and few are made between two batches."""
+    monkeypatch.setattr(facets, "AT_ONCE_BYTES", 1_000)
+    monkeypatch.setattr(fold, "_RECORDS_A_STEP", 2)
+    monkeypatch.setattr(thread, "_BUILD_SECONDS", 0.0)
+
+
+async def test_enqueues_are_answered_while_the_first_claim_builds_the_agenda(
+    tmp_path: Path,
+) -> None:
+    async with TaskLog.open(tmp_path, durability="os") as log:
+        ids = await log.put_many([Put(payload=b"x")] * JOBS)
+        claim = asyncio.create_task(log.claim(1, wait=SECONDS))
+        answered = 0
+        while not claim.done():
+            await log.put(b"y")
+            answered += 1
+        (delivery,) = await claim
+        assert delivery.job_id == ids[0]
+        # A batch waits for one step, or for as long as the last batch took.
+        assert answered > 3
+        assert (await log.stats()).queues[0].ready == JOBS + answered - 1
+
+
+async def test_whatever_needs_the_fold_is_answered_as_if_it_had_been_there(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path, durability="os") as log:
+        ids = await log.put_many([Put(payload=b"x")] * JOBS)
+        first = await log.put(b"k", key="one")
+    async with TaskLog.open(tmp_path, durability="os") as log:
+        again, stats, cancelled, claimed, plain = await asyncio.gather(
+            log.put(b"k", key="one"),
+            log.stats(),
+            log.cancel(ids[1]),
+            log.claim(2, wait=SECONDS),
+            log.put(b"z"),
+        )
+        assert again == first
+        assert stats.queues[0].ready >= JOBS - 2
+        assert cancelled
+        assert {one.job_id for one in claimed} <= {ids[0], ids[1], ids[2]}
+        assert await log.get(plain) is not None
+        for one in claimed:
+            await log.ack(one)
+
+
+@pytest.mark.parametrize("names", ["agenda", "agenda and keys"])
+def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(names: str) -> None:
+    world = World()
+    one, other = world.process(), world.process()
+    one.committer.builds_in_steps = True
+    job = one.enqueue()
+    (held,) = one.claim()
+    if names != "agenda":
+        one.offer(extras=Extras(key=b"mine", window_ns=10**15))
+    other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
+    settled = one.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, held)])
+    looked = one.send(Op.LOOK, (lambda _: "seen", True))
+    keyed = one.send(Op.ENQUEUE, (PLAIN, b"k", Extras(key=b"mine")))
+    assert isinstance(one.offer(), int)  # answered at once
+    assert not settled.done()
+    assert not looked.done()
+    steps = 0
+    while one.committer.facets.is_building:
+        one.committer.facets.build()
+        steps += 1
+    assert steps > 50
+    one.commit([])
+    one.sync()
+    assert settled.result(0) == [None]
+    assert looked.result(0) == "seen"
+    assert isinstance(keyed.result(0), int if names == "agenda" else Duplicate)
+    view = world.view(job)
+    assert view is not None
+    assert view.state is State.SUCCEEDED
+    assert len(one.claim(500)) == 202
+
+
+def test_damage_ends_the_steps_and_what_waits_is_answered_all_the_same() -> None:
+    world = World()
+    one = world.process()
+    for _ in range(3):
+        one.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 50)
+    one.close()
+    journal = world.reader()
+    second = [item for _, item in journal.frames(journal.start())][1]
+    place = second.offset + codec.FRAME_HEADER_SIZE + 30
+    world.machine.corrupt(world.segments()[0], place, b"\xff\xff")
+    late = world.process()
+    late.committer.builds_in_steps = True
+    claim = late.send(Op.CLAIM, ClaimRequest(500))
+    while late.committer.facets.is_building:
+        late.committer.facets.build()
+    late.commit([])
+    late.sync()
+    assert len(claim.result(0)) >= 100
+
+
+async def test_a_log_that_closes_while_it_builds_carries_out_what_waits_for_that(
+    tmp_path: Path,
+) -> None:
+    async with TaskLog.open(tmp_path, durability="os") as log:
+        ids = await log.put_many([Put(payload=b"x")] * JOBS)
+    async with TaskLog.open(tmp_path, durability="os") as log:
+        await log.put(b"y")
+        cancel = asyncio.create_task(log.cancel(ids[0]))
+        await asyncio.sleep(0)
+    assert await cancel
+
+
+async def test_a_process_that_adds_faster_than_it_builds_still_gets_its_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Building goes on for as long as the last batch took, and takes less time for the same."""
+    monkeypatch.setattr(fold, "_RECORDS_A_STEP", 128)
+    async with TaskLog.open(tmp_path, durability="os") as log:
+        await log.put_many([Put(payload=b"x")] * JOBS)
+        claim = asyncio.create_task(log.claim(1, wait=SECONDS))
+        async with asyncio.timeout(SECONDS):
+            while not claim.done():
+                await log.put_many([Put(payload=b"y")] * JOBS)
+        assert await claim
