@@ -34,6 +34,7 @@ from taskq.working import AppWorkers
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
+    from taskq.connection import JobId
     from taskq.log.deaths import DeadLetter
     from taskq.log.requests import Duplicate
     from taskq.log.store import Store
@@ -255,16 +256,25 @@ class TaskQ(
         """Do as ``enqueue_by_name``, blocking this thread."""
         return self.enqueue_sync(self.call_by_name(task, *args, **kwargs))
 
-    def job(self, job_id: str) -> JobHandle[Any]:
-        """The handle of a job enqueued earlier, or elsewhere.
+    def job(self, job: JobId) -> JobHandle[Any]:
+        """The handle of a job enqueued earlier, or elsewhere, by its id or the number at its end.
+
+        ``task.job(id)`` gives one that knows the type of the result. For a number
+        the log is opened.
 
         Raises:
-            UsageError: the text is no job id.
+            InvalidJobId: the text is no job id.
             WrongLog: the id is of another log; told at first use if the app is not open yet.
         """
-        tag, lsn = split_job_id(job_id)
-        self._connection.check_tag(tag, lsn)
-        return JobHandle(self, None, tag, lsn)
+        return self._handle(job, None)
+
+    def _handle(self, job: JobId, task: Task[..., R] | None) -> JobHandle[R]:
+        connection = self._connection
+        tag, lsn = split_job_id(job)
+        if not tag:
+            connection.store()
+        connection.check_tag(tag, lsn)
+        return JobHandle(self, task, tag or connection.tag, lsn)
 
     def store(self) -> Store:
         """The open log of this app; opens it, which may block on the disk."""

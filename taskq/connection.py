@@ -8,11 +8,12 @@ import sys
 import threading
 import weakref
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from taskq import telemetry
 from taskq.call import transaction_bytes
 from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
+from taskq.core.jobids import split_id
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.core.tracebacks import install
 
@@ -29,11 +30,23 @@ if TYPE_CHECKING:
     from taskq.log.store import Store
     from taskq.packing import Item, Loose
 
-_LSN_DIGITS_MAX: Final = 19
 #: Where pytest runs it is loaded, and says so if a test opens a log of production.
 _PYTEST_PLUGIN: Final = "taskq.testing.plugin"
 
 install()
+
+
+class HasId(Protocol):
+    """A handle of a job."""
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        ...
+
+
+#: A handle, an id, or the number at its end.
+JobId: TypeAlias = str | int | HasId
 
 
 class Connection:
@@ -130,7 +143,7 @@ class Connection:
             WrongLog: the tag is not the store's.
         """
         store = self.current
-        if store is not None and store.tag != tag:
+        if tag and store is not None and store.tag != tag:
             raise WrongLog(
                 f"job {tag}-{lsn} belongs to log {tag}, but {self.path} is log {store.tag}: "
                 f"open the directory that the job was enqueued in"
@@ -278,15 +291,11 @@ def _check_size(items: list[Item]) -> None:
         )
 
 
-def split_job_id(job_id: str) -> tuple[str, int]:
-    """The log's tag and the job's lsn.
+def split_job_id(job: JobId) -> tuple[str, int]:
+    """The log's tag, "" where a number alone was given, and the job's lsn.
 
     Raises:
-        UsageError: the text is no job id.
+        InvalidJobId: the text is no job id.
     """
-    tag, dash, digits = job_id.rpartition("-")
-    if not dash or not tag.isalnum() or not (digits.isascii() and digits.isdigit()):
-        raise UsageError(f"{job_id!r} is no job id: one looks like 1a2b3c4d-17")
-    if len(digits) > _LSN_DIGITS_MAX:
-        raise UsageError(f"{job_id!r} is no job id: its number is too long")
-    return tag, int(digits)
+    job_id = getattr(job, "id", job)
+    return split_id(str(job_id).strip() if type(job_id) is int else job_id)

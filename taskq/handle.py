@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.call import Call
     from taskq.core.model import AttemptView
+    from taskq.core.why import Reason
     from taskq.log.port import LoopPort, ThreadPort
     from taskq.log.requests import Duplicate
     from taskq.progressing import Progress
@@ -159,6 +160,16 @@ class JobHandle(Generic[R]):
         """
         port = await self._port()
         return bool(await port.cancel(self.lsn))
+
+    async def why(self) -> Reason:
+        """The one reason why the job is not running, as a code and a sentence.
+
+        Raises:
+            JobNotFound: the log has no such job.
+        """
+        return await self._app.why(self.id)
+
+    why_sync = blocking(why)
 
     async def attempts(self) -> tuple[AttemptView, ...]:
         """Its attempts, oldest first: when, by which process, and what went wrong.

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.conditionsbase import Condition
+    from taskq.connection import JobId
     from taskq.core.limits import Limit
     from taskq.core.model import Extras
     from taskq.core.retry import RetryPolicy
@@ -296,6 +297,15 @@ class Task(Enqueuer[P, R]):
         self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes] = self._first_encode
         self.decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]] = self._first_decode
         functools.update_wrapper(self, fn)
+
+    def job(self, job: JobId) -> JobHandle[R]:
+        """The handle of a job of this task, whose result has the task's type; see ``TaskQ.job``.
+
+        Raises:
+            InvalidJobId: the text is no job id.
+            WrongLog: the id is of another log; told at first use if the app is not open yet.
+        """
+        return self.app._handle(job, self)
 
     @property
     def queue(self) -> str:

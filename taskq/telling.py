@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from taskq.connection import Connection
+    from taskq.connection import Connection, JobId
     from taskq.core.model import AttemptView, JobView, LogStats
     from taskq.core.why import Facts, Reason
     from taskq.log.logrecord import LogRecord
@@ -66,8 +66,11 @@ class LogTelling:
 
     peek_sync = blocking(peek)
 
-    async def why(self, job_id: str) -> Reason:
+    async def why(self, job: JobId) -> Reason:
         """The one reason why a job is not running, as a code and a sentence.
+
+        ``job`` is a handle, an id, or the number at its end; the beginning of a number will do
+        where only one of the newest thousand jobs begins so.
 
         Raises:
             JobNotFound: the log has no such job.
@@ -75,19 +78,19 @@ class LogTelling:
         """
         from taskq.log.why import decide, facts_of, live_workers  # noqa: PLC0415 - few ask
 
-        port, lsn = await self._found(job_id)
+        port, lsn = await self._found(job)
         path = self._connection.path
         workers = await asyncio.to_thread(live_workers, path)
         facts: Facts | None = await port.look(
             lambda one: facts_of(one.journal, one.facets.need_agenda(), lsn, workers)
         )
         if facts is None:
-            raise JobNotFound(f"there is no job {job_id} in {path}")
+            raise JobNotFound(f"there is no job {_shown(job)} in {path}")
         return await asyncio.to_thread(decide, facts, path)
 
     why_sync = blocking(why)
 
-    async def timeline(self, job_id: str) -> tuple[JobEvent, ...]:
+    async def timeline(self, job: JobId) -> tuple[JobEvent, ...]:
         """Everything that happened to a job, oldest first, and which process did it.
 
         Raises:
@@ -97,17 +100,17 @@ class LogTelling:
         from taskq.log.history import job_records  # noqa: PLC0415 - as above
         from taskq.log.timeline import events_of, name_workers  # noqa: PLC0415 - as above
 
-        port, lsn = await self._found(job_id)
+        port, lsn = await self._found(job)
         records: list[LogRecord] = await port.look(
             lambda one: list(job_records(one.journal, lsn)), needs_agenda=False
         )
         if not records:
-            raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
+            raise JobNotFound(f"there is no job {_shown(job)} in {self._connection.path}")
         return await self._read(lambda reader: name_workers(reader.journal, events_of(records)))
 
     timeline_sync = blocking(timeline)
 
-    async def attempts(self, job_id: str) -> tuple[AttemptView, ...]:
+    async def attempts(self, job: JobId) -> tuple[AttemptView, ...]:
         """The attempts of a job, oldest first: when, by which process, and what went wrong.
 
         Of more than a hundred the latest; of a job that compaction wrote again the latest twenty
@@ -119,19 +122,21 @@ class LogTelling:
         """
         from taskq.log.timeline import name_attempts  # noqa: PLC0415 - as above
 
-        port, lsn = await self._found(job_id)
+        port, lsn = await self._found(job)
         view: JobView | None = await port.view(lsn)
         if view is None:
-            raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
+            raise JobNotFound(f"there is no job {_shown(job)} in {self._connection.path}")
         attempts = view.attempts
         return await self._read(lambda reader: name_attempts(reader.journal, attempts))
 
     attempts_sync = blocking(attempts)
 
-    async def _found(self, job_id: str) -> tuple[LoopPort, int]:
-        tag, lsn = split_job_id(job_id)
+    async def _found(self, job: JobId) -> tuple[LoopPort, int]:
+        tag, lsn = split_job_id(job)
         port = await self._connection.port()
         self._connection.check_tag(tag, lsn)
+        if not tag:
+            lsn = await self._read(lambda reader: reader.find_job(str(job)))
         return port, lsn
 
     async def _stats_at(self, at: datetime | int) -> LogStats:
@@ -153,3 +158,7 @@ class LogTelling:
         told = await asyncio.to_thread(work)
         await port.look(lambda _: None, needs_agenda=False)
         return told
+
+
+def _shown(job: JobId) -> str:
+    return str(getattr(job, "id", job))

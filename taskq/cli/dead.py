@@ -20,6 +20,7 @@ from taskq.cli.many import (
     yes_option,
 )
 from taskq.cli.options import data_dir_option, json_option, log_argument, moment_of, open_reader
+from taskq.core import documents
 from taskq.core.model import State
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) 
     with open_reader(data_dir) as reader:
         jobs = reader.dead(wanted, limit)
     if as_json:
-        render.print_json([render.job_json(job) for job in jobs])
+        render.print_json([documents.job_head(job) for job in jobs])
         return
     if not jobs:
         click.echo("No dead letter matches." if any(filters.values()) else "No dead letters.")

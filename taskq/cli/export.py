@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
-from taskq.cli import render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import log_argument, open_reader
 from taskq.cli.read import STATES
+from taskq.core import documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,11 +49,11 @@ class JsonLines:
         """Write one job."""
         self._write(
             {
-                **render.job_json(view),
+                **documents.job_head(view),
                 **_body("payload", view.payload),
                 **_body("result", view.result),
                 "problem": view.problem or None,
-                "attempts": [render.attempt_json(attempt) for attempt in view.attempts],
+                "attempts": [documents.attempt_document(attempt) for attempt in view.attempts],
             }
         )
 

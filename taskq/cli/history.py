@@ -9,6 +9,7 @@ import click
 from taskq.cli import render
 from taskq.cli.options import data_dir_option, json_option, open_reader
 from taskq.cli.read import no_such_job
+from taskq.core import documents
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,20 +27,13 @@ _MILLISECONDS: Final = 23
 def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Tell the one reason why a job is not running."""
     with open_reader(data_dir) as reader:
-        lsn = reader.parse_id(job_id)
+        lsn = reader.find_job(job_id)
+        job_id = f"{reader.tag}-{lsn}"
         reason = reader.why(lsn)
         if reason is None:
             raise no_such_job(reader, job_id)
     if as_json:
-        render.print_json(
-            {
-                "id": job_id,
-                "code": reason.code.value,
-                "text": reason.text,
-                "until": render.moment(reason.until_ns),
-                "ahead": reason.ahead,
-            }
-        )
+        render.print_json({"id": job_id, **reason.as_dict()})
         return
     click.echo(render.printable(f"{job_id}: {reason.text}"))
 
@@ -51,18 +45,18 @@ def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
 def timeline(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Show everything that happened to one job, in order."""
     with open_reader(data_dir) as reader:
-        events = reader.timeline(reader.parse_id(job_id))
+        events = reader.timeline(reader.find_job(job_id))
         if not events:
             raise no_such_job(reader, job_id)
     if as_json:
-        render.print_json([_event_json(event) for event in events])
+        render.print_json([event.as_dict() for event in events])
         return
     rows = []
     before_ns = events[0].time_ns
     for event in events:
         rows.append(
             (
-                (render.moment(event.time_ns) or "")[:_MILLISECONDS],
+                (documents.moment(event.time_ns) or "")[:_MILLISECONDS],
                 f"+{render.precise(event.time_ns - before_ns)}",
                 event.what + (f" ({event.cause})" if event.cause not in ("", "caller") else ""),
                 str(event.attempt or ""),
@@ -80,23 +74,3 @@ def _note(event: JobEvent) -> str:
     """Until when it waits from then on, and why, in one line."""
     due = render.due(event.due_ns, event.time_ns) if event.due_ns else ""
     return ": ".join(part for part in (due, event.reason.partition("\n")[0]) if part)
-
-
-def _event_json(event: JobEvent) -> dict[str, str | int | None]:
-    error, message, fingerprint = event.failure
-    return {
-        "time": render.moment(event.time_ns),
-        "event": event.what,
-        "lsn": event.lsn or None,
-        "attempt": event.attempt,
-        "owner": render.owner(event.owner) if event.owner else None,
-        "pid": event.pid or None,
-        "worker": event.worker or None,
-        "host": event.host or None,
-        "cause": event.cause or None,
-        "due_at": render.moment(event.due_ns),
-        "reason": event.reason or None,
-        "error": error or None,
-        "message": message or None,
-        "fingerprint": fingerprint or None,
-    }

@@ -9,6 +9,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.options import at_option, json_option, log_argument, moment, open_reader
+from taskq.core import documents
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,10 @@ def peek(
         jobs = reader.peek(limit, queue, at)
     if as_json:
         render.print_json(
-            [{**render.job_json(job), "payload": render.body_json(job.payload)} for job in jobs]
+            [
+                {**documents.job_head(job), "payload": documents.body_document(job.payload)}
+                for job in jobs
+            ]
         )
         return
     if not jobs:

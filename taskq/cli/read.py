@@ -19,6 +19,7 @@ from taskq.cli.options import (
     moment,
     open_reader,
 )
+from taskq.core import documents
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, QueueStats, State
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def ls(
     with open_reader(data_dir) as reader:
         jobs = reader.jobs(wanted, queue, task, limit, at)
     if as_json:
-        render.print_json([render.job_json(job) for job in jobs])
+        render.print_json([documents.job_head(job) for job in jobs])
         return
     if not jobs:
         filtered = wanted or queue or task
@@ -123,7 +124,8 @@ def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None)
 
     at = moment(at_text)
     with open_reader(data_dir) as reader:
-        job = reader.job(reader.parse_id(job_id), at, body_bytes_max=LISTED_BYTES_MAX)
+        lsn = reader.find_job(job_id) if at is None else reader.parse_id(job_id)
+        job = reader.job(lsn, at, body_bytes_max=LISTED_BYTES_MAX)
         if job is None:
             raise no_such_job(reader, job_id, at)
         job = replace(job, attempts=reader.attempts(job))
@@ -144,15 +146,9 @@ def show_job(
     if as_json:
         render.print_json(
             {
-                **render.job_json(job),
+                **job.as_dict(),
                 **flow_json(ties, job.job_id.partition("-")[0]),
                 "progress": render.progress_json(told),
-                "payload": render.body_json(job.payload),
-                "result": render.body_json(job.result),
-                "problem": job.problem or None,
-                "attempts": [
-                    render.attempt_json(one) | render.process_json(one) for one in job.attempts
-                ],
             }
         )
         return
@@ -171,7 +167,7 @@ def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Fai
 
 def _print_job(job: JobView, now_ns: int, told: Told | None, ties: Takes | None) -> None:
     def at(moment_ns: int) -> str:
-        text = render.moment(moment_ns)
+        text = documents.moment(moment_ns)
         return f"{render.when(moment_ns, now_ns)} ({text})" if text else ""
 
     render.print_facts(
@@ -287,12 +283,12 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
         render.print_json(
             [
                 {
-                    "owner": render.owner(owner.owner),
+                    "owner": documents.owner(owner.owner),
                     "pid": owner.pid,
                     "host": owner.host,
                     "name": owner.name or None,
                     "alive": owner.alive,
-                    "started_at": render.moment(owner.started_ns),
+                    "started_at": documents.moment(owner.started_ns),
                     "running": owner.running,
                     "serves": [_serving_json(serving) for serving in owner.serves],
                 }
@@ -308,7 +304,7 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
         ("OWNER??", "NAME~", ">PID", "HOST~??", "STATE", ">STARTED?", ">RUNNING~", "SERVES~"),
         [
             (
-                render.owner(owner.owner),
+                documents.owner(owner.owner),
                 owner.name or "-",
                 str(owner.pid),
                 owner.host,

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import sys
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from taskq.core.documents import moment, owner
 from taskq.core.durations import spoken
-from taskq.core.model import SECOND_NS, TIME_NS_MAX
+from taskq.core.model import TIME_NS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from taskq.core.model import AttemptView, JobView
     from taskq.log.progressfile import Told
 
 #: Columns between two columns of a table.
@@ -57,19 +55,6 @@ def due(due_ns: int, now_ns: int) -> str:
     return f"due {when(due_ns, now_ns)}" if due_ns < TIME_NS_MAX else "waits for inputs"
 
 
-def moment(moment_ns: int) -> str | None:
-    """A moment in ISO 8601, UTC, to the microsecond; None for never."""
-    if not 0 < moment_ns < TIME_NS_MAX:
-        return None
-    seconds, rest = divmod(moment_ns, SECOND_NS)
-    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000).isoformat()
-
-
-def owner(number: int) -> str:
-    """An owner as its files are named. Text, since it may exceed what JSON readers keep exact."""
-    return f"{number:016x}"
-
-
 def printable(text: str) -> str:
     """The text with its control characters escaped: a payload must not drive the terminal."""
     return "".join(
@@ -89,40 +74,6 @@ def body_text(body: bytes) -> str:
         return repr(body)
 
 
-def body_json(body: bytes | None) -> dict[str, Any] | None:
-    """A payload for programs: ``encoding`` says whether ``data`` is JSON, text or base64."""
-    if body is None:
-        return None
-    try:
-        return {"encoding": "json", "data": json.loads(body)}
-    except ValueError:
-        pass
-    try:
-        return {"encoding": "text", "data": body.decode()}
-    except UnicodeDecodeError:
-        return {"encoding": "base64", "data": base64.b64encode(body).decode()}
-
-
-def job_json(job: JobView) -> dict[str, Any]:
-    """One job's facts without its bodies and attempts: an entry of ``ls --json``."""
-    return {
-        "id": job.job_id,
-        "state": job.state.name.lower(),
-        "queue": job.queue,
-        "task": job.task or None,
-        "priority": job.priority,
-        "attempt": job.attempt,
-        "attempts_max": job.attempts_max or None,
-        "enqueued_at": moment(job.enqueued_ns),
-        "due_at": moment(job.due_ns),
-        "expires_at": moment(job.expires_ns),
-        "settled_at": moment(job.settled_ns),
-        "key": None if job.key is None else job.key.decode(errors="backslashreplace"),
-        "headers": job.headers,
-        "reason": job.reason or None,
-    }
-
-
 def progress(told: Told | None, now_ns: int) -> str:
     """How far a job is, for people; "" where it did not tell."""
     if told is None:
@@ -136,30 +87,6 @@ def progress_json(told: Told | None) -> dict[str, Any] | None:
     if told is None:
         return None
     return {"fraction": told.fraction, "message": told.message, "at": moment(told.at_ns)}
-
-
-def attempt_json(attempt: AttemptView) -> dict[str, Any]:
-    """One delivery of a job, for programs."""
-    return {
-        "number": attempt.number,
-        "owner": owner(attempt.owner),
-        "started_at": moment(attempt.started_ns),
-        "ended_at": moment(attempt.ended_ns),
-        "outcome": attempt.outcome or None,
-        "reason": attempt.reason or None,
-        "error": attempt.error or None,
-        "message": attempt.message or None,
-        "fingerprint": attempt.fingerprint or None,
-    }
-
-
-def process_json(attempt: AttemptView) -> dict[str, str | int | None]:
-    """The process that made an attempt, for programs."""
-    return {
-        "pid": attempt.pid or None,
-        "worker": attempt.worker or None,
-        "host": attempt.host or None,
-    }
 
 
 def process(owner_number: int, pid: int, name: str) -> str:

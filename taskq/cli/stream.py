@@ -21,6 +21,7 @@ from taskq.cli.options import (
     open_reader,
     resolve,
 )
+from taskq.core import documents
 from taskq.core.records import Kind
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class _Pipe:
 def _show(record: Record) -> None:
     """One line for people."""
     names = [record.job_id, record.queue, record.task]
-    time = render.moment(record.time_ns) or ""
+    time = documents.moment(record.time_ns) or ""
     if render.on_terminal():
         time = f"{time[5:10]} {time[11:19]}Z"
     words = [time, f"{record.kind:<{_KIND_COLUMNS}}"]
@@ -154,7 +155,7 @@ def _note(record: Record) -> str:
     if record.kind in ("claimed", "retried", "died"):
         parts.append(f"attempt {record.attempt}")
     if record.owner:
-        parts.append(f"by {render.owner(record.owner)}")
+        parts.append(f"by {documents.owner(record.owner)}")
     if record.lease_ns:
         parts.append(f"for {render.duration(record.lease_ns - record.time_ns)}")
     if record.kind == "ticked":
@@ -178,8 +179,8 @@ def record_json(record: Record) -> dict[str, Any]:
     """One record for programs. Epoch and owner are text: JSON readers keep no such numbers."""
     return {
         "lsn": record.lsn,
-        "epoch": render.owner(record.epoch),
-        "time": render.moment(record.time_ns),
+        "epoch": documents.owner(record.epoch),
+        "time": documents.moment(record.time_ns),
         "kind": record.kind,
         "id": record.job_id or None,
         "queue": record.queue or None,
@@ -187,15 +188,15 @@ def record_json(record: Record) -> dict[str, Any]:
         "priority": record.priority,
         "attempt": record.attempt,
         "attempts_max": record.attempts_max or None,
-        "owner": render.owner(record.owner) if record.owner else None,
+        "owner": documents.owner(record.owner) if record.owner else None,
         "cause": record.cause or None,
-        "due_at": render.moment(record.due_ns),
-        "expires_at": render.moment(record.expires_ns),
-        "lease_until": render.moment(record.lease_ns),
+        "due_at": documents.moment(record.due_ns),
+        "expires_at": documents.moment(record.expires_ns),
+        "lease_until": documents.moment(record.lease_ns),
         "key": None if record.key is None else record.key.decode(errors="backslashreplace"),
         "headers": dict(record.headers),
-        "payload": render.body_json(record.payload),
-        "result": render.body_json(record.result),
+        "payload": documents.body_document(record.payload),
+        "result": documents.body_document(record.result),
         "reason": record.reason or None,
         "state": record.state or None,
         "problem": record.problem or None,

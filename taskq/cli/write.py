@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from taskq.cli import render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import data_dir_option, json_option, span
 from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX, Conflict
+from taskq.core.nearest import rather
 from taskq.log.bodies import Compression
 from taskq.log.config import SPILL_BYTES_MAX
 
@@ -28,6 +30,13 @@ _SPANS: Final = ("delay", "expires", "window", "keep_result")
 @data_dir_option
 @json_option
 @click.option("-t", "--task", help="Enqueue a call of this task; PAYLOAD is a JSON object.")
+@click.option(
+    "-A",
+    "--app",
+    "target",
+    metavar="MODULE:APP",
+    help="With --task: the app that has it, whose directory, checks and options hold.",
+)
 @click.option("-Q", "--queue", help="Name of the queue.  [default: default]")
 @click.option("--priority", type=click.IntRange(0, PRIORITY_MAX), help="Higher first.")
 @click.option("--attempts", type=click.IntRange(0), help="How often it may run; 0: no limit.")
@@ -52,6 +61,7 @@ def put(
     data_dir: Path | None,
     as_json: bool,
     task: str | None,
+    target: str | None,
     headers: tuple[str, ...],
     **options: Any,
 ) -> None:
@@ -69,15 +79,22 @@ def put(
     }
     if headers:
         changes["headers"] = dict(_header(text) for text in headers)
-    from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
-
-    app = TaskQ(data_dir, upkeep=False)
+    if target is not None and not task:
+        raise WrongUsage("-A/--app is given without -t/--task: bytes belong to no app")
+    app = _app(data_dir, target, task)
     call = _task_call(app, task, body) if task else _bytes_call(body, changes)
     new = not (app.data_dir / "taskq.json").exists()
     try:
         job = app.enqueue_sync(call.options(**changes) if task else call)
+        is_known = not task or target is not None or _is_known(app, task)
     finally:
         app.close_sync()
+    if not is_known:
+        click.echo(
+            f"taskq: no worker that runs here now knows the task {task}: it waits until one does. "
+            f"Name the app with -A module:app to check it and to use the task's own options",
+            err=True,
+        )
     if new:
         click.echo(f"taskq: started a new task log in {app.data_dir}", err=True)
     if as_json:
@@ -86,6 +103,36 @@ def put(
     click.echo(job.id)
     if job.duplicate:
         click.echo("taskq: put nothing, since this job holds the key", err=True)
+
+
+def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
+    """The app of that name, or one without tasks.
+
+    Raises:
+        WrongUsage: it has no such task.
+    """
+    from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+
+    if target is None:
+        return TaskQ(data_dir, upkeep=False)
+    # By name, since imports point from there to here.
+    app: TaskQ = importlib.import_module("taskq_workers.loader").load_app(target)
+    if data_dir is not None:
+        app.data_dir = data_dir
+    if task not in app._tasks:
+        raise WrongUsage(
+            f"{target} has no task {task!r}: {rather(task or '', app._tasks, 'tasks')}"
+        )
+    return app
+
+
+def _is_known(app: TaskQ, task: str) -> bool:
+    """Whether a worker that runs now claims jobs of the task."""
+    from taskq.log.reader import LogReader  # noqa: PLC0415 - help must not import the log
+
+    with LogReader.open(str(app.data_dir)) as reader:
+        serving = [one for owner in reader.owners() if owner.alive for one in owner.serves]
+    return any(one.tasks is None or task in one.tasks for one in serving)
 
 
 def _payload(argument: str | None, limit: int) -> bytes:

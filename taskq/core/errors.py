@@ -8,7 +8,8 @@
     │   ├── PayloadTooLarge     a payload, result or transaction is over its limit
     │   ├── CompressionUnavailable  a body is, or is to be, compressed by what is not installed
     │   ├── UnknownTask         a name that this app has not registered
-    │   └── WrongLog            a job id of another task log
+    │   ├── InvalidJobId        no text that could be a job id (also a JobNotFound)
+    │   └── WrongLog            a job id of another task log (also a JobNotFound)
     ├── LogError                the directory cannot be used as asked
     │   ├── LogLocked           another process holds the writer lock for too long
     │   ├── LogFailed           an fsync failed: writes are refused until the log is opened again
@@ -27,7 +28,7 @@
     │   └── LogClosed           used after close()
     ├── StaleDelivery           this claim is over: the job was taken back or settled
     ├── DuplicateKey            another job holds the key, and on_conflict is "raise"
-    ├── JobNotFound             no such job in this log
+    ├── JobNotFound             no such job in this log; the base of all that say so
     ├── NotDead                 only a dead letter can be requeued or purged, and once
     ├── KeyHeld                 another job holds the dedup key of a job that is to be requeued
     ├── JobNotYetEnqueued       a PendingJob has no id before its transaction
@@ -85,7 +86,15 @@ class UnknownTask(UsageError):
     """A task name that is not registered here."""
 
 
-class WrongLog(UsageError):
+class JobNotFound(TaskqError):
+    """No job of that id in this log: the base of all that say so."""
+
+
+class InvalidJobId(UsageError, JobNotFound):
+    """What was given could be no job's id."""
+
+
+class WrongLog(UsageError, JobNotFound):
     """A job id that names another task log."""
 
 
@@ -311,10 +320,6 @@ class DuplicateKey(TaskqError):
         super().__init__(f"key {shown} of queue {queue!r} {problem}")
         self.key = key
         self.job_id = job_id
-
-
-class JobNotFound(TaskqError):
-    """No job of that id in this log."""
 
 
 class NotDead(TaskqError):

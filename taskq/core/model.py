@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +40,10 @@ def _moment(time_ns: int) -> datetime:
     return _EPOCH + timedelta(microseconds=time_ns // 1_000)
 
 
+def _moment_or_none(time_ns: int) -> datetime | None:
+    return _moment(time_ns) if 0 < time_ns < TIME_NS_MAX else None
+
+
 class State(enum.IntEnum):
     """Where a job is in its life."""
 
@@ -59,6 +63,25 @@ class State(enum.IntEnum):
     CANCELLED = 6
     #: its ``expires`` passed before it ran
     EXPIRED = 7
+
+    def __str__(self) -> str:
+        """Its name, as people and ``--json`` have it."""
+        return self.name.lower()
+
+    def __format__(self, how: str) -> str:
+        return format(str(self), how)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        """By its name, wherever pydantic writes or reads it."""
+        from pydantic_core import core_schema  # noqa: PLC0415 - slow to import
+
+        names = {str(state): state for state in cls}
+        return core_schema.no_info_before_validator_function(
+            lambda given: names.get(given, given) if isinstance(given, str) else given,
+            core_schema.enum_schema(cls, list(cls)),
+            serialization=core_schema.plain_serializer_function_ser_schema(str, when_used="json"),
+        )
 
 
 LIVE_STATES: Final = frozenset({State.SCHEDULED, State.READY, State.RUNNING})
@@ -152,6 +175,12 @@ class AttemptView:
         """What the error said, on one line."""
         return self._failure[1]
 
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a document of JSON."""
+        from taskq.core import documents  # noqa: PLC0415 - it knows this class
+
+        return documents.attempt_document(self) | documents.process_document(self)
+
     @property
     def fingerprint(self) -> str:
         """What this failure has in common with others of its kind; "" unless it failed.
@@ -204,6 +233,46 @@ class JobView:
     #: why it is dead, or why its last attempt failed
     reason: str = ""
     attempts: tuple[AttemptView, ...] = ()
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """When it was enqueued, in UTC."""
+        return _moment(self.enqueued_ns)
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When it is due, in UTC; None for at once, and while it waits for other jobs."""
+        return _moment_or_none(self.due_ns)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it expires unless it ran by then, in UTC; None for never."""
+        return _moment_or_none(self.expires_ns)
+
+    @property
+    def settled_at(self) -> datetime | None:
+        """When it ended, in UTC; None before that."""
+        return _moment_or_none(self.settled_ns)
+
+    @property
+    def arguments(self) -> dict[str, Any] | None:
+        """The arguments of the call by their names, as JSON has them; None for other payloads.
+
+        ``"*"`` and ``"**"`` hold what goes to ``*args`` and ``**kwargs``.
+        """
+        import json  # noqa: PLC0415 - few ask
+
+        try:
+            values = json.loads(self.payload) if self.task else None
+        except (ValueError, RecursionError):
+            return None
+        return values if isinstance(values, dict) else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a document of JSON: what ``taskq show --json`` prints of a job."""
+        from taskq.core.documents import job_document  # noqa: PLC0415 - it knows this class
+
+        return job_document(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.durations import spoken
 from taskq.core.model import SECOND_NS, State
@@ -83,6 +83,20 @@ class Reason:
     text: str
     until_ns: int = 0
     ahead: int = 0
+
+    def __str__(self) -> str:
+        return self.text
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a document of JSON: what ``taskq why --json`` prints besides the id."""
+        from taskq.core.documents import moment  # noqa: PLC0415 - few ask
+
+        return {
+            "code": self.code.value,
+            "text": self.text,
+            "until": moment(self.until_ns),
+            "ahead": self.ahead,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
-from taskq.core.errors import LogError, UsageError, WrongLog
+from taskq.core.errors import JobNotFound, LogError, WrongLog
+from taskq.core.jobids import split_id
 from taskq.core.model import LogStats
 from taskq.core.strays import ready_jobs
 from taskq.log.access import refuse_links
@@ -19,7 +20,7 @@ from taskq.log.facets import Facets
 from taskq.log.files import SegmentGone
 from taskq.log.flowlook import ties_of
 from taskq.log.gauges import Gauges
-from taskq.log.history import tell
+from taskq.log.history import is_job, tell
 from taskq.log.identity import read_identity
 from taskq.log.inboxfiles import Inbox
 from taskq.log.journal import Journal
@@ -32,6 +33,11 @@ from taskq.log.timeline import JobEvent, name_attempts, timeline
 from taskq.log.timetravel import Moment, stand_at
 from taskq.log.verify import verify
 from taskq.log.why import decide, facts_of, live_workers
+
+#: Jobs among which one is looked for that is named by the beginning of its number.
+_NEWEST: Final = 1_000
+#: Jobs that are named where several begin so.
+_NAMED: Final = 5
 
 if TYPE_CHECKING:
     import uuid
@@ -106,6 +112,32 @@ class LogReader:
             UsageError: it is no id.
         """
         return parse_id(text, self.tag)
+
+    def find_job(self, text: str) -> int:
+        """The lsn of the job with this id, or the only one whose id begins so.
+
+        Looked at for that are the newest thousand jobs.
+
+        Raises:
+            JobNotFound: there is none, or there are several; the message names them.
+            UsageError: it is no id.
+        """
+        lsn = self.parse_id(text)
+        if lsn and is_job(self._journal, lsn):
+            return lsn
+        newest = self.jobs(None, None, None, _NEWEST)
+        begin = [view.lsn for view in newest if str(view.lsn).startswith(str(lsn))]
+        if len(begin) == 1:
+            return begin[0]
+        if begin:
+            named = ", ".join(f"{self.tag}-{one}" for one in begin[:_NAMED])
+            more = "" if len(begin) <= _NAMED else f" and {len(begin) - _NAMED} more"
+            raise JobNotFound(
+                f"there is no job {text} in this log, and {len(begin)} begin so: {named}{more}. "
+                f"Give one of them in full"
+            )
+        known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"
+        raise JobNotFound(f"there is no job {text} in this log ({known}). taskq ls lists them")
 
     def job(
         self, lsn: int, at: Moment | None = None, *, body_bytes_max: int | None = None
@@ -317,9 +349,7 @@ def parse_id(text: str, tag: str) -> int:
         WrongLog: it is an id of another log.
         UsageError: it is no id.
     """
-    prefix, _, number = text.strip().rpartition("-")
-    if not prefix or not number.isdecimal() or len(number) > 19:  # noqa: PLR2004 - digits of 2^63
-        raise UsageError(f"{text!r} is no job id: one looks like {tag}-123")
-    if prefix != tag:
+    prefix, lsn = split_id(text, f"{tag}-123")
+    if prefix not in {"", tag}:
         raise WrongLog(f"job {text} belongs to another log: the ids of this one start with {tag}-")
-    return int(number)
+    return lsn

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from taskq.core import documents
 from taskq.core.fingerprints import failure_of
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import CARRYING_KINDS, Cause, Kind
@@ -67,6 +68,26 @@ class JobEvent:
     due_ns: int = 0
     reason: str = ""
     task: str = field(default="", compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a document of JSON: an entry of what ``taskq timeline --json`` prints."""
+        error, message, fingerprint = self.failure
+        return {
+            "time": documents.moment(self.time_ns),
+            "event": self.what,
+            "lsn": self.lsn or None,
+            "attempt": self.attempt,
+            "owner": documents.owner(self.owner) if self.owner else None,
+            "pid": self.pid or None,
+            "worker": self.worker or None,
+            "host": self.host or None,
+            "cause": self.cause or None,
+            "due_at": documents.moment(self.due_ns),
+            "reason": self.reason or None,
+            "error": error or None,
+            "message": message or None,
+            "fingerprint": fingerprint or None,
+        }
 
     @property
     def failure(self) -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import TaskLog
+from taskq import TaskLog, TaskQ
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from tests.cli.helpers import taskq, taskq_json
 
@@ -170,3 +170,53 @@ def test_a_payload_is_stored_as_it_was_told_and_shown_as_it_was_given(tmp_path: 
     assert taskq("ls", "-d", tmp_path / "q").exit_code == 0
     unknown = taskq("put", "-d", tmp_path / "q", "--compress", "gzip", "x")
     assert unknown.exit_code == 2
+
+
+SHOP = """
+from taskq import TaskQ, retry
+app = TaskQ("elsewhere", durability="os")
+
+@app.task(queue="mail", priority=7, retry=3, expires="1d")
+def send(to: str, count: int = 1) -> None: ...
+"""
+
+
+def test_put_of_a_task_takes_its_own_options_and_checks_with_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop_to_put.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = tmp_path / "data"
+    given = ("put", "-d", data, "-A", "shop_to_put:app", "-t", "shop_to_put.send")
+    done = taskq(*given, '{"to": "a@b.c"}', "--priority", "9")
+    assert done.exit_code == 0
+    assert "no worker" not in done.stderr
+    shown = taskq_json("show", "-d", data, done.stdout.strip())
+    assert (shown["queue"], shown["priority"], shown["attempts_max"]) == ("mail", 9, 3)
+    assert shown["expires_at"] is not None
+    done = taskq(*given, '{"to": 3}')
+    assert (done.exit_code, "parameter 'to' must be str" in done.stderr) == (2, True)
+    done = taskq(*given[:-1], "shop_to_put.sned", "{}")
+    assert done.exit_code == 2
+    assert "has no task 'shop_to_put.sned': did you mean 'shop_to_put.send'?" in done.stderr
+    assert taskq("put", "-d", data, "-A", "shop_to_put:app", "x").exit_code == 2
+
+
+async def test_put_warns_of_a_task_that_no_worker_knows(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path, durability="os")
+    app.task(name="known")(abs)
+    done = taskq("put", "-d", tmp_path, "-t", "known", '{"*": [1]}')
+    assert done.exit_code == 0
+    assert "no worker that runs here now knows the task known: it waits until" in done.stderr
+    async with app, app.worker():
+        for _ in range(2):
+            await app.stats()
+        for name in ("known", "knwon"):
+            words = ("-m", "taskq", "put", "-d", str(tmp_path), "-t", name, '{"*": [1]}')
+            run = await asyncio.create_subprocess_exec(
+                sys.executable, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            _, told = await run.communicate()
+            assert run.returncode == 0
+            assert (b"no worker" in told) is (name == "knwon")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskq.cli import render
+from taskq.core import documents
 from taskq.core.model import SECOND_NS
 
 NOW = 1_700_000_000 * SECOND_NS
@@ -21,11 +22,11 @@ def test_moments_read_as_people_say_them(seconds: int, text: str) -> None:
 
 def test_never_is_empty_for_people_and_null_for_programs() -> None:
     assert render.when(0, NOW) == ""
-    assert render.moment(0) is None
+    assert documents.moment(0) is None
 
 
 def test_moments_for_programs_are_iso_8601_in_utc() -> None:
-    assert render.moment(NOW + 1_500) == "2023-11-14T22:13:20.000001+00:00"
+    assert documents.moment(NOW + 1_500) == "2023-11-14T22:13:20.000001+00:00"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_payload_never_drives_the_terminal(body: bytes, text: str) -> None:
 def test_a_payload_for_programs_says_how_it_is_encoded(
     body: bytes | None, document: object
 ) -> None:
-    assert render.body_json(body) == document
+    assert documents.body_document(body) == document
 
 
 def test_a_piped_table_is_plain_and_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,10 @@ def test_why_of_a_job_that_is_not_there_says_so(sample: Sample) -> None:
     result = taskq("why", f"{tag}-999", "-d", sample.path)
     assert result.exit_code == 1
     assert f"there is no job {tag}-999 in this log" in result.stderr
-    assert taskq("why", "999", "-d", sample.path).exit_code == 2
+    result = taskq("why", "999", "-d", sample.path)
+    assert result.exit_code == 1
+    assert "there is no job 999 in this log (the newest is" in result.stderr
+    assert taskq("why", "x999", "-d", sample.path).exit_code == 2
 
 
 async def _told(job: JobHandle[Any]) -> None:

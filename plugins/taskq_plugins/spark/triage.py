@@ -10,6 +10,7 @@ import click
 from taskq.cli import render
 from taskq.cli.many import count_of
 from taskq.cli.options import json_option, moment_of
+from taskq.core import documents
 from taskq_plugins.spark.lake.command import lake_option
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _tell_one(one: Finding, rank: int, lake: Path, now_ns: int) -> None:
 
 def _document(found: Found, lake: Path) -> dict[str, object]:
     return {
-        "since": render.moment(found.since_ns),
+        "since": documents.moment(found.since_ns),
         "kinds": found.kinds,
         "new": found.new,
         "poison": found.poison,
@@ -123,8 +124,8 @@ def _document(found: Found, lake: Path) -> dict[str, object]:
                 "poison_job_ids": list(one.poison_job_ids),
                 "devices": one.devices,
                 "workers": one.workers,
-                "first_seen": render.moment(one.first_seen_ns),
-                "last_seen": render.moment(one.last_seen_ns),
+                "first_seen": documents.moment(one.first_seen_ns),
+                "last_seen": documents.moment(one.last_seen_ns),
                 "example": {
                     "device": one.example_device,
                     "job_id": one.example_job_id,

@@ -10,6 +10,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.options import json_option
+from taskq.core import documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +104,7 @@ def _document(lake: Lake, manifest: Manifest, logs: list[LogProgress]) -> dict[s
         "lake": str(lake.path),
         "lake_id": lake.lake_id,
         "version": manifest.version,
-        "committed_at": render.moment(manifest.created_ns),
+        "committed_at": documents.moment(manifest.created_ns),
         "batch": manifest.batch.number if manifest.batch is not None else None,
         "tables": [
             {
@@ -119,7 +120,7 @@ def _document(lake: Lake, manifest: Manifest, logs: list[LogProgress]) -> dict[s
                 "device": log.device,
                 "log_id": log.log_id,
                 "lsn": log.position.lsn if log.position is not None else None,
-                "read_until": render.moment(log.position.ts_ns) if log.position else None,
+                "read_until": documents.moment(log.position.ts_ns) if log.position else None,
                 "end_lsn": log.end_lsn,
                 "left_bytes": log.left_bytes if log.end_lsn is not None else None,
             }

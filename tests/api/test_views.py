@@ -1,0 +1,150 @@
+"""What people get to see of a job: by names, with moments they can read, by any name of the job."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import BaseModel, TypeAdapter
+
+from taskq import JobNotFound, JobView, State, TaskQ, UsageError, WrongLog
+from tests.cli.helpers import taskq
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def send(to: str, count: int = 1, *rest: int) -> list[int]:
+    return [count, *rest]
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> TaskQ:
+    return TaskQ(tmp_path / "data", durability="os")
+
+
+class Answer(BaseModel):
+    """What a web app gives back."""
+
+    state: State
+
+
+def test_a_state_is_told_by_its_name() -> None:
+    """Printed, formatted, and by pydantic, which reads it back."""
+    for state in State:
+        name = state.name.lower()
+        assert str(state) == f"{state}" == f"{state:}" == name
+        assert f"{state:>12}" == name.rjust(12)
+        assert json.loads(Answer(state=state).model_dump_json()) == {"state": name}
+        assert Answer.model_validate_json(f'{{"state": "{name}"}}').state is state
+        assert Answer(state=state).state is state
+    with pytest.raises(ValueError, match="state"):
+        Answer.model_validate({"state": "asleep"})
+
+
+async def test_a_view_tells_moments_with_their_zone_and_arguments_by_name(app: TaskQ) -> None:
+    begin = datetime.now(UTC) - timedelta(seconds=2)
+    async with app:
+        call = app.task(send).call("a@b.c", 2, 3)
+        job = await app.enqueue(call.options(delay="1h", expires="2h"))
+        view = await job.view()
+        assert view.arguments == {"to": "a@b.c", "count": 2, "*": [3]}
+        assert view.due_at is not None
+        assert view.expires_at is not None
+        assert begin < view.enqueued_at < view.due_at < view.expires_at
+        assert view.due_at.utcoffset() == view.settled_at or view.due_at.tzinfo is UTC
+        assert view.settled_at is None
+        assert TypeAdapter(JobView).dump_python(view, mode="json")["state"] == "scheduled"
+
+
+async def test_as_dict_is_what_json_prints(app: TaskQ) -> None:
+    task = app.task(send)
+    async with app, app.worker():
+        job = await task.enqueue("a@b.c")
+        assert await job == [1]
+        view = await job.view()
+        assert view.as_dict()["state"] == "succeeded"
+        shown = json.loads(taskq("show", "--json", "-d", app.data_dir, job.id).stdout)
+        own = view.as_dict()
+        assert own["result"] == {"encoding": "json", "data": [1]}
+        # Who made an attempt is known to whoever asks for the attempts.
+        own["attempts"] = [one.as_dict() for one in await job.attempts()]
+        assert own == {name: shown[name] for name in own}
+        (listed,) = json.loads(taskq("ls", "--json", "-d", app.data_dir).stdout)
+        assert listed == {name: own[name] for name in listed}
+        told = [event.as_dict() for event in await app.timeline(job)]
+        assert told == json.loads(taskq("timeline", "--json", "-d", app.data_dir, job.id).stdout)
+        reason = await job.why()
+        printed = json.loads(taskq("why", "--json", "-d", app.data_dir, job.id).stdout)
+        # As of another moment: "it succeeded 1s ago".
+        assert {**reason.as_dict(), "text": ""} | {"id": job.id} == {**printed, "text": ""}
+        assert str(reason) == reason.text
+
+
+async def test_a_job_is_found_by_handle_id_and_number(app: TaskQ) -> None:
+    async with app:
+        task = app.task(send)
+        job = (await task.enqueue_many([("a",)] * 12))[11]
+        for name in (job, job.id, str(job.lsn), job.lsn, f" {job.id} "):
+            assert app.job(name) == task.job(name) == job
+            assert (await app.why(name)).code == (await job.why()).code
+            assert [event.what for event in await app.timeline(name)] == ["enqueued"]
+            assert await app.attempts(name) == ()
+        assert await task.job(job.id).cancel()
+        assert await app.job(job).status() is State.CANCELLED
+
+
+async def test_the_beginning_of_a_number_finds_the_only_job_of_it(app: TaskQ) -> None:
+    """A number that is no job itself: record 2 cancels job 1."""
+    async with app:
+        task = app.task(send)
+        first = await task.enqueue("a")
+        assert first.lsn == 1
+        assert await first.cancel()
+        jobs = await task.enqueue_many([("a",)] * 18)
+        assert 2 not in [job.lsn for job in jobs]
+        twenty = next(job for job in jobs if job.lsn == 20)
+        assert (await app.timeline("2"))[0].lsn == twenty.lsn
+        assert taskq("why", "-d", app.data_dir, "2").stdout.startswith(f"{twenty.id}: ")
+        (further,) = await task.enqueue_many([("a",)])
+        assert further.lsn == 21
+        for ask in (app.why, app.timeline, app.attempts):
+            with pytest.raises(JobNotFound, match=f"2 begin so: {further.id}, {twenty.id}. Give"):
+                await ask("2")
+        done = taskq("show", "-d", app.data_dir, "2")
+        assert (done.exit_code, further.id in done.stderr) == (1, True)
+
+
+async def test_all_that_say_no_such_job_are_one_error(app: TaskQ, tmp_path: Path) -> None:
+    async with app:
+        await app.task(send).enqueue("a")
+        wrong: Any
+        for wrong in ("9999", "00000000-1", "hello", "", "a b-1", "-1", None, 1.5, b"1"):
+            with pytest.raises(JobNotFound):
+                await app.why(wrong)
+            with pytest.raises(JobNotFound):
+                await app.job(wrong).status()
+        with pytest.raises(WrongLog):
+            app.job("00000000-1")
+        with pytest.raises(UsageError, match="is no job id: give a handle, or text such as"):
+            app.job(None)  # type: ignore[arg-type]
+
+
+def test_a_number_opens_the_log_that_it_is_of(app: TaskQ) -> None:
+    with app:
+        job = app.task(send).enqueue_sync("a")
+    app.open_sync()
+    twin = TaskQ(app.data_dir, durability="os")
+    assert twin.job(job.lsn).id == job.id
+    twin.close_sync()
+    app.close_sync()
+
+
+def test_attempts_of_a_view_are_documents_too(app: TaskQ) -> None:
+    with app:
+        job = app.task(send).enqueue_sync("a")
+        assert job.view_sync().as_dict()["attempts"] == []
+        assert asdict(job.why_sync())["code"] == job.why_sync().code
