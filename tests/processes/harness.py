@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"
 #: What a machine with everything else to do may take for one step.
-STEP_SECONDS: Final = 20.0
+STEP_SECONDS: Final = 45.0
 _LOOK_AGAIN_SECONDS: Final = 0.002
 
 

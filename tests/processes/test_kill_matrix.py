@@ -33,7 +33,7 @@ MATRIX = [
     for cell in ((executor, moment, "restarted"), (executor, moment, "other"))
 ]
 #: A worker that was told to stop has ended so long after its time for running jobs is over.
-STOP_SECONDS = 1.0
+STOP_SECONDS = 5.0
 DRAIN_SECONDS = 0.3
 
 
@@ -141,7 +141,7 @@ def test_a_job_shorter_than_the_grace_period_finishes(tmp_path: Path, executor: 
 def test_a_job_longer_than_the_grace_period_goes_back_with_no_attempt_burnt(
     tmp_path: Path, executor: str, number: signal.Signals
 ) -> None:
-    """And the worker ends within the grace period and a second."""
+    """And the worker ends soon after the grace period."""
     go = tmp_path / "never"
     job = enqueue(tmp_path / "data", f"matrix.until_{executor}", str(go))
     with start_worker(tmp_path / "data", "--drain-timeout", DRAIN_SECONDS) as worker:
