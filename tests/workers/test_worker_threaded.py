@@ -94,6 +94,7 @@ def test_run_worker_blocks_until_the_burst_is_over_and_leaves_the_process_as_it_
     assert job.result_sync(timeout=0) == 3
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of Python 3.12
 def test_what_a_program_forks_after_run_worker_keeps_the_programs_handlers(app: TaskQ) -> None:
     app.enqueue_by_name_sync("add", 1, 2)
     reader, writer = os.pipe()
