@@ -49,8 +49,9 @@ _CARRIED: Final = int(Kind.CARRIED)
 _RUNS: Final = frozenset({_CLAIMED, _SUCCEEDED})
 _CLOCK_BYTE: Final = bytes((_CLOCK,))
 _SKIPPABLE: Final = 128
-#: Records that are folded in one step: a millisecond's worth where each has a key.
-_RECORDS_A_STEP: Final = 128
+#: Records that are folded in one step, with keys and without: a millisecond's worth.
+_KEYS_A_STEP: Final = 128
+_RECORDS_A_STEP: Final = 512
 #: The least length of a record, by its type.
 _SIZES: Final = [codec.FIXED_SIZES.get(kind, codec.PREFIX.size) for kind in range(256)]
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
@@ -93,10 +94,11 @@ def fold_steps(
     end = at + header.body_size
     where = base + offset + codec.FRAME_HEADER_SIZE - at
     lsn = header.first_lsn
+    count_max = _RECORDS_A_STEP if dedup is None else _KEYS_A_STEP
     while at < end:
         stop = at
         count = 0
-        while count < _RECORDS_A_STEP and stop < end:
+        while count < count_max and stop < end:
             length = codec.LENGTH.unpack_from(data, stop)[0] if stop + 4 <= end else 0
             if length < codec.PREFIX.size or stop + length > end:
                 break

@@ -57,6 +57,7 @@ def test_frames_fold_in_small_steps_to_what_they_fold_to_at_once(
 ) -> None:
     """Folds are built between batches: no frame may hold those up."""
     monkeypatch.setattr(fold_module, "_RECORDS_A_STEP", 3)
+    monkeypatch.setattr(fold_module, "_KEYS_A_STEP", 3)
     history = History()
     names = ("enqueue", "enqueue", "claim", "settle")
     history.run([(names[n % 4], n, 7 * n, n % 3 == 0) for n in range(120)])

@@ -28,6 +28,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every log is long, steps are small, and few are made between two batches."""
     monkeypatch.setattr(facets, "AT_ONCE_BYTES", 1_000)
     monkeypatch.setattr(fold, "_RECORDS_A_STEP", 2)
+    monkeypatch.setattr(fold, "_KEYS_A_STEP", 2)
     monkeypatch.setattr(thread, "_BUILD_SECONDS", 0.0)
 
 
@@ -137,7 +138,7 @@ async def test_a_process_that_adds_faster_than_it_builds_still_gets_its_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Building goes on for as long as the last batch took, and takes less time for the same."""
-    monkeypatch.setattr(fold, "_RECORDS_A_STEP", 128)
+    monkeypatch.setattr(fold, "_RECORDS_A_STEP", 512)
     async with TaskLog.open(tmp_path, durability="os") as log:
         await log.put_many([Put(payload=b"x")] * JOBS)
         claim = asyncio.create_task(log.claim(1, wait=SECONDS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,10 @@ from taskq_workers.pool import Worker
 from tests.workers.resting import Schedule
 
 if TYPE_CHECKING:
+    from taskq import TaskQ
     from tests.workers.fakes import FakeApp
+
+SECONDS = 20
 
 
 class _Unwatched:
@@ -107,3 +111,39 @@ async def test_a_burst_runs_what_comes_while_it_still_has_a_job(fake: FakeApp) -
         await fake.fake.until(lambda: seen == [True, False])
         hold.set()
         await worker.stopped.wait()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("runs_in", ["", "thread"])
+async def test_on_a_real_log_a_late_job_runs_beside_others_that_take_long(
+    app: TaskQ, runs_in: str
+) -> None:
+    """Those come in one transaction, and each later one by itself."""
+    hold = threading.Event()
+    loop = asyncio.get_running_loop()
+    begun: asyncio.Queue[int] = asyncio.Queue()
+
+    if runs_in:
+
+        @app.task(name="work")
+        def in_thread(number: int) -> None:
+            loop.call_soon_threadsafe(begun.put_nowait, number)
+            hold.wait(SECONDS)
+
+    else:
+
+        @app.task(name="work")
+        async def on_loop(number: int) -> None:
+            begun.put_nowait(number)
+            await asyncio.to_thread(hold.wait, SECONDS)
+
+    async with app.worker(concurrency=4):
+        await app.enqueue_many([app.call_by_name("work", number) for number in range(2)])
+        async with asyncio.timeout(SECONDS):
+            try:
+                assert {await begun.get(), await begun.get()} == {0, 1}
+                for number in (2, 3):
+                    await app.enqueue_by_name("work", number)
+                    assert await begun.get() == number
+            finally:
+                hold.set()
