@@ -209,7 +209,7 @@ class DeadLetters:
         await self._connection.opened()
         for tag, job in named:
             self._connection.check_tag(tag, job)
-        jobs = sorted(job for _, job in named)
+        jobs = sorted({job for _, job in named})
         sweeping = Sweeping(self._connection.tag)
         for start in range(0, len(jobs), LETTERS_MAX):
             await act(jobs[start : start + LETTERS_MAX], sweeping)

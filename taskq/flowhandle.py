@@ -254,6 +254,7 @@ class AppFlows:
         tag, lsn = split_job_id(flow_id)
         port = await app._connection.port()
         app._connection.check_tag(tag, lsn)
+        tag = app._connection.tag
         ties: Takes | None = await port.look(partial(look_at_ties, job=lsn))
         if ties is None:
             raise JobNotFound(f"there is no job {flow_id} in {app.data_dir}")
