@@ -214,8 +214,11 @@ class LogReading:
     replay_sync = blocking(replay)
 
 
-def _checked_lsn(lsn: int, what: str) -> int:
-    lsn = whole(lsn, what)
+def _checked_lsn(given: int, what: str) -> int:
+    try:
+        lsn = whole(given, what)
+    except UsageError:
+        lsn = -1
     if lsn < 0:
-        raise UsageError(f"{what} is {lsn}: an lsn is 0 or more")
+        raise UsageError(f"{what} is {given!r:.60}: an lsn is a whole number, 0 or more")
     return lsn
