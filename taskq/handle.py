@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from taskq.blocking import blocking, refuse_in_loop
@@ -17,13 +18,13 @@ from taskq.core.errors import (
     ResultGone,
     ResultTimeout,
 )
-from taskq.core.model import LIVE_STATES, JobView, State
+from taskq.core.model import LATE_SECONDS_MAX, LIVE_STATES, JobView, State
 from taskq.habits import JOBS, no_attribute
 from taskq.progressing import progress_of
 from taskq.serialization import decode_loose
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
     from taskq.app import TaskQ
     from taskq.call import Call
@@ -91,7 +92,10 @@ class JobHandle(Generic[R]):
         try:
             await asyncio.wait((future,), timeout=limit)
             if not future.done():
-                self._check_timeout(limit, await self._view())
+                with self._late(limit):
+                    self._check_timeout(
+                        limit, await asyncio.wait_for(self._view(), LATE_SECONDS_MAX)
+                    )
             outcome = await future
         finally:
             future.cancel()
@@ -115,7 +119,8 @@ class JobHandle(Generic[R]):
         try:
             concurrent.futures.wait((future,), timeout=limit)
             if not future.done():
-                self._check_timeout(limit, self._view_sync())
+                with self._late(limit):
+                    self._check_timeout(limit, self._view_sync(LATE_SECONDS_MAX))
             outcome = future.result()
         finally:
             future.cancel()
@@ -216,8 +221,8 @@ class JobHandle(Generic[R]):
         port = await self._port()
         return self._found(await port.view(self.lsn))
 
-    def _view_sync(self) -> JobView:
-        return self._found(self._thread_port().view(self.lsn).result())
+    def _view_sync(self, limit_seconds: float | None = None) -> JobView:
+        return self._found(self._thread_port().view(self.lsn).result(limit_seconds))
 
     async def _port(self) -> LoopPort:
         port = await self._app._connection.port()
@@ -259,6 +264,16 @@ class JobHandle(Generic[R]):
                 raise ResultGone(self.id)
             return cast("R", None)
         return cast("R", decode_loose(body) if task is None else task.decode_result(body))
+
+    @contextlib.contextmanager
+    def _late(self, limit: float | None) -> Iterator[None]:
+        """Where the log itself does not answer in time: on a lock or a disk that takes long."""
+        try:
+            yield
+        except ResultTimeout:
+            raise
+        except TimeoutError:
+            raise ResultTimeout(self.id, limit or 0.0, "unknown to be settled") from None
 
     def _check_timeout(self, limit: float | None, view: JobView) -> None:
         # A job that was settled meanwhile has its outcome on the way.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
@@ -10,9 +11,9 @@ from taskq.blocking import blocking, run
 from taskq.care import LogCare
 from taskq.connection import Connection, split_job_id
 from taskq.core.counts import whole
-from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
+from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds, seconds
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
-from taskq.core.model import JobView, Serving
+from taskq.core.model import LATE_SECONDS_MAX, JobView, Serving
 from taskq.core.records import Kind
 from taskq.log.cancelling import is_asked
 from taskq.log.requests import ClaimRequest, Delivery, Settlement, checked_queues
@@ -125,7 +126,14 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         store.serve(self, Serving(queues=names))
         lease_ns = 0 if lease is None else positive_nanoseconds(lease, "lease")
         request = ClaimRequest(count, queues=names, wait_until_ns=until, lease_ns=lease_ns)
-        deliveries: list[Delivery] = await port.claim(request)
+        asked = port.claim(request)
+        if wait is not None:
+            # The log itself may be held up, by a lock or a disk. What it brings then is given back.
+            await asyncio.wait((asked,), timeout=seconds(wait, "wait") + LATE_SECONDS_MAX)
+            if not asked.done():
+                asked.cancel()
+                return []
+        deliveries: list[Delivery] = await asked
         return self._connection.packer.deliveries(deliveries)
 
     claim_sync = blocking(claim)

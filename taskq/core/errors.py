@@ -42,6 +42,41 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from typing import Final, Literal
+
+_READ_ONLY: Final = "mount the file system for writing; read commands work without"
+_NOT_ALLOWED: Final = "use the user that the directory belongs to, or another directory"
+_NO_ROOM: Final = "Free some space or inodes (df -h, df -i) or raise the quota, then try again"
+#: What to do about what the operating system says.
+_REMEDIES: Final = {
+    errno.EROFS: _READ_ONLY,
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.EMFILE: "raise the limit of open files of this process (ulimit -n), or find what leaks",
+    errno.ENFILE: "the whole machine has too many files open: end what holds them",
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.ENAMETOOLONG: "use a directory with a shorter path",
+    errno.ENOTDIR: "a file stands where a directory should be: move it away, or use another path",
+    errno.EISDIR: "a directory stands where a file should be: move it away",
+    errno.ELOOP: "remove the symbolic link, or use the directory that it leads to",
+    errno.EIO: "check the disk and the system's messages (dmesg), and whether it is still there",
+}
+
+
+def remedy(error: OSError) -> str:
+    """What to do about what the operating system says, as a sentence without its end."""
+    advice = _REMEDIES.get(error.errno or 0, "check the disk and the path, then try again")
+    return advice[0].upper() + advice[1:]
+
+
+def refusal(path: str, error: OSError) -> LogError:
+    """The error for what the disk refused, other than an append: what, where, what next."""
+    name = os.fsdecode(error.filename) if error.filename else path
+    return LogError(f"{name}: {error.strerror or error}. {remedy(error)}")
+
 
 class TaskqError(Exception):
     """The root: catch this for anything that taskq itself raises."""
@@ -99,7 +134,14 @@ class WrongLog(UsageError, JobNotFound):
 
 
 class LogError(TaskqError):
-    """The task log's directory cannot be used as asked."""
+    """The task log's directory cannot be used as asked.
+
+    Attributes:
+        outcome: "refused": what the call was to write is surely not in the log; "unknown": it may
+            be, and only the log itself can tell, once it is opened again.
+    """
+
+    outcome: Literal["refused", "unknown"] = "refused"
 
 
 class LogLocked(LogError):
@@ -152,14 +194,19 @@ class LogGone(LogFailed):
 
 
 class OutcomeUnknown(LogError):
-    """The fsync that should have made this answer durable failed: kept or lost, nobody knows yet.
+    """The disk failed in the midst of this call: what it wrote is kept or lost, nobody knows yet.
+
+    The fsync failed that should have made the answer durable, or a write failed and could not be
+    taken back.
 
     The next open of the directory settles it: of the failed batch all or nothing is kept.
     """
 
-    def __init__(self, path: str, error: OSError) -> None:
+    outcome = "unknown"
+
+    def __init__(self, path: str, error: OSError, what: str = "fsync") -> None:
         super().__init__(
-            f"{path}: fsync failed ({error.strerror or error}), so the outcome of this call is "
+            f"{path}: {what} failed ({error.strerror or error}), so the outcome of this call is "
             f"unknown. Check the disk, then open the log again and look the job up"
         )
         self.path = path
@@ -174,8 +221,8 @@ class AppendFailed(LogError):
 
     def __init__(self, path: str, error: OSError) -> None:
         super().__init__(
-            f"{path}: could not write ({error.strerror or error}); nothing was enqueued. "
-            f"Free some space or raise the quota, then try again"
+            f"{path}: could not write ({error.strerror or error}); nothing was written. "
+            f"{remedy(error)}"
         )
         self.path = path
         self.errno = error.errno
@@ -195,7 +242,7 @@ class DiskFull(AppendFailed):
         super().__init__(path, error)
         message = (
             f"{path}: no room for new jobs ({error.strerror or error}): {free_bytes} bytes are "
-            f"free, new jobs must leave {limit_bytes}; nothing was enqueued. Free some space, "
+            f"free, new jobs must leave {limit_bytes}; nothing was written. Free some space, "
             f"raise the quota or lower min_free, then try again"
         )
         self.args = (message,)

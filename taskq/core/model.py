@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from taskq.core.limits import Limit
 
 SECOND_NS: Final = 1_000_000_000
+#: A call with a time limit outlasts it by so much at most, while the log itself does not answer.
+LATE_SECONDS_MAX: Final = 0.5
 
 #: Longest queue name, task name and dedup key, in UTF-8 bytes.
 NAME_BYTES_MAX: Final = 255

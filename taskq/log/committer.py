@@ -418,7 +418,7 @@ class Committer(Desk):
                     self.later_lsn = self._claims_lsn = batch.lsn
                 else:
                     self.now.append((port, future, deliveries))
-            elif request.wait_until_ns is not None and request.wait_until_ns <= steady:
+            elif request.is_over(steady):
                 self.now.append((port, future, []))
             else:
                 waiting.append(claim)

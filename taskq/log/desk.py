@@ -9,6 +9,7 @@ from taskq.core.errors import AppendFailed, LogError, LogFailed
 from taskq.log.facets import Facets
 from taskq.log.growth import Followers
 from taskq.log.requests import Op
+from taskq.log.room import is_full
 from taskq.log.survey import claims, refusals
 from taskq.log.watchers import Watchers
 
@@ -80,6 +81,7 @@ class Desk:
             requests, self.waiting = [*requests, *claims(self.waiting)], []
             self.now += [(port, future, error) for port, future in self.watchers.take_all()]
             self.now += [(port, future, error) for port, future in self.followers.take_all()]
+        requests = self._not_watched(requests)
         if not isinstance(error, LogError):
             patient = [one for one in requests if one[0] == Op.CLAIM]
             self.waiting += [(operand, port, future) for _, port, future, operand in patient]
@@ -93,16 +95,21 @@ class Desk:
         ]
 
     def _give_up(self, requests: list[Request], error: OSError) -> None:
-        """The disk refused: callers are told, and what can wait is tried again."""
+        """The disk refused: callers are told, and what can wait is tried again.
+
+        For room claims and watchers wait as long as they may; nothing else gets better by itself.
+        """
         failed = AppendFailed(self.journal.path, error)
-        for request in requests:
+        known = {id(one[2]) for one in self.waiting}
+        requests = [one for one in self._not_watched(requests) if id(one[2]) not in known]
+        waiting = [*claims(self.waiting), *requests]
+        steady_ns, has_hope = self.journal.clock.steady_ns(), is_full(error)
+        self.waiting = []
+        for request in waiting:
             op, port, future, operand = request
-            if op == _SETTLE_SOON:
+            if op == _SETTLE_SOON or (op == Op.OUTCOME and has_hope):
                 self.held.append(request)
-            elif op == Op.CLAIM:
-                if not any(one[2] is future for one in self.waiting):
-                    self.waiting.append((operand, port, future))
-            elif op == Op.OUTCOME:
-                self.held += self._not_watched([request])
-            else:
+            elif op == Op.CLAIM and has_hope and not operand.is_over(steady_ns):
+                self.waiting.append((operand, port, future))
+            elif future is None or not future.done():
                 self.now.append((port, future, failed))

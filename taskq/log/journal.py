@@ -10,7 +10,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from taskq.core.errors import LogError, LogFailed, LogGone, PayloadTooLarge
+from taskq.core.errors import LogError, LogFailed, LogGone, OutcomeUnknown, PayloadTooLarge
 from taskq.core.model import Durability
 from taskq.log import codec
 from taskq.log.chain import find_losses, link_to, said_lsn
@@ -72,6 +72,7 @@ class Journal(Place):
         self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
         self.gone = ""
         self.in_order = True
+        self._is_lost = False
         self._is_failed = False
         self._segment_bytes = config.segment_bytes_now
         self._writer = writer
@@ -232,6 +233,8 @@ class Journal(Place):
         return status[2]
 
     def _locate(self, hint: TailHint | None) -> None:
+        if self._is_lost:
+            raise LogFailed(self.path, "an fsync failed here, and the others could not be told")
         if hint.failed if hint is not None else is_marked_failed(self.disk, self.path):
             raise LogFailed(self.path, "an fsync failed in one of its processes")
         lost = hint is None or hint.home != self.home
@@ -422,7 +425,9 @@ class Journal(Place):
         """Write one frame and move the end behind it.
 
         Raises:
-            OSError: the disk refused; what was written of the frame is cut off again.
+            OSError: the disk refused; what was written of the frame is cut off again, or the next
+                writer will do that.
+            OutcomeUnknown: the same, but the frame may be whole and could not be cut off.
             PayloadTooLarge: no reader would accept the frame.
         """
         if len(body) > codec.FRAME_BODY_MAX:
@@ -440,8 +445,8 @@ class Journal(Place):
         )
         try:
             write_all(self.disk, self._tail, frame, self.offset)
-        except OSError:
-            self.disk.truncate(self._tail, self.offset)
+        except OSError as error:
+            self._cut_back(len(frame), error)
             raise
         self._marks.note(self.next_lsn, self.segment, self.offset)
         self.last_frame = self.offset
@@ -478,6 +483,20 @@ class Journal(Place):
         header = codec.decode_frame_header(data, 0, self.files.seed(self.segment), at)
         return header is not None and header.is_sync_point
 
+    def _cut_back(self, frame_size: int, error: OSError) -> None:
+        """Take back what was written of a frame.
+
+        Raises:
+            OutcomeUnknown: that fails too, and all of the frame may be there.
+        """
+        with contextlib.suppress(OSError):
+            self.disk.truncate(self._tail, self.offset)
+            return
+        with contextlib.suppress(OSError):
+            if self.disk.size(self._tail) < self.offset + frame_size:
+                return
+        raise OutcomeUnknown(self.path, error, "a write") from error
+
     def sync(self) -> None:
         """Make everything that this process knows of durable, or find that another has.
 
@@ -497,7 +516,8 @@ class Journal(Place):
 
     def fail(self, error: OSError) -> None:
         """After a failed fsync: nobody writes any more until the log is opened again."""
-        mark_failed(self, error)
+        if not mark_failed(self, error):
+            self._is_lost = True
 
     def too_much_in_the_air(self) -> bool:
         """Whether so much is not synced that a loss could reach the ids after a restart."""

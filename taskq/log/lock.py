@@ -13,6 +13,7 @@ from there on has other names.
 
 from __future__ import annotations
 
+import logging
 import struct
 import time
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from taskq.log.ports import Disk
 
+_log: Final = logging.getLogger("taskq")
 LOCK_FILE: Final = "write.lock"
 _HOLDER: Final = struct.Struct("<II")
 _TAIL: Final = struct.Struct("<IIQQQQQQQQqQQq")
@@ -182,7 +184,7 @@ class WriterLock:
         """Give the lock back, unless it is kept for good."""
         if self.held and not self.exclusive:
             self.held = False
-            self._disk.unlock(self._file)
+            give_back(self._disk, self._file)
             held_ns = perf_counter_ns() - self._taken_ns - self._excused_ns
             self.longest_hold_ns = max(self.longest_hold_ns, held_ns)
 
@@ -268,7 +270,7 @@ class WriterLock:
                 self._refuse_if_exclusive()
                 self._wait(self._file)
             finally:
-                disk.unlock(self._gate)
+                give_back(disk, self._gate)
         else:
             self._refuse_if_exclusive()
             self._wait(self._gate)
@@ -277,7 +279,7 @@ class WriterLock:
                     self._refuse_if_exclusive()
                     self._wait(self._file)
             finally:
-                disk.unlock(self._gate)
+                give_back(disk, self._gate)
 
     def _wait(self, descriptor: int) -> None:
         """Wait in the kernel's line: it is fair and wakes at once; the watcher minds the time."""
@@ -294,6 +296,17 @@ class WriterLock:
         # One that was killed left its flag behind; its lock is gone all the same.
         if flags & _EXCLUSIVE and Path(f"/proc/{pid}").exists():
             raise self.locked_error(0.0)
+
+
+def give_back(disk: Disk, descriptor: int) -> None:
+    """Unlock a file. What was done under the lock stands, so nobody is told of what goes wrong.
+
+    Should the system refuse, this process keeps the lock until it gives it back the next time.
+    """
+    try:
+        disk.unlock(descriptor)
+    except OSError as error:
+        _log.warning("a lock could not be given back: %s", error)
 
 
 def read_hint(disk: Disk, descriptor: int) -> TailHint | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.dedup import key_hash
-from taskq.core.errors import LogDamaged, TaskqError
+from taskq.core.errors import LogDamaged, TaskqError, refusal
 from taskq.core.jobtable import META_DURABLE_CLAIM, META_FLOW, META_KEYED
 from taskq.core.model import REASON_BYTES_MAX
 from taskq.core.records import Cause, Flag, Kind
@@ -366,6 +366,8 @@ def _take(agenda: Agenda, request: ClaimRequest) -> list[Taken]:
 
 def failure(error: BaseException) -> TaskqError:
     """An error as the caller gets it."""
-    return (
-        error if isinstance(error, TaskqError) else TaskqError(f"{type(error).__name__}: {error}")
-    )
+    if isinstance(error, TaskqError):
+        return error
+    if isinstance(error, OSError):
+        return refusal("the log", error)
+    return TaskqError(f"{type(error).__name__}: {error}")

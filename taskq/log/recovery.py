@@ -9,6 +9,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq.core.errors import LogError
 from taskq.log import codec
 from taskq.log.identity import write_all, write_file
 from taskq.log.segment import Frame, Gap, Scanner, segment_lsn, segment_name
@@ -74,34 +75,46 @@ def is_marked_failed(disk: Disk, path: str) -> bool:
     return FAILED_FILE in disk.names(path)
 
 
-def mark_failed(journal: Journal, error: OSError) -> None:
-    """Keep everybody from writing, and note how far the log is known to be on disk."""
+def mark_failed(journal: Journal, error: OSError) -> bool:
+    """Keep everybody from writing, and note how far the log is known to be on disk.
+
+    False if those who have the log open cannot be told.
+    """
     writer = journal.writer
     was_held = writer.held
-    hint = writer.acquire()
+    try:
+        hint = writer.acquire()
+    except (OSError, LogError):
+        _write_marker(journal, error)
+        return False
     try:
         if hint is not None and hint.generation != journal.generation:
-            return  # somebody opened the log since, and wrote again what had failed
+            return True  # somebody opened the log since, and wrote again what had failed
         # The hint first: it takes a microsecond, and this process may be killed at any time.
+        told = hint is None
         if hint is not None:
             with contextlib.suppress(OSError):
                 writer.write_hint(hint._replace(failed=1))
-        if not is_marked_failed(journal.disk, journal.path):
-            _write_marker(journal, error)
+                told = True
+        return _write_marker(journal, error) and told
     finally:
         if not was_held:
             writer.release()
 
 
-def _write_marker(journal: Journal, error: OSError) -> None:
+def _write_marker(journal: Journal, error: OSError) -> bool:
+    """Whether the next opener is told, by this marker or by one that was there."""
     marker = {
         "segment": journal.segment,
         "durable_lsn": journal.durable_lsn,
         "error": error.strerror or str(error),
     }
     with contextlib.suppress(OSError):  # a disk that fails may fail here too: the hint still tells
-        write_file(journal.disk, f"{journal.path}/{FAILED_FILE}", json.dumps(marker).encode())
-        journal.disk.sync_directory(journal.path)
+        if not is_marked_failed(journal.disk, journal.path):
+            write_file(journal.disk, f"{journal.path}/{FAILED_FILE}", json.dumps(marker).encode())
+            journal.disk.sync_directory(journal.path)
+        return True
+    return False
 
 
 def save_failed_frames(journal: Journal) -> list[str]:

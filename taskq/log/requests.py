@@ -207,6 +207,10 @@ class ClaimRequest:
     limits: Mapping[str, Limit] | None = None
     weights: Weights | None = None
 
+    def is_over(self, steady_ns: int) -> bool:
+        """Whether it waits no longer."""
+        return self.wait_until_ns is not None and self.wait_until_ns <= steady_ns
+
 
 _NO_OPTIONS: Final = bytes(2)
 _FLAGS_AT: Final = 8

@@ -50,7 +50,8 @@ def seconds_until_due(committer: Committer) -> float:
             for claim in committer.waiting
             if claim[0].wait_until_ns is not None
         ]
-    return min(limits)
+    # What is due is tried at once, but not again and again on a disk that takes nothing.
+    return min(limits) if committer.room.refused is None else max(min(limits), _HELD_SECONDS)
 
 
 def is_behind(committer: Committer) -> bool:

@@ -142,7 +142,12 @@ def _size_before(files: SegmentFiles, lsn: int, cursor: Cursor) -> int:
 
 def load_newest(place: Place, form: Form[F]) -> tuple[F, Cursor] | None:
     """A facet and how far it was folded, from the newest snapshot that fits; None without one."""
-    for name in snapshot_names(place.disk, place.path, form.kind.name):
+    names: list[str] = []
+    try:
+        names = snapshot_names(place.disk, place.path, form.kind.name)
+    except OSError as error:
+        _log.warning("%s: %s/ is passed over: %s", place.path, DIRECTORY, error)
+    for name in names:
         try:
             return _load(place, form, f"{place.path}/{DIRECTORY}/{name}")
         except FileNotFoundError:

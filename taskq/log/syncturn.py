@@ -48,31 +48,33 @@ class SyncTurn:
 
     def take(self, boot: int, generation: int, wanted_lsn: int) -> bool:
         """Whether this process is to sync; False when all below ``wanted_lsn`` is on disk."""
-        for _ in range(_LOOKS if self.crowded else 0):
-            taken = self._disk.try_lock(self._file)
-            if self._published(boot, generation) >= wanted_lsn:
+        with contextlib.suppress(OSError):  # then it does not share
+            for _ in range(_LOOKS if self.crowded else 0):
+                taken = self._disk.try_lock(self._file)
+                if self._published(boot, generation) >= wanted_lsn:
+                    if taken:
+                        self.give_up()
+                    return False
                 if taken:
-                    self._disk.unlock(self._file)
-                return False
-            if taken:
-                return True
-            time.sleep(_LOOK_SECONDS)
+                    return True
+                time.sleep(_LOOK_SECONDS)
         return True
 
     def leave(self, boot: int, generation: int, durable_lsn: int) -> None:
         """After the sync: say how far the log is on disk, and let the next one have the turn."""
         if not self.crowded:
             return
-        if durable_lsn > self._published(boot, generation):
-            packed = _MARK.pack(boot, generation, durable_lsn)
-            # What is synced is, whoever knows of it: others that do not just sync for themselves.
-            with contextlib.suppress(OSError):
+        # What is synced is, whoever knows of it: others that do not just sync for themselves.
+        with contextlib.suppress(OSError):
+            if durable_lsn > self._published(boot, generation):
+                packed = _MARK.pack(boot, generation, durable_lsn)
                 write_all(self._disk, self._file, packed + crc32(packed).to_bytes(4, "little"), 0)
         self.give_up()
 
     def give_up(self) -> None:
         """Let the next one have the turn, if it was ours."""
-        self._disk.unlock(self._file)
+        with contextlib.suppress(OSError):
+            self._disk.unlock(self._file)
 
     def close(self) -> None:
         """Close the file."""

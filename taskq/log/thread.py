@@ -222,7 +222,9 @@ class StorageThread:
         except Exception as error:  # noqa: BLE001 - a bug must not leave callers waiting for ever
             _log.exception("%s: a batch could not be decided", self.path)
             committer.facets.discard()
-            committer.now += refusals(requests, failure(error))
+            decided = {id(answer[1]) for answer in (*committer.now, *committer.later)}
+            left = [request for request in requests if id(request[2]) not in decided]
+            committer.now += refusals(left, failure(error))
         try:
             interest = committer.take_interest()
             if interest and self.peers is not None:
@@ -432,7 +434,7 @@ def _is_patient(request: Request, now_ns: int) -> bool:
     op, _, _, operand = request
     if op != Op.CLAIM:
         return op in PATIENT
-    return operand.wait_until_ns is None or operand.wait_until_ns > now_ns
+    return not operand.is_over(now_ns)
 
 
 def run_chore(chore: Callable[[], object]) -> None:
