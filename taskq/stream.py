@@ -8,7 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, TypeAlias
 
-from taskq.core.errors import LogDamaged, LogError, LogGone, ReaderFellBehind, UsageError
+from taskq.core.errors import LogDamaged, LogError, LogGone, ReaderFellBehind, UsageError, refusal
 from taskq.log.codec import SEGMENT_HEADER
 from taskq.log.cursor import Cursor
 from taskq.log.disk import LocalDisk
@@ -247,7 +247,10 @@ class Stream:
         store = await self._connection.opened()
         port = await self._connection.port()
         self._extent = await port.extent()
-        return await asyncio.to_thread(self._begin_files, store, self._extent)
+        try:
+            return await asyncio.to_thread(self._begin_files, store, self._extent)
+        except OSError as error:
+            raise refusal(store.path, error) from error
 
     def _begin_files(self, store: Store, extent: Extent) -> _Open:
         """Find the place to begin at; on a thread."""

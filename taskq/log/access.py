@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
@@ -10,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogError, UsageError
+from taskq.core.errors import LogError, UsageError, refusal
 from taskq.log.door import DIRECTORY_SHARED, is_shared, make_private
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def enter(path: str, mode: Mode | None) -> os.stat_result:
     try:
         is_new = make_private(directory)
         status = directory.stat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         if mode is not None and is_shared(status.st_mode) != (mode == "group"):
             if not is_new and (mode == "private" or (directory / "taskq.json").exists()):
                 raise UsageError(_other_mode(path, mode, status))
@@ -59,7 +62,7 @@ def enter(path: str, mode: Mode | None) -> os.stat_result:
     except PermissionError as error:
         raise LogError(denied(path, error)) from error
     except OSError as error:
-        raise LogError(f"{path}: cannot make the directory ({error.strerror})") from error
+        raise refusal(path, error) from error
     # A file system that nobody may write to is none of the user's doing.
     needed = os.R_OK | os.X_OK | (0 if os.statvfs(directory).f_flag & os.ST_RDONLY else os.W_OK)
     if not os.access(directory, needed):

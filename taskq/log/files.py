@@ -6,7 +6,7 @@ import contextlib
 import errno
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.errors import FormatError, LogDamaged, LogError
+from taskq.core.errors import FormatError, LogDamaged, LogError, refusal
 from taskq.log import codec
 from taskq.log.carrying import born_in, is_carrying
 from taskq.log.cursor import Cursor
@@ -219,8 +219,7 @@ class SegmentFiles:
             except FileNotFoundError as error:
                 raise self._gone(lsn) from error
             except OSError as error:
-                path = self.file_path(lsn)
-                raise LogError(f"{path}: cannot be opened ({error.strerror})") from error
+                raise refusal(self.file_path(lsn), error) from error
         # The latest used is the last to be closed.
         self._descriptors[lsn] = descriptor
         return descriptor

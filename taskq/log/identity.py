@@ -7,7 +7,7 @@ import json
 import uuid
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskq.core.errors import FormatError, LogError
+from taskq.core.errors import FormatError, LogError, refusal
 from taskq.log.access import denied
 from taskq.log.segment import segment_lsn
 
@@ -55,7 +55,7 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
     except PermissionError as error:
         raise LogError(denied(f"{path}/{FILE}", error)) from error
     except OSError as error:
-        raise LogError(f"{path}/{FILE}: cannot be opened ({error.strerror})") from error
+        raise refusal(f"{path}/{FILE}", error) from error
     try:
         data = disk.read(descriptor, _SIZE_MAX, 0)
     finally:

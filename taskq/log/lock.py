@@ -13,6 +13,7 @@ from there on has other names.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import struct
 import time
@@ -112,12 +113,16 @@ class WriterLock:
         self._disk = disk
         self._path = path
         self._wait_seconds = wait_seconds
-        self._gate = disk.open(f"{path}/turnstile.lock", create=True)
         self._file_path = f"{path}/{LOCK_FILE}"
-        self._file = disk.open(self._file_path, create=True)
-        self.home: Home = (disk.boot_id(), *disk.identity(self._file))
-        self._was_restored = disk.was_restored(self._file)
-        self.turn = SyncTurn(disk, path)
+        with contextlib.ExitStack() as undo:
+            self._gate = disk.open(f"{path}/turnstile.lock", create=True)
+            undo.callback(disk.close, self._gate)
+            self._file = disk.open(self._file_path, create=True)
+            undo.callback(disk.close, self._file)
+            self.home: Home = (disk.boot_id(), *disk.identity(self._file))
+            self._was_restored = disk.was_restored(self._file)
+            self.turn = SyncTurn(disk, path)
+            undo.pop_all()
         self._me = _HOLDER.pack(pid, 0)
         self._mine = _HOLDER.pack(pid, _EXCLUSIVE)
         self._hint_data = b""

@@ -83,11 +83,16 @@ class LocalPeers:
                 "started_ns": _now_ns(),
             }
         ).encode()
-        self._lock = self._open_lock()
-        self._pipe = self._open_pipe()
-        self._board = forks.open_unshared(open_file, self._path / "board", _MADE)
+        self._lock = self._pipe = self._board = self._slot = -1
         self._small = syscalls.SmallReader(_SLOT.size * _SLOTS_USUAL)
-        self._slot = self._take_slot()
+        try:
+            self._lock = self._open_lock()
+            self._pipe = self._open_pipe()
+            self._board = forks.open_unshared(open_file, self._path / "board", _MADE)
+            self._slot = self._take_slot()
+        except BaseException:
+            self.close()  # else an owner would live on that nobody is
+            raise
         self._poll = select.poll()
         self._poll.register(self._pipe, select.POLLIN)
 
@@ -160,13 +165,15 @@ class LocalPeers:
             if self._closed:
                 return
             self._closed = True
-        with contextlib.suppress(OSError):
-            os.pwrite(self._board, bytes(_SLOT.size), self._slot * _SLOT.size)
+        if self._slot >= 0:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._board, bytes(_SLOT.size), self._slot * _SLOT.size)
         with contextlib.suppress(OSError):  # owners/ may be gone
             self.forget(self.owner)
         _local.pop(self.owner, None)
         for descriptor in (self._pipe, self._board, *self._pipes.values(), self._lock):
-            forks.close_unshared(descriptor)
+            if descriptor >= 0:
+                forks.close_unshared(descriptor)
 
     def _open_lock(self) -> int:
         temporary = self._path / f"{self.owner:016x}.tmp"
@@ -243,8 +250,10 @@ def owner_alive(directory: Path, owner: int) -> bool:
         return True
     try:
         descriptor = open_file(directory / f"{owner:016x}.lock")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:
+        return True  # who cannot be asked may live
     try:
         return _is_locked(descriptor)
     finally:

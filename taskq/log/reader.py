@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
-from taskq.core.errors import JobNotFound, LogError, WrongLog
+from taskq.core.errors import JobNotFound, LogError, WrongLog, refusal
 from taskq.core.jobids import split_id
 from taskq.core.model import LogStats
 from taskq.core.strays import ready_jobs
@@ -285,6 +285,8 @@ class LogReader:
                     return told
             except SegmentGone:
                 pass
+            except OSError as error:
+                raise refusal(self.path, error) from error
             finally:
                 if at is not None:
                     journal.close()
@@ -331,14 +333,14 @@ def open_journal(path: str, clock: Clock | None = None) -> Journal:
     """
     disk = LocalDisk()
     directory = str(Path(path).absolute())
-    if not Path(directory).is_dir() or read_identity(disk, directory) is None:
-        raise LogError(f"{path} is not a task log: give its directory with -d")
-    refuse_links(directory)
     try:
+        if not Path(directory).is_dir() or read_identity(disk, directory) is None:
+            raise LogError(f"{path} is not a task log: give its directory with -d")
+        refuse_links(directory)
         journal = Journal(disk, clock or SystemClock(), directory, LogConfig(), None)
         journal.open_for_reading()
     except OSError as error:
-        raise LogError(f"{path}: cannot be read ({error.strerror})") from error
+        raise refusal(path, error) from error
     return journal
 
 

@@ -18,7 +18,7 @@ import re
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.errors import AppendFailed, DiskFull, LogDamaged, LogError, SpillMissing
+from taskq.core.errors import AppendFailed, DiskFull, LogDamaged, SpillMissing, refusal
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Flag
 from taskq.log.disk import PatientDisk
@@ -217,7 +217,7 @@ def _reading(disk: Disk, file: str, what: str) -> Iterator[int]:
             f"{file} is missing, and held {what}: restore it from a backup of the directory"
         ) from None
     except OSError as error:
-        raise LogError(f"{file}: cannot be read ({error.strerror})") from error
+        raise refusal(file, error) from error
 
 
 def _is_there(disk: Disk, file: str, body: bytes) -> bool:

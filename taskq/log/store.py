@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import LogClosed, LogError, UsageError
+from taskq.core.errors import LogClosed, LogError, UsageError, refusal
 from taskq.core.model import SECOND_NS
 from taskq.log import forks
 from taskq.log.access import enter, exposures
@@ -90,7 +90,7 @@ class Store:
                 storage.close_files()
                 raise
         except BaseException as error:  # noqa: BLE001 - whoever opens the log gets it
-            self._error = error
+            self._error = refusal(self.path, error) if isinstance(error, OSError) else error
             self.usable = False
             return
         finally:
