@@ -43,7 +43,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from typing import Final, Literal
 
 _READ_ONLY: Final = "mount the file system for writing; read commands work without"
@@ -74,8 +73,7 @@ def remedy(error: OSError) -> str:
 
 def refusal(path: str, error: OSError) -> LogError:
     """The error for what the disk refused, other than an append: what, where, what next."""
-    name = os.fsdecode(error.filename) if error.filename else path
-    return LogError(f"{name}: {error.strerror or error}. {remedy(error)}")
+    return LogError(f"{error.filename or path}: {error.strerror or error}. {remedy(error)}")
 
 
 class TaskqError(Exception):

@@ -23,6 +23,8 @@ MAILBOX_MAX: Final = 20_000
 SEGMENT_BYTES_MIN: Final = 64 * 1024
 #: Locations hold 31 bits of offset.
 SEGMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
+#: Where no file is to be had for the next segment, one grows on up to this size.
+STRETCHED_BYTES_MAX: Final = 2**31 - 64 * 1024 * 1024
 #: Ids to leave out after a loss, so that one seen before it never names another job. The log is
 #: fsynced before half as many records hang in the air, whatever the durability.
 LSN_SKIP: Final = 2**20
@@ -31,6 +33,8 @@ LSN_SKIP: Final = 2**20
 MIN_FREE_BYTES: Final = 16 * 1024 * 1024
 RESERVE_BYTES: Final = 1024 * 1024
 TINY_DISK_PARTS: Final = 50
+#: Enqueues leave so many files to be made on the disk, with the same for a small one.
+MIN_FREE_FILES: Final = 64
 #: How long finished jobs are kept unless another time is given.
 KEEP_SECONDS: Final = 7 * 86_400.0
 #: A log with a limit of bytes has at least so many segments, so that it can shrink in small steps.

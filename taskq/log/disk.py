@@ -149,6 +149,11 @@ class LocalDisk:
         """Bytes of the whole file system."""
         return shutil.disk_usage(path).total
 
+    def files(self, path: str) -> tuple[int, int] | None:
+        """(files that may still be made, all that there may be); None: nobody counts them."""
+        found = os.statvfs(path)
+        return (found.f_favail, found.f_files) if found.f_files else None
+
     def try_lock(self, descriptor: int) -> bool:
         """Take the lock if nobody has it."""
         return syscalls.try_flock(descriptor)

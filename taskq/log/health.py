@@ -15,6 +15,7 @@ from taskq.log.lock import process_state
 from taskq.log.ownerviews import owner_views
 from taskq.log.reader import LogReader
 from taskq.log.recovery import is_marked_failed
+from taskq.log.room import files_left
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -141,10 +142,12 @@ def _room(disk: Disk, path: Path, config: LogConfig) -> Check:
         free, limit = disk.free_bytes(str(path)), config.min_free_bytes
         if limit is None:
             limit = min(MIN_FREE_BYTES, disk.total_bytes(str(path)) // TINY_DISK_PARTS)
+        files = files_left(disk, str(path)) if limit else ""
     except OSError as error:
         # Who cannot be asked refuses nothing.
         return Check(name="disk", ok=True, detail=f"the disk does not tell ({error.strerror})")
     detail = f"{free:,} bytes are free, {limit:,} must stay so"
-    if free < limit:
-        return Check(name="disk", ok=False, detail=f"{detail}: enqueues are refused, make room")
+    if free < limit or files:
+        detail = f"{files or detail}: enqueues are refused, make room"
+        return Check(name="disk", ok=False, detail=detail)
     return Check(name="disk", ok=True, detail=detail)

@@ -7,14 +7,15 @@ drive it step by step.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError, LogFailed, LogGone, OutcomeUnknown, PayloadTooLarge
-from taskq.core.model import Durability
+from taskq.core.model import SECOND_NS, Durability
 from taskq.log import codec
 from taskq.log.chain import find_losses, link_to, said_lsn
-from taskq.log.config import LSN_SKIP, LogConfig
+from taskq.log.config import LSN_SKIP, STRETCHED_BYTES_MAX, LogConfig
 from taskq.log.files import SegmentGone
 from taskq.log.identity import FILE as IDENTITY_FILE
 from taskq.log.identity import (
@@ -42,6 +43,11 @@ from taskq.log.syncturn import sync_for_all
 
 if TYPE_CHECKING:
     from taskq.log.ports import Clock, Disk
+
+
+_log: Final = logging.getLogger("taskq")
+#: How soon it is tried again to begin a segment for which no file was to be had.
+_ROTATE_AGAIN_NS: Final = SECOND_NS
 
 
 class Journal(Place):
@@ -73,6 +79,7 @@ class Journal(Place):
         self.gone = ""
         self.in_order = True
         self._is_lost = False
+        self._rotate_at_ns = 0
         self._is_failed = False
         self._segment_bytes = config.segment_bytes_now
         self._writer = writer
@@ -412,8 +419,30 @@ class Journal(Place):
 
     def rotate_if_full(self) -> None:
         """Begin the next segment when this one is full; the lock is held."""
-        if self.offset >= self._segment_bytes:
+        if self.offset >= self._segment_bytes and self._may_rotate():
             self._begin_segment(self.next_lsn, new_epoch=False)
+
+    def _may_rotate(self) -> bool:
+        """Whether there is a file for the next segment; else this one grows on, to a limit.
+
+        On a disk without an inode jobs must still be settled. Only where nothing at all was made:
+        a file that comes back after a loss of power, whole, would end the log before its end.
+        """
+        now_ns = self.clock.steady_ns()
+        if self.offset >= STRETCHED_BYTES_MAX:
+            return True
+        if now_ns < self._rotate_at_ns:
+            return False
+        try:
+            path = self.files.file_path(self.next_lsn)
+            self.disk.close(self.disk.open(path, create=True))
+        except OSError as error:
+            if not self._rotate_at_ns:
+                _log.warning("%s: the segment grows on, no next one: %s", self.path, error)
+            self._rotate_at_ns = now_ns + _ROTATE_AGAIN_NS
+            return False
+        self._rotate_at_ns = 0
+        return True
 
     def allow(self, features: tuple[str, ...]) -> None:
         """Make sure that a taskq that does not know these leaves the log alone."""

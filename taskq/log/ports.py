@@ -87,6 +87,10 @@ class Disk(Protocol):
         """Bytes that the file system holds when it is full."""
         ...
 
+    def files(self, path: str) -> tuple[int, int] | None:
+        """(files that may still be made, all that there may be); None: nobody counts them."""
+        ...
+
     def try_lock(self, descriptor: int) -> bool:
         """Take the exclusive lock of the open file, without waiting."""
         ...

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import SECOND_NS
-from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, TINY_DISK_PARTS
+from taskq.log.config import MIN_FREE_BYTES, MIN_FREE_FILES, RESERVE_BYTES, TINY_DISK_PARTS
 from taskq.log.requests import Op
 from taskq.log.survey import Survey, refusals
 
@@ -65,6 +65,7 @@ class Room:
         self._reserve_path = f"{path}/{RESERVE_FILE}"
         self._probe_path = f"{path}/{_PROBE_FILE}"
         self._min_free = config.min_free_bytes
+        self._files_left = ""
         self._reserve = config.reserve_bytes
         self.free_bytes: int | None = None
         self.limit_bytes = 0
@@ -103,6 +104,8 @@ class Room:
             return requests, survey, []
         # What is not refused has its room first, whatever its place in the batch.
         left = self.headroom - Survey.of(_not_growing(requests)).size
+        if self._files_left:
+            left = -1
         kept: list[Request] = []
         refused: list[Request] = []
         for request in requests:
@@ -126,6 +129,7 @@ class Room:
         try:
             min_free, reserve = self._limits()
             free = disk.free_bytes(self._path)
+            self._files_left = files_left(disk, self._path) if min_free else ""
         except OSError:
             return  # who cannot be asked refuses nothing
         limit = min_free
@@ -140,7 +144,7 @@ class Room:
                     free = 0  # a quota: there is room, but not for us
         self.free_bytes, self.limit_bytes = free, limit
         headroom = free - limit
-        self._is_short = headroom < size
+        self._is_short = headroom < size or bool(self._files_left)
         self._left = max(headroom // 4, 0)
         wait_ns = headroom * SECOND_NS // _FILL_BYTES_PER_SECOND
         self._look_at_ns = self._clock.steady_ns() + min(max(wait_ns, _LOOK_NS_MIN), _LOOK_NS_MAX)
@@ -156,7 +160,8 @@ class Room:
         if self._set_aside(self._probe_path, size + _MARGIN_BYTES):
             self._remove_probe()
             return True
-        return self.give_up_reserve()
+        # Without a file to probe with, the append itself will tell.
+        return self.give_up_reserve() or (bool(self._files_left) and self.headroom > size)
 
     # -- after one --------------------------------------------------------------------------------
 
@@ -220,11 +225,22 @@ class Room:
         return True
 
     def _error(self, error: OSError) -> DiskFull:
+        if self._files_left:
+            error = OSError(error.errno, self._files_left)
         return DiskFull(self._path, error, self.free_bytes or 0, self.limit_bytes)
 
 
 def _not_growing(requests: list[Request]) -> list[Request]:
     return [request for request in requests if request[0] not in GROWING]
+
+
+def files_left(disk: Disk, path: str) -> str:
+    """What is wrong if too few files may still be made on a disk; else empty."""
+    files = disk.files(path)
+    if files is None:
+        return ""
+    free, least = files[0], min(MIN_FREE_FILES, files[1] // TINY_DISK_PARTS)
+    return "" if free >= least else f"{free} files may still be made, {least} must be left"
 
 
 def is_full(error: OSError) -> bool:

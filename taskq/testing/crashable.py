@@ -168,6 +168,11 @@ class CrashableDisk:
         """Bytes of the whole disk."""
         return self._check().total
 
+    def files(self, path: str) -> tuple[int, int] | None:  # noqa: ARG002 - one disk holds all
+        """(files that may still be made, all that there may be); None: nobody counts them."""
+        self._check()
+        return self.machine.files
+
     def try_lock(self, descriptor: int) -> bool:
         """Take the lock if nobody has it."""
         file = self._check().describe(descriptor).file

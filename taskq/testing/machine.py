@@ -50,6 +50,7 @@ class Machine:
         steps: how many calls changed something so far.
         free: bytes that may still be written; None for no limit.
         total: bytes that the disk says it has, used ones included.
+        files: (those that may still be made, all) as the disk says; none is made at 0.
         shorten: given the size of a write, how much of it is done.
         unreadable: (path, sector) of what gives an EIO when it is read.
         wall_ns: what files take the time of their modification from.
@@ -64,6 +65,7 @@ class Machine:
         self.steps = 0
         self.free: int | None = None
         self.total = PLENTY_BYTES
+        self.files: tuple[int, int] | None = None
         self.shorten: Callable[[int], int] | None = None
         self.on_step: Callable[[str, str], None] | None = None
         self.errors_reach_all = True
@@ -166,6 +168,8 @@ class Machine:
         directory_path = parent(path)
         if directory_path not in self._names:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if self.files is not None and not self.files[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         file = self._names[path] = File(next(self._numbers))
         file.modified_ns = self.wall_ns()
         if directory:
