@@ -144,6 +144,7 @@ def test_a_payload_that_holds_the_whole_segment_is_never_taken_for_records(
         del data[len(segment) + 56 + len(segment) + 80 :]
         jobs.pop()
     world.machine.put(_FIRST, bytes(data))
+    world.is_whole = not cut
     world.lose_power()
     after = world.process()
     deliveries = after.claim(99)
