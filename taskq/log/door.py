@@ -38,11 +38,16 @@ _ROOT: Final = 0
 _SYMLINK: Final = "it is a symbolic link, and nothing inside a task log may be one"
 
 
+class NotAFile(OSError):
+    """Something else stands where a file, a pipe or a directory is looked for."""
+
+
 def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
     """Open a regular file that no executed child inherits; with ``O_CREAT`` a missing one is made.
 
     Raises:
-        OSError: the system refuses, or it is a symbolic link, a pipe, a device or a directory.
+        NotAFile: it is a symbolic link, a pipe, a device or a directory.
+        OSError: the system refuses.
     """
     path = str(path)
     if not flags & (os.O_RDWR | os.O_WRONLY):
@@ -171,7 +176,7 @@ def _open_directory(path: str, name: str | None = None, directory: int | None = 
     except OSError as error:
         # Systems differ in what they say of a link.
         if error.errno in {errno.ENOTDIR, errno.ELOOP} and os.path.islink(path):  # noqa: PTH114 - text, maybe no UTF-8
-            raise OSError(errno.ELOOP, _SYMLINK, path) from None
+            raise NotAFile(errno.ELOOP, _SYMLINK, path) from None
         raise
 
 
@@ -186,13 +191,13 @@ def _opened(
         descriptor = os.open(name or path, flags | _FLAGS, dir_fd=directory)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, _SYMLINK, path) from None
+            raise NotAFile(errno.ELOOP, _SYMLINK, path) from None
         error.filename = path
         raise
     if not is_right(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         what = "file" if is_right is stat.S_ISREG else "pipe"
-        raise OSError(errno.EINVAL, f"it is no regular {what}", path)
+        raise NotAFile(errno.EINVAL, f"it is no regular {what}", path)
     return descriptor
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogError, TaskqError, UploadDamaged, UsageError
 from taskq.core.model import SECOND_NS, TIME_NS_MAX
+from taskq.log.door import NotAFile
 from taskq.log.identity import write_all, write_file
 from taskq.log.inboxmanifest import (
     DONE,
@@ -214,8 +215,8 @@ class Inbox:
                     continue
                 file = f"{self.path}/{name}{MANIFEST}"
                 found.uploads.append(decode_upload(data, name, file))
-            except IsADirectoryError:
-                found.damaged[name] = f"{self.path}/{name}{MANIFEST}: a directory"
+            except NotAFile as error:
+                found.damaged[name] = f"{self.path}/{name}{MANIFEST}: {error.strerror}"
             except UploadDamaged as error:
                 found.damaged[name] = str(error)
         found.uploads.sort(key=lambda upload: (upload.sequence, upload.name))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import UploadDamaged, UsageError
 from taskq.log.adopts import Plain, Slice
+from taskq.log.door import NotAFile
 from taskq.log.inboxformat import (
     CHUNK_HEADER,
     Chunk,
@@ -54,12 +55,14 @@ class PartFile:
         """(at most ``count`` bytes from ``offset``, bytes in the file).
 
         Raises:
-            UploadDamaged: there is no such file.
+            UploadDamaged: there is no such file, or something else in its place.
         """
         try:
             descriptor = self._disk.open(self.path, write=False)
         except FileNotFoundError:
             raise UploadDamaged(f"{self.path} is missing, and was published") from None
+        except NotAFile as error:
+            raise UploadDamaged(f"{self.path}: {error.strerror}") from error
         try:
             return self._disk.read(descriptor, count, offset), self._disk.size(descriptor)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -14,10 +15,12 @@ from taskq.core.errors import LogError, UploadDamaged
 from taskq.log import codec
 from taskq.log.adopted import Adopted, encode_adopted
 from taskq.log.adopter import Adopter
+from taskq.log.inbox import PartWriter, encode_tail
 from taskq.log.inbox import publish as publish_real
 from taskq.log.inboxfiles import Inbox
 from taskq.log.inboxformat import VERSION
 from taskq.log.inboxmanifest import _seal
+from taskq.log.requests import EnqueueSpec
 from taskq.testing.crashable import CrashableDisk
 from tests.log.uploading import (
     INBOX,
@@ -36,7 +39,6 @@ from tests.log.world import PATH, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 BODIES: Final = numbered(6)
 
@@ -169,11 +171,27 @@ def test_a_number_that_a_manifest_cannot_have_stops_nobody(field: str, value: st
     assert bodies_in(world) == {b"good": 1}
 
 
-async def test_a_directory_called_like_a_manifest_stops_nobody(tmp_path: Path) -> None:
-    (tmp_path / "log/inbox/odd.json").mkdir(parents=True)
+@pytest.mark.parametrize("plant", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc")])
+async def test_what_is_no_file_but_called_like_one_stops_nobody(
+    tmp_path: Path, plant: Callable[[Path], object]
+) -> None:
+    """In place of a manifest, and of a part: that upload is refused, and the next is adopted."""
+    (tmp_path / "log/inbox").mkdir(parents=True)
+    plant(tmp_path / "log/inbox/odd.json")
     publish_real(tmp_path / "log", "nothing", [])
     async with TaskLog.open(tmp_path / "log", upkeep=False) as log:
-        with pytest.raises(UploadDamaged, match=r"odd was refused: .*/odd\.json: a directory"):
+        told = r"odd was refused: .*/odd\.json: it is (no regular file|a symbolic link)"
+        with pytest.raises(UploadDamaged, match=told):
+            await log.adopt()
+        assert await log.adopt() == 0
+        writer = PartWriter(tmp_path / "log", "up")
+        writer.add(encode_tail(EnqueueSpec(), None), b"x")
+        part = writer.close()
+        publish_real(tmp_path / "log", "later", [part])
+        file = tmp_path / "log/inbox" / part.name
+        file.unlink()
+        plant(file)
+        with pytest.raises(UploadDamaged, match=rf"{part.name}: it is (no regular|a symbolic)"):
             await log.adopt()
         assert await log.adopt() == 0
 
