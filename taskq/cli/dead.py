@@ -121,10 +121,10 @@ def _row(job: JobView, now_ns: int) -> tuple[str, ...]:
 def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Show everything about one dead letter: its attempts, reason and payload."""
     from taskq.cli.read import show_job  # noqa: PLC0415 - help must not import the log
-    from taskq.log.bodystore import SHOWN_BYTES_MAX  # noqa: PLC0415 - likewise
+    from taskq.log.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - likewise
 
     with open_reader(data_dir) as reader:
-        job = reader.job(reader.parse_id(job_id), body_bytes_max=SHOWN_BYTES_MAX)
+        job = reader.job(reader.parse_id(job_id), body_bytes_max=LISTED_BYTES_MAX)
     if job is None or job.state is not State.DEAD:
         known = "there is no such job" if job is None else f"it is {job.state.name.lower()}"
         raise Failure(f"job {job_id} is no dead letter: {known}. taskq dead ls lists them")

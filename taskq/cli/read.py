@@ -120,12 +120,12 @@ def _note(job: JobView, now_ns: int) -> str:
 @at_option
 def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
     """Show everything about one job: its attempts, reason, payload and result."""
-    from taskq.log.bodystore import SHOWN_BYTES_MAX  # noqa: PLC0415 - help must not import the log
+    from taskq.log.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
 
     at = moment(at_text)
     with open_reader(data_dir) as reader:
         lsn = reader.find_job(job_id) if at is None else reader.parse_id(job_id)
-        job = reader.job(lsn, at, body_bytes_max=SHOWN_BYTES_MAX)
+        job = reader.job(lsn, at, body_bytes_max=LISTED_BYTES_MAX)
         if job is None:
             raise no_such_job(reader, job_id, at)
         job = replace(job, attempts=reader.attempts(job))

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 #: Bodies up to this size are packed and unpacked where they are; it takes a millisecond at most.
 QUICK_BYTES_MAX: Final = 64 * 1024
-#: In lists, larger payloads and results are left out …
+#: In lists and on terminals, larger payloads and results are left out.
 LISTED_BYTES_MAX: Final = PAYLOAD_BYTES_MAX
-#: … and so are these where one job is shown.
-SHOWN_BYTES_MAX: Final = 16 * 1024 * 1024
 #: What to do about a body over PAYLOAD_BYTES_MAX.
 SPILL_HINT: Final = "allow it with spill=True, or store the data in a file and pass its path"
 _SPILLED: Final = int(Flag.SPILLED)

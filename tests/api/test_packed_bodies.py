@@ -29,7 +29,6 @@ from taskq import (
 from taskq.cli.main import main
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
-from taskq.log import bodystore
 from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
 from taskq.log.reader import LogReader
@@ -424,7 +423,6 @@ async def test_tail_show_and_names_read_no_large_body(
     (delivery,) = await log.claim()
     await log.ack(delivery, LARGE, spill=True)
     monkeypatch.setattr(Spill, "get", None)
-    monkeypatch.setattr(bodystore, "SHOWN_BYTES_MAX", PAYLOAD_BYTES_MAX)
 
     def run(*words: str) -> str:
         with pytest.raises(SystemExit) as ended:
