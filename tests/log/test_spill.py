@@ -137,7 +137,7 @@ def test_what_reads_back_otherwise_is_an_error_that_names_the_file(place: Place)
     with pytest.raises(LogDamaged, match=f"{file} does not hold {WHAT} any more"):
         place.spill().get(stored, WHAT)
     place.machine.unreadable.add((file, 3))
-    with pytest.raises(LogError, match=f"{file}: cannot be read"):
+    with pytest.raises(LogError, match=f"{file}: Input.output error. Check the disk"):
         place.spill().get(stored, WHAT)
     place.disk().remove(file)
     with pytest.raises(SpillMissing, match=f"{file} is missing, and held {WHAT}: restore it"):
