@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, NotRequired, cast
 
 from taskq.core.errors import InvalidCall
 from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.core.parsing import too_deep
 from taskq.serialization import (
+    FLAT_BYTES_MAX,
     check_size,
     compiled,
+    is_deep,
     json_config,
     shown,
     trusts_instances,
@@ -72,13 +75,15 @@ class ArgumentCodec:
         """The payload of validated values.
 
         Raises:
-            InvalidCall: a value has no form in JSON.
+            InvalidCall: a value has no form in JSON, or one that cannot be read.
             PayloadTooLarge: the payload is over ``limit`` bytes.
         """
         try:
             body = self._serializer.to_json(values, warnings=not self._reads_back)
         except ValueError as error:
             raise self._unserializable(values, error) from None
+        if is_deep(body):
+            raise InvalidCall(self._task, f"the arguments are {too_deep()}: no worker reads that")
         if self._reads_back:
             try:
                 self._read_back(body)
@@ -123,7 +128,10 @@ class ArgumentCodec:
             except ValueError:
                 # Both of pydantic's errors are ValueErrors; the slow road finds the words.
                 return slow(args, kwargs)
-            return body if len(body) <= PAYLOAD_BYTES_MAX else slow(args, kwargs)
+            if len(body) <= FLAT_BYTES_MAX:
+                return body
+            fits = len(body) <= PAYLOAD_BYTES_MAX and not is_deep(body)
+            return body if fits else slow(args, kwargs)
 
         return encode
 

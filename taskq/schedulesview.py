@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from itertools import islice
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import UsageError
 from taskq.core.model import TIME_NS_MAX
+from taskq.core.parsing import parse_json
 from taskq.log.requests import check_name
 from taskq.log.ticks import Steer
 from taskq.schedulestimes import Cron, moment_in, parse_rule
@@ -171,7 +171,7 @@ def _moment(zone: tzinfo, moment_ns: int) -> datetime:
 
 def _facts(details: bytes) -> dict[str, Any]:
     try:
-        facts = json.loads(details)
+        facts = parse_json(details)
     except ValueError:
         return {}
     return facts if isinstance(facts, dict) else {}

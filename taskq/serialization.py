@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Optional
 
 from taskq.core.errors import InvalidCall, PayloadTooLarge, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX
+from taskq.core.parsing import DEPTH_MAX, too_deep
 from taskq.log.bodystore import SPILL_HINT
 from taskq.signature import REST, Signature
 
@@ -24,6 +25,23 @@ if TYPE_CHECKING:
 
 #: Kinds of schemas that take an instance as it is, whatever it holds.
 _TRUSTED: Final = frozenset({"model", "dataclass"})
+
+
+#: Shorter than this, nothing is nested too deeply.
+FLAT_BYTES_MAX: Final = 2 * DEPTH_MAX
+
+
+def is_deep(body: bytes) -> bool:
+    """Whether JSON that was written here is nested deeper than it can be read."""
+    if len(body) <= FLAT_BYTES_MAX or body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
+        return False
+    from pydantic_core import from_json  # noqa: PLC0415 - see the module's docstring
+
+    try:
+        from_json(body)
+    except ValueError:
+        return True
+    return False
 
 
 def json_config() -> ConfigDict:
@@ -125,6 +143,8 @@ class ResultCodec:
             body = self._serializer.to_json(value, warnings="error")
         except ValueError:
             body = self._encode_coerced(value)
+        if is_deep(body):
+            raise UsageError(f"{self._task}: the returned value is {too_deep()}: nobody reads that")
         check_size(f"{self._task}: the result", body, limit)
         return body
 

@@ -18,6 +18,7 @@ from taskq.cli.errors import WrongUsage
 from taskq.cli.options import log_argument, open_reader
 from taskq.cli.read import STATES
 from taskq.core import documents
+from taskq.core.parsing import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +75,7 @@ def _body(name: str, body: bytes | None) -> dict[str, Any]:
     if body is None:
         return {name: None}
     try:
-        return {name: json.loads(body.decode(), parse_constant=_refuse, parse_float=_finite)}
+        return {name: parse_json(body.decode(), parse_constant=_refuse, parse_float=_finite)}
     except (ValueError, RecursionError):
         return {f"{name}_base64": base64.b64encode(body).decode()}
 

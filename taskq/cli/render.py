@@ -12,6 +12,7 @@ import click
 from taskq.core.documents import moment, owner
 from taskq.core.durations import spoken
 from taskq.core.model import TIME_NS_MAX
+from taskq.core.parsing import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +66,7 @@ def printable(text: str) -> str:
 def body_text(body: bytes) -> str:
     """A payload for people: JSON with indents, else text, else the bytes as Python writes them."""
     try:
-        return printable(json.dumps(json.loads(body), indent=2, ensure_ascii=False))
+        return printable(json.dumps(parse_json(body), indent=2, ensure_ascii=False))
     except ValueError:
         pass
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -15,6 +14,7 @@ from taskq.cli.errors import WrongUsage
 from taskq.cli.options import data_dir_option, json_option, span
 from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX, Conflict
 from taskq.core.nearest import rather
+from taskq.core.parsing import parse_json
 from taskq.log.bodies import Compression
 from taskq.log.config import SPILL_BYTES_MAX
 
@@ -160,7 +160,7 @@ def _payload(argument: str | None, limit: int) -> bytes:
 
 def _task_call(app: TaskQ, task: str, body: bytes) -> Call[Any]:
     try:
-        arguments = json.loads(body)
+        arguments = parse_json(body)
     except ValueError as error:
         raise WrongUsage(f"the arguments of {task} are not JSON: {error}") from error
     if not isinstance(arguments, dict):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from taskq.core.model import SECOND_NS, TIME_NS_MAX
+from taskq.core.parsing import parse_json
 
 if TYPE_CHECKING:
     from taskq.core.model import AttemptView, JobView
@@ -31,8 +31,8 @@ def body_document(body: bytes | None) -> dict[str, Any] | None:
     if body is None:
         return None
     try:
-        return {"encoding": "json", "data": json.loads(body)}
-    except (ValueError, RecursionError):
+        return {"encoding": "json", "data": parse_json(body)}
+    except ValueError:
         pass
     try:
         return {"encoding": "text", "data": body.decode()}

@@ -262,11 +262,11 @@ class JobView:
 
         ``"*"`` and ``"**"`` hold what goes to ``*args`` and ``**kwargs``.
         """
-        import json  # noqa: PLC0415 - few ask
+        from taskq.core.parsing import parse_json  # noqa: PLC0415 - few ask
 
         try:
-            values = json.loads(self.payload) if self.task else None
-        except (ValueError, RecursionError):
+            values = parse_json(self.payload) if self.task and self.payload is not None else None
+        except ValueError:
             return None
         return values if isinstance(values, dict) else None
 

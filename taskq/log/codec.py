@@ -37,7 +37,8 @@ offset bytes frame header
 14     2     0
 16     8     lsn of the first record; the others follow one by one
 24     8     epoch
-32     8     time, nanoseconds of wall time: of every record in the frame
+32     8     time, nanoseconds of wall time: of every record in the frame; one
+             before 1970 or behind what dates can tell is read as the nearest
 40     8     synced through: every record below this lsn was on disk when
              the frame was written
 48     4     CRC-32 of the body
@@ -126,6 +127,7 @@ import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError
+from taskq.core.model import TIME_NS_MAX
 from taskq.core.records import Flag, Kind
 
 if TYPE_CHECKING:
@@ -279,6 +281,7 @@ def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
         return None
     if version != FORMAT_VERSION:
         raise FormatError(f"{path}: segment format {version} is unknown: a newer taskq wrote it")
+    created_ns = min(max(created_ns, 0), TIME_NS_MAX)
     return SegmentHeader(first_lsn, epoch, log_id, created_ns, Link(offset, link_crc))
 
 
@@ -343,6 +346,8 @@ def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameH
         return None
     if flags:
         raise FormatError(f"frame flags {flags:#x} at offset {offset}: a newer taskq wrote them")
+    if not 0 <= time_ns <= TIME_NS_MAX:
+        time_ns = min(max(time_ns, 0), TIME_NS_MAX)
     return FrameHeader(size, count, first, epoch, time_ns, synced, body_crc, crc)
 
 

@@ -8,6 +8,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.core.errors import FormatError, LogError, refusal
+from taskq.core.parsing import parse_json
 from taskq.log.access import denied
 from taskq.log.segment import segment_lsn
 
@@ -61,7 +62,7 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
     finally:
         disk.close(descriptor)
     try:
-        values: dict[str, Any] = json.loads(data)
+        values: dict[str, Any] = parse_json(data)
         version, features = int(values["format"]), values.get("features", {})
         incompat = frozenset(map(str, features.get("incompat", [])))
         identity = Identity(uuid.UUID(values["log_id"]), int(values["created_ns"]), incompat)

@@ -11,6 +11,7 @@ import re
 from typing import Any, Final, NamedTuple
 
 from taskq.core.errors import FormatError, TaskqError, UploadDamaged, UsageError
+from taskq.core.parsing import parse_json
 from taskq.log import codec
 from taskq.log.inboxformat import VERSION
 
@@ -230,7 +231,7 @@ def _seal(values: dict[str, Any]) -> bytes:
 
 def _open(data: bytes, what: str) -> dict[str, Any]:
     try:
-        outer = json.loads(data)
+        outer = parse_json(data)
         values: dict[str, Any] = outer["upload"]
         crc, version = outer["crc32"], values["version"]
         text = json.dumps(values, sort_keys=True)

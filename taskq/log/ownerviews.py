@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from taskq.core.model import OwnerView
+from taskq.core.parsing import parse_json
 from taskq.log.peers import describe_owner, known_owners, owner_alive
 from taskq.log.serving import read_servings
 
@@ -44,7 +44,7 @@ def owner_view(directory: Path, owner: int, running: int = 0) -> OwnerView:
 def decode_description(description: bytes) -> dict[str, Any]:
     """Pid, host, name and ``started_ns`` of an owner; 0 and "" where it does not say."""
     try:
-        told = json.loads(description)
+        told = parse_json(description)
     except ValueError:
         told = {}
     if not isinstance(told, dict):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.core.errors import JobNotFound
 from taskq.core.model import State
+from taskq.core.parsing import parse_json
 from taskq.core.records import Kind
 from taskq.log.door import read_file, replace_file
 from taskq.log.history import job_records
@@ -162,7 +163,7 @@ def last_claim(records: Iterable[LogRecord]) -> tuple[int, int] | None:
 
 def _read(path: Path, job: int, token: int) -> Told | None:
     try:
-        rows = json.loads(read_file(path, _BYTES_MAX))
+        rows = parse_json(read_file(path, _BYTES_MAX))
     except (OSError, ValueError, RecursionError):
         return None
     for row in rows if isinstance(rows, list) else ():

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogError
+from taskq.core.parsing import parse_json
 from taskq.log import codec
 from taskq.log.identity import write_all, write_file
 from taskq.log.segment import Frame, Gap, Scanner, segment_lsn, segment_name
@@ -126,7 +127,9 @@ def save_failed_frames(journal: Journal) -> list[str]:
     """
     disk, path = journal.disk, journal.path
     marker = _read_marker(disk, path)
-    durable = int(marker.get("durable_lsn", 0))
+    durable = marker.get("durable_lsn")
+    if not isinstance(durable, int):  # then nothing is known to be on disk
+        durable = 0
     lsns = [lsn for name in disk.names(f"{path}/log") if (lsn := segment_lsn(name)) is not None]
     notes = []
     for segment, following in zip(lsns, [*lsns[1:], 0], strict=True):
@@ -146,8 +149,8 @@ def _read_marker(disk: Disk, path: str) -> dict[str, Any]:
     except OSError:
         return {}
     try:
-        values = json.loads(disk.read(descriptor, _MARKER_BYTES_MAX, 0))
-    except ValueError:
+        values = parse_json(disk.read(descriptor, _MARKER_BYTES_MAX, 0))
+    except (ValueError, OSError):
         return {}
     finally:
         disk.close(descriptor)

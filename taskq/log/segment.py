@@ -58,9 +58,10 @@ def segment_name(first_lsn: int) -> str:
 def segment_lsn(name: str) -> int | None:
     """The first lsn that a file name says, None if it is no segment's."""
     stem = name.removesuffix(_SUFFIX)
-    if stem == name or len(stem) != _NAME_DIGITS or not stem.isdecimal():
+    if stem == name or len(stem) != _NAME_DIGITS or not (stem.isascii() and stem.isdecimal()):
         return None
-    return int(stem)
+    lsn = int(stem)
+    return lsn if 0 < lsn < codec.LSN_MAX else None
 
 
 class Scanner:

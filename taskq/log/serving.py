@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.model import Hold, Serving
+from taskq.core.parsing import parse_json
 from taskq.log.door import read_file, replace_file
 from taskq.log.limittelling import limits_read, limits_told
 
@@ -53,7 +54,7 @@ def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
 def read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
     """What an owner's workers claim, as far as it told; empty for one that only enqueues."""
     try:
-        document = json.loads(read_file(directory / f"{owner:016x}{SUFFIX}", _BYTES_MAX))
+        document = parse_json(read_file(directory / f"{owner:016x}{SUFFIX}", _BYTES_MAX))
     except (OSError, ValueError):
         return ()
     if not isinstance(document, list):

@@ -14,6 +14,7 @@ from uuid import UUID
 import numpy as np
 
 from taskq.core.errors import FormatError
+from taskq.core.model import TIME_NS_MAX
 from taskq.log import codec
 from taskq.log.door import open_file
 from taskq.log.salvage import salvage
@@ -372,5 +373,5 @@ def _found(data: Bytes, base: int, at: Ints, heads: npt.NDArray[np.void]) -> Fou
         length,
         np.repeat(lsn - (behind - count), count) + np.arange(len(place)),
         np.repeat(heads["epoch"].view(np.int64), count),
-        np.repeat(heads["time_ns"], count),
+        np.repeat(np.clip(heads["time_ns"], 0, TIME_NS_MAX), count),
     )

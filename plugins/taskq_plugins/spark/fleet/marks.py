@@ -8,10 +8,10 @@ moved.
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskq.core.parsing import parse_json
 from taskq.log.door import read_file
 from taskq.log.recovery import FAILED_FILE
 from taskq.log.segment import Gap
@@ -176,7 +176,7 @@ def _declared_end(log: LogPlace, usable: list[SegmentPlace]) -> End:
 
 def _marker_lsn(log: LogPlace) -> int:
     try:
-        values = json.loads(read_file(f"{log.path}/{FAILED_FILE}", _MARKER_BYTES_MAX))
+        values = parse_json(read_file(f"{log.path}/{FAILED_FILE}", _MARKER_BYTES_MAX))
         return int(values["durable_lsn"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0

@@ -6,6 +6,7 @@ import json
 import uuid
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.parsing import parse_json
 from taskq_plugins.spark.lake.durable import publish, sync_directory
 from taskq_plugins.spark.lake.errors import LakeDamaged, LakeError, LakeFormatError, NotALake
 
@@ -33,7 +34,7 @@ def read_identity(path: Path) -> str:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotALake(path) from error
     try:
-        values = json.loads(data)
+        values = parse_json(data)
         version, lake_id = values["format"], str(uuid.UUID(values["lake_id"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LakeDamaged(file, f"does not read ({error})") from error

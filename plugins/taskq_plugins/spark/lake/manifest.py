@@ -14,6 +14,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from taskq.core.parsing import parse_json
 from taskq_plugins.spark.lake.errors import LakeDamaged, LakeFormatError
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def decode(data: bytes, path: Path) -> Told:
     head_line, _, rest = data.partition(b"\n")
     line = rest[:-1]
     try:
-        head = json.loads(head_line)
+        head = parse_json(head_line)
         version, size, digest = head["taskq_lake_manifest"], int(head["size"]), str(head["sha256"])
     except (ValueError, KeyError, TypeError) as error:
         raise LakeDamaged(path, "is no manifest (its first line does not read)") from error
@@ -198,7 +199,7 @@ def decode(data: bytes, path: Path) -> Told:
     if len(line) != size or hashlib.sha256(line).hexdigest() != digest:
         raise LakeDamaged(path, f"its checksum does not fit its {len(line)} bytes")
     try:
-        return _told(json.loads(line), digest)
+        return _told(parse_json(line), digest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LakeDamaged(path, f"does not read as a manifest ({error})") from error
 

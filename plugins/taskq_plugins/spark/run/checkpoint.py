@@ -12,6 +12,7 @@ import shutil
 import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskq.core.parsing import parse_json
 from taskq_plugins.spark.lake.durable import publish, sync_directory
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
 from taskq_plugins.spark.lake.manifest import Batch
@@ -48,7 +49,7 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
     """
     planned, ran = _last(path / "offsets"), _last(path / "commits")
     try:
-        stream = str(uuid.UUID(json.loads((path / "metadata").read_bytes())["id"]))
+        stream = str(uuid.UUID(parse_json((path / "metadata").read_bytes())["id"]))
     except FileNotFoundError as error:
         if planned == ran == _NONE:
             return None

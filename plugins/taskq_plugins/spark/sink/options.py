@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from taskq.call import OptionChanges, Options, Until
 from taskq.core.errors import UsageError
+from taskq.core.parsing import parse_json
 from taskq.core.records import Flag
 from taskq.log.bodies import Compression
 from taskq.log.inboxmanifest import check_upload_name
@@ -160,7 +160,7 @@ def _flag(name: str, text: str) -> bool:
 
 def _headers(text: str) -> dict[str, str]:
     try:
-        headers = json.loads(text)
+        headers = parse_json(text)
     except ValueError:
         headers = None
     if not isinstance(headers, dict):

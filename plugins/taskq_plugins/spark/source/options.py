@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import datetime
 from difflib import get_close_matches
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from taskq.core.parsing import parse_json
 from taskq_plugins.spark.source.positions import Bound, parse_bound
 from taskq_plugins.spark.source.problems import OptionError
 
@@ -73,7 +73,7 @@ def _flag(text: str) -> bool:
 
 
 def _names(text: str) -> frozenset[object]:
-    names = json.loads(text) if text.startswith("[") else text.split(",")
+    names = parse_json(text) if text.startswith("[") else text.split(",")
     found = frozenset(name.strip() if isinstance(name, str) else name for name in names)
     if not found or not all(isinstance(name, str) and name for name in found):
         raise ValueError("an empty name")

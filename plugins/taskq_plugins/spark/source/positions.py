@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from taskq.core.errors import UsageError
+from taskq.core.parsing import parse_json
 from taskq.log.codec import LSN_MAX
 from taskq_plugins.spark.fleet.segmentfile import START
 
@@ -86,7 +86,7 @@ def parse_bound(text: str) -> Bound:
         return "earliest"
     if word == "latest":
         return "latest"
-    values = json.loads(text)
+    values = parse_json(text)
     if not isinstance(values, dict) or len(values) > _LOGS_MAX:
         raise ValueError("no object")
     return {name: _given(value) for name, value in values.items()}
