@@ -93,9 +93,10 @@ class JobHandle(Generic[R]):
             await asyncio.wait((future,), timeout=limit)
             if not future.done():
                 with self._late(limit):
-                    self._check_timeout(
-                        limit, await asyncio.wait_for(self._view(), LATE_SECONDS_MAX)
-                    )
+                    now = await asyncio.wait_for(self._view(), LATE_SECONDS_MAX)
+                # A job that was settled meanwhile has its outcome on the way.
+                if now.state in LIVE_STATES:
+                    raise await asyncio.to_thread(self._explained, limit or 0.0, now)
             outcome = await future
         finally:
             future.cancel()
@@ -120,7 +121,9 @@ class JobHandle(Generic[R]):
             concurrent.futures.wait((future,), timeout=limit)
             if not future.done():
                 with self._late(limit):
-                    self._check_timeout(limit, self._view_sync(LATE_SECONDS_MAX))
+                    now = self._view_sync(LATE_SECONDS_MAX)
+                if now.state in LIVE_STATES:
+                    raise self._explained(limit or 0.0, now)
             outcome = future.result()
         finally:
             future.cancel()
@@ -270,15 +273,19 @@ class JobHandle(Generic[R]):
         """Where the log itself does not answer in time: on a lock or a disk that takes long."""
         try:
             yield
-        except ResultTimeout:
-            raise
         except TimeoutError:
-            raise ResultTimeout(self.id, limit or 0.0, "unknown to be settled") from None
+            path = self._app._connection.path
+            raise ResultTimeout(
+                self.id, limit or 0.0, "unknown to be settled", "", path
+            ) from None
 
-    def _check_timeout(self, limit: float | None, view: JobView) -> None:
-        # A job that was settled meanwhile has its outcome on the way.
-        if view.state in LIVE_STATES:
-            raise ResultTimeout(self.id, limit or 0.0, view.state.name.lower())
+    def _explained(self, seconds: float, view: JobView) -> ResultTimeout:
+        """What to raise when it is not settled in time. Reads the log."""
+        from taskq.log.reader import explain  # noqa: PLC0415 - most are in time
+
+        connection = self._app._connection
+        why = explain(connection.path, self.lsn, seconds, connection.config.clock)
+        return ResultTimeout(self.id, seconds, view.state.name.lower(), why, connection.path)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, JobHandle):

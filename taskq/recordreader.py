@@ -163,7 +163,7 @@ class RecordReader:
         """Find the queue and task of a job that is older than what is remembered; on a thread."""
         try:
             if self._lookup is None:
-                self._lookup = Onlooker(open_journal(self.frames.files._path))
+                self._lookup = Onlooker(open_journal(self.frames.files.path))
             extent, journal = self._lookup.look(), self._lookup.journal
             self._lookups += 1
             data = None

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, TypeAlias
 
 from taskq.core.errors import LogDamaged, LogError, LogGone, ReaderFellBehind, UsageError, refusal
+from taskq.core.hints import command
 from taskq.log.codec import SEGMENT_HEADER
 from taskq.log.cursor import Cursor
 from taskq.log.disk import LocalDisk
@@ -316,7 +317,7 @@ def gap_handler(files: SegmentFiles, on_damage: OnDamage) -> Callable[[int, Gap]
         )
         if on_damage == "raise":
             raise LogDamaged(
-                f"{text}: see taskq verify for the jobs concerned; "
+                f"{text}; for the jobs concerned: {command(files.path, 'verify')}; "
                 f'stream(..., on_damage="skip") reads on behind them'
             )
         _log.warning("%s: passed over", text)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import fnmatch
 import inspect
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import taskq
+from taskq.cli.main import BROUGHT_IN, BUILT_IN
 
 ROOT = Path(__file__).parents[1]
 SOURCE_FOLDERS = ("taskq", "workers", "plugins", "examples")
@@ -129,6 +131,41 @@ def test_every_public_name_says_what_it_is(name: str) -> None:
 def test_every_public_name_is_there_and_listed_in_order() -> None:
     assert list(taskq.__all__) == sorted(set(taskq.__all__))
     assert set(taskq.__all__) <= set(dir(taskq))
+
+
+def test_every_command_that_a_message_prints_names_its_directory() -> None:
+    """``taskq.core.hints.command`` writes it, with ``-d`` and the whole path.
+
+    Help texts name commands in general, and a line of help has no log.
+    """
+    commands = "|".join(sorted({*BUILT_IN, *BROUGHT_IN} - {"pipeline"}))
+    named = re.compile(rf"\btaskq ({commands})\b(?!.*--help)")
+    help_texts = ("Run the jobs of an app: taskq worker module:app", "see taskq dead ")
+    found = [
+        place(path, node)
+        for path in SOURCES
+        if "plugins" not in path.parts
+        for node in texts(path)
+        if named.search(str(node.value)) and not str(node.value).endswith(help_texts)
+    ]
+    assert found == []
+
+
+def texts(path: Path) -> list[ast.Constant]:
+    """The literal texts of a file, but for docstrings."""
+    found = nodes(path)
+    docs = {
+        id(node.body[0].value)
+        for node in found
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    return [
+        node
+        for node in found
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
+    ]
 
 
 def test_no_test_sleeps() -> None:

@@ -92,7 +92,7 @@ class Summary:
             f"identical: {'yes' if self.identical else 'no'}",
         ]
         if self.dead:
-            lines.append(f"given up: {self.dead}, see taskq ls --state dead")
+            lines.append(f"given up: {self.dead}")
         if self.different:
             shown = ", ".join(self.different[:_NAMES_SHOWN])
             lines.append(f"different: {len(self.different)} files, for example {shown}")

@@ -21,6 +21,7 @@ from taskq.cli.many import (
 )
 from taskq.cli.options import data_dir_option, json_option, log_argument, moment_of, open_reader
 from taskq.core import documents
+from taskq.core.hints import command
 from taskq.core.model import State
 
 if TYPE_CHECKING:
@@ -125,9 +126,11 @@ def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
 
     with open_reader(data_dir) as reader:
         job = reader.job(reader.parse_id(job_id), body_bytes_max=LISTED_BYTES_MAX)
+        path = reader.journal.path
     if job is None or job.state is not State.DEAD:
         known = "there is no such job" if job is None else f"it is {job.state.name.lower()}"
-        raise Failure(f"job {job_id} is no dead letter: {known}. taskq dead ls lists them")
+        listed = command(path, "dead", "ls")
+        raise Failure(f"job {job_id} is no dead letter: {known}; they are listed by: {listed}")
     show_job(job, time.time_ns(), as_json=as_json)
 
 

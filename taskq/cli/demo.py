@@ -18,6 +18,7 @@ import click
 import taskq
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import of_group
+from taskq.core.hints import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +64,7 @@ def demo(directory: Path | None, keep: bool, data_dir: Path | None) -> None:
     for line in summary.lines():
         click.echo(line)
     if data_dir or keep:
-        click.echo(f"look at its jobs: taskq ls -d {queue}")
+        click.echo(f"look at its jobs: {command(str(queue.absolute()), 'ls')}")
     if not summary.identical:
         raise Failure(f"the two trees differ{_hint(keep=keep)}")
 

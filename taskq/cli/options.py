@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from taskq.cli.errors import Failure, WrongUsage
+from taskq.core.hints import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,7 +166,8 @@ def _offer(path: Path) -> str:
     """What to type instead, in the second line of an error: the logs nearby, if there are some."""
     found = [shlex.quote(str(one)) for one in _nearby(path)]
     if not found:
-        return ": give its directory with -d, or start one with taskq demo / taskq put"
+        start = command(str(path.absolute()), "put", "BODY")
+        return f": give its directory with -d, or start one with: {start}"
     if len(found) == 1:
         return f"; there is one nearby:\n  -d {found[0]}"
     return "; these are nearby:\n" + "\n".join(f"  -d {one}" for one in found[:_OFFERED_MAX])

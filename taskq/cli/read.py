@@ -20,6 +20,7 @@ from taskq.cli.options import (
     open_reader,
 )
 from taskq.core import documents
+from taskq.core.hints import WORKER, command
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, QueueStats, State
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Fai
         known = f"its newest was {newest[0].job_id}" if newest else "it had none"
         return Failure(f"there was no job {job_id} in this log at that moment ({known})")
     known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"
-    return Failure(f"there is no job {job_id} in this log ({known}). taskq ls lists them")
+    listed = command(reader.journal.path, "ls")
+    return Failure(f"there is no job {job_id} in this log ({known}); they are listed by: {listed}")
 
 
 def _print_job(job: JobView, now_ns: int, told: Told | None, ties: Takes | None) -> None:
@@ -278,7 +280,7 @@ def _plural(count: int, noun: str) -> str:
 def workers(data_dir: Path | None, as_json: bool) -> None:
     """List the processes that have the task log open, workers and producers alike."""
     with open_reader(data_dir) as reader:
-        owners = reader.owners()
+        owners, path = reader.owners(), reader.journal.path
     if as_json:
         render.print_json(
             [
@@ -297,7 +299,8 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
         )
         return
     if not owners:
-        click.echo("No process has this task log open. Start one: taskq worker module:app")
+        start = command(path, *WORKER)
+        click.echo(f"No process has this task log open; start one with: {start}")
         return
     now_ns = time.time_ns()
     render.print_table(
@@ -379,8 +382,8 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
         for job in report.jobs:
             click.echo(f"job {job}")
         click.echo(
-            "Copy the directory before anything else; whole frames are still served. "
-            "taskq repair writes what is left anew"
+            f"Copy the directory before anything else; whole frames are still served. "
+            f"What is left is written anew by: {command(reader.journal.path, 'repair')}"
         )
     for first, following in report.accepted:
         click.echo(f"{_plural(following - first, 'lsn')} were lost at lsn {first}: accepted")

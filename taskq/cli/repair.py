@@ -43,7 +43,7 @@ def repair(data_dir: Path | None, as_json: bool, dry_run: bool, yes: bool) -> No
     if not yes:
         _print(report, [], as_json=False)
         if not _confirmed():
-            raise Failure("nothing was changed; taskq repair --yes does not ask")
+            raise Failure("nothing was changed; --yes does not ask")
     report, notes = repair_directory(path)
     _print(report, notes, as_json=as_json)
 

@@ -45,6 +45,8 @@ from __future__ import annotations
 import errno
 from typing import Final, Literal
 
+from taskq.core.hints import command
+
 _READ_ONLY: Final = "mount the file system for writing; read commands work without"
 _NOT_ALLOWED: Final = "use the user that the directory belongs to, or another directory"
 _NO_ROOM: Final = "Free some space or inodes (df -h, df -i) or raise the quota, then try again"
@@ -375,9 +377,10 @@ class NotDead(TaskqError):
         state: its state in a word; empty if somebody requeued or purged it a moment ago.
     """
 
-    def __init__(self, job_id: str, state: str) -> None:
+    def __init__(self, job_id: str, state: str, directory: str) -> None:
         known = f"it is {state}" if state else "it was requeued or purged a moment ago"
-        super().__init__(f"job {job_id} is no dead letter: {known}; see taskq show {job_id}")
+        see = command(directory, "show", job_id)
+        super().__init__(f"job {job_id} is no dead letter: {known}; see: {see}")
         self.job_id = job_id
         self.state = state
 
@@ -449,11 +452,16 @@ class ResultGone(JobError):
 
 
 class ResultTimeout(JobError, TimeoutError):
-    """The job was not settled in time; it goes on, ask again."""
+    """The job was not settled in time; it goes on, ask again.
 
-    def __init__(self, job_id: str, seconds: float, state: str) -> None:
-        super().__init__(
-            job_id,
-            f"is still {state} after {seconds:g} s: wait longer, or see taskq why {job_id}",
-        )
+    Attributes:
+        seconds: how long it was waited for.
+        why: why it does not run, or that it runs; "" where finding that out would have taken more
+            than a tenth of the wait.
+    """
+
+    def __init__(self, job_id: str, seconds: float, state: str, why: str, directory: str) -> None:
+        told = f": {why}" if why else f"; for the reason: {command(directory, 'why', job_id)}"
+        super().__init__(job_id, f"is still {state} after {seconds:g} s{told}")
         self.seconds = seconds
+        self.why = why

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.durations import spoken
+from taskq.core.hints import WORKER, command
 from taskq.core.model import SECOND_NS, State
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class Facts:
     Attributes:
         job: the job now.
         now_ns: wall time.
+        directory: of the log, as an absolute path.
         owner: the process whose claim holds it, if one does.
         paused: its queue is paused.
         ahead_higher: ready jobs of higher priority that its workers would claim first.
@@ -120,6 +122,7 @@ class Facts:
 
     job: JobView
     now_ns: int
+    directory: str
     owner: OwnerView | None = None
     paused: bool = False
     ahead_higher: int = 0
@@ -183,7 +186,8 @@ def _running(facts: Facts) -> Reason | None:
         return Reason(code=Why.RUNNING, text=f"{runs}{where}, {_attempts(job)}")
     left = "the next worker that looks takes it back"
     if not facts.workers:
-        left = "no worker is there to take it back: start one with taskq worker"
+        start = command(facts.directory, *WORKER)
+        left = f"no worker is there to take it back; start one with: {start}"
     where = f"its process {_process(owner)}" if owner.pid else "its process"
     return Reason(code=Why.WORKER_LOST, text=f"{where} is gone; {left}")
 
@@ -207,7 +211,9 @@ def _waiting(facts: Facts) -> Reason | None:
         return Reason(code=Why.NOT_DUE, text=text, until_ns=job.due_ns)
     if facts.paused:
         return Reason(
-            code=Why.PAUSED, text=f"queue {job.queue!r} is paused: taskq resume {job.queue}"
+            code=Why.PAUSED,
+            text=f"queue {job.queue!r} is paused; let it go on with: "
+            f"{command(facts.directory, 'resume', job.queue)}",
         )
     return None
 
@@ -220,7 +226,10 @@ def _unserved(facts: Facts) -> Reason | None:
                 code=Why.NO_WORKER,
                 text="it was put as bytes, and no process claims any: use TaskLog.claim()",
             )
-        return Reason(code=Why.NO_WORKER, text="no worker runs: start one with taskq worker")
+        return Reason(
+            code=Why.NO_WORKER,
+            text=f"no worker runs; start one with: {command(facts.directory, *WORKER)}",
+        )
     here = [
         serving
         for worker in workers

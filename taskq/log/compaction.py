@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.dedup import UNTIL_SETTLED
 from taskq.core.errors import LogDamaged, LogError
+from taskq.core.hints import command
 from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
 from taskq.core.model import State
 from taskq.core.records import CARRYING_KINDS, PACKED
@@ -298,7 +299,8 @@ class Compaction:
             if isinstance(item, Gap):
                 raise LogDamaged(
                     f"{files.file_path(segment)}: damaged at offset {item.offset}, so the segment "
-                    f"is kept: see taskq verify and taskq repair"
+                    f"is kept; see: {command(files.path, 'verify')} and: "
+                    f"{command(files.path, 'repair')}"
                 )
             yield item
 

@@ -208,7 +208,7 @@ class DeadLetters:
 
     def _not_dead(self, job: int) -> NotDead:
         state = self._agenda.state(job)
-        return NotDead(f"{self._tag}-{job}", state.name.lower() if state else "")
+        return NotDead(f"{self._tag}-{job}", state.name.lower() if state else "", self._facets.path)
 
 
 def _queue_of(record: bytes) -> bytes:

@@ -55,6 +55,7 @@ class Facets:
     """Agenda, dedup table and watch of one process, with how far each has come.
 
     Attributes:
+        path: directory of the log.
         agenda, dedup: None until first needed.
         adoptions: how far uploads have come; caught up by whoever asks.
         damage: what did not read back, as far as the folds met it.
@@ -63,6 +64,7 @@ class Facets:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self.path = journal.path
         # Not for a moment of the past: a snapshot of its very position may hold jobs as ready that
         # were due only when it was made.
         self.trusts_snapshots = not journal.is_past

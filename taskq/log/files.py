@@ -60,7 +60,7 @@ class SegmentFiles:
 
     def __init__(self, disk: Disk, path: str, *, writable: bool) -> None:
         self._disk = disk
-        self._path = path
+        self.path = path
         self._writable = writable
         self.log_id: UUID
         self.lsns: list[int] = []
@@ -79,7 +79,7 @@ class SegmentFiles:
 
     def refresh(self) -> None:
         """Look which segments there are."""
-        names = self._disk.names(f"{self._path}/log")
+        names = self._disk.names(f"{self.path}/log")
         self.lsns = sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
         floors = (name.removesuffix(FLOOR) for name in names if name.endswith(FLOOR))
         self.floor = max((int(stem) for stem in floors if stem.isdecimal()), default=0)
@@ -137,13 +137,13 @@ class SegmentFiles:
 
     def file_path(self, lsn: int) -> str:
         """Where a segment's file is."""
-        return f"{self._path}/log/{segment_name(lsn)}"
+        return f"{self.path}/log/{segment_name(lsn)}"
 
     def create(self, lsn: int, epoch: int, time_ns: int, link: codec.Link) -> None:
         """Make a segment without frames, durably; a leftover of that name is emptied."""
         header = codec.SegmentHeader(lsn, epoch, self.log_id.bytes, time_ns, link)
         write_file(self._disk, self.file_path(lsn), codec.encode_segment_header(header))
-        self._disk.sync_directory(f"{self._path}/log")
+        self._disk.sync_directory(f"{self.path}/log")
         self.refresh()
 
     def relink(self, lsn: int, link: codec.Link) -> None:
@@ -307,7 +307,7 @@ class SegmentFiles:
         return following
 
     def _gone(self, segment: int) -> SegmentGone:
-        return SegmentGone(f"{self._path}: {segment_name(segment)} is gone")
+        return SegmentGone(f"{self.path}: {segment_name(segment)} is gone")
 
     def numbered(self) -> list[int]:
         """The segments by their number in locations, those among them that are gone."""

@@ -213,7 +213,7 @@ class FrameReader:
     def _refuse_leap(self, following: int) -> None:
         files, lsn = self.files, self.cursor.next_lsn
         if not follows(files, following, self.time_ns):
-            raise ReaderFellBehind(files._path, self._reader, lsn, following)
+            raise ReaderFellBehind(files.path, self._reader, lsn, following)
 
     async def _open(self) -> None:
         """Hand the cursor's segment to aiofiles; the descriptor stays ours to close."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
+from taskq.core.hints import WORKER, command
 from taskq.core.strays import strays_of
 from taskq.log.access import exposures, whose
 from taskq.log.chain import describe_loss
@@ -55,7 +56,7 @@ def check_health(
     checks = [
         _readable(path),
         _unfailed(disk, path),
-        _process(owners),
+        _process(path, owners),
         _worker(owners),
     ]
     if with_jobs and checks[0].ok:
@@ -100,7 +101,7 @@ def _unfailed(disk: Disk, path: Path) -> Check:
     return Check(name="writes", ok=False, vital=True, detail=detail)
 
 
-def _process(owners: Iterable[OwnerView]) -> Check:
+def _process(path: Path, owners: Iterable[OwnerView]) -> Check:
     """Any process, as a worker that drains claims nothing any more, and is well all the same."""
     states = {one.pid: process_state(one.pid) for one in owners}
     running = [pid for pid, state in states.items() if not state.startswith(_STOPPED)]
@@ -111,7 +112,8 @@ def _process(owners: Iterable[OwnerView]) -> Check:
         found = ", ".join(map(str, sorted(states)))
         detail = f"stopped by a signal: {found}. Let it go on with kill -CONT"
         return Check(name="process", ok=False, vital=True, detail=detail)
-    detail = "no process has the log open: start one, taskq worker module:app"
+    start = command(str(path.absolute()), *WORKER)
+    detail = f"no process has the log open; start one with: {start}"
     return Check(name="process", ok=False, vital=True, detail=detail)
 
 

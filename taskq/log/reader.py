@@ -29,6 +29,7 @@ from taskq.log.ownerviews import owner_views
 from taskq.log.progressfile import find_progress
 from taskq.log.segment import segment_lsn
 from taskq.log.selection import newest_dead
+from taskq.log.snapshot import AGENDA, newest_stand
 from taskq.log.timeline import JobEvent, name_attempts, timeline
 from taskq.log.timetravel import Moment, stand_at
 from taskq.log.verify import verify
@@ -55,6 +56,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: How often an answer is begun anew when compaction took what it was read from.
 _TRIES: Final = 5
+#: What ``explain`` reads for each second of the wait: 30 ms of work a MiB, and twice that beside
+#: others. At least so much, which takes as long as to look at the job itself; and at most.
+_READ_BYTES_A_SECOND: Final = 2 * 1024 * 1024
+_READ_BYTES_MIN: Final = 64 * 1024
+_READ_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class _Sight(NamedTuple):
@@ -259,6 +265,14 @@ class LogReader:
         facts = self._told(None, read)
         return None if facts is None else decide(facts, self._journal.path)
 
+    def unfolded_bytes(self) -> int:
+        """What a question about the present reads of the log: all since the newest snapshot."""
+        journal = self._journal
+        since, end = newest_stand(journal, AGENDA) or journal.start(), journal.end()
+        sizes = {lsn: journal.files.size(lsn) for lsn in journal.files.lsns if lsn < end.segment}
+        sizes[end.segment] = end.offset
+        return sum(size for lsn, size in sizes.items() if lsn >= since.segment) - since.offset
+
     def owners(self) -> list[OwnerView]:
         """The processes that have the log open, and dead ones that still hold jobs."""
         claims = self._told(None, lambda journal, _: Facets(journal).need_agenda().running)
@@ -297,6 +311,24 @@ class LogReader:
         raise LogError(
             f"{self.path}: compaction takes segments faster than they are read: try again"
         )
+
+
+def explain(path: str, lsn: int, seconds: float, clock: Clock | None) -> str:
+    """Why a job is not running, for who has waited in vain for it; "" if that cannot be told soon.
+
+    Args:
+        path: directory of the log.
+        lsn: the job.
+        seconds: how long it was waited for; a tenth of that may be spent.
+        clock: see ``LogReader.open``.
+    """
+    bytes_max = min(max(seconds * _READ_BYTES_A_SECOND, _READ_BYTES_MIN), _READ_BYTES_MAX)
+    try:
+        with LogReader.open(path, clock) as reader:
+            reason = reader.why(lsn) if reader.unfolded_bytes() <= bytes_max else None
+    except (LogError, OSError):
+        return ""
+    return "" if reason is None else reason.text
 
 
 def _stats(journal: Journal, now_ns: int) -> LogStats:

@@ -224,7 +224,7 @@ def _not_dead(journal: Journal, job: int) -> TaskqError:
     job_id = f"{journal.tag}-{job}"
     if view is None:
         return JobNotFound(f"there is no job {job_id} in {journal.path}")
-    return NotDead(job_id, view.state.name.lower())
+    return NotDead(job_id, view.state.name.lower(), journal.path)
 
 
 def _told(journal: Journal, job: int) -> JobView | None:

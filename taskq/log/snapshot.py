@@ -16,6 +16,7 @@ takes nothing of that, and whoever moved frames while it was made is noticed (``
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
@@ -158,6 +159,19 @@ def load_newest(place: Place, form: Form[F]) -> tuple[F, Cursor] | None:
             _log.warning("%s: %s/%s is passed over: %s", place.path, DIRECTORY, name, error)
         except Exception:  # noqa: BLE001 - whatever it is, the log itself can be folded
             _log.exception("%s: %s/%s is passed over", place.path, DIRECTORY, name)
+    return None
+
+
+def newest_stand(place: Place, form: Form[F]) -> Cursor | None:
+    """How far the newest snapshot of a facet has come, by its header alone; None without one."""
+    for name in snapshot_names(place.disk, place.path, form.kind.name):
+        with contextlib.suppress(OSError, Unusable):
+            descriptor = place.disk.open(f"{place.path}/{DIRECTORY}/{name}", write=False)
+            try:
+                header = read_header(place.disk, descriptor, form.kind, place.files.log_id.bytes)
+            finally:
+                place.disk.close(descriptor)
+            return Cursor(header.segment, header.offset, header.next_lsn)
     return None
 
 

@@ -9,6 +9,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError, UsageError
+from taskq.core.hints import command
 from taskq.core.model import NAME_BYTES_MAX
 from taskq.core.records import Flag, Kind, Option
 from taskq.core.schedules import (
@@ -192,7 +193,7 @@ class Ticks:
             raise UsageError(
                 f"this log would know {len(after)} schedules of {size} bytes, the most is "
                 f"{SCHEDULES_MAX} of {SCHEDULES_BYTES_MAX} bytes: forget old ones with "
-                f"taskq schedules remove NAME"
+                f"{command(self._facets.path, 'schedules', 'remove', 'NAME')}"
             )
 
     def _write(self, batch: Batch, ticked: Ticked) -> None:

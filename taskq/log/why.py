@@ -56,6 +56,7 @@ def facts_of(
     return Facts(
         job=job,
         now_ns=now_ns,
+        directory=journal.path,
         owner=owner,
         paused=job.queue in agenda.paused,
         ahead_higher=higher,

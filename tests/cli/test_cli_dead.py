@@ -82,7 +82,8 @@ def test_show_shows_dead_letters_only(path: Path, ids: dict[str, str]) -> None:
     result = taskq("dead", "show", ids["live"], "-d", path)
     assert result.exit_code == 1
     assert result.stderr == (
-        f"taskq: job {ids['live']} is no dead letter: it is ready. taskq dead ls lists them\n"
+        f"taskq: job {ids['live']} is no dead letter: it is ready; they are listed by: "
+        f"taskq dead ls -d {path}\n"
     )
 
 

@@ -113,5 +113,5 @@ def test_with_no_log_nearby_the_ways_to_one_are_told(
     monkeypatch.chdir(tmp_path)
     assert taskq("ls", "nothing").stderr == (
         f"taskq: {tmp_path}/nothing is not a task log: give its directory with -d, "
-        f"or start one with taskq demo / taskq put\n"
+        f"or start one with: taskq put BODY -d {tmp_path}/nothing\n"
     )

@@ -96,8 +96,8 @@ def test_show_of_an_unknown_job_names_the_newest(sample: Sample) -> None:
     result = taskq("show", f"{tag}-999999", "-d", sample.path)
     assert result.exit_code == 1
     assert result.stderr == (
-        f"taskq: there is no job {tag}-999999 in this log (the newest is {sample.ids['task']}). "
-        f"taskq ls lists them\n"
+        f"taskq: there is no job {tag}-999999 in this log (the newest is {sample.ids['task']}); "
+        f"they are listed by: taskq ls -d {sample.path}\n"
     )
 
 
@@ -189,7 +189,7 @@ def test_a_directory_without_a_log_gets_a_remedy(tmp_path: Path, command: str) -
     assert result.exit_code == 1
     assert result.stderr == (
         f"taskq: {tmp_path / 'nowhere'} is not a task log: give its directory with -d, "
-        f"or start one with taskq demo / taskq put\n"
+        f"or start one with: taskq put BODY -d {tmp_path / 'nowhere'}\n"
     )
     assert not (tmp_path / "nowhere").exists()
 

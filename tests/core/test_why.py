@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -49,53 +50,53 @@ _BACKS_OFF: Final = Hold(
     text="queue 'mail' backs off after 5 network failures in a row (OSError: no)",
 )  # fmt: skip
 
+_facts = partial(Facts, now_ns=_NOW, directory="/srv/my log")
+
 _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
     (
         "succeeded",
-        Facts(job=_job(State.SUCCEEDED, settled_ns=_NOW - 2 * _MINUTE), now_ns=_NOW),
+        _facts(job=_job(State.SUCCEEDED, settled_ns=_NOW - 2 * _MINUTE)),
         Why.SUCCEEDED,
         "it succeeded 2m ago",
     ),
     (
         "cancelled",
-        Facts(job=_job(State.CANCELLED, settled_ns=_NOW - _MINUTE), now_ns=_NOW),
+        _facts(job=_job(State.CANCELLED, settled_ns=_NOW - _MINUTE)),
         Why.CANCELLED,
         "it was cancelled 1m ago",
     ),
     (
         "expired",
-        Facts(job=_job(State.EXPIRED, settled_ns=_NOW), now_ns=_NOW),
+        _facts(job=_job(State.EXPIRED, settled_ns=_NOW)),
         Why.EXPIRED,
         "it expired 0s ago, before a worker could run it",
     ),
     (
         "attempts spent",
-        Facts(
+        _facts(
             job=_job(State.DEAD, attempt=5, reason="ValueError: no\nline 2", settled_ns=_NOW),
-            now_ns=_NOW,
         ),
         Why.DEAD,
         "it died 0s ago: all 5 attempts are spent (ValueError: no)",
     ),
     (
         "rejected",
-        Facts(job=_job(State.DEAD, attempt=1, settled_ns=_NOW - _MINUTE), now_ns=_NOW),
+        _facts(job=_job(State.DEAD, attempt=1, settled_ns=_NOW - _MINUTE)),
         Why.DEAD,
         "it died 1m ago: it was rejected",
     ),
     (
         "running",
-        Facts(
-            job=_job(State.RUNNING, attempt=2, attempts=_STARTED), now_ns=_NOW, owner=_worker()
+        _facts(
+            job=_job(State.RUNNING, attempt=2, attempts=_STARTED), owner=_worker()
         ),
         Why.RUNNING,
         "it has been running for 3m on 12 (worker on box), attempt 2 of 5",
     ),
     (
         "its worker is lost",
-        Facts(
+        _facts(
             job=_job(State.RUNNING, attempt=2, attempts=_STARTED),
-            now_ns=_NOW,
             owner=_worker(alive=False),
             workers=_ONE,
         ),
@@ -104,31 +105,30 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
     ),
     (
         "its worker is lost, and there is no other",
-        Facts(job=_job(State.RUNNING), now_ns=_NOW, owner=_worker(alive=False)),
+        _facts(job=_job(State.RUNNING), owner=_worker(alive=False)),
         Why.WORKER_LOST,
-        ("its process 12 (worker on box) is gone; no worker is there to take it back: "
-        "start one with taskq worker"),
+        ("its process 12 (worker on box) is gone; no worker is there to take it back; "
+        "start one with: taskq worker MODULE:APP -d '/srv/my log'"),
     ),
     (
         "expired, not recorded yet",
-        Facts(job=_job(expires_ns=_NOW - _MINUTE), now_ns=_NOW, workers=_ONE),
+        _facts(job=_job(expires_ns=_NOW - _MINUTE), workers=_ONE),
         Why.EXPIRED,
         "it expired 1m ago, before a worker could run it; the next worker that looks records that",
     ),
     (
         "delayed",
-        Facts(job=_job(State.SCHEDULED, due_ns=_NOW + 5 * _MINUTE), now_ns=_NOW, paused=True),
+        _facts(job=_job(State.SCHEDULED, due_ns=_NOW + 5 * _MINUTE), paused=True),
         Why.NOT_DUE,
         "it is due in 5m, at 2024-01-01T00:05:00+00:00",
     ),
     (
         "backing off",
-        Facts(
+        _facts(
             job=_job(
                 State.SCHEDULED, due_ns=_NOW + 90 * SECOND_NS, attempt=2, attempts=_FAILED,
                 reason="TimeoutError: slow\nTraceback",
             ),
-            now_ns=_NOW,
         ),
         Why.NOT_DUE,
         ("attempt 2 of 5 failed (TimeoutError: slow); the next is due in 2m, "
@@ -136,35 +136,34 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
     ),
     (
         "paused",
-        Facts(job=_job(), now_ns=_NOW, paused=True),
+        _facts(job=_job(), paused=True),
         Why.PAUSED,
-        "queue 'mail' is paused: taskq resume mail",
+        "queue 'mail' is paused; let it go on with: taskq resume mail -d '/srv/my log'",
     ),
     (
         "no worker",
-        Facts(job=_job(), now_ns=_NOW),
+        _facts(job=_job()),
         Why.NO_WORKER,
-        "no worker runs: start one with taskq worker",
+        "no worker runs; start one with: taskq worker MODULE:APP -d '/srv/my log'",
     ),
     (
         "bytes, and nobody claims",
-        Facts(job=_job(task=""), now_ns=_NOW),
+        _facts(job=_job(task="")),
         Why.NO_WORKER,
         "it was put as bytes, and no process claims any: use TaskLog.claim()",
     ),
     (
         "no worker serves the queue",
-        Facts(
-            job=_job(), now_ns=_NOW, workers=(_worker(queues=frozenset({"sync", "images"})),)
+        _facts(
+            job=_job(), workers=(_worker(queues=frozenset({"sync", "images"})),)
         ),
         Why.QUEUE_NOT_SERVED,
         "no worker serves queue 'mail': those that run serve 'images', 'sync'",
     ),
     (
         "no worker knows the task",
-        Facts(
+        _facts(
             job=_job(),
-            now_ns=_NOW,
             workers=(
                 _worker(tasks=frozenset({"mail.other"})),
                 _worker(queues=frozenset({"sync"}), tasks=None),
@@ -176,14 +175,14 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
     ),
     (
         "bytes, and only workers of tasks",
-        Facts(job=_job(task=""), now_ns=_NOW, workers=_ONE),
+        _facts(job=_job(task=""), workers=_ONE),
         Why.TASK_UNKNOWN,
         "it was put as bytes, and no process claims any: use TaskLog.claim()",
     ),
     (
         "other jobs of its flow come first",
-        Facts(
-            job=_job(State.SCHEDULED), now_ns=_NOW, workers=_ONE,
+        _facts(
+            job=_job(State.SCHEDULED), workers=_ONE,
             awaited=Awaited(count=2, total=3, named=(("1a2b3c4d-3", "running"),)),
         ),
         Why.INPUTS,
@@ -191,64 +190,64 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
     ),
     (
         "every worker waits for a condition",
-        Facts(job=_job(), now_ns=_NOW, workers=(_worker(holds=(_OFFLINE,)),)),
+        _facts(job=_job(), workers=(_worker(holds=(_OFFLINE,)),)),
         Why.CONDITION,
         "it waits for online(a:1), which does not hold (No route to host), for 3m now",
     ),
     (
         "one of two workers waits for a condition",
-        Facts(job=_job(), now_ns=_NOW, workers=(_worker(holds=(_OFFLINE,)), _worker())),
+        _facts(job=_job(), workers=(_worker(holds=(_OFFLINE,)), _worker())),
         Why.NEXT,
         "nothing is in its way: a worker takes it at any moment",
     ),
     (
         "the condition is that of other tasks",
-        Facts(job=_job(), now_ns=_NOW, workers=(_worker(holds=(_OTHERS,)),)),
+        _facts(job=_job(), workers=(_worker(holds=(_OTHERS,)),)),
         Why.NEXT,
         "nothing is in its way: a worker takes it at any moment",
     ),
     (
         "the queue backs off",
-        Facts(job=_job(), now_ns=_NOW, workers=(_worker(holds=(_OTHERS, _BACKS_OFF)),)),
+        _facts(job=_job(), workers=(_worker(holds=(_OTHERS, _BACKS_OFF)),)),
         Why.BREAKER,
         "queue 'mail' backs off after 5 network failures in a row (OSError: no), for 1m now",
     ),
     (
         "the writer lock is kept",
-        Facts(
-            job=_job(), now_ns=_NOW, workers=_ONE, holder="stopped: python app.py", holder_pid=99
+        _facts(
+            job=_job(), workers=_ONE, holder="stopped: python app.py", holder_pid=99
         ),
         Why.LOCKED,
         "process 99 (stopped: python app.py) keeps the writer lock: continue or stop it",
     ),
     (
         "behind higher priorities",
-        Facts(job=_job(), now_ns=_NOW, workers=_ONE, ahead_higher=812),
+        _facts(job=_job(), workers=_ONE, ahead_higher=812),
         Why.BEHIND_PRIORITY,
         "812 jobs of higher priority are before it",
     ),
     (
         "behind higher priorities and older ones",
-        Facts(job=_job(), now_ns=_NOW, workers=_ONE, ahead_higher=1, ahead_older=2),
+        _facts(job=_job(), workers=_ONE, ahead_higher=1, ahead_older=2),
         Why.BEHIND_PRIORITY,
         "1 job of higher priority and 2 older jobs are before it",
     ),
     (
         "behind one that is older",
-        Facts(job=_job(), now_ns=_NOW, workers=_ONE, ahead_older=1),
+        _facts(job=_job(), workers=_ONE, ahead_older=1),
         Why.BEHIND_OLDER,
         "1 older job is before it",
     ),
     (
         "behind more than are counted",
-        Facts(job=_job(), now_ns=_NOW, workers=_ONE, ahead_older=AHEAD_MAX),
+        _facts(job=_job(), workers=_ONE, ahead_older=AHEAD_MAX),
         Why.BEHIND_OLDER,
         "over 10000 older jobs are before it",
     ),
     (
         "as many of its key run as may",
-        Facts(
-            job=_job(), now_ns=_NOW, workers=_ONE,
+        _facts(
+            job=_job(), workers=_ONE,
             used_up=UsedUp(task="send", key=b"7", concurrency=4, running=(2, 3, 5, 8)),
         ),
         Why.CONCURRENCY,
@@ -259,8 +258,8 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
     ),
     (
         "as many of its task as may started just now",
-        Facts(
-            job=_job(), now_ns=_NOW, workers=_ONE,
+        _facts(
+            job=_job(), workers=_ONE,
             used_up=UsedUp(task="send", key=b"", rate="10/min", next_ns=_NOW + 2 * _MINUTE),
         ),
         Why.RATE,
@@ -268,27 +267,27 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
     ),
     (
         "every slot is taken",
-        Facts(job=_job(), now_ns=_NOW, workers=(_worker(4), _worker(9))),
+        _facts(job=_job(), workers=(_worker(4), _worker(9))),
         Why.BUSY,
         "it is the next, but all 8 slots of the 2 workers that could run it are taken",
     ),
     (
         "every slot of the one worker is taken",
-        Facts(
-            job=_job(), now_ns=_NOW, workers=(_worker(4), _worker(queues=frozenset({"sync"})))
+        _facts(
+            job=_job(), workers=(_worker(4), _worker(queues=frozenset({"sync"})))
         ),
         Why.BUSY,
         "it is the next, but all 4 slots of the one worker that could run it are taken",
     ),
     (
         "nothing",
-        Facts(job=_job(), now_ns=_NOW, workers=(_worker(4), _worker(3))),
+        _facts(job=_job(), workers=(_worker(4), _worker(3))),
         Why.NEXT,
         "nothing is in its way: a worker takes it at any moment",
     ),
     (
         "a claimer without slots is never busy",
-        Facts(job=_job(task=""), now_ns=_NOW, workers=(_worker(9, tasks=None, slots=0),)),
+        _facts(job=_job(task=""), workers=(_worker(9, tasks=None, slots=0),)),
         Why.NEXT,
         "nothing is in its way: a worker takes it at any moment",
     ),
@@ -311,6 +310,13 @@ def test_every_reason_is_in_the_table() -> None:
 
 def test_a_reason_tells_programs_until_when_and_behind_how_many() -> None:
     due = _NOW + _MINUTE
-    assert why(Facts(job=_job(State.SCHEDULED, due_ns=due), now_ns=_NOW)).until_ns == due
-    facts = Facts(job=_job(), now_ns=_NOW, workers=_ONE, ahead_higher=3, ahead_older=4)
+    assert why(_facts(job=_job(State.SCHEDULED, due_ns=due))).until_ns == due
+    facts = _facts(
+        job=_job(),
+        now_ns=_NOW,
+        directory="/srv/my log",
+        workers=_ONE,
+        ahead_higher=3,
+        ahead_older=4,
+    )
     assert why(facts).ahead == 7

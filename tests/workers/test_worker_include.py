@@ -187,7 +187,7 @@ def test_a_worker_without_a_task_ends_at_once_and_names_the_modules_that_have_so
     assert done.stderr == (
         "taskq: proj.app has an app, but no task is registered with it: proj.mail and proj.tasks "
         'define some. Write TaskQ(include=["proj.mail", "proj.tasks"]), or: '
-        "taskq worker proj.app -I proj.mail -I proj.tasks\n"
+        f"taskq worker proj.app -I proj.mail -I proj.tasks -d {Path('data').absolute()}\n"
     )
     assert not Path("imported").exists()
     assert not Path("data").exists()

@@ -55,13 +55,13 @@ def run_one(
     order = order_for(reporter)
     tie = None if leash < 0 else Leash(leash, order.drain_timeout)
     app = load_app(order.target, order.include)
+    if data_dir is not None:
+        app.data_dir = data_dir
     if not app._tasks:
         # Imported when it is needed: the parser of Python's own language takes 5 ms.
         from taskq_workers.tasksearch import without_tasks  # noqa: PLC0415
 
-        raise UsageError(without_tasks(order.target))
-    if data_dir is not None:
-        app.data_dir = data_dir
+        raise UsageError(without_tasks(order.target, str(app.data_dir)))
     with _here(app, order) if executor is None else find_executor(executor)(app, order) as one:
 
         def on_ready(store: Store) -> None:

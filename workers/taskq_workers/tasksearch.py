@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.hints import command
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -21,11 +23,12 @@ _NAMED_MAX: Final = 4
 _NOT_OURS: Final = frozenset({"__pycache__", "node_modules", "site-packages", "tests", "test"})
 
 
-def without_tasks(target: str) -> str:
+def without_tasks(target: str, directory: str) -> str:
     """What to tell who started a worker with an app that has no task.
 
     Args:
         target: ``module:app`` or ``module``, imported by now.
+        directory: of the app's log.
     """
     head = f"{target} has an app, but no task is registered with it"
     found = _beside(target.partition(":")[0])[:_NAMED_MAX]
@@ -37,10 +40,10 @@ def without_tasks(target: str) -> str:
     *others, last = found
     listed = f"{', '.join(others)} and {last} define" if others else f"{last} defines"
     include = ", ".join(f'"{name}"' for name in found)
-    words = " ".join(f"-I {name}" for name in found)
+    words = [word for name in found for word in ("-I", name)]
     return (
         f"{head}: {listed} some. Write TaskQ(include=[{include}]), or: "
-        f"taskq worker {target} {words}"
+        f"{command(directory, 'worker', target, *words)}"
     )
 
 
