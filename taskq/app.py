@@ -99,6 +99,26 @@ class TaskQ(
         self._lifespans = Declared()
         self._planned = Planned()
 
+    @classmethod
+    def user_data(cls, app: str, **arguments: Any) -> Self:
+        """The app of a desktop program: its log is where this user's system keeps such data.
+
+        ``~/.local/share/My App/taskq`` on Linux, ``~/Library/Application Support/My App/taskq`` on
+        macOS. A setting, such as ``TASKQ_DATA_DIR``, comes after it.
+
+        Args:
+            app: the program's name, as people know it.
+            arguments: as of ``TaskQ`` itself, but for ``data_dir``.
+
+        Raises:
+            UsageError: the name is empty or a path, or as ``TaskQ``.
+        """
+        if not app.strip(" .") or "/" in app or "\\" in app or "\0" in app:
+            raise UsageError(f"{app!r:.60} is no program's name: give one such as 'My App'")
+        from platformdirs import user_data_path  # noqa: PLC0415 - few programs are desktop apps
+
+        return cls(user_data_path(app, appauthor=False) / "taskq", **arguments)
+
     @property
     def name(self) -> str:
         """What ``taskq workers`` shows."""

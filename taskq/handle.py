@@ -275,9 +275,7 @@ class JobHandle(Generic[R]):
             yield
         except TimeoutError:
             path = self._app._connection.path
-            raise ResultTimeout(
-                self.id, limit or 0.0, "unknown to be settled", "", path
-            ) from None
+            raise ResultTimeout(self.id, limit or 0.0, "unknown to be settled", "", path) from None
 
     def _explained(self, seconds: float, view: JobView) -> ResultTimeout:
         """What to raise when it is not settled in time. Reads the log."""

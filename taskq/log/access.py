@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from taskq.log.config import Mode
 
 _ROOT: Final = 0
+#: Files of which a log has one from its first moment on.
+_MARKS: Final = frozenset({"taskq.json", "write.lock"})
+_SEGMENTS, _FOUND = "log", "lost+found"
+_NAMED_MAX: Final = 3
 _GROUP, _OTHERS = 0o070, 0o007
 _WRITE_ALL: Final = 0o022
 #: What is in a data directory: who may open any of it could stop writers or read payloads.
@@ -44,7 +48,8 @@ def enter(path: str, mode: Mode | None) -> os.stat_result:
 
     Raises:
         UsageError: the log is there, and shared with others than ``mode`` says.
-        LogError: it cannot be made, is another user's, or a directory in it is a link.
+        LogError: it cannot be made, is another user's, has a link as a directory in it, or no log
+            but other files.
     """
     directory = Path(path)
     try:
@@ -52,6 +57,8 @@ def enter(path: str, mode: Mode | None) -> os.stat_result:
         status = directory.stat()
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        if not is_new:
+            _refuse_foreign(directory)
         if mode is not None and is_shared(status.st_mode) != (mode == "group"):
             if not is_new and (mode == "private" or (directory / "taskq.json").exists()):
                 raise UsageError(_other_mode(path, mode, status))
@@ -83,6 +90,27 @@ def refuse_links(path: str) -> None:
                 f"{path}/{name} is a symbolic link, and nothing inside a task log may be one: "
                 f"move it back, or put all of {path} elsewhere and link that"
             )
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """Write nothing among files that are no log's: somebody named the wrong directory.
+
+    Hidden files and what a file system keeps may be in a new log's directory. An empty folder of
+    segments may be there before the lock file, of one whose making was interrupted.
+    """
+    names = set(os.listdir(directory))  # noqa: PTH208 - names are all that is wanted
+    if names & _MARKS:
+        return
+    others = sorted(name for name in names - {_SEGMENTS, _FOUND} if not name.startswith("."))
+    if _SEGMENTS in names and os.listdir(directory / _SEGMENTS):  # noqa: PTH208 - likewise
+        others = sorted({*others, _SEGMENTS})
+    if others:
+        more = f" and {len(others) - _NAMED_MAX} more" if len(others) > _NAMED_MAX else ""
+        raise LogError(
+            f"{directory} is no task log, and has other files in it: "
+            f"{', '.join(map(repr, others[:_NAMED_MAX]))}{more}. Give the log a directory of its "
+            f"own, such as {directory / 'taskq-data'}"
+        )
 
 
 def denied(path: str, error: OSError | None = None) -> str:
