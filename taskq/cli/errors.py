@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a failure that the message explains, 2 wrong usage, 130 in
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 from click.exceptions import Exit
 
+from taskq.cli.streams import silence
 from taskq.core.errors import TaskqError, UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE_CLOSED: Final = 141
+#: What a stream says that takes no more, without a name; a log's own errors have one.
+_NOT_WRITTEN: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 class Failure(click.ClickException):
@@ -31,11 +35,15 @@ class Failure(click.ClickException):
     exit_code = EXIT_FAILED
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the message, after the program's name."""
+        """Print the message, after the program's name, if there is anybody to read it."""
         from taskq.cli.render import printable  # noqa: PLC0415 - help must not import it
 
         # Messages quote what other processes, records and files say of themselves.
-        click.echo(f"taskq: {printable(self.message)}", file=file, err=file is None)
+        line = f"taskq: {printable(self.message)}"
+        try:
+            click.echo(line, file=file, err=file is None)
+        except OSError:
+            silence(sys.stderr)
 
 
 class WrongUsage(Failure):
@@ -61,29 +69,26 @@ def readable_errors() -> Iterator[None]:
     except TaskqError as error:
         raise Failure(str(error)) from error
     except BrokenPipeError:
-        _silence_stdout()
+        silence(sys.stdout)
         raise Exit(EXIT_PIPE_CLOSED) from None
     except OSError as error:
-        if error.filename is None:
-            raise
-        name = os.fsdecode(error.filename)
-        raise Failure(f"{name}: {error.strerror}. Check the path and its permissions") from error
+        raise _refused(error) from error
     except (KeyboardInterrupt, click.Abort):
         raise Exit(EXIT_INTERRUPTED) from None
+
+
+def _refused(error: OSError) -> Exception:
+    """What the system refused, as a message; an error that names no file may be a bug of ours."""
+    if error.filename is not None:
+        name = os.fsdecode(error.filename)
+        return Failure(f"{name}: {error.strerror}. Check the path and its permissions")
+    if error.errno not in _NOT_WRITTEN:
+        return error
+    silence(sys.stdout)
+    return Failure(f"the output cannot be written ({error.strerror})")
 
 
 def _short(error: click.UsageError) -> WrongUsage:
     """Click's three lines of usage as two: what is wrong, and where the help is."""
     path = error.ctx.command_path if error.ctx else "taskq"
     return WrongUsage(f"{error.format_message().rstrip('.')}\nSee {path} --help")
-
-
-def _silence_stdout() -> None:
-    """Let the interpreter's own flush at exit write to nowhere, instead of failing once more."""
-    try:
-        descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)

@@ -10,6 +10,7 @@ import click
 
 from taskq.cli.errors import Failure, WrongUsage, readable_errors
 from taskq.cli.lazy import LazyGroup
+from taskq.cli.streams import whole_streams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -115,6 +116,11 @@ class Commands(LazyGroup):
         if name in BROUGHT_IN:
             return BROUGHT_IN[name]
         return f"(from {_package(self.brought_in[name])})"
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run as a program."""
+        with whole_streams():
+            return super().main(*args, **kwargs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options of ``taskq`` itself."""

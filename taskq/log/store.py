@@ -22,6 +22,7 @@ from taskq.log.config import MAILBOX_MAX, LogConfig
 from taskq.log.port import LoopPort, ThreadPort
 from taskq.log.progressfile import ProgressBoard
 from taskq.log.serving import publish
+from taskq.log.streams import fill_standard
 from taskq.log.survey import refusals
 from taskq.log.thread import StorageThread, run_chore
 
@@ -326,6 +327,7 @@ def open_store(path: str, config: LogConfig) -> Store:
         UsageError: it is open here with other options.
         LogError: it cannot be opened.
     """
+    fill_standard()
     # The directory may be named by a link; what is inside may be none.
     directory = os.path.realpath(path)
     status = enter(directory, config.mode)

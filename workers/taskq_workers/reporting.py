@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, TextIO
 
+from taskq.cli.streams import silence
 from taskq_workers.lines import Style, job_line, summary_line
 
 if TYPE_CHECKING:
@@ -104,3 +105,4 @@ class Reporter:
         except (OSError, ValueError):
             # Its reader went away. The jobs matter more than the lines.
             self._broken = True
+            silence(self._output)
