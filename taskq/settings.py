@@ -9,7 +9,7 @@ import os
 import stat
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -183,6 +183,8 @@ class Settings(BaseSettings):
     exclusive: bool = False
     #: shown by ``taskq workers``
     name: str = ""
+    #: what ``taskq worker`` writes to stderr: from which level on
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
     #: how payloads and results are compressed, where nothing else is said
     compress: Compression = "none"
     #: whether those over 1 MiB may go to files beside the log, where nothing else is said

@@ -30,6 +30,7 @@ from tests.bench.tables import Table, median
 if TYPE_CHECKING:
     import subprocess
 
+    from taskq.core.model import LogStats
     from taskq.log.store import Store
     from taskq_workers.events import JobFinished
 
@@ -72,7 +73,7 @@ def work(directory: Path, jobs: int) -> None:
         told = {"done": done, "rss": rss_bytes(), "seconds": time.monotonic() - began}
         print(json.dumps(told), flush=True)
 
-    def on_ready(store: Store) -> None:
+    def on_ready(store: Store, _: LogStats) -> None:
         assert store.usable
         report()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -176,9 +177,11 @@ def test_a_first_signal_lets_the_running_job_finish(
     worker = start("jobs:app")
     worker.until("HERE")
     worker.signal(number)
-    worker.until("draining: 1 running job")
+    worker.until("draining: 1 running job gets 10 s to finish; once more cancels")
+    assert worker.until(f"  jobs.gate  {job}  running for ")
     (tmp_path / "gate").write_text("go on\n")
     assert worker.end() == 0
+    assert re.fullmatch(r"stopped after .*, drained in .*: 1 job succeeded", worker.lines[-1])
     assert look(queue, job)[0] is State.SUCCEEDED
 
 
@@ -193,6 +196,7 @@ def test_a_second_signal_cancels_and_releases_without_burning_an_attempt(
     worker.signal(signal.SIGTERM)
     assert worker.end() == 0
     assert any("given back" in line for line in worker.lines)
+    assert worker.lines[-1].endswith(": 1 job given back")
     assert look(queue, job) == (State.READY, 0)
 
 
@@ -277,3 +281,109 @@ def test_a_directory_that_cannot_be_used_is_one_message_and_exit_code_1(
     assert worker.end() == 1
     assert worker.errors.startswith("taskq: ")
     assert "Traceback" not in worker.errors
+
+
+def test_a_job_that_outlasts_the_drain_is_named_and_counted_as_given_back(
+    start: Any, queue: TaskQ
+) -> None:
+    job = put(queue, "gate")
+    worker = start("jobs:app", "--drain-timeout", "0.1")
+    worker.until("HERE")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
+    late = worker.lines.index("0.1 s are over: 1 running job cancelled and given back")
+    assert worker.lines[late + 1].startswith(f"  jobs.gate  {job}  running for ")
+    assert worker.lines[-1].endswith(": 1 job given back")
+
+
+LOGS = """
+import asyncio, logging, threading
+from taskq import TaskQ, current_job
+app = TaskQ("data")
+log = logging.getLogger("shop")
+
+@app.task
+async def loop() -> None:
+    log.info("here")
+    await asyncio.create_task(asyncio.to_thread(log.info, "in a thread of its own"))
+
+@app.task
+def thread() -> None:
+    log.info("here")
+
+@app.task(runs_in="process")
+def process() -> None:
+    log.info("here")
+    log.debug("never")
+    log.info(f"{current_job().id} names itself")
+"""
+
+
+def test_each_line_that_a_job_logs_has_its_id_wherever_it_runs(
+    start: Any, queue: TaskQ, tmp_path: Path
+) -> None:
+    (tmp_path / "logs.py").write_text(LOGS)
+    ids = [queue.enqueue_by_name_sync(f"logs.{n}").id for n in ("loop", "thread", "process")]
+    worker = start("logs", "--burst", "--log-level", "info")
+    assert worker.end() == 0
+    assert sorted(worker.errors.splitlines()) == sorted(
+        [
+            *(f"taskq: INFO: job {one}: here" for one in ids),
+            f"taskq: INFO: job {ids[0]}: in a thread of its own",
+            f"taskq: INFO: {ids[2]} names itself",
+        ]
+    )
+
+
+def test_the_level_may_be_a_setting_and_is_a_warning_without_one(
+    start: Any, queue: TaskQ, tmp_path: Path
+) -> None:
+    (tmp_path / "logs.py").write_text(LOGS)
+    job = queue.enqueue_by_name_sync("logs.thread").id
+    worker = start("logs", "--burst", env=os.environ | {"TASKQ_LOG_LEVEL": "info"})
+    assert worker.end() == 0
+    assert worker.errors == f"taskq: INFO: job {job}: here\n"
+    queue.enqueue_by_name_sync("logs.thread")
+    worker = start("logs", "--burst")
+    assert worker.end() == 0
+    assert worker.errors == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [
+        ("jobz", "taskq: there is no module 'jobz': did you mean 'jobs'?\n"),
+        ("logs:app --max-rss-per-child 5", "taskq: --max-rss-per-child is '5', which is 5 bytes"),
+    ],
+)
+def test_what_is_wrong_for_all_of_several_processes_is_said_once(
+    start: Any, module: str, error: str
+) -> None:
+    guard = start(*module.split(), "--processes", "3")
+    assert guard.end() == 2
+    assert guard.errors.startswith(error)
+    assert guard.errors.count("taskq: ") == 1
+
+
+def test_the_banner_of_several_processes_says_what_that_of_one_says(
+    start: Any, queue: TaskQ, tmp_path: Path
+) -> None:
+    put(queue, "add", a=1, b=2)
+    guard = start("jobs", "--processes", "2", "--burst", "-Q", "default,mail")
+    assert guard.end() == 0
+    assert re.fullmatch(
+        r"taskq .* guard, process \d+: 2 worker processes, 8 jobs at a time in each; Ctrl-C drains",
+        guard.lines[0],
+    )
+    for row in (
+        f"  directory   {tmp_path / 'data'}",
+        "  durability  fsync",
+        "  recovered   0 in-flight jobs of processes that died",
+        "  queues      default, mail",
+    ):
+        assert guard.lines.count(row) == 1
+    assert sum(line.startswith("  tasks       jobs.add, ") for line in guard.lines) == 1
+    stops = [line for line in guard.lines if re.match(r"process \d+ stopped after ", line)]
+    assert len(stops) == 2
+    assert sum(line.endswith(": 1 job succeeded") for line in stops) == 1
+    assert guard.lines[-1].startswith("guard stopped after ")

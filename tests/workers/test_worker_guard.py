@@ -42,6 +42,7 @@ def one(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         reloads=False,
         drain_seconds=1,
         say=said.append,
+        complain=said.append,
         notifier=Notifier(),
     )
     yield found

@@ -88,7 +88,7 @@ async def test_a_worker_shares_its_claims_between_queues_by_weight(app: TaskQ) -
 
 def test_a_drain_takes_a_duration_as_all_else_does(app: TaskQ) -> None:
     for given, kept in (("2m", 120), (0, 0), (float("inf"), float("inf"))):
-        assert Worker(app, drain_timeout=given)._drain_seconds == kept
+        assert Worker(app, drain_timeout=given).drain_seconds == kept
     for wrong in ("soon", -1, float("nan")):
         with pytest.raises(UsageError, match="drain_timeout is"):
             Worker(app, drain_timeout=wrong)

@@ -2,10 +2,23 @@ from __future__ import annotations
 
 import io
 import threading
-from typing import TYPE_CHECKING
+from math import inf
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+from taskq.core.records import Kind
 from taskq_workers.events import JobFinished
-from taskq_workers.lines import Facts, Style, banner, job_line, style_for, summary_line
+from taskq_workers.lines import (
+    Facts,
+    Style,
+    banner,
+    drain_lines,
+    job_line,
+    overdue_lines,
+    stopped_line,
+    style_for,
+    summary_line,
+)
 from taskq_workers.reporting import LINES_PER_SECOND_MAX, Reporter
 
 if TYPE_CHECKING:
@@ -77,6 +90,45 @@ def test_colours_are_for_terminals_and_signs_for_encodings_that_have_them() -> N
 def test_a_summary_groups_digits() -> None:
     assert summary_line({"succeeded": 12_345, "died": 1}) == "… 12 345 jobs succeeded, 1 died"
     assert summary_line({"retried": 1}) == "… 1 job retried"
+
+
+def held(seconds: float | None, task: str = "mail.send", job: int = 7) -> Any:
+    return SimpleNamespace(task=task, job_id=f"abcd-{job}"), seconds
+
+
+def test_a_new_log_is_told_from_one_that_somebody_used() -> None:
+    assert "  directory   /data (new, empty)" in banner(facts(is_empty=True), PLAIN)
+    assert "  directory   /data" in banner(facts(), PLAIN)
+
+
+def test_a_drain_names_what_it_waits_for_and_for_how_long() -> None:
+    assert drain_lines([], 10.0) == ["stopping"]
+    assert drain_lines([held(0.4), held(63.0, "x.y", 8)], 10.0) == [
+        "draining: 2 running jobs get 10 s to finish; once more cancels",
+        "  x.y  abcd-8  running for 63.0 s",
+        "  mail.send  abcd-7  running for 400 ms",
+    ]
+    assert drain_lines([held(None)], inf, "process 9 ") == [
+        "process 9 draining: 1 running job gets as long as it takes to finish; once more cancels",
+        "  mail.send  abcd-7",
+    ]
+    assert drain_lines([held(1.0)] * 8, 10.0)[-1] == "  and 3 more"
+    assert overdue_lines([held(12.0)], 10.0) == [
+        "10 s are over: 1 running job cancelled and given back",
+        "  mail.send  abcd-7  running for 12.0 s",
+    ]
+
+
+def test_the_last_line_sums_a_workers_life_up() -> None:
+    ended = {Kind.SUCCEEDED: 12_345, Kind.DIED: 1, Kind.RETRIED: 2, Kind.RELEASED: 1}
+    assert stopped_line(ended, 3_600.0, 0.25) == (
+        "stopped after 60 min, drained in 250 ms: "
+        "12 345 jobs succeeded, 1 failed, 2 to be retried, 1 given back"
+    )
+    assert stopped_line({Kind.DIED: 1}, 2.0, None, "process 9 ") == (
+        "process 9 stopped after 2.0 s: 1 job failed"
+    )
+    assert stopped_line({Kind.RELEASED: 0}, 2.0, None) == "stopped after 2.0 s: no job ran"
 
 
 class Gate(io.StringIO):

@@ -206,6 +206,7 @@ async def test_what_a_task_raises_in_a_child_fails_its_job_and_not_the_child(
         ({"process_limit": 0}, "process_limit is 0"),
         ({"max_jobs_per_child": 0}, "max_jobs_per_child is 0"),
         ({"max_rss_per_child": "lots"}, "max_rss_per_child is 'lots'"),
+        ({"max_rss_per_child": 5}, "max_rss_per_child is 5, which is 5 bytes: a child process"),
     ],
 )
 async def test_limits_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

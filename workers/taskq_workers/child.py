@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq import telemetry
 from taskq.app import TaskQ, default_app
 from taskq.context import JobContext, _current
+from taskq.log.streams import fill_standard
 from taskq.progressing import relay_to
 from taskq.tasks import Task
 from taskq_workers.afar import failed, given_back, succeeded
 from taskq_workers.forked import keep_from_children
 from taskq_workers.importing import importing
+from taskq_workers.joblogs import configure_logging
 from taskq_workers.lifespans import bound, bound_names, resources_in_thread
 from taskq_workers.loader import import_included, load_app
 from taskq_workers.relaying import Outlet
@@ -61,6 +63,7 @@ def main(work: int, life: int, parent: int) -> None:
         life: descriptor of a pipe that the worker keeps open for as long as it lives.
         parent: the worker's process id.
     """
+    fill_standard()
     _leave_signals_to_the_worker()
     _die_with(parent, life)
     channel = socket.socket(fileno=work)
@@ -68,6 +71,8 @@ def main(work: int, life: int, parent: int) -> None:
     if outfit is None:
         return
     sys.argv = list(outfit.argv)
+    if outfit.log_level:
+        configure_logging(outfit.log_level)
     bench = _Bench(outfit)
     try:
         bench.find_target()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +15,8 @@ from taskq_workers.choices import (
     work_options,
 )
 from taskq_workers.elsewhere import Order
+from taskq_workers.joblogs import LEVELS
+from taskq_workers.limits import rss_bytes
 from taskq_workers.running import run_guarded, run_one
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 @data_dir_option
 @life_options
 @click.option("-q", "--quiet", is_flag=True, help="Print no line for each job.")
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    help="What goes to stderr, each line with its job's id.  [default: the setting, warning]",
+)
 @elsewhere_options
 @click.pass_context
 def worker(
@@ -45,6 +51,7 @@ def worker(
     leash: int | None,
     place: int,
     quiet: bool,
+    log_level: str | None,
     executor: str | None,
     **chosen: Any,
 ) -> None:
@@ -63,12 +70,12 @@ def worker(
     """
     _check(executor, chosen)
     names = _names(queues)
-    logging.basicConfig(format="taskq: %(levelname)s: %(message)s", level=logging.WARNING)
     if leash is None and (processes is not None or reload):
         context.exit(
             run_guarded(
                 arguments_of(context.command, context.params),
                 1 if processes is None else processes,
+                concurrency=chosen["concurrency"],
                 burst=chosen["burst"],
                 reloads=reload,
                 drain_seconds=chosen["drain_timeout"],
@@ -84,11 +91,12 @@ def worker(
             **chosen,
         )
 
-    run_one(order_for, data_dir, executor, -1 if leash is None else leash)
+    run_one(order_for, data_dir, executor, -1 if leash is None else leash, log_level)
 
 
 def _check(executor: str | None, chosen: Mapping[str, Any]) -> None:
-    """Refuse options that mean nothing together."""
+    """Refuse what means nothing, before several processes do."""
+    rss_bytes(chosen["max_rss_per_child"], "--max-rss-per-child")
     if executor is None and (chosen["master"] or chosen["files"]):
         raise click.UsageError("--master and --py-files are for --executor: add --executor spark")
     if executor is not None and any(chosen[name] is not None for name in ONLY_HERE):

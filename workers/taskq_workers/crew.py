@@ -176,8 +176,7 @@ class Crew:
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Release deliveries that no slot took; burns no attempt."""
-        self.settler.outcomes.extend(release(delivery) for delivery in deliveries)
-        self.settler.flush_soon()
+        self.settler.give_back(deliveries)
 
     def ran_dry(self) -> None:
         """No job is ready and none runs: the burst is over."""
@@ -220,6 +219,10 @@ class Crew:
     def running(self) -> int:
         """How many jobs run now."""
         return sum(slot.delivery is not None for slot in self._slots)
+
+    def held(self) -> list[tuple[Delivery, float | None]]:
+        """The jobs that run now, and since when, in monotonic seconds."""
+        return [(slot.delivery, slot.since) for slot in self._slots if slot.delivery is not None]
 
     def leave(self) -> None:
         """Claim no more, and give back what nobody runs; each slot ends with its job."""

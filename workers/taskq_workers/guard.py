@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from taskq_workers.leash import WorkerProcess, told
+from taskq_workers.lines import spoken_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,6 +77,7 @@ class Guard:
         reloads: workers start again when ``changed`` is called, and not by themselves.
         drain_seconds: what running jobs get to finish; who needs much longer is killed.
         say: prints one line.
+        complain: prints an error that ended a worker.
         notifier: tells the service manager.
     """
 
@@ -88,6 +90,7 @@ class Guard:
         reloads: bool,
         drain_seconds: float,
         say: Callable[[str], None],
+        complain: Callable[[str], None],
         notifier: Notifier,
     ) -> None:
         self._command = list(command)
@@ -97,6 +100,10 @@ class Guard:
         self._reloads = reloads
         self._drain_seconds = drain_seconds
         self._say = say
+        self._complain = complain
+        #: errors of workers that were told; the same one ends them all
+        self._told: set[str] = set()
+        self._began = time.monotonic()
         self._notifier = notifier
         self._stops_asked = self._stops = 0
         self._replace_asked = False
@@ -118,6 +125,8 @@ class Guard:
                 self._act()
                 self._reap()
             self._notifier.stopping()
+            seconds = time.monotonic() - self._began
+            self._say(f"guard stopped after {spoken_seconds(seconds)}: all workers have ended")
         finally:
             signal.set_wakeup_fd(-1)
             for one in self._processes():
@@ -210,9 +219,12 @@ class Guard:
         self._replace_next()
 
     def _stop_all(self) -> None:
-        word = "draining" if self._stops == 1 else "cancelling the jobs of"
-        last = "once more cancels" if self._stops == 1 else "once more exits at once"
-        self._say(f"{word} {_workers(len(self._processes()))}; {last}")
+        workers = _workers(len(self._processes()))
+        if self._stops == 1:
+            limit = f"{self._drain_seconds:g} s for what runs"
+            self._say(f"draining {workers}: {limit}; once more cancels")
+        else:
+            self._say(f"cancelling the jobs of {workers}; once more exits at once")
         self._notifier.stopping()
         self._to_replace.clear()
         for place in self._places:
@@ -223,6 +235,7 @@ class Guard:
     def _reload(self) -> None:
         what = self._changes.pop()
         self._changes.clear()
+        self._told.clear()
         self._say(f"{what} changed: starting again")
         self._notifier.reloading()
         for place in self._places:
@@ -257,6 +270,7 @@ class Guard:
                     self._try_again(place, problem)
 
     def _on_ready(self, one: WorkerProcess) -> None:
+        self._told.clear()
         place = self._places[one.number - 1]
         if place.coming is one:
             place.coming = None
@@ -293,6 +307,9 @@ class Guard:
         one.send(signal.SIGKILL)
 
     def _on_ended(self, one: WorkerProcess, code: int) -> None:
+        if one.error and one.error not in self._told:
+            self._told.add(one.error)
+            self._complain(one.error)
         if one in self._leaving:
             self._leaving.remove(one)
             return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import asyncio
 
+    from taskq.log.requests import Delivery
     from taskq_workers.feed import Feed
     from taskq_workers.settling import Settler
 
@@ -24,6 +25,10 @@ class Hands(Protocol):
 
     def running(self) -> int:
         """How many jobs run now."""
+        ...
+
+    def held(self) -> list[tuple[Delivery, float | None]]:
+        """The jobs that run now, and since when in monotonic seconds, None if unknown."""
         ...
 
     def leave(self) -> None:

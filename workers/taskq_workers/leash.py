@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LEASH_OPTION: Final = "--leash"
 PLACE_OPTION: Final = "--place"
 _READY: Final = b"R"
+#: Of the error that ended a worker, so much is told.
+_ERROR_BYTES_MAX: Final = 16_384
 #: What a worker gets beyond its drain to end, when it is stopped or its guard is gone.
 END_SECONDS: Final = 15.0
 
@@ -47,6 +49,14 @@ class Leash:
         except OSError:  # the guard is gone, which the thread sees as well
             return
 
+    def failed(self, error: str) -> bool:
+        """Tell the guard why this worker ends; False if nobody hears it."""
+        try:
+            self._socket.send(error.encode("utf-8", "replace")[:_ERROR_BYTES_MAX])
+        except OSError:
+            return False
+        return True
+
     def _watch(self) -> None:
         # A thread, as a job may keep the loop busy.
         try:
@@ -66,6 +76,7 @@ class WorkerProcess:
         number: of the place that it fills, from 1.
         started: when, in monotonic seconds.
         ready: it said that it claims jobs.
+        error: why it ended, as far as it said so.
         stops: how often it was told to stop.
         deadline: when it is killed, in monotonic seconds; None while nobody told it to stop.
     """
@@ -74,6 +85,7 @@ class WorkerProcess:
         self.number = number
         self.started = time.monotonic()
         self.ready = False
+        self.error = ""
         self.stops = 0
         self.deadline: float | None = None
         self.socket, theirs = socket.socketpair()
@@ -98,13 +110,14 @@ class WorkerProcess:
     def hear(self) -> bool:
         """Take what it said; True when it has just become ready."""
         try:
-            news = self.socket.recv(1)
+            news = self.socket.recv(_ERROR_BYTES_MAX + 1)
         except OSError:
             return False
-        if not news or self.ready:
-            return False
-        self.ready = True
-        return True
+        was_ready, self.ready = self.ready, self.ready or news.startswith(_READY)
+        if not was_ready:
+            news = news.removeprefix(_READY)
+        self.error += news.decode("utf-8", "replace")
+        return self.ready and not was_ready
 
     def stop(self, drain_seconds: float) -> None:
         """Tell it to drain; the second time, to cancel what runs."""
@@ -121,6 +134,7 @@ class WorkerProcess:
         """The exit code, minus the number of the signal it died by; None while it lives."""
         code = self._process.poll()
         if code is not None:
+            self.hear()
             self.socket.close()
         return code
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
@@ -11,6 +12,9 @@ from taskq.core.counts import whole
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq_workers.importing import refuse_while_importing
+
+#: No Python process that has imported taskq is smaller.
+RSS_BYTES_MIN: Final = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,7 @@ def checked_limits(
         threads=threads,
         processes=processes,
         jobs_per_child=max_jobs_per_child,
-        rss_bytes=None if max_rss_per_child is None else _size_bytes(max_rss_per_child),
+        rss_bytes=rss_bytes(max_rss_per_child, "max_rss_per_child"),
         target=target,
     )
 
@@ -76,13 +80,25 @@ def drain_seconds(value: Duration) -> float:
     return inf if value == inf else seconds(value, "drain_timeout")
 
 
-def _size_bytes(value: int | str) -> int:
+def rss_bytes(value: int | str | None, name: str) -> int | None:
+    """The memory that a child process may take, None for any.
+
+    Raises:
+        UsageError: it is no size, or less than a child takes before its first job.
+    """
+    if value is None:
+        return None
     try:
         size = int(TypeAdapter(ByteSize).validate_python(value))
     except ValidationError:
         size = 0
     if size < 1:
         raise UsageError(
-            f'max_rss_per_child is {value!r:.60}: give a number of bytes, or text such as "500MB"'
+            f'{name} is {value!r:.60}: give a number of bytes, or text such as "500MB"'
+        )
+    if size < RSS_BYTES_MIN:
+        raise UsageError(
+            f"{name} is {value!r:.60}, which is {size:,} bytes: a child process takes more before "
+            f'its first job, so each would be replaced after one; give text such as "500MB"'
         )
     return size

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from taskq.core.records import Kind
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from taskq.log.requests import Delivery
     from taskq_workers.events import JobEnd, JobFinished
 
 _TASKS_SHOWN: Final = 6
+_HELD_SHOWN: Final = 5
+_ENDED: Final = {
+    Kind.SUCCEEDED: "succeeded",
+    Kind.DIED: "failed",
+    Kind.RETRIED: "to be retried",
+    Kind.RELEASED: "given back",
+    Kind.CANCELLED: "cancelled",
+}
 _REASON_CHARACTERS_MAX: Final = 160
 _GREEN, _RED, _YELLOW, _DIM, _BOLD, _RESET = (
     "\x1b[32m",
@@ -30,6 +42,8 @@ class Facts:
     version: str
     pid: int
     directory: str
+    #: no job was ever put into it
+    is_empty: bool = False
     durability: str
     #: jobs that were running when their process died, and are ready again
     recovered: int
@@ -69,24 +83,29 @@ def style_for(encoding: str, *, colours: bool) -> Style:
 
 def banner(facts: Facts, style: Style) -> list[str]:
     """At most 8 lines."""
+    head = f"taskq {facts.version} worker, process {facts.pid}"
+    ready = f"in {facts.ready_seconds * 1e3:.0f} ms, {facts.concurrency} at a time; Ctrl-C drains"
+    return [style.paint(head, _BOLD), *particulars(facts, style), _row("ready", ready, style)]
+
+
+def particulars(facts: Facts, style: Style) -> list[str]:
+    """What all workers of one guard have in common: at most 6 lines."""
     jobs = "job" if facts.recovered == 1 else "jobs"
     files = _printable(", ".join(facts.settings_files))
     settings = f", with the settings of {files}" if files else ""
     rows = {
-        "directory": facts.directory,
+        "directory": f"{facts.directory} (new, empty)" if facts.is_empty else facts.directory,
         "durability": f"{facts.durability}{settings}",
         "recovered": f"{facts.recovered} in-flight {jobs} of processes that died",
         "queues": "all" if facts.queues is None else ", ".join(sorted(facts.queues)),
         "tasks": _task_list(facts.tasks),
         **({"executor": facts.executor} if facts.executor else {}),
-        "ready": f"in {facts.ready_seconds * 1e3:.0f} ms, {facts.concurrency} at a time; "
-        f"Ctrl-C drains",
     }
-    head = f"taskq {facts.version} worker, process {facts.pid}"
-    return [
-        style.paint(head, _BOLD),
-        *(f"  {style.paint(f'{name:<11}', _DIM)} {value}" for name, value in rows.items()),
-    ]
+    return [_row(name, value, style) for name, value in rows.items()]
+
+
+def _row(name: str, value: str, style: Style) -> str:
+    return f"  {style.paint(f'{name:<11}', _DIM)} {value}"
 
 
 def ready_line(facts: Facts, style: Style) -> str:
@@ -94,6 +113,56 @@ def ready_line(facts: Facts, style: Style) -> str:
     head = style.paint(f"worker process {facts.pid}", _BOLD)
     recovered = f", recovered {facts.recovered} in-flight" if facts.recovered else ""
     return f"{head} ready in {facts.ready_seconds * 1e3:.0f} ms{recovered}"
+
+
+def drain_lines(
+    held: Sequence[tuple[Delivery, float | None]], seconds: float, process: str = ""
+) -> list[str]:
+    """What a worker waits for when it is told to stop, and how long it does."""
+    if not held:
+        return [f"{process}stopping"]
+    limit = "as long as it takes" if seconds == inf else f"{seconds:g} s"
+    verb = "gets" if len(held) == 1 else "get"
+    head = f"{process}draining: {_running(held)} {verb} {limit} to finish; once more cancels"
+    return [head, *held_lines(held)]
+
+
+def overdue_lines(
+    held: Sequence[tuple[Delivery, float | None]], seconds: float, process: str = ""
+) -> list[str]:
+    """What is cancelled since its time is over."""
+    head = f"{process}{seconds:g} s are over: {_running(held)} cancelled and given back"
+    return [head, *held_lines(held)]
+
+
+def held_lines(held: Sequence[tuple[Delivery, float | None]]) -> list[str]:
+    """Jobs that run, one in a line, the longest first."""
+    ordered = sorted(held, key=lambda one: -(one[1] or 0.0))
+    lines = [
+        f"  {_printable(job.task)}  {job.job_id}"
+        + ("" if seconds is None else f"  running for {spoken_seconds(seconds)}")
+        for job, seconds in ordered[:_HELD_SHOWN]
+    ]
+    more = len(ordered) - _HELD_SHOWN
+    return [*lines, f"  and {more} more"] if more > 0 else lines
+
+
+def stopped_line(
+    ended: Mapping[Kind, int], seconds: float, drained_seconds: float | None, process: str = ""
+) -> str:
+    """A worker's life in one line: ``stopped after 2 min, drained in 0.3 s: 7 jobs succeeded``."""
+    counts = [(ended[kind], word) for kind, word in _ENDED.items() if ended.get(kind)]
+    jobs = " job " if counts and counts[0][0] == 1 else " jobs "
+    told = ", ".join(
+        f"{_grouped(count)}{' ' if number else jobs}{word}"
+        for number, (count, word) in enumerate(counts)
+    )
+    drained = "" if drained_seconds is None else f", drained in {spoken_seconds(drained_seconds)}"
+    return f"{process}stopped after {spoken_seconds(seconds)}{drained}: {told or 'no job ran'}"
+
+
+def _running(held: Sequence[object]) -> str:
+    return f"{len(held)} running job{'' if len(held) == 1 else 's'}"
 
 
 def job_line(event: JobFinished, moment: float, style: Style) -> str:
@@ -112,7 +181,7 @@ def job_line(event: JobFinished, moment: float, style: Style) -> str:
         style.paint(sign, colour),
         _printable(event.task),
         event.job_id,
-        _duration(event.seconds),
+        spoken_seconds(event.seconds),
     ]
     if event.outcome in {"died", "retried"} or event.attempt > 1:
         parts.append(_attempt(event))
@@ -137,12 +206,14 @@ def _note(event: JobFinished) -> str:
     notes = []
     if event.outcome == "released":
         notes.append(
-            f"again in {_duration(event.delay_seconds)}" if event.delay_seconds else "given back"
+            f"again in {spoken_seconds(event.delay_seconds)}"
+            if event.delay_seconds
+            else "given back"
         )
     elif event.outcome == "cancelled":
         notes.append("cancelled")
     elif event.outcome == "retried":
-        notes.append(f"again in {_duration(event.delay_seconds or 0.0)}")
+        notes.append(f"again in {spoken_seconds(event.delay_seconds or 0.0)}")
     if event.reason:
         reason = _printable(event.reason.partition("\n")[0])
         if len(reason) > _REASON_CHARACTERS_MAX:
@@ -151,7 +222,8 @@ def _note(event: JobFinished) -> str:
     return "  ".join(notes)
 
 
-def _duration(seconds: float) -> str:
+def spoken_seconds(seconds: float) -> str:
+    """A span as a line has it: ``3.2 s``."""
     if seconds < 0.000_01:  # noqa: PLR2004
         return "<0.01 ms"
     if seconds < 0.01:  # noqa: PLR2004

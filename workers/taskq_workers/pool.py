@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.core.durations import Duration
     from taskq.core.limits import Limit
+    from taskq.core.records import Kind
     from taskq.log.deaths import DeadLetter
+    from taskq.log.requests import Delivery
     from taskq.log.store import Store
     from taskq.tasks import Task
     from taskq_workers.events import Hook
@@ -158,7 +160,8 @@ class Worker:
         self._burst = burst
         self._warns = warns
         self._max_jobs = max_jobs
-        self._drain_seconds = drain_seconds(drain_timeout)
+        #: what running jobs get to finish at a stop
+        self.drain_seconds = drain_seconds(drain_timeout)
         self._hook = on_event
         self._deaths = DeathHooks([] if on_dead is None else [on_dead])
         self._phase = Phase.NEW
@@ -189,6 +192,18 @@ class Worker:
     def running(self) -> int:
         """How many jobs run now."""
         return 0 if self._crew is None else self._crew.running()
+
+    @property
+    def held(self) -> list[tuple[Delivery, float | None]]:
+        """The jobs that run now, and for how many seconds; None where that is not known."""
+        now = monotonic()
+        held = [] if self._crew is None else self._crew.held()
+        return [(one, None if since is None else now - since) for one, since in held]
+
+    @property
+    def ended(self) -> Mapping[Kind, int]:
+        """How many attempts of jobs ended how."""
+        return {} if self._crew is None else self._crew.settler.ended
 
     @property
     def lingering(self) -> int:
@@ -279,7 +294,7 @@ class Worker:
             crew.feed.refill()
             self.started.set()
             await self._stop_asked.wait()
-            until = monotonic() + self._drain_seconds
+            until = monotonic() + self.drain_seconds
             await self._drain(crew)
             await crew.settler.settle_all()
             await self._deaths.leave(until - monotonic())
@@ -376,7 +391,7 @@ class Worker:
         self.services.drain()
         if self._store is not None:
             self._store.serve(self, None)
-        await _wait_any(self._drain_seconds, crew.gone, self._cancel_asked)
+        await _wait_any(self.drain_seconds, crew.gone, self._cancel_asked)
         if crew.gone.is_set():
             return
         self._phase = Phase.CANCELLING

@@ -19,6 +19,7 @@ from taskq.naming import main_module_name
 from taskq.progressing import tell
 from taskq_workers.afar import given_back
 from taskq_workers.children import Child, Phase
+from taskq_workers.joblogs import configured_level
 from taskq_workers.lifespans import CANCEL_SECONDS, EXIT_SECONDS
 from taskq_workers.settling import Pause
 from taskq_workers.shipping import ship
@@ -63,6 +64,7 @@ class ProcessRunner:
             str(app.data_dir),
             tuple(sys.argv),
             limits.rss_bytes is not None,
+            configured_level(),
         )
         # In a child they have as long to close as in a worker.
         self._close_seconds = EXIT_SECONDS + CANCEL_SECONDS if app._lifespans else 0.0

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.exceptions import Exit
 
 import taskq
+from taskq.cli.errors import EXIT_FAILED, EXIT_USAGE, Failure
+from taskq.cli.streams import silence
 from taskq.core.errors import TaskqError, UsageError
 from taskq_workers.elsewhere import Order, find_executor
 from taskq_workers.guard import Guard
 from taskq_workers.heap import keep_heap_small
+from taskq_workers.joblogs import LEVEL_DEFAULT, configure_logging
 from taskq_workers.leash import Leash, worker_command
-from taskq_workers.lines import Facts, Style, banner, ready_line, style_for
+from taskq_workers.lines import Facts, Style, banner, particulars, ready_line, style_for
 from taskq_workers.loader import load_app
 from taskq_workers.notify import Notifier
 from taskq_workers.pool import Worker
@@ -29,12 +33,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from taskq.app import TaskQ
+    from taskq.core.model import LogStats
     from taskq.log.store import Store
     from taskq_workers.events import Hook
 
 
 def run_one(
-    order_for: Callable[[Hook], Order], data_dir: Path | None, executor: str | None, leash: int
+    order_for: Callable[[Hook], Order],
+    data_dir: Path | None,
+    executor: str | None,
+    leash: int,
+    log_level: str | None,
 ) -> None:
     """Run one worker in this process until it stops.
 
@@ -43,10 +52,12 @@ def run_one(
         data_dir: the log's directory; None for the app's own.
         executor: where the jobs run; None for here.
         leash: descriptor of the socket to the guard that started this process; -1 without one.
+        log_level: from which on is logged; None for what the app's settings say.
 
     Raises:
         TaskqError: the app cannot be loaded, or the log cannot be used.
     """
+    configure_logging(log_level or LEVEL_DEFAULT)
     began = time.perf_counter()
     keep_heap_small()
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -54,6 +65,24 @@ def run_one(
     reporter = Reporter(sys.stdout, style)
     order = order_for(reporter)
     tie = None if leash < 0 else Leash(leash, order.drain_timeout)
+    with contextlib.nullcontext() if tie is None else _telling(tie):
+        app = _app(order, data_dir)
+        configure_logging(log_level or app.settings.log_level)
+        _run(app, order, executor, reporter, style, tie, began)
+
+
+@contextlib.contextmanager
+def _telling(tie: Leash) -> Iterator[None]:
+    """Tell the guard what ends this worker, since it may end all of them, and is told once."""
+    try:
+        yield
+    except TaskqError as error:
+        if not tie.failed(str(error)):
+            raise
+        raise Exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED) from error
+
+
+def _app(order: Order, data_dir: Path | None) -> TaskQ:
     app = load_app(order.target, order.include)
     if data_dir is not None:
         app.data_dir = data_dir
@@ -62,25 +91,50 @@ def run_one(
         from taskq_workers.tasksearch import without_tasks  # noqa: PLC0415
 
         raise UsageError(without_tasks(order.target, str(app.data_dir)))
+    return app
+
+
+def _run(
+    app: TaskQ,
+    order: Order,
+    executor: str | None,
+    reporter: Reporter,
+    style: Style,
+    tie: Leash | None,
+    began: float,
+) -> None:
+    process = "" if tie is None else f"process {os.getpid()} "
     with _here(app, order) if executor is None else find_executor(executor)(app, order) as one:
 
-        def on_ready(store: Store) -> None:
-            facts = _facts(one, store, time.perf_counter() - began)
-            reporter.open(_head(facts, style, short=tie is not None))
+        def on_ready(store: Store, stats: LogStats) -> None:
+            facts = _facts(one, store, stats, time.perf_counter() - began)
+            if tie is None:
+                reporter.open(banner(facts, style))
+            else:
+                # The guard has said how many they are; the first of them says the rest for all.
+                shared = particulars(facts, style) if order.warns else []
+                reporter.open([*shared, ready_line(facts, style)])
             if tie is not None:
                 tie.ready()
 
-        _supervise(Supervisor(one, on_ready, reporter.say), reporter)
+        _supervise(Supervisor(one, on_ready, reporter.say, process), reporter)
 
 
 def run_guarded(
-    arguments: Sequence[str], count: int, *, burst: bool, reloads: bool, drain_seconds: float
+    arguments: Sequence[str],
+    count: int,
+    *,
+    concurrency: int,
+    burst: bool,
+    reloads: bool,
+    drain_seconds: float,
 ) -> int:
     """Keep ``count`` workers running; returns the exit code once all have ended.
 
     Args:
         arguments: of each worker's command line.
         count: how many.
+        concurrency: how many jobs each runs at a time.
         burst: they end by themselves when no job is ready.
         reloads: they start again when a .py file changes in or under the working directory.
         drain_seconds: what running jobs get to finish.
@@ -95,12 +149,13 @@ def run_guarded(
         reloads=reloads,
         drain_seconds=drain_seconds,
         say=_say,
+        complain=_complain,
         notifier=Notifier(),
     )
     watcher = CodeWatcher(Path.cwd(), guard.changed) if reloads else None
     if watcher is not None:
         watcher.start()
-    _say(_guard_banner(count, reloads=reloads))
+    _say(_guard_banner(count, concurrency, reloads=reloads))
     try:
         return guard.run(has_terminal=sys.stdin is not None and sys.stdin.isatty())
     finally:
@@ -108,21 +163,24 @@ def run_guarded(
             watcher.stop()
 
 
-def _guard_banner(count: int, *, reloads: bool) -> str:
+def _guard_banner(count: int, concurrency: int, *, reloads: bool) -> str:
     watched = f", started again when code changes in {Path.cwd()}" if reloads else ""
+    each = f", {concurrency} jobs at a time" + ("" if count == 1 else " in each")
     return (
         f"taskq {taskq.__version__} guard, process {os.getpid()}: {count} worker "
-        f"process{'' if count == 1 else 'es'}{watched}; Ctrl-C drains"
+        f"process{'' if count == 1 else 'es'}{each}{watched}; Ctrl-C drains"
     )
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # its reader went away; the workers matter more
+    try:
         click.echo(line)
+    except OSError:  # its reader went away; the workers matter more
+        silence(sys.stdout)
 
 
-def _head(facts: Facts, style: Style, *, short: bool) -> list[str]:
-    return [ready_line(facts, style)] if short else banner(facts, style)
+def _complain(error: str) -> None:
+    Failure(error).show()
 
 
 def _supervise(supervisor: Supervisor, reporter: Reporter) -> None:
@@ -159,13 +217,14 @@ def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
     )
 
 
-def _facts(one: Worker, store: Store, ready_seconds: float) -> Facts:
+def _facts(one: Worker, store: Store, stats: LogStats, ready_seconds: float) -> Facts:
     from taskq.settings import settings_files  # noqa: PLC0415 - the app has loaded it by now
 
     return Facts(
         version=taskq.__version__,
         pid=os.getpid(),
         directory=str(one.app.data_dir),
+        is_empty=not stats.queues,
         durability=store.config.durability.value,
         recovered=store.taken_back,
         queues=one.queues,

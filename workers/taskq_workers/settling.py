@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -20,7 +21,7 @@ from taskq_workers.outcomes import reject, release, settle_failure
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from taskq.context import JobContext
     from taskq.log.port import LoopPort
@@ -39,6 +40,7 @@ PAUSE_SECONDS_FIRST: Final = 0.1
 PAUSE_SECONDS_MAX: Final = 5.0
 #: Errors that pass by themselves, or once a person made room.
 PASSING: Final = (AppendFailed, LogLocked)
+_SUCCEEDED: Final = Kind.SUCCEEDED
 
 
 class Pause:
@@ -69,6 +71,7 @@ class Settler:
             ``scheduled`` is false, or ``flush`` when there are ``OUTCOMES_MAX`` of them.
         refused: how many wait to be handed over again.
         parents: jobs whose success, in ``outcomes``, brings children.
+        ended: how many ended how, by kind, as far as the log was handed that.
         observer: told of all outcomes as they are handed over; None while nobody wants to know.
     """
 
@@ -83,6 +86,7 @@ class Settler:
         self.scheduled = False
         self.refused = 0
         self.parents: dict[Delivery, JobContext] = {}
+        self.ended: Counter[Kind] = Counter()
         self.observer: Callable[[list[Settlement]], None] | None = None
         self._loop = loop
         self._port = port
@@ -94,6 +98,14 @@ class Settler:
     def add(self, settlement: Settlement) -> None:
         """Hand one outcome over at the end of this turn of the loop."""
         self.outcomes.append(settlement)
+        self.flush_soon()
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Release deliveries that nobody has begun; burns no attempt."""
+        released = [release(delivery) for delivery in deliveries]
+        # Nobody heard of them, so they count for nothing.
+        self.ended[Kind.RELEASED] -= len(released)
+        self.outcomes += released
         self.flush_soon()
 
     def flush_soon(self) -> None:
@@ -109,6 +121,7 @@ class Settler:
         # The list itself stays, because slots hold on to its append method.
         items = self.outcomes[:]
         self.outcomes.clear()
+        self._count(items)
         if self.observer is not None:
             self.observer(items)
         parents, self.parents = self.parents, {}
@@ -137,9 +150,18 @@ class Settler:
         self.outcomes.clear()
         self._again = []
         self.refused = 0
+        self._count(items)
         for settlement, answer in zip(items, await self._port.settle(items), strict=True):
             if isinstance(answer, TaskqError):
+                self.ended[settlement.kind] -= 1
                 self._report(settlement, answer)
+
+    def _count(self, items: list[Settlement]) -> None:
+        # By exception: a counter of all would cost each job as much as its place in the list.
+        others = [item[0] for item in items if item[0] is not _SUCCEEDED]
+        self.ended[_SUCCEEDED] += len(items) - len(others)
+        if others:
+            self.ended.update(others)
 
     def _flush_scheduled(self) -> None:
         self.scheduled = False
@@ -168,6 +190,7 @@ class Settler:
         answer = error if isinstance(error, TaskqError) else done.result()[0]
         if isinstance(answer, DuplicateKey):
             # A child was refused, and its parent's success with it: this attempt has failed.
+            self.ended[settlement.kind] -= 1
             task = job.app._tasks[settlement.delivery.task]
             self.add(settle_failure(task, settlement.delivery, answer))
         elif isinstance(answer, TaskqError):
@@ -176,6 +199,7 @@ class Settler:
             job.resolve(answer)
 
     def _on_error(self, settlement: Settlement, error: TaskqError) -> None:
+        self.ended[settlement.kind] -= 1
         if isinstance(error, SpillMissing):
             # What it names was collected while it waited for the log for an hour: run it again.
             _log.warning("job %s runs again: %s", settlement.delivery.job_id, error)

@@ -13,9 +13,11 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from taskq_workers.forked import keep_from_children
+from taskq_workers.lines import drain_lines, overdue_lines, stopped_line
 from taskq_workers.loops import END_SECONDS, drive, end
 from taskq_workers.notify import Notifier
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.core.errors import TaskqError
+    from taskq.core.model import LogStats
     from taskq.log.store import Store
     from taskq_workers.pool import Worker
 
@@ -50,18 +53,26 @@ class Supervisor:
 
     Args:
         worker: not yet started.
-        on_ready: called with the open store once it claims.
+        on_ready: called with the open store, and with what the log held, once it claims.
         say: prints one line.
+        process: what it calls itself in front of its lines, if it is one of several.
     """
 
     def __init__(
-        self, worker: Worker, on_ready: Callable[[Store], None], say: Callable[[str], None]
+        self,
+        worker: Worker,
+        on_ready: Callable[[Store, LogStats], None],
+        say: Callable[[str], None],
+        process: str = "",
     ) -> None:
         self._worker = worker
         self._app: TaskQ = worker.app
         self._on_ready = on_ready
         self._say = say
+        self._process = process
         self._signals = 0
+        self._ready_at: float | None = None
+        self._drain_at: float | None = None
         self._notifier = Notifier()
         # Made here, since the loop's own could not be told from others when the end comes.
         self._executor = ThreadPoolExecutor(thread_name_prefix=_EXECUTOR)
@@ -89,6 +100,7 @@ class Supervisor:
             self._take_signals()
             drive(loop, loop.create_task(self._main(), name="taskq-supervisor"))
         finally:
+            self._tell_end()
             end(loop)
             signal.set_wakeup_fd(self._wakes_before)
             self._leave_forks()
@@ -112,8 +124,9 @@ class Supervisor:
         if failure is not None:
             _log.error("%s", failure)
         logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                stream.flush()
         os._exit(0 if failure is None else 1)
 
     async def _main(self) -> None:
@@ -132,8 +145,9 @@ class Supervisor:
         store = self._store = self._app.store()
         # Answered after the worker's first claim, for which the jobs of dead processes were looked
         # through: only now it is known how many came back.
-        await store.port().stats()
-        self._on_ready(store)
+        stats: LogStats = await store.port().stats()
+        self._ready_at = time.monotonic()
+        self._on_ready(store, stats)
         self._notifier.ready(f"{self._worker.concurrency} jobs at a time")
         self._notifier.keep_alive(self._loop)
 
@@ -161,15 +175,36 @@ class Supervisor:
             self._loop.call_soon_threadsafe(self._escalate, self._signals)
 
     def _escalate(self, count: int) -> None:
-        running = self._worker.running
-        jobs = f"{running} running {'job' if running == 1 else 'jobs'}"
+        worker = self._worker
         if count >= _CANCEL_AT:
-            self._say(f"cancelling {jobs}; once more exits at once")
-            self._worker.request_cancel()
-        else:
-            self._say(f"draining: {jobs} may finish; once more cancels" if running else "stopping")
-            self._notifier.stopping()
-            self._worker.request_stop()
+            running = worker.running
+            jobs = f"{running} running {'job' if running == 1 else 'jobs'}"
+            self._say(f"{self._process}cancelling {jobs}; once more exits at once")
+            worker.request_cancel()
+            return
+        self._drain_at = time.monotonic()
+        self._tell(drain_lines(worker.held, worker.drain_seconds, self._process))
+        self._notifier.stopping()
+        worker.request_stop()
+        if worker.drain_seconds != inf:
+            self._loop.call_later(worker.drain_seconds, self._tell_overdue)
+
+    def _tell_overdue(self) -> None:
+        held = self._worker.held
+        if held and self._signals < _CANCEL_AT:
+            self._tell(overdue_lines(held, self._worker.drain_seconds, self._process))
+
+    def _tell_end(self) -> None:
+        """Sum up, unless it never began."""
+        if self._ready_at is not None:
+            now = time.monotonic()
+            drained = None if self._drain_at is None else now - self._drain_at
+            ended = self._worker.ended
+            self._say(stopped_line(ended, now - self._ready_at, drained, self._process))
+
+    def _tell(self, lines: list[str]) -> None:
+        for line in lines:
+            self._say(line)
 
     def _on_pause_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from taskq.app import TaskQ
+    from taskq.core.model import LogStats
     from taskq.log.store import Store
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -59,7 +60,7 @@ def run_blocking(app: TaskQ, **options: Any) -> None:
         app._connection.reopen()
 
 
-def _on_ready(_: Store) -> None:
+def _on_ready(_: Store, __: LogStats) -> None:
     _log.info("the worker claims")
 
 

@@ -31,6 +31,8 @@ class Outfit(NamedTuple):
     argv: tuple[str, ...]
     #: whether it tells how much memory it takes
     tells_memory: bool
+    #: from which on it logs to stderr; "" if that is its program's business
+    log_level: str = ""
 
 
 class Work(NamedTuple):

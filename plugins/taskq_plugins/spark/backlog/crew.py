@@ -135,8 +135,7 @@ class SparkCrew:
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Release deliveries that were not sent; burns no attempt."""
-        self.settler.outcomes.extend(release(delivery) for delivery in deliveries)
-        self.settler.flush_soon()
+        self.settler.give_back(deliveries)
 
     def ran_dry(self) -> None:
         """No job is ready and none runs: the burst is over."""
@@ -151,6 +150,11 @@ class SparkCrew:
     def running(self) -> int:
         """How many jobs are out."""
         return sum(len(chunk) for chunks, _ in self._out.values() for chunk in chunks)
+
+    def held(self) -> list[tuple[Delivery, float | None]]:
+        """The jobs that are out; when each began is known where it runs."""
+        batches = (chunks for chunks, _ in self._out.values())
+        return [(job, None) for chunks in batches for chunk in chunks for job in chunk]
 
     def leave(self) -> None:
         """Claim no more, and give back what is not out."""
