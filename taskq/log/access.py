@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from taskq.log.config import Mode
 
 _ROOT: Final = 0
-#: Files of which a log has one from its first moment on.
-_MARKS: Final = frozenset({"taskq.json", "write.lock"})
+#: Files of which a log has one before all others: writers pass the turnstile first.
+_MARKS: Final = ("turnstile.lock", "write.lock", "taskq.json")
 _SEGMENTS, _FOUND = "log", "lost+found"
 _NAMED_MAX: Final = 3
 _GROUP, _OTHERS = 0o070, 0o007
@@ -99,12 +99,11 @@ def _refuse_foreign(directory: Path) -> None:
     segments may be there before the lock file, of one whose making was interrupted.
     """
     names = set(os.listdir(directory))  # noqa: PTH208 - names are all that is wanted
-    if names & _MARKS:
-        return
     others = sorted(name for name in names - {_SEGMENTS, _FOUND} if not name.startswith("."))
     if _SEGMENTS in names and os.listdir(directory / _SEGMENTS):  # noqa: PTH208 - likewise
         others = sorted({*others, _SEGMENTS})
-    if others:
+    # Looked for last: another process may be making the log at this very moment.
+    if others and not any((directory / name).exists() for name in _MARKS):
         more = f" and {len(others) - _NAMED_MAX} more" if len(others) > _NAMED_MAX else ""
         raise LogError(
             f"{directory} is no task log, and has other files in it: "
