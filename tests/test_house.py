@@ -139,7 +139,7 @@ def test_every_command_that_a_message_prints_names_its_directory() -> None:
     Help texts name commands in general, and a line of help has no log.
     """
     commands = "|".join(sorted({*BUILT_IN, *BROUGHT_IN} - {"pipeline"}))
-    named = re.compile(rf"\btaskq ({commands})\b(?!.*--help)")
+    named = re.compile(rf"(?<!`)\btaskq ({commands})\b(?!.*--help)")
     help_texts = ("Run the jobs of an app: taskq worker module:app", "see taskq dead ")
     found = [
         place(path, node)

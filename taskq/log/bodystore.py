@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import PayloadTooLarge, TaskqError
+from taskq.core.hints import command
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
 from taskq.log.bodies import compress, decompress, original_size
@@ -41,6 +42,7 @@ class BodyStore:
 
     def __init__(self, path: str, config: LogConfig, spill: Spill | None = None) -> None:
         self.config = config
+        self._path = path
         self._spill = Spill(path) if spill is None else spill
 
     # -- into the log -----------------------------------------------------------------------------
@@ -114,7 +116,7 @@ class BodyStore:
         if limit is not None:
             size = original_size(stored, flags) if reference is None else reference.size
             if size > limit:
-                where = "taskq export writes it out"
+                where = f"it is written out by: {command(self._path, 'export')}"
                 if reference is not None:
                     packed = " compressed" if flags & ~_SPILLED else ""
                     where = f"it is{packed} in {self._spill.file_path(reference)}"

@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError, LogFailed, LogGone, OutcomeUnknown, PayloadTooLarge
+from taskq.core.hints import command
 from taskq.core.model import SECOND_NS, Durability
 from taskq.log import codec
 from taskq.log.chain import find_losses, link_to, said_lsn
@@ -360,7 +361,7 @@ class Journal(Place):
         if gaps:
             self.recovered.append(
                 f"{segment_name(self.segment)} is damaged: what is whole behind that stays, and "
-                f"new records go to another segment (see taskq verify)"
+                f"new records go to another segment; see: {command(self.path, 'verify')}"
             )
         return is_torn or gaps > 0
 
