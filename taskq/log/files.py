@@ -177,7 +177,7 @@ class SegmentFiles:
         following = min((one for one in self.lsns if one > lsn), default=None)
         if following is not None:
             with contextlib.suppress(OSError):  # a disk without room: the log tells it all the same
-                floor = f"{self._path}/log/{following:020d}{FLOOR}"
+                floor = f"{self.path}/log/{following:020d}{FLOOR}"
                 self._disk.close(self._disk.open(floor, create=True))
         with contextlib.suppress(FileNotFoundError):
             self._disk.rename(path, path + GONE)
