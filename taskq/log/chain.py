@@ -234,5 +234,5 @@ def describe_loss(loss: Damage) -> str:
     return (
         f"{most}{loss.lost} records are lost, of lsns {loss.first_lsn} to {loss.next_lsn - 1}, and "
         f"with them up to so many jobs: they stood {where} {loss.segment}. Bring the segments back "
-        f"from a backup, or accept the loss with taskq repair; taskq verify lists the jobs known"
+        f"from a backup, or accept the loss with the command repair; verify lists the jobs known"
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError, WrongLog, refusal
+from taskq.core.hints import command
 from taskq.core.jobids import split_id
 from taskq.core.model import LogStats
 from taskq.core.strays import ready_jobs
@@ -143,7 +144,10 @@ class LogReader:
                 f"Give one of them in full"
             )
         known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"
-        raise JobNotFound(f"there is no job {text} in this log ({known}). taskq ls lists them")
+        listed = command(self.journal.path, "ls")
+        raise JobNotFound(
+            f"there is no job {text} in this log ({known}); they are listed by: {listed}"
+        )
 
     def job(
         self, lsn: int, at: Moment | None = None, *, body_bytes_max: int | None = None

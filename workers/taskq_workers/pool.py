@@ -105,6 +105,7 @@ class Worker:
             hooks; see ``TaskQ.on_dead``.
 
     Attributes:
+        drain_seconds: what running jobs get to finish at a stop.
         started: set once the log is open and the first claim waits.
         stopped: set once everything is settled.
         executor: where the jobs run, "" for here.
@@ -160,7 +161,6 @@ class Worker:
         self._burst = burst
         self._warns = warns
         self._max_jobs = max_jobs
-        #: what running jobs get to finish at a stop
         self.drain_seconds = drain_seconds(drain_timeout)
         self._hook = on_event
         self._deaths = DeathHooks([] if on_dead is None else [on_dead])
