@@ -138,7 +138,7 @@ def test_every_command_is_told_and_each_that_is_told_is_there() -> None:
 
 
 def test_every_setting_is_told_and_each_that_is_told_is_there() -> None:
-    """A row of the table names one or more; a log is told the same, but for what is the worker's."""
+    """A row of the table names one or more; a log takes the same, but for the worker's."""
     rows = [line.split("|")[1] for line in section("Settings").splitlines() if line[:3] == "| `"]
     told = set(re.findall(r"`(\w+)`", " ".join(rows)))
     assert told == set(Settings.model_fields)
