@@ -105,7 +105,8 @@ def find_losses(place: Place, said: int) -> tuple[Damage, ...]:
     while True:
         losses: list[Damage] = []
         try:
-            losses.extend(_losses(place, said))
+            with place.files.looked_at() as files:
+                losses.extend(_losses(place, files, said))
         except SegmentGone:  # compaction took the oldest meanwhile
             place.files.refresh()
             continue
@@ -115,8 +116,7 @@ def find_losses(place: Place, said: int) -> tuple[Damage, ...]:
         return tuple(losses)
 
 
-def _losses(place: Place, said: int) -> Iterator[Damage]:
-    files = place.files
+def _losses(place: Place, files: SegmentFiles, said: int) -> Iterator[Damage]:
     floor = files.floor
     for before, lsn in seams(files):
         if lsn > floor and is_broken(files, before, lsn):
@@ -132,10 +132,13 @@ def _losses(place: Place, said: int) -> Iterator[Damage]:
 
 
 def seams(files: SegmentFiles) -> Iterator[tuple[int, int]]:
-    """(segment or 0, the one that follows it), of those that have frames, and of the last."""
+    """(segment or 0, the one that follows it), of those that have frames, and of the last.
+
+    Give it, as ``is_broken``, files that are ``looked_at``.
+    """
     before = 0
     for lsn in list(files.lsns):
-        has_frames = files.size(lsn) > _HEAD
+        has_frames = files.sealed_size(lsn) > _HEAD
         if has_frames or lsn == files.lsns[-1]:
             yield before, lsn
         before = lsn if has_frames else before
@@ -153,7 +156,7 @@ def is_broken(files: SegmentFiles, before: int, lsn: int) -> bool:
     if frame is None or frame.crc != link.crc:
         return True
     # The zeros behind its body say nothing: a loss of power may have taken them.
-    return link.offset + codec.FRAME_HEADER_SIZE + frame.body_size > files.size(before)
+    return link.offset + codec.FRAME_HEADER_SIZE + frame.body_size > files.sealed_size(before)
 
 
 def _loss(files: SegmentFiles, before: int, lsn: int, floor: int) -> Damage | None:

@@ -224,6 +224,22 @@ class SegmentFiles:
         self._descriptors[lsn] = descriptor
         return descriptor
 
+    @contextlib.contextmanager
+    def looked_at(self) -> Iterator[SegmentFiles]:
+        """The same files for one pass over all: opened for reading alone, in fewer calls.
+
+        Nothing may be written meanwhile: each size is looked up once. Those of sealed segments
+        are known from then on.
+        """
+        files = SegmentFiles(self._disk, self.path, writable=False)
+        files.log_id, files.lsns, files.floor = self.log_id, list(self.lsns), self.floor
+        try:
+            yield files
+            sizes = files._sealed_sizes.items()
+            self._sealed_sizes.update((lsn, size) for lsn, size in sizes if lsn < self.pinned)
+        finally:
+            files.forget()
+
     def close_others(self) -> None:
         """Close all but the segment that is written to: one that is removed gives its room back."""
         for lsn in self._descriptors.keys() - {self.pinned}:

@@ -153,12 +153,14 @@ class Journal(Place):
         hint, never_had_one, self.home = find_hint(self.disk, self.path)
         said = said_lsn(self, hint)
         self.files.refresh()
-        usable = [lsn for lsn in self.files.lsns if self.files.header(lsn) is not None]
-        if usable:
+        files = self.files
+        usable = (lsn for lsn in reversed(files.lsns) if files.header(lsn) is not None)
+        if last := next(usable, 0):
             self.in_order = self._has_stayed_on(hint, never_had_one)
-            self._enter(usable[-1])
+            self._enter(last)
             self._walk(None if hint is None or hint.failed else hint)
-        self.lost = find_losses(self, said)
+        if said > self.next_lsn:
+            self.lost = find_losses(self, said)
 
     def _has_stayed_on(self, hint: TailHint | None, never_had_one: bool) -> bool:
         return never_had_one if hint is None else hint.boot == self.boot
@@ -305,8 +307,10 @@ class Journal(Place):
         """Walk to the last whole frame, cut a torn tail, begin a new epoch where that is due."""
         files = self.files
         said = said_lsn(self, hint)
-        usable = [lsn for lsn in files.lsns if files.header(lsn) is not None]
-        strange = [files.bound(lsn) for lsn in files.lsns if lsn not in usable and files.size(lsn)]
+        with files.looked_at() as looked:
+            usable = [lsn for lsn in files.lsns if looked.header(lsn) is not None]
+            others = set(files.lsns).difference(usable)
+            strange = [looked.bound(lsn) for lsn in sorted(others) if looked.size(lsn)]
         floor = max((hint.next_lsn if hint is not None else 0, said, *strange))
         cut = False
         if usable:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from taskq.log import codec
+from taskq.log.chain import find_losses
 from taskq.log.cursor import Cursor, Marks
 from taskq.log.files import SegmentFiles
 from taskq.log.index import SegmentIndexes
@@ -26,7 +28,6 @@ class Place:
         next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
         segment, offset: where the next frame goes.
         last_frame: offset of the segment's last frame, 0 if it has none.
-        lost: what the log lacks, and nothing says that it may; as of its opening.
         is_past: the end is one that the log had at a moment of the past.
         indexes: what finds single records.
         meters: what this process did so far.
@@ -43,10 +44,17 @@ class Place:
         self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
         self.last_frame = 0
         self.is_past = False
-        self.lost: tuple[Damage, ...] = ()
         self._marks = Marks()
         self.meters = Meters()
         self.indexes = SegmentIndexes(self)
+
+    @functools.cached_property
+    def lost(self) -> tuple[Damage, ...]:
+        """What the log lacks, and nothing says that it may; looked for when first asked for.
+
+        That takes a look at each segment, which most who only read need not wait for.
+        """
+        return find_losses(self, 0)
 
     def start(self) -> Cursor:
         """The beginning of the log."""

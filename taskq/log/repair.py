@@ -161,11 +161,12 @@ def _rewrite_all(journal: Journal, damaged: list[int]) -> tuple[str, ...]:
     Whoever is to name another end names none meanwhile: a repair that is cut short accuses nobody.
     """
     files = journal.files
-    changed = [
-        (before, lsn)
-        for before, lsn in seams(files)
-        if before in damaged or (lsn > files.floor and is_broken(files, before, lsn))
-    ]
+    with files.looked_at() as looked:
+        changed = [
+            (before, lsn)
+            for before, lsn in seams(looked)
+            if before in damaged or (lsn > files.floor and is_broken(looked, before, lsn))
+        ]
     for _, lsn in changed:
         files.relink(lsn, NO_LINK)
     kept = tuple(_rewrite(journal, segment) for segment in damaged)

@@ -10,10 +10,12 @@ import pytest
 
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
+from taskq.log.journal import Journal
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
+from taskq.testing.crashable import CrashableDisk
 from tests.log.tending import FILLER, fill_segment, keeping, tend
 from tests.log.told import write
-from tests.log.world import PLAIN, World
+from tests.log.world import PATH, PLAIN, World
 
 if TYPE_CHECKING:
     from taskq.log.requests import Delivery
@@ -30,6 +32,55 @@ def backlog(process: Process, segments: int, spec: EnqueueSpec = PLAIN) -> list[
     while len(process.world.segments()) < segments:
         jobs.append(process.enqueue(FILLER, None, spec))
     return jobs
+
+
+def _opened(monkeypatch: pytest.MonkeyPatch, world: World) -> Counter[str]:
+    """How often each segment is opened from now on."""
+    opened: Counter[str] = Counter()
+    open_file = CrashableDisk.open
+
+    def counted(self: CrashableDisk, path: str, **options: Any) -> int:
+        opened[path] += path in segments
+        return open_file(self, path, **options)
+
+    segments = set(world.segments())
+    monkeypatch.setattr(CrashableDisk, "open", counted)
+    return opened
+
+
+def test_a_writers_opening_looks_once_into_each_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it finds its place in the log, it asks no file twice but the last, which it keeps."""
+    world = World()
+    writer = world.process()
+    backlog(writer, 50)
+    writer.close()
+    opened = _opened(monkeypatch, world)
+    writer = world.process()
+    *others, _ = world.segments()
+    assert {opened[path] for path in others} == {1}
+    opened.clear()
+    assert not writer.journal.lost
+    assert not opened.total()
+
+
+def test_reading_opens_no_segment_but_the_last_until_somebody_asks_for_losses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And who asks then is told of all that is lost."""
+    world = World()
+    world.is_whole = False
+    writer = world.process()
+    jobs = backlog(writer, 50)
+    writer.close()
+    *others, last = world.segments()
+    world.machine.unlink(others.pop(20))
+    opened = _opened(monkeypatch, world)
+    journal = Journal(CrashableDisk(world.machine), world.clock, PATH, world.config, None)
+    journal.open_for_reading()
+    assert +opened == {last: 1}
+    lost = {lsn for one in journal.lost for lsn in range(one.first_lsn, one.next_lsn)}
+    assert lost.intersection(jobs)
+    assert set(others) <= set(opened)
 
 
 def test_claiming_opens_each_segment_once(monkeypatch: pytest.MonkeyPatch) -> None:
