@@ -127,13 +127,17 @@ class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
         lease_ns = 0 if lease is None else positive_nanoseconds(lease, "lease")
         request = ClaimRequest(count, queues=names, wait_until_ns=until, lease_ns=lease_ns)
         asked = port.claim(request)
-        if wait is not None:
-            # The log itself may be held up, by a lock or a disk. What it brings then is given back.
-            await asyncio.wait((asked,), timeout=seconds(wait, "wait") + LATE_SECONDS_MAX)
-            if not asked.done():
-                asked.cancel()
-                return []
-        deliveries: list[Delivery] = await asked
+        # The log itself may be held up, by a lock or a disk.
+        limit = None if wait is None else seconds(wait, "wait") + LATE_SECONDS_MAX
+        try:
+            await asyncio.wait((asked,), timeout=limit)
+        except asyncio.CancelledError:
+            port.forget(asked)
+            raise
+        if not asked.done():
+            port.forget(asked)
+            return []
+        deliveries: list[Delivery] = asked.result()
         return self._connection.packer.deliveries(deliveries)
 
     claim_sync = blocking(claim)

@@ -77,6 +77,11 @@ class _Port:
         """Deliveries, once there are any; [] when the request's time is up."""
         return self._send(Op.CLAIM, request)
 
+    def forget(self, asked: Any) -> None:
+        """Nobody waits for that answer any more: what it brings, or has brought, is given back."""
+        if not asked.cancel() and asked.exception() is None:
+            self._late(asked.result())
+
     def settle(self, items: list[Settlement]) -> Any:
         """End deliveries: for each None, or the error that it met."""
         return self._send(Op.SETTLE, items)

@@ -21,10 +21,13 @@ from taskq import (
     WrongLog,
 )
 from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.log.port import LoopPort
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from taskq.log.requests import ClaimRequest
 
 
 @pytest.fixture
@@ -93,6 +96,43 @@ async def test_a_claim_waits_for_a_job_and_no_longer_than_asked(log: TaskLog) ->
     await asyncio.sleep(0)
     job_id = await log.put(b"x")
     assert [d.job_id for d in await claimer] == [job_id]
+
+
+@pytest.mark.parametrize("wait", [None, "20s"])
+async def test_a_claim_that_is_cancelled_takes_no_job(log: TaskLog, wait: str | None) -> None:
+    claimer = asyncio.ensure_future(log.claim(wait=wait))
+    await _asked(log)
+    claimer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claimer
+    job_id = await log.put(b"x")
+    assert [(d.job_id, d.attempt) for d in await log.claim(wait="20s")] == [(job_id, 1)]
+
+
+async def test_a_claim_that_is_cancelled_as_its_job_comes_gives_it_back(
+    log: TaskLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = LoopPort.claim
+
+    def cancelled_when_answered(port: LoopPort, request: ClaimRequest) -> Any:
+        asked = claim(port, request)
+        asked.add_done_callback(lambda _: claimer.cancel())
+        return asked
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LoopPort, "claim", cancelled_when_answered)
+        claimer = asyncio.ensure_future(log.claim(wait="20s"))
+        await _asked(log)
+        job_id = await log.put(b"x")
+        with pytest.raises(asyncio.CancelledError):
+            await claimer
+    assert [(d.job_id, d.attempt) for d in await log.claim(wait="20s")] == [(job_id, 1)]
+
+
+async def _asked(log: TaskLog) -> None:
+    """Until what was begun before has sent its question to the log, which serves them in order."""
+    await asyncio.sleep(0)
+    await log.stats()
 
 
 async def test_a_failed_job_comes_back_and_dies_after_its_last_attempt(log: TaskLog) -> None:
