@@ -24,6 +24,11 @@ class Started:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         self.number = number
         self.ready = True
+        self.error = ""
+        self.stops = 0
+
+    def stop(self, _drain_seconds: float) -> None:
+        self.stops += 1
 
 
 @pytest.fixture
@@ -74,3 +79,19 @@ def test_a_replacement_that_cannot_be_started_leaves_the_old_workers(
     assert [place.current for place in one._places] == before
     assert not one._to_replace
     assert "the old ones stay" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("is_ready", "code", "exit_code"), [(False, -15, 0), (True, -15, 1), (False, -9, 1)]
+)
+def test_workers_that_are_stopped_while_they_start_are_no_failure(
+    one: Any, is_ready: bool, code: int, exit_code: int
+) -> None:
+    one._start_due()
+    one._stops_asked = 1
+    one._act()
+    for worker in one._processes():
+        worker.ready = is_ready
+        one._on_ended(worker, code)
+    assert one._is_over()
+    assert one._exit_code == exit_code

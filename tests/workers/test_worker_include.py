@@ -123,6 +123,22 @@ def test_a_script_that_is_its_apps_module_is_not_imported_a_second_time(
     assert done.stdout == "proj.tasks.count proj.tasks.send\n__main__\n"
 
 
+def test_a_script_whose_modules_have_imported_it_again_is_told_to_part_with_its_app(
+    write: Callable[..., None],
+) -> None:
+    write(
+        app=_APP + "if __name__ == '__main__':\n"
+        "    import proj.tasks\n"
+        "    app.run_worker(burst=True)\n",
+        tasks=_TASKS,
+    )
+    done = run("-m", "proj.app")
+    assert done.stderr.splitlines()[-1].endswith(
+        "they import proj.app, which runs as the program here, and so there are two of it; put the "
+        "app into a module of its own"
+    )
+
+
 def test_tasks_of_another_app_are_refused_instead_of_waiting_for_ever(
     write: Callable[..., None],
 ) -> None:

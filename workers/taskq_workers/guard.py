@@ -322,7 +322,9 @@ class Guard:
             return
         place.current = None
         if place.over:
-            self._exit_code = self._exit_code or (1 if code else 0)
+            # Told to end before it listened for that, it ended by the signal itself.
+            is_well = not code or (code == -signal.SIGTERM and one.stops and not one.ready)
+            self._exit_code = self._exit_code or (0 if is_well else 1)
         elif place.restart_at is not None:
             return  # it was told to end, and starts again
         elif self._reloads:

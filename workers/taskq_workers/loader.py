@@ -57,18 +57,28 @@ def import_included(app: TaskQ) -> None:
     Raises:
         UsageError: there is no such module, importing it failed, or its tasks are another app's.
     """
-    main = sys.modules["__main__"]
+    main, copy = sys.modules["__main__"], None
     if app._include and any(value is app for value in vars(main).values()):
         # They import the app by its module's name: a second copy would make an app of its own.
-        sys.modules.setdefault(main_module_name(), main)
+        copy = sys.modules.setdefault(main_module_name(), main)
     for name in app._include:
         tasks = [one for one in vars(_import(name)).values() if isinstance(one, Task)]
         own = [one.app for one in tasks if one.fn.__module__ == name]
         if own and app not in own:
             raise UsageError(
                 f"include: the tasks of {name!r} are registered with another TaskQ, none with "
-                f"this: import the app there from the module that makes it"
+                f"this: {_other_app(main, copy)}"
             )
+
+
+def _other_app(main: ModuleType, copy: ModuleType | None) -> str:
+    """What to do about tasks that some other app has."""
+    if copy in (main, None):
+        return "import the app there from the module that makes it"
+    return (
+        f"they import {main_module_name()}, which runs as the program here, and so there are two "
+        f"of it; put the app into a module of its own"
+    )
 
 
 def _import(name: str) -> ModuleType:
