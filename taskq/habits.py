@@ -40,7 +40,17 @@ APPS: Final[Mapping[str, str]] = {
 
 
 class _NoAttribute(UsageError, AttributeError):
-    """There is no such attribute, and the message says what there is instead."""
+    """There is no such attribute, and the message says what there is instead.
+
+    A traceback calls it what it is to everybody, an AttributeError.
+    """
+
+    __module__ = "builtins"
+    __qualname__ = "AttributeError"
+
+    def __reduce__(self) -> tuple[type[AttributeError], tuple[object, ...]]:
+        """Be one elsewhere, too: under its name there nobody finds this class."""
+        return AttributeError, self.args
 
 
 def no_attribute(

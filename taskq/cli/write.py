@@ -120,9 +120,12 @@ def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
     if data_dir is not None:
         app.data_dir = data_dir
     if task not in app._tasks:
-        raise WrongUsage(
-            f"{target} has no task {task!r}: {rather(task or '', app._tasks, 'tasks')}"
+        hint = (
+            rather(task or "", app._tasks, "tasks")
+            if app._tasks
+            else "no task is registered with it; give -A the module that defines them"
         )
+        raise WrongUsage(f"{target} has no task {task!r}: {hint}")
     return app
 
 

@@ -44,4 +44,6 @@ def rather(name: str, known: Iterable[str], what: str) -> str:
     """
     names = tuple(known)
     near = nearest(name, names)
-    return f"did you mean {near!r}?" if near else f"the {what} are {', '.join(names)}"
+    if near:
+        return f"did you mean {near!r}?"
+    return f"the {what} are {', '.join(names)}" if names else f"there are no {what}"

@@ -154,9 +154,9 @@ def _known(
     if not known:
         if isinstance(task, str) and app is not None and not enqueued(task, app=app):
             raise UsageError(
-                f"the app has no task {task!r}, and its log no job of one: "
-                f"{rather(task, app._tasks, 'tasks')} For a task of another program, "
-                f"say assert not enqueued({task!r}, app=app)"
+                f"the app has no task {task!r}, and its log no job of one (for a task of another "
+                f"program, say assert not enqueued({task!r}, app=app)): "
+                f"{rather(task, app._tasks, 'tasks')}"
             )
         return None
     signature = inspect.signature(known.fn)

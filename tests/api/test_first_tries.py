@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -106,6 +107,13 @@ def test_what_jobs_calls_steps_and_apps_have_elsewhere_is_told_with_its_name_her
         assert line in str(refused.value)
 
 
+def test_what_is_not_there_is_the_same_error_in_another_process(task: Any) -> None:
+    with pytest.raises(AttributeError) as refused:
+        task.delay(1)
+    error = pickle.loads(pickle.dumps(refused.value))  # noqa: S301 - our own
+    assert (type(error), str(error)) == (AttributeError, str(refused.value))
+
+
 async def test_a_job_is_awaited_for_its_result(app: TaskQ, task: Any) -> None:
     async with app, app.worker():
         job = await task.enqueue("a", 3)
@@ -186,6 +194,8 @@ def test_an_assertion_about_a_task_that_nobody_knows_is_refused(app: TaskQ, task
     for check in (assert_enqueued, assert_not_enqueued):
         with pytest.raises(UsageError, match=r"no task 'mail.sned'.*did you mean 'mail.send'"):
             check("mail.sned", taskq_app=app)
+        with pytest.raises(UsageError, match=r"\): there are no tasks$"):
+            check("mail.send", taskq_app=TaskQ(app.data_dir.with_name("bare"), durability="os"))
     assert_not_enqueued("mail.send", taskq_app=app)
     with app:
         app.enqueue_by_name_sync("others.task", 1)
@@ -299,7 +309,7 @@ def test_a_wrong_call_that_ends_a_program_shows_the_line_of_it_last(
     )  # fmt: skip
     assert done.returncode == 1
     lines = [one for one in done.stderr.splitlines() if set(one.strip()) - set("^~")]
-    assert lines[-1].startswith("taskq."), done.stderr
+    assert lines[-1].startswith("AttributeError:" if ".delay" in line else "taskq."), done.stderr
     assert lines[-2].strip() == line, done.stderr
     assert "/taskq/" not in "".join(one for one in lines if one.lstrip().startswith("File"))
     assert "direct cause" not in done.stderr

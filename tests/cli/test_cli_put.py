@@ -200,6 +200,10 @@ def test_put_of_a_task_takes_its_own_options_and_checks_with_the_app(
     assert done.exit_code == 2
     assert "has no task 'shop_to_put.sned': did you mean 'shop_to_put.send'?" in done.stderr
     assert taskq("put", "-d", data, "-A", "shop_to_put:app", "x").exit_code == 2
+    (tmp_path / "bare_to_put.py").write_text(SHOP.partition("@")[0])
+    done = taskq("put", "-d", data, "-A", "bare_to_put", "-t", "shop.send", "{}")
+    assert done.exit_code == 2
+    assert "no task is registered with it; give -A the module that defines them" in done.stderr
 
 
 async def test_put_warns_of_a_task_that_no_worker_knows(tmp_path: Path) -> None:
