@@ -480,7 +480,7 @@ class Journal(Place):
         try:
             write_all(self.disk, self._tail, frame, self.offset)
         except OSError as error:
-            self._cut_back(len(frame), error)
+            self._cut_back(codec.FRAME_HEADER_SIZE + len(body), error)
             raise
         self._marks.note(self.next_lsn, self.segment, self.offset)
         self.last_frame = self.offset
@@ -517,8 +517,8 @@ class Journal(Place):
         header = codec.decode_frame_header(data, 0, self.files.seed(self.segment), at)
         return header is not None and header.is_sync_point
 
-    def _cut_back(self, frame_size: int, error: OSError) -> None:
-        """Take back what was written of a frame.
+    def _cut_back(self, whole_bytes: int, error: OSError) -> None:
+        """Take back what was written of a frame, which is whole without the zeros behind it.
 
         Raises:
             OutcomeUnknown: that fails too, and all of the frame may be there.
@@ -527,7 +527,7 @@ class Journal(Place):
             self.disk.truncate(self._tail, self.offset)
             return
         with contextlib.suppress(OSError):
-            if self.disk.size(self._tail) < self.offset + frame_size:
+            if self.disk.size(self._tail) < self.offset + whole_bytes:
                 return
         raise OutcomeUnknown(self.path, error, "a write") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import os
 import time
 from concurrent.futures import Future
 from dataclasses import replace
@@ -16,8 +17,10 @@ from taskq import ResultTimeout, TaskLog, TaskQ
 from taskq.core.errors import LogError, TaskqError
 from taskq.core.model import LATE_SECONDS_MAX, SECOND_NS, Durability, Extras
 from taskq.core.records import Kind
+from taskq.log import codec
 from taskq.log.requests import ClaimRequest, Op, Settlement
 from taskq.log.sleeping import seconds_until_due
+from taskq.testing.crashable import CrashableDisk
 from tests.log.faults import CODES, Fault, Faults
 from tests.log.world import PLAIN, SMALL, World
 
@@ -195,6 +198,36 @@ def test_done_is_kept_and_refused_is_not_whatever_the_disk_refuses(durability: D
         _check_truth(case, power_fails=False)
         if durability is Durability.FSYNC:
             _check_truth(case, power_fails=True)
+
+
+@pytest.mark.parametrize("missing", range(1, 8))
+def test_a_job_whose_frame_lacks_zeros_alone_is_not_called_refused(
+    missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame is whole without the zeros behind it: whoever opens next takes it as it is."""
+    world = World()
+    process = world.process()
+    process.enqueue(b"first")
+
+    def write(descriptor: int, data: bytes, offset: int) -> int:
+        if data[:4] == codec.FRAME_MAGIC_BYTES:
+            assert not any(data[-missing:])
+            CrashableDisk.write(process.disk, descriptor, data[:-missing], offset)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return CrashableDisk.write(process.disk, descriptor, data, offset)
+
+    def truncate(descriptor: int, size: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(process.disk, "write", write)
+    monkeypatch.setattr(process.disk, "truncate", truncate)
+    body = b"x" * 13  # seven zeros are to follow the record
+    answer = process.send(Op.ENQUEUE, (PLAIN, body, None)).exception(0)
+    assert isinstance(answer, LogError)
+    process.kill()
+    world.process()
+    kept = body in [record.body for record in world.records()]
+    assert kept == (answer.outcome == "unknown")
 
 
 @pytest.mark.slow
