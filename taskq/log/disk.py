@@ -168,17 +168,14 @@ class LocalDisk:
 
     def boot_id(self) -> int:
         """A number of this boot of this machine; of this process where the system tells nothing."""
-        parts = []
-        for name in ("/proc/sys/kernel/random/boot_id", "/etc/machine-id"):
-            try:
-                parts.append(Path(name).read_bytes())
-            except OSError:
-                continue
-        if not parts:
+        try:
+            # The kernel's number alone: containers of one machine share it.
+            mark = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        except OSError:
             # Boot time by subtraction, to the minute: the two clocks are not read at one instant.
-            parts.append(str(int(time.time() - time.monotonic()) // 60).encode())
-            parts.append(os.uname().nodename.encode())
-        return int.from_bytes(hashlib.blake2b(b"".join(parts), digest_size=8).digest(), "little")
+            minute = int(time.time() - time.monotonic()) // 60
+            mark = f"{minute}{os.uname().nodename}".encode()
+        return int.from_bytes(hashlib.blake2b(mark, digest_size=8).digest(), "little")
 
     def was_restored(self, descriptor: int) -> bool:
         """A write sets both times alike; ``cp -a``, rsync and tar set that of modification back."""

@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import struct
+import sys
 from typing import Any, Final
 
 _SEEK_END: Final = 2
@@ -97,7 +98,10 @@ class StatusReader:
         """(device, inode, size) of the file."""
         if _statx is None:
             found = os.stat(file)  # noqa: PTH116 - it takes a descriptor as well
-            return found.st_dev & _U64_MAX, found.st_ino & _U64_MAX, found.st_size
+            device = found.st_dev & _U64_MAX
+            if sys.platform == "linux":  # as ``statx`` has it: others may have that call
+                device = os.major(device) << 32 | os.minor(device)
+            return device, found.st_ino & _U64_MAX, found.st_size
         if isinstance(file, int):
             _checked(_statx(file, b"", _AT_EMPTY_PATH, _STATX_WANTED, self._buffer))
         else:

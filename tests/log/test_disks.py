@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from taskq.log import syscalls
 from taskq.log.disk import LocalDisk
 from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from taskq.log.ports import Disk
 
@@ -29,6 +30,38 @@ def disks(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, Disk, s
     machine = Machine()
     CrashableDisk(machine).make_directory("/srv/here")
     return CrashableDisk(machine), CrashableDisk(machine), "/srv/here"
+
+
+# -- the real one ----------------------------------------------------------------------------------
+
+
+def test_a_file_has_one_identity_whichever_call_tells_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two containers share a log, and one has a C library without ``statx``."""
+    (tmp_path / "a").write_bytes(b"abc")
+    file = str(tmp_path / "a")
+    fast = syscalls.StatusReader().status(file)
+    monkeypatch.setattr(syscalls, "_statx", None)
+    assert syscalls.StatusReader().status(file) == fast
+    assert fast[1:] == ((tmp_path / "a").stat().st_ino, 3)
+
+
+def test_two_containers_of_one_machine_are_in_one_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a machine id of its own, or none; the kernel's number of the boot is the same."""
+    boots = set()
+    for machine in (b"one image's", b"another image's", None):
+
+        def read_bytes(path: Path, machine: bytes | None = machine) -> bytes:
+            if str(path) == "/proc/sys/kernel/random/boot_id":
+                return b"0a1b"
+            if machine is None:
+                raise FileNotFoundError
+            return machine
+
+        monkeypatch.setattr(Path, "read_bytes", read_bytes)
+        boots.add(LocalDisk().boot_id())
+    assert len(boots) == 1
 
 
 # -- both ------------------------------------------------------------------------------------------
