@@ -121,7 +121,7 @@ def make_private(path: Path) -> bool:
     except FileExistsError:
         return False
     # Set-group-ID comes with the directory above, and means nothing while the group has no access.
-    path.chmod(_DIRECTORY_PRIVATE | path.stat().st_mode & stat.S_ISGID)
+    _set_mode(path, path.stat(), _DIRECTORY_PRIVATE)
     return True
 
 
@@ -226,10 +226,14 @@ def _give(descriptor: int, directory: os.stat_result, private: int, shared: int)
         with contextlib.suppress(OSError):
             os.fchown(descriptor, *wanted)
     mode = shared if is_shared(directory.st_mode) else private
-    now = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    _set_mode(descriptor, os.fstat(descriptor), mode)
+
+
+def _set_mode(file: int | Path, facts: os.stat_result, mode: int) -> None:
+    now = stat.S_IMODE(facts.st_mode)
     # Linux lets a directory have the bit of the one above. Who is no member of the group would
     # lose it by asking, so what is right already is left alone.
-    if now != (wanted_mode := mode | now & stat.S_ISGID):
+    if now != (wanted := mode | now & stat.S_ISGID):
         # Some file systems have no modes: what comes of that is told when the log is opened.
         with contextlib.suppress(PermissionError):
-            os.fchmod(descriptor, wanted_mode)
+            os.chmod(file, wanted)  # noqa: PTH101 - it takes a descriptor as well

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -124,6 +125,22 @@ def test_a_log_with_something_else_for_a_file_is_an_error_that_names_it(
             pass
 
 
+def test_a_log_is_made_where_modes_cannot_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some network file systems let nobody change a mode, and give the right one by themselves."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    for name in ("chmod", "fchmod"):
+        monkeypatch.setattr(os, name, refuse)
+    for name in ("log", "deep/er/log"):
+        with TaskLog.open(tmp_path / name) as opened:
+            job = opened.put_sync(b"x")
+            assert opened.get_sync(job).payload == b"x"
+
+
 def test_the_data_directory_itself_may_be_a_link(tmp_path: Path) -> None:
     """People put it on another disk; what is inside is not to be on a third."""
     (tmp_path / "far").mkdir()
@@ -159,7 +176,9 @@ def test_a_reserve_that_is_something_else_grows_nothing(
 ) -> None:
     """The log opens without its reserve, or with one of its own."""
     log = tmp_path / "log"
-    log.mkdir()
+    with TaskLog.open(log):
+        pass
+    (log / "reserve").unlink(missing_ok=True)
     plant(log / "reserve")
     with TaskLog.open(log, reserve=100_000) as opened:
         opened.put_sync(b"x")
