@@ -83,7 +83,7 @@ class Facets:
         self._sought: set[int] = set()
         self._cursors: dict[str, Cursor] = {}
         self._steps: dict[str, Iterator[None]] = {}
-        #: what could not be built in steps
+        #: what was built in steps as far as that could be done
         self._at_once: set[str] = set()
 
     def need_agenda(self) -> Agenda:
@@ -164,9 +164,9 @@ class Facets:
         return self.is_building
 
     def _end_building(self, name: str) -> None:
+        """What is left, or could not be built, is done at once: others may write on and on."""
         self._steps.pop(name, None)
-        if name not in self._cursors:
-            self._at_once.add(name)
+        self._at_once.add(name)
 
     def _is_far(self, name: str, is_wanted: bool) -> bool:
         journal = self._journal
@@ -215,6 +215,7 @@ class Facets:
         for name in list(self._cursors):
             with contextlib.suppress(SegmentGone):
                 self._follow(name)
+                self._at_once.discard(name)
 
     def stands(self, name: str) -> Cursor | None:
         """How far the agenda or the dedup table has come; None if it is not built."""

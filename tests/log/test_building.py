@@ -102,6 +102,29 @@ def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(names: st
     assert len(one.claim(500)) == 202
 
 
+def test_whoever_others_write_faster_than_it_builds_still_gets_its_claim() -> None:
+    """What came while the fold was built is read at once, however much of it there is."""
+    world = World()
+    one, other = world.process(), world.process()
+    one.committer.builds_in_steps = True
+    other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
+    claim = one.send(Op.CLAIM, ClaimRequest(1))
+    for _ in range(3):
+        if claim.done():
+            break
+        while one.committer.facets.is_building:
+            one.committer.facets.build()
+        other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
+        one.commit([])
+        one.sync()
+    assert claim.done()
+    # Afterwards it is built in steps again.
+    other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
+    late = one.send(Op.CLAIM, ClaimRequest(1))
+    assert one.committer.facets.is_building
+    assert not late.done()
+
+
 def test_damage_ends_the_steps_and_what_waits_is_answered_all_the_same() -> None:
     world = World()
     one = world.process()
