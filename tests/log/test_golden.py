@@ -36,6 +36,11 @@ _SEGMENT: Final = (
     "7461736b716c6f67 0100 4000 00000000 1500000000000000 8877665544332211"
     "00112233445566778899aabbccddeeff 4d00000000000000 7441d7ef 00000000"
 )
+#: The same, of a segment that follows one whose last frame is at 0x1238, with this CRC.
+_LINKED: Final = (
+    "7461736b716c6f67 0100 4000 38120000 1500000000000000 8877665544332211"
+    "00112233445566778899aabbccddeeff 4d00000000000000 ff9210ff efbeadde"
+)
 _BODY: Final = "18000000 20 00 0000 00000000 00000000 fbffffffffffffff"
 _FRAME: Final = (
     "544b51f3 18000000 01000000 0000 0000 1600000000000000 8877665544332211"
@@ -368,6 +373,19 @@ def test_a_segment_header_has_these_bytes() -> None:
     assert data == bytes.fromhex(_SEGMENT)
     assert codec.decode_segment_header(data, "x") == header
     assert struct.unpack_from("<I", data, 56)[0] == zlib.crc32(data[:56])
+
+
+def test_a_segment_header_with_a_link_has_these_bytes() -> None:
+    """Its own CRC starts from that of the frame it names, which so is checked, too."""
+    header = codec.SegmentHeader(21, _EPOCH, _LOG_ID.bytes, 77, codec.Link(0x1238, 0xDEADBEEF))
+    data = codec.encode_segment_header(header)
+    assert data == bytes.fromhex(_LINKED)
+    assert codec.decode_segment_header(data, "x") == header
+    assert struct.unpack_from("<I", data, 56)[0] == zlib.crc32(data[:56], 0xDEADBEEF)
+    for at in range(len(data)):
+        rotten = bytearray(data)
+        rotten[at] ^= 1
+        assert codec.decode_segment_header(bytes(rotten), "x") is None
 
 
 def test_a_frame_has_these_bytes() -> None:
