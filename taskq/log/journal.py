@@ -431,13 +431,15 @@ class Journal(Place):
         """Whether there is a file for the next segment; else this one grows on, to a limit.
 
         On a disk without an inode jobs must still be settled. Only where nothing at all was made:
-        a file that comes back after a loss of power, whole, would end the log before its end.
+        a file that comes back after a loss of power, whole, would end the log before its end. And
+        only behind a segment that is on disk: with a failed sync all ends here, and nothing begins.
         """
         now_ns = self.clock.steady_ns()
         if self.offset >= STRETCHED_BYTES_MAX:
             return True
         if now_ns < self._rotate_at_ns:
             return False
+        self._seal()
         try:
             path = self.files.file_path(self.next_lsn)
             self.disk.close(self.disk.open(path, create=True))

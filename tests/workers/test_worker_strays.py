@@ -63,6 +63,16 @@ async def test_a_worker_tells_by_itself_unless_it_is_one_of_several(
             assert StrayWatch not in parts
 
 
+async def test_a_burst_that_is_over_at_once_has_told_what_it_leaves_behind(
+    app: TaskQ, heard: Heard
+) -> None:
+    async with app:
+        await app.enqueue_by_name("proj.send")
+        async with app.worker(burst=True) as worker:
+            await worker.stopped.wait()
+        assert heard.texts.get_nowait() == _UNKNOWN
+
+
 async def test_what_another_worker_would_take_is_not_told(app: TaskQ, heard: Heard) -> None:
     @app.task(name="known", queue="mail")
     async def known() -> None: ...

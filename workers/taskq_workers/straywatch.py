@@ -23,6 +23,8 @@ _log: Final = logging.getLogger("taskq.worker")
 
 #: Time between two looks.
 LOOK_SECONDS: Final = 60.0
+#: So long a worker that has nothing to do stays for its first look, which a burst would outrun.
+_FIRST_LOOK_SECONDS: Final = 0.5
 
 
 class StrayWatch:
@@ -45,21 +47,25 @@ class StrayWatch:
         self._queues = queues
         self._look_seconds = look_seconds
         self._task: asyncio.Task[None] | None = None
+        self._looked = asyncio.Event()
 
     def start(self, store: Store) -> None:
         """Look now, and then each minute."""
         self._task = asyncio.create_task(self._work(store), name="taskq-strays")
 
     def drain(self) -> None:
-        """Look no more."""
-        if self._task is not None:
+        """Look no more, but once."""
+        if self._task is not None and self._looked.is_set():
             self._task.cancel()
 
     async def leave(self) -> None:
-        """Look no more."""
-        self.drain()
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        """Look no more; the first look is waited for a little."""
+        if self._task is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._looked.wait(), _FIRST_LOOK_SECONDS)
+        self._task.cancel()
+        await asyncio.wait([self._task])
 
     async def _work(self, store: Store) -> None:
         while True:
@@ -67,6 +73,7 @@ class StrayWatch:
             with contextlib.suppress(TaskqError):
                 for warning in await self._look(store):
                     _log.warning("%s", warning)
+            self._looked.set()
             await asyncio.sleep(self._look_seconds)
 
     async def _look(self, store: Store) -> list[str]:
