@@ -134,4 +134,4 @@ def test_people_get_a_line_for_each_check(app: TaskQ) -> None:
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert lines[0].startswith("ok      log ")
-    assert lines[2].startswith("FAILED  process  no process has the log open: start one")
+    assert lines[2].startswith("FAILED  process  no process has the log open; start one with: ")
