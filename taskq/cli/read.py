@@ -378,7 +378,7 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
             f"or one cut short by a crash; the next process that writes sets them aside"
         )
     if report.damage:
-        print_damage(report.damage)
+        print_damage(report.damage, reader.journal.path)
         for job in report.jobs:
             click.echo(f"job {job}")
         click.echo(
@@ -392,7 +392,7 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
     return is_damaged
 
 
-def print_damage(damages: Sequence[Damage]) -> None:
+def print_damage(damages: Sequence[Damage], directory: str) -> None:
     """Print where the log does not read, and what it lacks."""
     from taskq.log.chain import describe_loss  # noqa: PLC0415 - as in options
 
@@ -405,7 +405,7 @@ def print_damage(damages: Sequence[Damage]) -> None:
     )
     for damage in damages:
         if not damage.size:
-            click.echo(describe_loss(damage))
+            click.echo(describe_loss(damage, directory))
 
 
 def damage_json(damage: Damage) -> dict[str, str | int]:

@@ -35,17 +35,17 @@ def repair(data_dir: Path | None, as_json: bool, dry_run: bool, yes: bool) -> No
     if as_json and not (yes or dry_run):
         raise WrongUsage("--json asks nothing: add --yes, or --dry-run")
     with open_reader(data_dir) as reader:
-        path = reader.path
+        path = reader.journal.path
         report = survey_damage(reader.journal)
     if dry_run or not report.damage:
-        _print(report, [], as_json=as_json)
+        _print(report, [], path, as_json=as_json)
         return
     if not yes:
-        _print(report, [], as_json=False)
+        _print(report, [], path, as_json=False)
         if not _confirmed():
             raise Failure("nothing was changed; --yes does not ask")
     report, notes = repair_directory(path)
-    _print(report, notes, as_json=as_json)
+    _print(report, notes, path, as_json=as_json)
 
 
 def _confirmed() -> bool:
@@ -56,7 +56,7 @@ def _confirmed() -> bool:
         return False
 
 
-def _print(report: RepairReport, notes: list[str], *, as_json: bool) -> None:
+def _print(report: RepairReport, notes: list[str], path: str, *, as_json: bool) -> None:
     if as_json:
         render.print_json(
             {
@@ -78,7 +78,7 @@ def _print(report: RepairReport, notes: list[str], *, as_json: bool) -> None:
     if report.kept or report.accepted:
         click.echo(f"records in damaged frames: {saved} saved, {report.lost_records} lost")
     else:
-        print_damage(report.damage)
+        print_damage(report.damage, path)
         click.echo(f"records in damaged frames: {saved} to be saved, {report.lost_records} lost")
     for job in report.lost_jobs:
         click.echo(f"lost job {job}")

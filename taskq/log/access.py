@@ -99,7 +99,7 @@ def _refuse_foreign(directory: Path) -> None:
     segments may be there before the lock file, of one whose making was interrupted.
     """
     names = set(os.listdir(directory))  # noqa: PTH208 - names are all that is wanted
-    others = sorted(name for name in names - {_SEGMENTS, _FOUND} if not name.startswith("."))
+    others = sorted(name for name in names - {*_INNER, _FOUND} if not name.startswith("."))
     if _SEGMENTS in names and os.listdir(directory / _SEGMENTS):  # noqa: PTH208 - likewise
         others = sorted({*others, _SEGMENTS})
     # Looked for last: another process may be making the log at this very moment.

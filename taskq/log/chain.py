@@ -15,6 +15,7 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
+from taskq.core.hints import command
 from taskq.core.model import Damage
 from taskq.core.records import Kind
 from taskq.log import codec
@@ -230,12 +231,13 @@ def compactions(frame: Frame) -> list[tuple[int, int]]:
     ]
 
 
-def describe_loss(loss: Damage) -> str:
-    """In words, for people, with what to do."""
+def describe_loss(loss: Damage, directory: str) -> str:
+    """In words, for people, with what to do to the log in this directory."""
     where = f"behind offset {loss.offset} of" if loss.offset else "before"
     most = "up to " if loss.skipped else ""
     return (
         f"{most}{loss.lost} records are lost, of lsns {loss.first_lsn} to {loss.next_lsn - 1}, and "
         f"with them up to so many jobs: they stood {where} {loss.segment}. Bring the segments back "
-        f"from a backup, or accept the loss with the command repair; verify lists the jobs known"
+        f"from a backup, or accept the loss with: {command(directory, 'repair')}; the jobs known "
+        f"are listed by: {command(directory, 'verify')}"
     )

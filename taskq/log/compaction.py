@@ -155,7 +155,7 @@ class Compaction:
         name = segment_name(self._segment)
         for loss in self._journal.lost:
             if loss.segment == name:
-                raise LogDamaged(f"{self._journal.path}: {describe_loss(loss)}")
+                raise LogDamaged(f"{self._journal.path}: {describe_loss(loss, self._journal.path)}")
 
     def pays(self, needed_bytes_max: int | None) -> bool:
         """Whether to write again what is needed, after it was measured.

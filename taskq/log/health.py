@@ -70,7 +70,9 @@ def _readable(path: Path) -> Check:
             detail = f"log {reader.tag} reads up to lsn {reader.journal.next_lsn - 1}"
             if reader.journal.lost:
                 # No restart brings it back: whoever minds liveness only need not know.
-                detail = "; ".join(map(describe_loss, reader.journal.lost))
+                detail = "; ".join(
+                    describe_loss(loss, reader.journal.path) for loss in reader.journal.lost
+                )
                 return Check(name="log", ok=False, detail=detail)
     except LogError as error:
         return Check(name="log", ok=False, vital=True, detail=str(error))

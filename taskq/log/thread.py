@@ -110,7 +110,8 @@ class StorageThread:
             self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
         finally:
             self.journal.unlock()
-        for note in (*self.journal.recovered, *map(describe_loss, self.journal.lost)):
+        lost = [describe_loss(loss, self.path) for loss in self.journal.lost]
+        for note in (*self.journal.recovered, *lost):
             _log.warning("%s: %s", self.path, note)
 
     def run(self) -> None:
