@@ -87,7 +87,7 @@ class Committer(Desk):
     def commit(self, requests: list[Request], survey: Survey | None = None) -> None:
         """Decide and append everything, or answer every request with what went wrong."""
         if self.held or survey is None:
-            requests, self.held = [*self.held, *requests], []
+            requests = [*self.take_held(), *requests]
             survey = Survey.of(requests)
         looks: list[Request] = []
         if _LOOK in survey.ops or _FOLLOW in survey.ops:

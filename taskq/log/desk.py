@@ -55,6 +55,12 @@ class Desk:
             requests, self.in_flight = self.in_flight, []
             return requests
 
+    def take_held(self) -> list[Request]:
+        """What was put off; whoever takes it answers it, or puts it off again."""
+        with self._guard:
+            requests, self.held = self.held, []
+            return requests
+
     def held_back(self, requests: list[Request]) -> None:
         """Put requests off to the next batch."""
         with self._guard:

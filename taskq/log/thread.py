@@ -401,7 +401,9 @@ class StorageThread:
         """
         closed = LogClosed(f"{self.path}: closed while the writer lock was not to be had")
         committer = self.committer
-        held = [one for one in list(committer.held) if one[0] != Op.SETTLE_SOON]
+        held = committer.take_held()
+        committer.held_back([one for one in held if one[0] == Op.SETTLE_SOON])
+        held = [one for one in held if one[0] != Op.SETTLE_SOON]
         waiting = claims(list(committer.waiting))
         answers = refusals([*committer.take_in_flight(), *held, *waiting], closed)
         waiters = [*committer.watchers.all(), *committer.followers.all()]
@@ -417,14 +419,14 @@ class StorageThread:
         if self.peers is None:
             return  # still opening: whoever opens minds the time itself
         error = self.writer.locked_error(waited_seconds)
-        requests = self.committer.take_in_flight()
+        requests = [*self.committer.take_in_flight(), *self.committer.take_held()]
         with contextlib.suppress(IndexError):
             while True:
                 requests.append(self._store.mailbox.popleft())
         now = self.journal.clock.steady_ns()
         self.committer.held_back([one for one in requests if _is_patient(one, now)])
         late = [one for one in requests if not _is_patient(one, now)]
-        waiting = [*claims(list(self.committer.waiting)), *self.committer.held]
+        waiting = claims(list(self.committer.waiting))
         late += [one for one in waiting if not _is_patient(one, now) and not one[2].done()]
         if late:
             self._deliver(refusals(late, error))

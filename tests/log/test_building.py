@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq import Put, TaskLog
+from taskq.core.errors import LogLocked
 from taskq.core.model import Extras, State
 from taskq.core.records import Kind
 from taskq.log import codec, facets, fold, thread
+from taskq.log.peers import LocalPeers
 from taskq.log.requests import ClaimRequest, Duplicate, Op, Settlement
 from tests.log.world import PLAIN, World
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from taskq.log.survey import Answer
 
 pytestmark = pytest.mark.anyio
 
@@ -123,6 +129,35 @@ def test_whoever_others_write_faster_than_it_builds_still_gets_its_claim() -> No
     late = one.send(Op.CLAIM, ClaimRequest(1))
     assert one.committer.facets.is_building
     assert not late.done()
+
+
+def test_what_is_refused_for_the_lock_while_a_fold_is_built_is_not_carried_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who was told that the job could not be acknowledged may run it again: so it runs still."""
+    world = World()
+    one, other = world.process(), world.process()
+    one.committer.builds_in_steps = True
+    jobs = [one.enqueue(), one.enqueue()]
+    first, second = one.claim(2)
+    other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
+    one.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, first)])
+    one.send(Op.SETTLE_SOON, ([Settlement(Kind.SUCCEEDED, second)], lambda *_: None))
+    told: list[Answer] = []
+    storage = thread.StorageThread.__new__(thread.StorageThread)
+    storage.peers, storage.writer = LocalPeers.__new__(LocalPeers), one.journal.writer
+    storage.journal, storage.committer = one.journal, one.committer
+    monkeypatch.setattr(storage, "_store", SimpleNamespace(mailbox=deque()), raising=False)
+    monkeypatch.setattr(storage, "_deliver", told.extend)
+    storage._answer_late(30.0)
+    (answer,) = told
+    assert isinstance(answer[2], LogLocked)
+    while one.committer.facets.is_building:
+        one.committer.facets.build()
+    one.commit([])
+    one.sync()
+    states = [view.state for job in jobs if (view := world.view(job)) is not None]
+    assert states == [State.RUNNING, State.SUCCEEDED]
 
 
 def test_damage_ends_the_steps_and_what_waits_is_answered_all_the_same() -> None:
