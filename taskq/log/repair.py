@@ -171,9 +171,9 @@ def _rewrite_all(journal: Journal, damaged: list[int]) -> tuple[str, ...]:
         files.relink(lsn, NO_LINK)
     kept = tuple(_rewrite(journal, segment) for segment in damaged)
     journal._forget_files()
-    files.remove_empty(journal.segment)
     for before, lsn in changed:
         files.relink(lsn, link_to_end(files, before))
+    files.remove_empty(journal.segment)  # their links have been handed on
     _remove_snapshots(journal)
     return kept
 

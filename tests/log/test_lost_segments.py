@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq.log import codec
+from taskq.log import codec, files
 from taskq.log.gone import FLOOR
 from taskq.log.repair import repair
 from taskq.log.segment import Gap
@@ -162,6 +162,25 @@ def test_compaction_may_end_at_any_step_and_nobody_is_accused(*, power: bool) ->
         tend(again)
         assert not verify(world.reader()).damage
     assert step > 5
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_segment_of_which_nothing_reads_is_repaired_however_many_others_there_are(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than files are kept open at once."""
+    monkeypatch.setattr(files, "_DESCRIPTORS_MAX", 2)
+    world, _ = _written(3)
+    path = world.segments()[number]
+    data = world.machine.content(path)
+    world.machine.put(path, data[:_HEAD] + bytes(len(data) - _HEAD))
+    process = world.process()
+    assert repair(process.journal).damage
+    process.kill()
+    assert path not in world.segments()
+    assert not _report(world).damage
+    world.process().enqueue()
+    assert not _report(world).damage
 
 
 @pytest.mark.parametrize("witness", ["index", "snapshot"])
