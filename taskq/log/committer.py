@@ -108,19 +108,20 @@ class Committer(Desk):
         if self.room.refused is not None and not self.room.may_try(survey.size):
             self._make_do(requests, self.room.refused)
             return
+        self.in_flight = requests
         try:
             self._check_owner(now_ns)
             if self._build_before_lock(survey):
                 requests, survey = self._put_off(requests)
+                self.in_flight = requests
                 if not requests:
                     return
-            self.in_flight = requests
             self.journal.lock()
         except TaskqError as error:
-            self._refuse(self.take_in_flight() or requests, error)
+            self._refuse(self.take_in_flight(), error)
             return
         except OSError as error:
-            self._make_do(self.take_in_flight() or requests, error)
+            self._make_do(self.take_in_flight(), error)
             return
         # Some callers may have been told meanwhile that the lock was not to be had.
         requests = self.take_in_flight()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections import deque
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -16,12 +19,12 @@ from taskq.core.records import Kind
 from taskq.log import codec, facets, fold, thread
 from taskq.log.peers import LocalPeers
 from taskq.log.requests import ClaimRequest, Duplicate, Op, Settlement
-from tests.log.world import PLAIN, World
+from tests.log.world import PLAIN, SMALL, World
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.log.survey import Answer
+    from taskq.log.survey import Answer, Request
 
 pytestmark = pytest.mark.anyio
 
@@ -158,6 +161,33 @@ def test_what_is_refused_for_the_lock_while_a_fold_is_built_is_not_carried_out(
     one.sync()
     states = [view.state for job in jobs if (view := world.view(job)) is not None]
     assert states == [State.RUNNING, State.SUCCEEDED]
+
+
+def test_what_was_refused_for_the_lock_is_not_carried_out_where_the_lock_comes_to_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The disk is full when it is had at last, and the reserve is given up for what is left."""
+    world = World(config=replace(SMALL, reserve_bytes=100_000))
+    one = world.process()
+    job = one.enqueue()
+    (delivery,) = one.claim()
+    lock = one.journal.lock
+    late: list[Request] = []
+
+    def lock_late() -> None:
+        if late:
+            lock()
+        else:
+            late.extend(one.committer.take_in_flight())
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(one.journal, "lock", lock_late)
+    settled = one.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery)])
+    assert len(late) == 1
+    assert not settled.done()
+    view = world.view(job)
+    assert view is not None
+    assert view.state is State.RUNNING
 
 
 def test_damage_ends_the_steps_and_what_waits_is_answered_all_the_same() -> None:
