@@ -155,15 +155,16 @@ def test_a_claim_with_a_time_limit_does_not_wait_for_the_lock_for_ever(tmp_path:
     """One that waits as long as it takes goes on waiting; the other is told who is in its way."""
     store = open_impatient(tmp_path)
     port = store.thread_port
-    moment = store.steady_ns() + SECOND_NS // 10
-    before: Future[list[Delivery]] = port.claim(ClaimRequest(1, wait_until_ns=moment + SECOND_NS))
+    # The other process has to have started by then.
+    moment = store.steady_ns() + 4 * SECOND_NS
+    before: Future[list[Delivery]] = port.claim(ClaimRequest(1, wait_until_ns=moment))
     assert port.stats().result(10)
     with Child("stop.py", tmp_path, "before") as stopped:
         stopped.expect("inside")
         limited: Future[list[Delivery]] = port.claim(ClaimRequest(1, wait_until_ns=moment))
         patient: Future[list[Delivery]] = port.claim(ClaimRequest(1))
         for claim in (limited, before):
-            assert isinstance(claim.exception(1 + PATIENCE_SECONDS), LogLocked)
+            assert isinstance(claim.exception(4 + PATIENCE_SECONDS), LogLocked)
         assert not patient.done()
         stopped.send(signal.SIGCONT)
         assert stopped.wait() == 0
