@@ -183,3 +183,19 @@ async def test_who_is_no_job_may_stop_the_loop_as_ever_while_a_worker_runs(app: 
     async with app.worker():
         assert loop.stop != before
     assert loop.stop == before
+
+
+async def test_workers_that_take_turns_on_a_loop_leave_nothing_on_it(app: TaskQ) -> None:
+    loop = asyncio.get_running_loop()
+    before = dict(vars(loop))
+    async with app, contextlib.AsyncExitStack() as last:
+        await last.enter_async_context(app.worker())
+        guard: Any = loop.stop
+        for _ in range(3):
+            async with app.worker():
+                await last.aclose()
+                assert loop.stop == guard
+                assert len(guard.runs) == 1
+                await last.enter_async_context(app.worker())
+    assert vars(loop).keys() == before.keys()
+    assert not guard.runs

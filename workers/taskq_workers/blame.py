@@ -53,30 +53,44 @@ def forbid_stop(
 ) -> Callable[[], None]:
     """Let ``loop.stop()`` raise in the jobs for which ``runs`` is true; returns what undoes that.
 
-    Others may stop the loop as ever.
+    Others may stop the loop as ever. Of several workers on one loop each says which jobs are its.
     """
-    stop = loop.stop
+    attributes = vars(loop)
+    found = attributes.get("stop")
+    guard = found if isinstance(found, _Guard) else _Guard(loop)
+    attributes["stop"] = guard
+    guard.runs.append(runs)
 
-    def guarded() -> None:
+    def undo() -> None:
+        guard.runs.remove(runs)
+        # Whoever has put something over it meanwhile goes on calling it, which does no harm.
+        if not guard.runs and attributes.get("stop") is guard:
+            del attributes["stop"]
+            attributes.update(guard.before)
+
+    return undo
+
+
+class _Guard:
+    """Stands for ``loop.stop`` while a worker runs there.
+
+    Attributes:
+        runs: of each worker, whether it runs a job.
+        before: the attribute of the loop, if somebody had set one.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.runs: list[Callable[[JobContext], bool]] = []
+        self.before = {name: value for name, value in vars(loop).items() if name == "stop"}
+        self._stop = loop.stop
+
+    def __call__(self) -> None:
         job = _current.get(None)
-        if job is not None and runs(job):
+        if job is not None and any(runs(job) for runs in self.runs):
             raise RuntimeError(
                 f"job {job.id} ({job.task}) may not stop the event loop: its worker runs on it"
             )
-        stop()
-
-    attributes = vars(loop)
-    before = attributes.get("stop")
-    attributes["stop"] = guarded
-
-    def undo() -> None:
-        # Whoever has put something over it meanwhile goes on calling it, which does no harm.
-        if attributes.get("stop") is guarded:
-            del attributes["stop"]
-            if before is not None:
-                attributes["stop"] = before
-
-    return undo
+        self._stop()
 
 
 def _culprit(error: BaseException) -> JobContext | None:
