@@ -53,6 +53,9 @@ class _NoAttribute(UsageError, AttributeError):
         return AttributeError, self.args
 
 
+_NoAttribute.__name__ = "AttributeError"
+
+
 def no_attribute(
     thing: object, kind: str, name: str, instead: Mapping[str, str], called: str
 ) -> AttributeError:

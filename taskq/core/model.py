@@ -271,7 +271,7 @@ class JobView:
         return values if isinstance(values, dict) else None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a document of JSON: what ``taskq show --json`` prints of a job."""
+        """The same as JSON: what ``taskq show --json`` prints, but for progress and flow."""
         from taskq.core.documents import job_document  # noqa: PLC0415 - it knows this class
 
         return job_document(self)

@@ -137,5 +137,6 @@ def _load(target: str) -> TaskQ:
     try:
         app: TaskQ = importlib.import_module("taskq_workers.loader").load_app(target)
     except UsageError as error:
-        pytest.fail(f"taskq_app = {target}: {error}", pytrace=False)
+        told = f"taskq_app = {target}: {error}"
+        raise pytest.fail.Exception(told, pytrace=False) from None
     return app

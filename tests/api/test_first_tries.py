@@ -110,6 +110,7 @@ def test_what_jobs_calls_steps_and_apps_have_elsewhere_is_told_with_its_name_her
 def test_what_is_not_there_is_the_same_error_in_another_process(task: Any) -> None:
     with pytest.raises(AttributeError) as refused:
         task.delay(1)
+    assert refused.typename == "AttributeError"
     error = pickle.loads(pickle.dumps(refused.value))  # noqa: S301 - our own
     assert (type(error), str(error)) == (AttributeError, str(refused.value))
 

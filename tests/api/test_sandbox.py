@@ -231,6 +231,7 @@ def test_a_wrong_app_is_told_by_its_name(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\ntaskq_app = nothing.here:app\n")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.stdout.fnmatch_lines(["taskq_app = nothing.here:app: there is no module 'nothing'*"])
+    result.stdout.no_fnmatch_line("*During handling*")
     result.assert_outcomes(errors=1)
 
 
