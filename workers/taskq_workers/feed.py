@@ -174,6 +174,10 @@ class Feed:
             if self._is_quiet():
                 self._takers.ran_dry()
             return
+        self.rested()
+
+    def rested(self) -> None:
+        """Something that ran is over: a burst that lingered looks anew once nothing runs."""
         if self._came_empty and self._is_quiet():
             self.look_anew()
 

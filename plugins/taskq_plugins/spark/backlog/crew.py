@@ -262,6 +262,7 @@ class SparkCrew:
             self.wake()
         else:
             self.feed.refill()
+            self.feed.rested()  # its outcomes were handed on while it still counted as out
         self._check_gone()
 
     # Outcomes.
@@ -320,6 +321,7 @@ class SparkCrew:
 
     def _on_stored(self, storing: asyncio.Task[None]) -> None:
         self._storing.discard(storing)
+        self.feed.rested()
         self._check_gone()
 
     def _lost(self, chunk: list[Delivery], error: ExecutorLost) -> None:
