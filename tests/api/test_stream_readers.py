@@ -271,7 +271,7 @@ async def test_seek_moves_a_reader_anywhere(log: TaskLog) -> None:
         ({"where": "start", "lsn": 1}, "seek.. takes one place"),
         ({"where": "middle"}, "seek.. takes .start. or .end., not 'middle'"),
         ({"lsn": 99}, "lsn 99 is still to come: the next one is 4"),
-        ({"lsn": -1}, "lsn is -1: an lsn is 0 or more"),
+        ({"lsn": -1}, "lsn is -1: an lsn is a whole number, 0 or more"),
         ({"time": datetime(2024, 1, 1)}, "without a time zone"),  # noqa: DTZ001
     ],
 )

@@ -103,7 +103,7 @@ def test_what_compaction_wrote_again_is_told_once() -> None:
         )  # fmt: skip
         process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
     assert {view.lsn: view for view in _all(world)} == views
-    process.disk.remove(world.segments()[0])
+    world.remove_oldest(1)
     told = _all(world)
     assert [view.lsn for view in told] == [done, waiting, max(views)]
     assert [view.payload for view in told[:2]] == [b"done", b"waiting"]

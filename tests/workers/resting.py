@@ -390,7 +390,7 @@ class Schedule:
         self._arrive()
         self.worker = Worker(
             self.app, concurrency=plan.concurrency, burst=plan.burst, max_jobs=plan.max_jobs,
-            schedules=False,
+            schedules=False, warns=False,
         )  # fmt: skip
         async with self.worker:
             self.log.trouble = plan.trouble
