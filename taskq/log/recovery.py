@@ -132,7 +132,7 @@ def save_failed_frames(journal: Journal) -> list[str]:
         durable = 0
     lsns = [lsn for name in disk.names(f"{path}/log") if (lsn := segment_lsn(name)) is not None]
     notes = []
-    for segment, following in zip(lsns, [*lsns[1:], 0], strict=True):
+    for segment, following in zip(lsns, [*lsns, 0][1:], strict=True):
         # A segment is whole on disk before its successor gets a byte, but for the marked one.
         if not following or segment == marker.get("segment"):
             saved = _save_segment(journal, segment, durable, following)

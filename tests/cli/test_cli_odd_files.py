@@ -117,8 +117,9 @@ def _change_one(path: Path, chance: random.Random) -> str:
     return f"{change.__name__} {chosen.relative_to(path)}"
 
 
-def _check_seed(seed: int, sample: Sample, path: Path, commands: int) -> None:
+def _check_seed(seed: int, sample: Sample, place: Path, commands: int) -> None:
     chance = random.Random(seed)
+    path = place / "log of its own"  # no other log lies nearby, to be offered
     shutil.copytree(sample.path, path)
     if chance.random() < 0.3:
         (path / "failed").write_bytes(b'{"segment": 1, "durable_lsn": 1, "error": "EIO"}')

@@ -245,6 +245,16 @@ def test_a_marker_of_nonsense_saves_the_whole_last_segment() -> None:
     failed.check(failed.world.process(), may_lose=False)
 
 
+def test_a_marker_beside_no_segment_at_all_is_made_good_by_the_next_open() -> None:
+    world = World()
+    world.process().close()
+    for segment in world.segments():
+        world.machine.unlink(segment)
+    world.is_whole = False
+    world.machine.put(_MARKER, b'{"segment": 1, "durable_lsn": 1}')
+    assert world.process().enqueue() > 0
+
+
 def test_a_recovery_whose_own_sync_fails_is_tried_again_by_the_next_open() -> None:
     for nth in range(1, 4):
         failed = Failed(nth)
