@@ -145,6 +145,7 @@ def test_who_reads_for_a_caller_gets_an_error() -> None:
     process.enqueue(b"lives")
     reader = world.reader()
     start = reader.start()
+    assert list(reader.frames(reader.start()))
     world.remove_oldest(1)
     assert list(reader.frames(start)), "it has the file open still"
     reader.files.forget()

@@ -135,7 +135,8 @@ def test_when_the_driver_is_killed_anybody_takes_its_jobs_at_once(tmp_path: Path
 
 
 def test_an_unknown_executor_is_wrong_usage_and_the_known_are_listed(tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text("from taskq import TaskQ\napp = TaskQ('data')\n")
+    text = "from taskq import TaskQ\napp = TaskQ('data')\n@app.task\ndef work() -> None: ...\n"
+    (tmp_path / "shop.py").write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", "taskq", "worker", "shop:app", "--executor", "sprak"],
         cwd=tmp_path, capture_output=True, text=True, check=False,

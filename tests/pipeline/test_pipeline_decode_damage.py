@@ -269,6 +269,19 @@ def test_errors_name_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
         list(decode(piece._replace(end=300), DETAILS))
 
 
+@pytest.mark.parametrize("frames", [1, 40, 300])
+def test_sync_points_among_frames_that_are_walked_together_are_no_rows(
+    tmp_path: Path, frames: int
+) -> None:
+    segments = Segments(tmp_path)
+    segments.begin()
+    for number in range(frames):
+        segments.frame(enqueued(b"%d" % number), enqueued(b"again"))
+        segments.frame()
+    values = _values(decoded_rows([segments.piece()]))
+    assert values == [text for n in range(frames) for text in (b"%d" % n, b"again")]
+
+
 def test_sync_points_are_no_rows_wherever_they_stand(tmp_path: Path) -> None:
     """Between frames, two in a row, alone in a piece, and behind damage."""
     segments = Segments(tmp_path)

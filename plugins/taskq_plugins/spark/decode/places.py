@@ -73,7 +73,8 @@ def _walk_all(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, first: Ints,
     order = np.argsort(-counts, kind="stable")
     last = len(data) - 8
     place, slot, left = starts[order], first[order], counts[order]
-    active, step = len(order), 0
+    # A frame without records has no slot of its own to write to.
+    active, step = int(np.searchsorted(-left, 0, side="left")), 0
     while active >= _IN_STEP_MIN:
         place, slot = place[:active], slot[:active]
         out[slot] = place
