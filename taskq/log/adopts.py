@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import TaskqError
 from taskq.core.model import SECOND_NS
-from taskq.core.records import PACKED
 from taskq.log.adopted import Adopted
 from taskq.log.requests import Duplicate
 
@@ -109,7 +108,6 @@ class Adopts:
     def _add(self, batch: Batch, run: Plain | list[Item], start: int, stop: int) -> int:
         """Enqueue these; returns how many were left out."""
         if isinstance(run, Plain):
-            batch.is_newer = batch.is_newer or bool(run.spec.flags & PACKED)
             self._enqueues.run(batch, run.spec, run.bodies[start:stop])
             return 0
         answers = self._enqueues.many(batch, run[start:stop])

@@ -88,7 +88,7 @@ class Cancelling:
             return _TOO_LATE
         if job not in agenda.leases.asked:
             attempt, token = agenda.attempt(job), claim[0]
-            batch.add_latest(codec.encode_job(Kind.CANCEL_ASKED, 0, attempt, job, token))
+            batch.add(codec.encode_job(Kind.CANCEL_ASKED, 0, attempt, job, token))
             agenda.apply_cancel_asked(job, token)
             batch.interest |= INTEREST_CANCEL
         return Cancel.ASKED

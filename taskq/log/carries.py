@@ -92,8 +92,7 @@ class Carries:
                 missed += 1
                 continue
             location = batch.where + batch.size
-            batch.add_newer(encode_carried(Kind.CARRIED, carried, batch.lsn))
-            batch.is_latest = batch.is_latest or carried.cancel_wanted or carried.needs is not None
+            batch.add(encode_carried(Kind.CARRIED, carried, batch.lsn))
             fold_carried(Kind.CARRIED, carried, location, batch.time_ns, agenda, None)
             fold_carried(Kind.CARRIED, carried, location, batch.time_ns, None, dedup)
         return missed
@@ -109,12 +108,12 @@ class Carries:
             return
         for lane in agenda.lanes[lanes.start : lanes.stop]:
             if lane.succeeded or lane.dead or lane.cancelled or lane.expired:
-                batch.add_newer(encode_tally(lane, batch.lsn))
+                batch.add(encode_tally(lane, batch.lsn))
         if not lanes.start:
             for queue in sorted(agenda.paused):
-                batch.add_newer(encode_queue(Kind.PAUSED, queue, batch.lsn))
+                batch.add(encode_queue(Kind.PAUSED, queue, batch.lsn))
             for name, state in sorted(agenda.schedules.items()):
-                batch.add_latest(encode_ticked(Ticked(name, state), batch.lsn))
+                batch.add(encode_ticked(Ticked(name, state), batch.lsn))
 
     def finish(self, batch: Batch, floor: Floor) -> None:
         """Say that nothing is needed any more of what stands before ``floor.lsn``."""
@@ -126,7 +125,7 @@ class Carries:
             found = adoptions.progress(upload)
             if found is not None and found[0] < floor.lsn:
                 batch.adopted.setdefault(upload, found[1])
-        batch.add_newer(encode_compacted(floor.lsn, batch.lsn))
+        batch.add(encode_compacted(floor.lsn, batch.lsn))
         agenda.floor_lsn = max(agenda.floor_lsn, floor.lsn)
 
     def drop(self, segment: int) -> bool:

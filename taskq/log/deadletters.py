@@ -102,7 +102,7 @@ class DeadLetters:
                 answers.append(self._not_dead(job))
                 continue
             options = self._purged(batch, job)
-            batch.add_newer(codec.encode_job(Kind.PURGED, 0, 0, job, 0, options=options))
+            batch.add(codec.encode_job(Kind.PURGED, 0, 0, job, 0, options=options))
             forget_dead(agenda, job)
             batch.interest |= INTEREST_OUTCOME
             answers.append(None)
@@ -130,9 +130,9 @@ class DeadLetters:
         carried = Carried(
             job=job, state=_AGAIN, born=born, enqueued_ns=letter.enqueued_ns,
             history=letter.history, key_until_ns=key_until_ns, expires_ns=expires_ns,
-            waited=self._flows.again(batch, born),
+            waited=self._flows.again(born),
         )  # fmt: skip
-        batch.add_newer(encode_carried(Kind.REQUEUED, carried, batch.lsn))
+        batch.add(encode_carried(Kind.REQUEUED, carried, batch.lsn))
         fold_carried(Kind.REQUEUED, carried, location, batch.time_ns, agenda, self._facets.dedup)
         # It may be claimed in this very batch, when it is in no file yet.
         self._recent.add(job, born)

@@ -38,7 +38,7 @@ class Prepared:
 
     __slots__ = (
         "_flow", "_options", "_spec", "concurrency_key", "due_ns", "expires_is_wall", "expires_ns",
-        "flags", "is_wall", "keep_ns", "wanted",
+        "flags", "is_wall", "wanted",
     )  # fmt: skip
 
     def __init__(self, spec: EnqueueSpec, extras: Extras, now_ns: int) -> None:
@@ -48,7 +48,6 @@ class Prepared:
         self.wanted = None if extras.key is None else Wanted(spec, extras.key, extras)
         if self.wanted is not None and self.wanted.until_settled:
             self.flags |= _KEYED
-        self.keep_ns = extras.keep_ns
         self.concurrency_key = extras.concurrency_key
         self.is_wall = extras.due_is_wall
         self.due_ns = extras.due_ns + (0 if self.is_wall or not extras.due_ns else now_ns)
@@ -65,14 +64,6 @@ class Prepared:
         """What the job waits for, as ``core.flows`` has it; None if it is not held."""
         flow = self._flow
         return needs_of(flow.needs, flow.policy) if flow is not None and flow.inputs else None
-
-    @property
-    def is_newer(self) -> bool:
-        """Whether the record is none that the first taskq could read."""
-        if self.keep_ns or (self.expires_ns and not self.expires_is_wall):
-            return True
-        wanted = self.wanted
-        return wanted is not None and wanted.until_settled and bool(wanted.window_ns)
 
     def tail(self, replaced: int, lsn: int) -> bytes:
         """The record from behind its length up to its body, as it is written at ``lsn``."""
@@ -107,7 +98,7 @@ class Enqueues:
         if extras is not None:
             return self.many(batch, [item])[0]
         if spec.flags & PACKED:
-            self._check_job(batch, item)
+            self._check_job(item)
         return self._add(batch, spec, spec.tail, body)
 
     def many(self, batch: Batch, items: list[Item]) -> list[int | Duplicate]:
@@ -123,7 +114,7 @@ class Enqueues:
         """
         for item in items:
             if item[0].flags & PACKED:
-                self._check_job(batch, item)
+                self._check_job(item)
         now_ns = batch.time_ns
         found = [
             None if extras is None else Prepared(spec, extras, now_ns) for spec, _, extras in items
@@ -133,19 +124,18 @@ class Enqueues:
             self._keys.check(batch, wanted, ending)
         return found
 
-    def check_packed(self, batch: Batch, flags: int, body: bytes, what: str) -> None:
+    def check_packed(self, flags: int, body: bytes, what: str) -> None:
         """Check a body that is stored otherwise than it was given, before its record is added.
 
         Raises:
             SpillMissing: the file that it names is gone.
         """
-        batch.is_newer = True
         if flags & _SPILLED:
             renew(self._journal.disk, self._journal.path, body, what)
 
-    def _check_job(self, batch: Batch, item: Item) -> None:
+    def _check_job(self, item: Item) -> None:
         spec, body, _ = item
-        self.check_packed(batch, spec.flags, body, f"the payload of {spec.task or spec.queue}")
+        self.check_packed(spec.flags, body, f"the payload of {spec.task or spec.queue}")
 
     def add(
         self, batch: Batch, items: Iterable[Item], prepared: list[Prepared | None]
@@ -219,9 +209,7 @@ class Enqueues:
                 return Duplicate(holder)
         location = batch.where + batch.size
         record = codec.encode_checked(ready.tail(replaced, batch.lsn), body, batch.lsn)
-        if ready.flags & FLOW_FLAG or ready.concurrency_key:
-            batch.is_latest = True
-        lsn = batch.add_newer(record) if replaced or ready.is_newer else batch.add(record)
+        lsn = batch.add(record)
         batch.payload_size += len(body)
         if wanted is not None:
             self._keys.take(batch, wanted, lsn, location)

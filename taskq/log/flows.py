@@ -211,22 +211,19 @@ class Following:
             elif policy == Policy.CANCEL or (policy == Policy.WAIT and kind is not Kind.DIED):
                 # What is cancelled, expired or purged does not come back, as a dead letter may.
                 names.append(dependent | DOOM_BIT)
-        batch.is_latest = True
         flows.apply_end(job, batch.where + batch.size, names)
         return encode_unlocks(names)
 
-    def again(self, batch: Batch, record: bytes) -> tuple[int, ...]:
+    def again(self, record: bytes) -> tuple[int, ...]:
         """A dead letter is ready again: those held jobs for which it had counted as done."""
         if not is_of_flow(record):
             return ()
         flows = self._agenda.flows
-        names = tuple(
+        return tuple(
             dependent
             for dependent in takes_of(record).unlocks
             if (left := flows.remaining(dependent)) is not None and left[1] == Policy.RUN
         )
-        batch.is_latest = True
-        return names
 
     def follow(self, batch: Batch) -> None:
         """Release and cancel what is to be, as far as it goes in one frame."""
@@ -240,7 +237,6 @@ class Following:
                 if held is None or chunk is None:
                     flows.drop(job)
                     continue
-                batch.is_latest = True
                 attempt = agenda.attempt(job)
                 if held[2]:
                     operations._end(batch, Kind.CANCELLED, Cause.UPSTREAM, job, 0, attempt, None)

@@ -18,15 +18,9 @@ if TYPE_CHECKING:
 FILE: Final = "taskq.json"
 FORMAT: Final = 1
 _SIZE_MAX: Final = 64 * 1024
-
-
-#: The kinds, flags and options that this taskq can write and the first one could not read.
-RECORDS_2: Final = "records-2"
-#: ADOPTED: who does not know it would let go of what says how far an upload has come.
-RECORDS_3: Final = "records-3"
-#: What workers in depth need: cancelling what runs, schedules, flows, rates.
-RECORDS_4: Final = "records-4"
-_KNOWN: Final = frozenset({RECORDS_2, RECORDS_3, RECORDS_4})
+#: Features that this taskq knows. These three were written before there was any release: every
+#: taskq reads what they stand for, and none asks for them any more.
+_KNOWN: Final = frozenset({"records-2", "records-3", "records-4"})
 
 
 class Identity(NamedTuple):

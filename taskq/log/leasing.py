@@ -53,7 +53,7 @@ class Leasing:
         if delivery.job in agenda.leases.asked:
             raise JobCancelled(delivery.job_id)
         deadline_ns = batch.time_ns + lease_ns
-        batch.add_newer(
+        batch.add(
             codec.encode_job(
                 Kind.EXTENDED, 0, delivery.attempt, delivery.job, delivery.token,
                 options=encode_lease(deadline_ns),
@@ -92,7 +92,6 @@ class Leasing:
         token, attempt = agenda.running[job][0], agenda.attempt(job)
         operations = self._operations
         if job in agenda.leases.asked:
-            batch.is_latest = True
             operations._end(batch, Kind.CANCELLED, Cause.ASKED, job, token, attempt, what.encode())
         elif self._is_last(job, attempt):
             reason = f"{what} {during} attempt {attempt}"

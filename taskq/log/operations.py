@@ -159,7 +159,6 @@ class Operations:
         batch.size += size * len(taken)
         if lease:
             parts[-len(taken) :] = [part + lease for part in parts[-len(taken) :]]
-            batch.is_newer = True
             for job, *_ in taken:
                 agenda.leases.apply_until(job, batch.time_ns + request.lease_ns)
         mark_rated(batch, taken, request.limits)
@@ -241,7 +240,7 @@ class Operations:
         if kind is not _SUCCEEDED and job in agenda.leases.asked:
             kind, cause = Kind.CANCELLED, Cause.ASKED
         if flags:
-            self.enqueues.check_packed(batch, flags, body or b"", f"the result of {delivery!r}")
+            self.enqueues.check_packed(flags, body or b"", f"the result of {delivery!r}")
         is_end = kind is _SUCCEEDED or kind is Kind.DIED or kind is Kind.CANCELLED
         prepared = self.enqueues.prepared(batch, children, frozenset((job,) if is_end else ()))
         if is_end:
@@ -253,7 +252,7 @@ class Operations:
                 body, flags = (body or b"")[:REASON_BYTES_MAX], 0
                 self.deaths.note(delivery.lane, job, attempt, cause, body, batch.time_ns)
             elif kind is Kind.CANCELLED:
-                body, flags, batch.is_latest = (body or b"")[:REASON_BYTES_MAX] or None, 0, True
+                body, flags = (body or b"")[:REASON_BYTES_MAX] or None, 0
             batch.add(
                 codec.encode_job(
                     kind, cause, attempt, job, delivery.token, body, batch.lsn, options, flags
@@ -264,7 +263,6 @@ class Operations:
             batch.interest |= INTEREST_OUTCOME
         else:
             keeps = cause in _KEEPS_ATTEMPT or (kind is Kind.RELEASED and cause is Cause.CALLER)
-            batch.is_latest = batch.is_latest or cause >= Cause.INPUTS
             counted = max(attempt - 1, 0) if keeps else attempt
             self._back(batch, kind, cause, job, delivery.token, counted, delay_ns, body)
         return self.enqueues.add(batch, children, prepared)

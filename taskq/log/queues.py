@@ -43,7 +43,7 @@ class Queues:
         agenda = self._agenda
         if queue in agenda.paused:
             return False
-        batch.add_newer(encode_queue(Kind.PAUSED, queue, batch.lsn))
+        batch.add(encode_queue(Kind.PAUSED, queue, batch.lsn))
         agenda.apply_paused(queue)
         batch.interest |= INTEREST_READY
         return True
@@ -53,7 +53,7 @@ class Queues:
         agenda = self._agenda
         if queue not in agenda.paused:
             return False
-        batch.add_newer(encode_queue(Kind.RESUMED, queue, batch.lsn))
+        batch.add(encode_queue(Kind.RESUMED, queue, batch.lsn))
         agenda.apply_resumed(queue)
         batch.interest |= INTEREST_READY
         return True

@@ -57,7 +57,6 @@ def mark_rated(batch: Batch, taken: list[Taken], limits: Mapping[str, Limit] | N
         head = codec.PREFIX.pack(size + more, kind, byte, options_size + more, flags)
         parts[number] = head + claim[codec.PREFIX.size :] + option
         batch.size += more
-        batch.is_latest = True
 
 
 def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: Agenda) -> None:
@@ -97,7 +96,7 @@ def write_rated(batch: Batch, agenda: Agenda, keys: Iterable[GroupKey]) -> None:
     for key in keys:
         times = agenda.groups.times(key, agenda.moment)
         if times is not None:
-            batch.add_latest(encode_rated(key, times, shift_ns, batch.lsn))
+            batch.add(encode_rated(key, times, shift_ns, batch.lsn))
 
 
 def encode_rated(key: GroupKey, times: Times, shift_ns: int, lsn: int) -> bytes:

@@ -197,7 +197,7 @@ class Ticks:
             )
 
     def _write(self, batch: Batch, ticked: Ticked) -> None:
-        batch.add_latest(encode_ticked(ticked, batch.lsn))
+        batch.add(encode_ticked(ticked, batch.lsn))
         apply_ticked(self._schedules, ticked)
 
     @property

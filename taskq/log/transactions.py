@@ -71,7 +71,7 @@ class Transactions:
         settlements, cancels, _ = bundle
         agenda = self._facets.agenda
         assert agenda is not None
-        back, ended = self._check_settlements(batch, agenda, settlements)
+        back, ended = self._check_settlements(agenda, settlements)
         for job in cancels:
             if not 0 < job < batch.lsn:
                 raise JobNotFound(f"no job {self._tag}-{job} in this log")
@@ -80,7 +80,7 @@ class Transactions:
         return frozenset(ended)
 
     def _check_settlements(
-        self, batch: Batch, agenda: Agenda, settlements: Sequence[Settlement]
+        self, agenda: Agenda, settlements: Sequence[Settlement]
     ) -> tuple[set[int], set[int]]:
         """(jobs that will wait again, jobs that will be settled)."""
         back: set[int] = set()
@@ -93,7 +93,7 @@ class Transactions:
             if settlement.flags:
                 what = f"the result of {delivery!r}"
                 body = settlement.body or b""
-                self._operations.enqueues.check_packed(batch, settlement.flags, body, what)
+                self._operations.enqueues.check_packed(settlement.flags, body, what)
             is_end = settlement.kind in _ENDS or delivery.job in agenda.leases.asked
             (ended if is_end else back).add(delivery.job)
         return back, ended

@@ -106,11 +106,3 @@ async def test_a_wrong_time_is_refused_by_name(tmp_path: Path, wrong: Any) -> No
         with pytest.raises(UsageError, match=r"^keep_result is "):
             await log.put(b"x", keep_result=wrong)
         assert (await log.stats()).next_lsn == 1
-
-
-async def test_a_log_that_says_so_of_a_job_is_none_for_the_first_taskq(tmp_path: Path) -> None:
-    async with TaskLog.open(tmp_path) as log:
-        await log.put(b"x")
-        assert "records-2" not in (tmp_path / "taskq.json").read_text()
-        await log.put(b"x", keep_result="1h")
-    assert "records-2" in (tmp_path / "taskq.json").read_text()

@@ -157,14 +157,6 @@ async def test_a_key_a_delay_and_headers_go_with_a_compressed_payload(log: TaskL
     assert view.payload == TEXT
 
 
-async def test_a_log_with_compressed_bodies_says_so_to_older_programs(log: TaskLog) -> None:
-    features = log.path / "taskq.json"
-    await log.put(TEXT)
-    assert json.loads(features.read_text())["features"]["incompat"] == []
-    await log.put(TEXT, compress="zlib")
-    assert json.loads(features.read_text())["features"]["incompat"] == ["records-2"]
-
-
 async def test_what_would_be_too_large_is_not_decompressed(tmp_path: Path) -> None:
     async with TaskLog.open(tmp_path / "log", durability="os", compress="zlib") as log:
         job_id = await log.put(bytes(500_000))

@@ -10,7 +10,6 @@ from taskq.core.errors import JobCancelled, StaleDelivery
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.cancelling import Cancel, is_asked
-from taskq.log.identity import RECORDS_4
 from taskq.log.requests import Bundle, ClaimRequest, EnqueueSpec, Op, Settlement
 from tests.log.tending import FILLER, keeping, tend
 from tests.log.world import World
@@ -50,7 +49,6 @@ def test_each_state_has_its_answer(world: World) -> None:
     process.settle(delivery)
     assert process.ask(Op.CANCEL, waits) is Cancel.TOO_LATE
     assert world.kinds().count(Kind.CANCEL_ASKED) == 1, "one ask a claim"
-    assert RECORDS_4 in process.journal.identity.incompat
 
 
 @pytest.mark.parametrize(

@@ -299,15 +299,6 @@ def test_a_purged_job_is_unknown_and_in_no_count() -> None:
         requeue(first, job)
 
 
-def test_a_log_that_holds_a_requeue_says_that_older_versions_cannot_read_it() -> None:
-    world = World()
-    process = world.process()
-    job = dead_letter(process)
-    assert b"records-2" not in world.machine.content("/srv/data/taskq.json")
-    requeue(process, job)
-    assert b"records-2" in world.machine.content("/srv/data/taskq.json")
-
-
 def test_the_fold_of_the_files_is_what_each_process_holds() -> None:
     world = World()
     first, second = world.process(), world.process()

@@ -15,7 +15,7 @@ from taskq.log.listing import tell_jobs
 from taskq.log.requests import EnqueueSpec
 from tests.log.tending import FILLER, keeping, tend
 from tests.log.told import check_same, write
-from tests.log.world import PATH, World
+from tests.log.world import World
 
 if TYPE_CHECKING:
     from taskq.core.model import JobView
@@ -205,16 +205,6 @@ def test_every_way_to_look_at_a_job_tells_the_same_moment() -> None:
     assert tell_jobs(reader, jobs, now_ns) == one_by_one
     exported = {view.lsn: view for view in each_job(reader, Chosen(queue="jobs"), now_ns)}
     assert [exported[job] for job in jobs] == one_by_one
-
-
-def test_a_log_with_such_an_expiry_is_none_that_the_first_taskq_could_fold() -> None:
-    """It would pass the option over, and keep the job for ever."""
-    world = World()
-    process = world.process()
-    _dated(process)
-    assert b"records-2" not in world.machine.content(f"{PATH}/taskq.json")
-    _expiring(process)
-    assert b"records-2" in world.machine.content(f"{PATH}/taskq.json")
 
 
 # -- compaction and snapshots ---------------------------------------------------------------------

@@ -11,7 +11,6 @@ from taskq.core.errors import LogError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.log.adopter import Adopter
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.identity import RECORDS_2, RECORDS_3
 from taskq.log.inboxfiles import Inbox
 from taskq.log.inboxparts import PartFile
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
@@ -313,17 +312,6 @@ def test_who_only_enqueues_adopts_however_often_something_is_published() -> None
             step(process, adopter)
         world.clock.advance(0.6)
     assert bodies_in(world)[b"0"] == 1
-
-
-def test_a_log_that_holds_adopted_jobs_is_closed_to_a_taskq_that_does_not_know_them() -> None:
-    world = World()
-    process = world.process()
-    process.enqueue()
-    assert RECORDS_3 not in process.journal.identity.incompat
-    upload(world, "nightly", numbered(1))
-    adopt(process)
-    assert process.journal.identity.incompat == {RECORDS_3}
-    assert RECORDS_2 not in process.journal.identity.incompat
 
 
 @pytest.mark.parametrize("finished", [False, True])

@@ -9,7 +9,6 @@ from taskq.core.errors import DuplicateKey, UsageError
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.identity import RECORDS_2
 from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Op, Settlement
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.world import PLAIN, Process, World
@@ -302,20 +301,6 @@ def test_held_keys_are_limited(world: World) -> None:
         process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"", key("a")), (PLAIN, b"", key("b"))])
     with pytest.raises(UsageError, match="keys_max is 0, it must be above 0"):
         LogConfig(keys_max=0)
-
-
-@pytest.mark.parametrize("extras", [BOTH, REPLACE])
-def test_a_log_with_newer_keys_says_so(world: World, extras: Extras) -> None:
-    process = world.process()
-    process.enqueue(extras=key())
-    assert RECORDS_2 not in process.journal.identity.incompat
-    process.enqueue(extras=Extras(key=b"n", window_ns=extras.window_ns, on_conflict=Conflict.FIRST))
-    assert RECORDS_2 not in process.journal.identity.incompat
-    if extras is REPLACE:
-        process.enqueue(extras=REPLACE)
-    else:
-        process.enqueue(extras=key("both", MINUTE, both=True))
-    assert RECORDS_2 in process.journal.identity.incompat
 
 
 # -- crashes ---------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from taskq.core.errors import StaleDelivery
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Cause, Kind
 from taskq.log.committer import LOOK_AROUND_NS
-from taskq.log.identity import RECORDS_2
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op
 from taskq.log.sleeping import seconds_until_due
 from taskq.testing.crashable import PowerLost, ProcessKilled
@@ -224,14 +223,6 @@ def test_many_leases_that_end_at_once_are_taken_back_in_parts(
     world.clock.advance(LEASE)
     again = [one.job for _ in range(3) for one in claim(process)]
     assert again == jobs
-
-
-def test_a_log_with_leases_says_that_it_holds_newer_records(world: World) -> None:
-    process = world.process()
-    process.enqueue()
-    assert RECORDS_2 not in process.journal.identity.incompat
-    claim(process)
-    assert RECORDS_2 in process.journal.identity.incompat
 
 
 @pytest.mark.parametrize("power", [True, False])

@@ -15,7 +15,6 @@ from taskq.core.model import SECOND_NS, Extras
 from taskq.core.rates import Rate, Times
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.identity import RECORDS_4
 from taskq.log.ports import INTEREST_READY
 from taskq.log.rating import chunks_of, decode_rated, encode_rated
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Settlement
@@ -69,7 +68,6 @@ def test_each_key_has_its_own_limit_and_a_full_one_holds_up_no_other() -> None:
     b = [process.enqueue(spec=SEND, extras=of("b")) for _ in range(5)]
     none = [process.enqueue(spec=SEND) for _ in range(5)]
     assert jobs(claim(process)) == a[:2] + b[:2] + none[:2]
-    assert RECORDS_4 in process.journal.identity.incompat
 
 
 def test_a_job_that_waits_for_its_retry_holds_no_place() -> None:

@@ -254,3 +254,30 @@ def test_a_feature_that_may_be_ignored_is_ignored() -> None:
     values["note"] = "from a person"
     world.machine.put(path, json.dumps(values).encode())
     assert world.process().enqueue() == 1
+
+
+def test_a_feature_is_on_disk_before_what_needs_it_and_shuts_out_who_does_not_know_it() -> None:
+    world = World()
+    process = world.process()
+    process.enqueue()
+    path = f"{PATH}/taskq.json"
+    assert json.loads(world.machine.content(path))["features"]["incompat"] == []
+    process.journal.allow(("encrypted",))
+    world.lose_power()
+    assert json.loads(world.machine.content(path))["features"]["incompat"] == ["encrypted"]
+    with pytest.raises(FormatError, match=r"features \['encrypted'\] is unknown"):
+        world.process()
+
+
+def test_a_log_that_names_features_from_before_the_first_release_works() -> None:
+    world = World()
+    job = world.process().enqueue()
+    path = f"{PATH}/taskq.json"
+    values = json.loads(world.machine.content(path))
+    values["features"]["incompat"] = ["records-2", "records-3", "records-4"]
+    world.machine.put(path, json.dumps(values).encode())
+    world.lose_power()
+    process = world.process()
+    assert [one.job for one in process.claim()] == [job]
+    process.enqueue()
+    assert json.loads(world.machine.content(path)) == values

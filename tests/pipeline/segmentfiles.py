@@ -44,7 +44,7 @@ class Segments:
             "format": 1,
             "log_id": str(log_id),
             "created_ns": START_NS,
-            "features": {"compat": [], "read_only_compat": [], "incompat": ["records-2"]},
+            "features": {"compat": [], "read_only_compat": [], "incompat": []},
         }
         (directory / "taskq.json").write_text(json.dumps(identity))
 
