@@ -16,10 +16,10 @@ from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
 from taskq.core.jobids import split_id
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.core.tracebacks import install
+from taskq.log.requests import Done
 
 # Imported here and not at first use: it takes 40 ms, which would fall on the first enqueue.
 from taskq.log.store import open_store
-from taskq.log.transactions import Done
 from taskq.packing import Packer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from taskq.blocking import blocking
 from taskq.connection import split_job_id
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.nearest import rather
-from taskq.log.deadletters import LETTERS_MAX
+from taskq.log.requests import LETTERS_MAX
 from taskq.log.selection import (
     DeadFilter,
     check_dead,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from taskq.connection import Connection
     from taskq.core.durations import Duration
     from taskq.core.model import JobView
-    from taskq.log.deadletters import Letter
+    from taskq.log.requests import Letter
     from taskq.log.selection import Page, Place
 
     # The class has a method of that name.

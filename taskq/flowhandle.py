@@ -23,7 +23,7 @@ from taskq.log.flowlook import (
     look_at_states,
     look_at_ties,
 )
-from taskq.log.queues import WITHDRAWN_MAX
+from taskq.log.requests import WITHDRAWN_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -9,8 +9,7 @@ from taskq.blocking import blocking
 from taskq.core.errors import UsageError
 from taskq.core.records import Cause
 from taskq.deadletters import DeadLetters
-from taskq.log.queues import WITHDRAWN_MAX
-from taskq.log.requests import check_name
+from taskq.log.requests import WITHDRAWN_MAX, check_name
 from taskq.log.selection import WAITING, WaitingFilter, count_running, waiting_page
 from taskq.schedulesview import LogSchedules
 from taskq.sweeping import Sweeping, Swept, checked_limit, moment_before

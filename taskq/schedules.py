@@ -12,8 +12,7 @@ from taskq.core.errors import InvalidCall, UsageError
 from taskq.core.model import SECOND_NS, Conflict
 from taskq.core.schedules import DETAILS_BYTES_MAX, SCHEDULES_MAX
 from taskq.listeners import Listeners
-from taskq.log.requests import check_name
-from taskq.log.ticks import Enrolment
+from taskq.log.requests import Enrolment, check_name
 from taskq.origins import origin_here
 from taskq.scheduleheaders import MOMENT_HEADER, SCHEDULE_HEADER
 from taskq.schedulestimes import JITTER_NS_MAX, Every, moment_in, parse_cron, parse_every

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import UsageError
 from taskq.core.model import TIME_NS_MAX
 from taskq.core.parsing import parse_json
-from taskq.log.requests import check_name
-from taskq.log.ticks import Steer
+from taskq.log.requests import Steer, check_name
 from taskq.schedulestimes import Cron, moment_in, parse_rule
 
 if TYPE_CHECKING:

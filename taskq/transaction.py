@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from taskq.core.durations import Duration
     from taskq.log.bodies import Compression
     from taskq.log.config import Packing
-    from taskq.log.requests import Delivery, Duplicate
-    from taskq.log.transactions import Done
+    from taskq.log.requests import Delivery, Done, Duplicate
     from taskq.packing import Loose
 
 R = TypeVar("R")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import AppendFailed, LogClosed, LogError, TaskqError, UploadDamaged
 from taskq.core.model import SECOND_NS
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from taskq.log.committer import Committer
     from taskq.log.inboxmanifest import Part
-    from taskq.log.survey import Request
+    from taskq.log.requests import AdoptOrder, Request
 
     Steps = Generator[Errand | None, None, None]
 
@@ -48,13 +48,6 @@ _TURN_NS: Final = SECOND_NS // 20
 _SWEEP_NS: Final = 3_600 * SECOND_NS
 _STEP_NS: Final = SECOND_NS // 1_000
 _STEPS_MAX: Final = 64
-
-
-class AdoptOrder(NamedTuple):
-    """Somebody waits for all that was published so far."""
-
-    port: Any
-    future: Any
 
 
 class Adopter:

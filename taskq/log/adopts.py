@@ -6,52 +6,25 @@ in the same frame: whoever is killed when, no job is left out and none comes twi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import TaskqError
 from taskq.core.model import SECOND_NS
 from taskq.log.adopted import Adopted
-from taskq.log.requests import Duplicate
+from taskq.log.requests import Duplicate, Plain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taskq.log.batch import Batch
-    from taskq.log.enqueues import Enqueues, Item
+    from taskq.log.enqueues import Enqueues
     from taskq.log.facets import Facets
     from taskq.log.journal import Journal
-    from taskq.log.requests import EnqueueSpec
+    from taskq.log.requests import Item, Slice
 
 #: A slice ends when it took so long: others wait for the lock.
 _SLICE_NS: Final = SECOND_NS // 250
 #: Jobs between two looks at the clock: plain ones, and those with options.
 _PLAIN_STEP: Final = 512
 _ITEMS_STEP: Final = 32
-
-
-class Plain(NamedTuple):
-    """Jobs of one spec that have no options."""
-
-    spec: EnqueueSpec
-    bodies: list[bytes]
-
-
-class Slice(NamedTuple):
-    """The next jobs of an upload.
-
-    Attributes:
-        upload: id of it.
-        start: jobs before these; ``total`` are in all of it.
-        size: about how many bytes these add to the log.
-        is_keyed: whether any of them has a key.
-    """
-
-    upload: bytes
-    start: int
-    total: int
-    runs: Sequence[Plain | list[Item]]
-    size: int
-    is_keyed: bool
 
 
 class Adopts:

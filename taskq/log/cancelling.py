@@ -11,7 +11,6 @@ letter that was requeued, has nothing to do with it.
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import JobNotFound
@@ -19,6 +18,7 @@ from taskq.core.model import WAITING_STATES
 from taskq.core.records import Cause, Kind
 from taskq.log import codec
 from taskq.log.ports import INTEREST_CANCEL
+from taskq.log.requests import Cancel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,22 +27,7 @@ if TYPE_CHECKING:
     from taskq.log.batch import Batch
     from taskq.log.facets import Facets
     from taskq.log.operations import Operations
-    from taskq.log.requests import Delivery
-    from taskq.log.survey import Answer
-
-#: A job that is to be cancelled, and the token of its claim.
-Ask = tuple[int, int]
-
-
-class Cancel(enum.IntEnum):
-    """What asking for the end of a job came to; true unless it was too late."""
-
-    #: the job is settled
-    TOO_LATE = 0
-    #: it waited, and is over
-    WITHDRAWN = 1
-    #: it runs: its owner was asked to stop it, now or before, and it never runs again
-    ASKED = 2
+    from taskq.log.requests import Answer, Ask, Delivery
 
 
 _TOO_LATE: Final = Cancel.TOO_LATE

@@ -6,7 +6,7 @@ is written only if nothing about it changed meanwhile, and else left to the next
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 from taskq.core.dedup import UNTIL_SETTLED
 from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
@@ -32,45 +32,7 @@ if TYPE_CHECKING:
     from taskq.log.batch import Batch
     from taskq.log.facets import Facets
     from taskq.log.journal import Journal
-    from taskq.log.spill import OldFile
-
-#: Totals of so many lanes go into one batch.
-TALLIES_MAX: Final = 1_000
-
-
-class Item(NamedTuple):
-    """A job to be written again, as it was when it was found.
-
-    ``location`` is that of the record that is about to go, which holds the job's ENQUEUED record;
-    ``state`` is ABSENT for a job that is settled and forgotten, whose key alone is still held.
-    """
-
-    job: int
-    location: int
-    state: State
-    born: bytes
-    enqueued_ns: int
-    attempt: int = 0
-    #: of a scheduled job: when it is due, in shifted time unless ``due_is_wall``
-    due_ns: int = 0
-    due_is_wall: bool = False
-    #: when it expires, if that shifts: in shifted time, but wall time for one that is over
-    expires_ns: int = 0
-    ended_ns: int = 0
-    history: bytes = b""
-    body: bytes | None = None
-    flags: int = 0
-
-
-class Floor(NamedTuple):
-    """What compaction says when it is done with a segment.
-
-    ``lsn`` is the first that is kept; ``uploads`` are ids of those that are adopted in part, whose
-    progress is written again if it stands before that.
-    """
-
-    lsn: int
-    uploads: tuple[bytes, ...] = ()
+    from taskq.log.requests import Floor, OldFile, Rewrite
 
 
 class Carries:
@@ -80,7 +42,7 @@ class Carries:
         self._journal = journal
         self._facets = facets
 
-    def carry(self, batch: Batch, items: list[Item]) -> int:
+    def carry(self, batch: Batch, items: list[Rewrite]) -> int:
         """Write these again; returns how many had changed and must be looked at once more."""
         agenda, dedup = self._both()
         missed = 0
@@ -160,7 +122,7 @@ class Carries:
         assert dedup is not None
         return agenda, dedup
 
-    def _carried(self, agenda: Agenda, dedup: Dedup, item: Item) -> Carried | None:
+    def _carried(self, agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
         """What to write; None if it is not as it was found."""
         if item.state in LIVE_STATES:
             return self._carried_live(agenda, dedup, item)
@@ -176,7 +138,7 @@ class Carries:
             flags=item.flags, key_until_ns=_key_until(dedup, item), expires_ns=expires_ns,
         )  # fmt: skip
 
-    def _carried_live(self, agenda: Agenda, dedup: Dedup, item: Item) -> Carried | None:
+    def _carried_live(self, agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
         job, table = item.job, agenda.table
         chunk = table.find(job)
         if chunk is None or chunk.locations[table.index] != item.location:
@@ -208,7 +170,7 @@ class Carries:
         )  # fmt: skip
 
 
-def _expiry(agenda: Agenda, item: Item) -> int | None:
+def _expiry(agenda: Agenda, item: Rewrite) -> int | None:
     """When the job expires as the clock stands, 0 if that does not shift; None if it changed."""
     if enqueue_extras(item.born).expires_is_wall:
         return 0
@@ -220,7 +182,7 @@ def _expiry(agenda: Agenda, item: Item) -> int | None:
     return item.expires_ns + agenda.times.shift_ns
 
 
-def _key_until(dedup: Dedup, item: Item) -> int:
+def _key_until(dedup: Dedup, item: Rewrite) -> int:
     """Wall time until which the job holds its key; 0 if it has none, or holds it until its end."""
     hashed = key_of(item.born)
     if not hashed:

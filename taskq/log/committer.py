@@ -21,17 +21,9 @@ from taskq.log.gauges import Gauges
 from taskq.log.operations import Operations, failure
 from taskq.log.otherowners import OtherOwners
 from taskq.log.ports import INTEREST_GROWTH
-from taskq.log.requests import Op
+from taskq.log.requests import Op, Request, Trait, ops_that
 from taskq.log.room import Room, is_full
-from taskq.log.survey import (
-    COMPACTION_OPS,
-    MANY_OPS,
-    Request,
-    Survey,
-    claims,
-    parted,
-    refusals,
-)
+from taskq.log.survey import Survey, claims, parted, refusals
 
 if TYPE_CHECKING:
     from taskq.log.config import LogConfig
@@ -46,14 +38,10 @@ _ENQUEUE: Final = int(Op.ENQUEUE)
 #: The least of the flags of bodies that are stored otherwise than they were given.
 _PACKED_MIN: Final = int(Flag.ZLIB)
 _SETTLE_SOON: Final = int(Op.SETTLE_SOON)
-_LOOK: Final = int(Op.LOOK)
 _FOLLOW: Final = int(Op.FOLLOW)
-_NEEDS_AGENDA: Final = COMPACTION_OPS | MANY_OPS | {
-    Op.CLAIM, Op.SETTLE, Op.SETTLE_SOON, Op.CANCEL, Op.EXTEND, Op.TRANSACT,
-}  # fmt: skip
-#: Answers that wait for no disk. What is carried or adopted need not be on it before what follows
-#: is decided: the end waits for all. A loss of power ends a claim with its holder, extended or not.
-_AT_ONCE: Final = frozenset({Op.CARRY, Op.EXTEND, Op.ADOPT})
+_NEEDS_AGENDA: Final = ops_that(Trait.AGENDA)
+_AT_ONCE: Final = ops_that(Trait.AT_ONCE)
+_READS: Final = ops_that(Trait.READS)
 
 
 class Committer(Desk):
@@ -90,9 +78,9 @@ class Committer(Desk):
             requests = [*self.take_held(), *requests]
             survey = Survey.of(requests)
         looks: list[Request] = []
-        if _LOOK in survey.ops or _FOLLOW in survey.ops:
-            looks = [request for request in requests if request[0] in (_LOOK, _FOLLOW)]
-            requests = [request for request in requests if request[0] not in (_LOOK, _FOLLOW)]
+        if not survey.ops.isdisjoint(_READS):
+            looks = [request for request in requests if request[0] in _READS]
+            requests = [request for request in requests if request[0] not in _READS]
         if requests or self.waiting or not looks:
             self._commit(requests, survey)
         # After the writes of the same batch, so that a caller reads what it wrote; without the

@@ -20,13 +20,12 @@ from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE
 from taskq.core.model import State
 from taskq.core.records import CARRYING_KINDS, PACKED
 from taskq.log import codec
-from taskq.log.carries import TALLIES_MAX, Floor, Item
 from taskq.log.carrying import decode_carried
 from taskq.log.chain import describe_loss
 from taskq.log.files import OFFSET_BITS
 from taskq.log.inboxfiles import Inbox
 from taskq.log.rating import chunks_of
-from taskq.log.requests import Op
+from taskq.log.requests import TALLIES_MAX, Floor, Op, Rewrite
 from taskq.log.segment import Gap, segment_name
 
 if TYPE_CHECKING:
@@ -309,7 +308,7 @@ class Compaction:
     def _carry(self, found: Found) -> Generator[Errand | None, None, int]:
         """Write all of them again; returns how many had changed meanwhile."""
         missed = size = 0
-        items: list[Item] = []
+        items: list[Rewrite] = []
         for frame in self._frames():
             for job, offset, is_alive in found.between(frame.offset, frame.end):
                 item = self._item(frame, found, job, offset, is_alive=is_alive)
@@ -324,7 +323,7 @@ class Compaction:
             missed += yield from self._send(items)
         return missed
 
-    def _send(self, items: list[Item]) -> Generator[Errand | None, None, int]:
+    def _send(self, items: list[Rewrite]) -> Generator[Errand | None, None, int]:
         errand = self._errands.make(Op.CARRY, items)
         yield from errand.wait()
         missed = int(errand.value)
@@ -333,7 +332,7 @@ class Compaction:
 
     def _item(
         self, frame: Frame, found: Found, job: int, offset: int, *, is_alive: bool
-    ) -> Item | None:
+    ) -> Rewrite | None:
         """What stands there, if it is needed still; as it is now."""
         at = _place(frame, offset)
         length = codec.LENGTH.unpack_from(frame.data, at)[0]
@@ -352,7 +351,7 @@ class Compaction:
 
     def _live_item(
         self, found: Found, job: int, location: int, born: bytes, enqueued_ns: int
-    ) -> Item | None:
+    ) -> Rewrite | None:
         table = self._agenda.table
         chunk = table.find(job)
         if chunk is None or chunk.locations[table.index] != location:
@@ -360,7 +359,7 @@ class Compaction:
         meta = chunk.metas[table.index]
         attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
         due_ns, is_wall = found.dues.get(job, (0, False))
-        return Item(
+        return Rewrite(
             job, location, State(meta & STATE_MASK), born, enqueued_ns, attempt,
             due_ns, is_wall, found.expiries.get(job, 0),
             history=self._keeper.history(job, attempt),
@@ -368,7 +367,7 @@ class Compaction:
 
     def _settled_item(
         self, job: int, location: int, born: bytes, enqueued_ns: int, *, was_alive: bool
-    ) -> Item | None:
+    ) -> Rewrite | None:
         dead = self._agenda.dead
         chunk = dead.find(job)
         if chunk is not None:
@@ -385,7 +384,7 @@ class Compaction:
         until = self._dedup.until_ns(self._keeper.key_of(born), job)
         if until <= self._journal.time_ns or until == UNTIL_SETTLED:
             return None
-        return Item(job, location, State.ABSENT, without_body(born, job), enqueued_ns)
+        return Rewrite(job, location, State.ABSENT, without_body(born, job), enqueued_ns)
 
 
 def without_body(born: bytes, job: int) -> bytes:

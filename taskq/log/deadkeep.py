@@ -10,8 +10,7 @@ from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import SECOND_NS
-from taskq.log.deadletters import LETTERS_MAX
-from taskq.log.requests import Op
+from taskq.log.requests import LETTERS_MAX, Op
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -6,7 +6,7 @@ is looked at again here: of several processes that requeue the same one, the fir
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.carrying import forget_dead
 from taskq.core.dedup import UNTIL_SETTLED, key_hash
@@ -29,38 +29,11 @@ if TYPE_CHECKING:
     from taskq.log.facets import Facets
     from taskq.log.flows import Following
     from taskq.log.recent import Recent
+    from taskq.log.requests import Letter
 
-#: Most dead letters that one request requeues or purges: 0.1 ms each, on a busy machine, ...
-LETTERS_MAX: Final = 250
-#: ... and most bytes of them together, the last one excepted: no batch may hold the lock for long.
-LETTERS_BYTES_MAX: Final = 256 * 1024
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _AGAIN: Final = after(State.DEAD, Kind.REQUEUED)
 _QUEUE_SIZE_AT: Final = 14
-
-
-class Letter(NamedTuple):
-    """A dead letter as it is to be written again."""
-
-    job: int
-    #: its ENQUEUED record, without due time
-    born: bytes
-    enqueued_ns: int
-    #: attempts that no record tells of any more, packed
-    history: bytes = b""
-    #: when it expires, if that shifts: in shifted time
-    expires_ns: int = 0
-
-    @property
-    def size(self) -> int:
-        """About how many bytes it adds to the log."""
-        return codec.CARRIED.size + len(self.born) + len(self.history) + codec.BACK.size
-
-    @property
-    def has_options(self) -> bool:
-        """Whether it may have a key."""
-        options_size: int = codec.PREFIX.unpack_from(self.born)[3]
-        return options_size > 0
 
 
 class DeadLetters:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.core.lanes import Lane
-    from taskq.log.survey import Answer
+    from taskq.log.requests import Answer
 
 _CAUSES: Final = {
     Cause.EXHAUSTED: "exhausted",

@@ -16,8 +16,7 @@ from taskq.log.watchers import Watchers
 if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.log.journal import Journal
-    from taskq.log.requests import ClaimRequest
-    from taskq.log.survey import Answer, Request
+    from taskq.log.requests import Answer, ClaimRequest, Request
 
 _SETTLE_SOON: Final = int(Op.SETTLE_SOON)
 

@@ -25,12 +25,11 @@ if TYPE_CHECKING:
     from taskq.log.journal import Journal
     from taskq.log.keys import Keys
     from taskq.log.recent import Recent
+    from taskq.log.requests import Item
 
 _CHECKED: Final = int(Flag.CHECKED)
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _SPILLED: Final = int(Flag.SPILLED)
-
-Item = tuple[EnqueueSpec, bytes, "Extras | None"]
 
 
 class Prepared:

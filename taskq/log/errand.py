@@ -8,8 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskq.log.ports import Clock
-    from taskq.log.requests import Op
-    from taskq.log.survey import Answer, Request
+    from taskq.log.requests import Answer, Op, Request
 
 
 class Errand:

@@ -18,7 +18,7 @@ from taskq.log.lock import LOCK_FILE, read_hint
 
 if TYPE_CHECKING:
     from taskq.log.journal import Journal
-    from taskq.log.survey import Answer
+    from taskq.log.requests import Answer
 
 #: How long what streams wait for may stay unsynced, in the hope that another sync takes it along.
 _COMPANY_SECONDS: Final = 0.002

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import UploadDamaged, UsageError
-from taskq.log.adopts import Plain, Slice
 from taskq.log.door import NotAFile
 from taskq.log.inboxformat import (
     CHUNK_HEADER,
@@ -19,15 +18,15 @@ from taskq.log.inboxformat import (
     each_entry,
     tail_size,
 )
+from taskq.log.requests import Plain, Slice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.core.model import Extras
-    from taskq.log.enqueues import Item
     from taskq.log.inboxmanifest import Part, Upload
     from taskq.log.ports import Disk
-    from taskq.log.requests import EnqueueSpec
+    from taskq.log.requests import EnqueueSpec, Item
 
     _Item = tuple[EnqueueSpec, bytes, Extras]
 

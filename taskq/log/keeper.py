@@ -10,7 +10,6 @@ from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
 from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.attempts import encode_history
-from taskq.log.carries import Item
 from taskq.log.carrying import decode_carried, find_moment
 from taskq.log.flows import FLOW_FLAG, is_of_flow, takes_of
 from taskq.log.fold import FINAL_KINDS
@@ -18,6 +17,7 @@ from taskq.log.foldother import key_of
 from taskq.log.history import job_records, tell
 from taskq.log.logrecord import decode_record, places
 from taskq.log.options import enqueue_extras
+from taskq.log.requests import Rewrite
 from taskq.log.segment import Gap
 
 if TYPE_CHECKING:
@@ -186,19 +186,19 @@ class Keeper:
             if end is not None and self._is_kept(end, own_ns or self._keep_ns):
                 self._kept[job] = end
 
-    def kept_item(self, job: int, location: int, born: bytes, enqueued_ns: int) -> Item | None:
+    def kept_item(self, job: int, location: int, born: bytes, enqueued_ns: int) -> Rewrite | None:
         """A finished job that stays; None if it does not."""
         end = self._kept.get(job)
         return None if end is None else self._item(job, location, born, enqueued_ns, end)
 
     def dead_item(
         self, job: int, location: int, born: bytes, enqueued_ns: int, died_seconds: int
-    ) -> Item:
+    ) -> Rewrite:
         """A dead letter; also one of whose end nothing can be read any more."""
         end = _end(self._journal, job)
         if end is not None and end_of(end)[0] is State.DEAD:
             return self._item(job, location, born, enqueued_ns, end)
-        return Item(job, location, _DEAD, born, enqueued_ns, ended_ns=died_seconds * SECOND_NS)
+        return Rewrite(job, location, _DEAD, born, enqueued_ns, ended_ns=died_seconds * SECOND_NS)
 
     def history(self, job: int, attempt: int) -> bytes:
         """The attempts so far, packed."""
@@ -207,13 +207,15 @@ class Keeper:
         view = tell(self._journal, job, self._now_ns)
         return encode_history(view.attempts) if view is not None else b""
 
-    def _item(self, job: int, location: int, born: bytes, enqueued_ns: int, end: LogRecord) -> Item:
+    def _item(
+        self, job: int, location: int, born: bytes, enqueued_ns: int, end: LogRecord
+    ) -> Rewrite:
         state, body, flags, ended_ns = end_of(end)
         expires_ns = self._expiry(job, born)
         if expires_ns and state is State.DEAD:
             # It moves on with the clock, for the letter may be requeued.
             expires_ns -= self._committer.facets.need_agenda().times.shift_ns
-        return Item(
+        return Rewrite(
             job, location, state, born, enqueued_ns, end.attempt,
             expires_ns=expires_ns, ended_ns=ended_ns,
             history=self.history(job, end.attempt), body=body, flags=flags & _BODY_FLAGS,

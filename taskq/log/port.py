@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 from taskq.core.errors import LogClosed
 from taskq.core.model import LogStats
 from taskq.core.records import Cause, Kind
-from taskq.log.adopter import AdoptOrder
 from taskq.log.bell import Bell
 from taskq.log.gauges import engine_stats
 from taskq.log.history import tell
 from taskq.log.inboxfiles import Inbox
-from taskq.log.queues import Withdrawal
 from taskq.log.reply import Reply
-from taskq.log.requests import ClaimRequest, Op, Settlement
-from taskq.log.upkeep import Order
+from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Withdrawal
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -33,11 +30,18 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras, JobView
     from taskq.log.committer import Committer
-    from taskq.log.deadletters import Letter
-    from taskq.log.requests import Bundle, Delivery, Duplicate, EnqueueSpec
+    from taskq.log.requests import (
+        Answer,
+        Bundle,
+        Delivery,
+        Duplicate,
+        EnqueueSpec,
+        Enrolment,
+        Letter,
+        Steer,
+        Turn,
+    )
     from taskq.log.store import Store
-    from taskq.log.survey import Answer
-    from taskq.log.ticks import Enrolment, Steer, Turn
 
 _log: Final = logging.getLogger("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 from taskq.core.model import WAITING_STATES
 from taskq.core.records import Cause, Kind
@@ -15,16 +15,7 @@ if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
     from taskq.log.batch import Batch
     from taskq.log.facets import Facets
-
-#: Most jobs that one request withdraws: no batch may hold the lock for long.
-WITHDRAWN_MAX: Final = 500
-
-
-class Withdrawal(NamedTuple):
-    """Waiting jobs to be cancelled, and why."""
-
-    jobs: list[int]
-    cause: Cause = Cause.CALLER
+    from taskq.log.requests import Withdrawal
 
 
 class Queues:

@@ -10,7 +10,7 @@ import enum
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from taskq.core.counts import whole
 from taskq.core.errors import UsageError
@@ -29,66 +29,112 @@ from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, decompress
 from taskq.log.options import enqueue_extras
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from taskq.core.lanes import Lane
     from taskq.core.limits import Limit
     from taskq.core.weights import Weights
 
 
+class Trait(enum.IntFlag):
+    """What the store must know of an operation before it looks at an operand."""
+
+    #: it is decided on the agenda
+    AGENDA = 1
+    #: it is decided on the table of keys, whatever its operand
+    KEYS = 2
+    #: it brings jobs, new ones or dead ones written again: refused first when the disk gets full
+    GROWS = 4
+    #: it outlives a wait for the lock: nobody waits for its answer with a time in mind
+    PATIENT = 8
+    #: its answer waits for no disk. What is carried or adopted need not be on it before what
+    #: follows is decided: the end waits for all. A loss of power ends a claim with its holder,
+    #: extended or not.
+    AT_ONCE = 16
+    #: it reads only, without the lock, and sees what the others of its batch wrote
+    READS = 32
+
+
+_NONE: Final = Trait(0)
+
+
 class Op(enum.IntEnum):
-    """The operations of the mailbox."""
+    """The operations of the mailbox; ``operations`` decides them, ``sizes`` tells their bytes."""
+
+    _value_: int
+    traits: Trait
+
+    def __new__(cls, number: int, traits: Trait = _NONE) -> Self:
+        """Make a member of its row."""
+        op = int.__new__(cls, number)
+        op._value_ = number
+        op.traits = traits
+        return op
 
     #: operand (spec, body, extras) -> lsn, or Duplicate
-    ENQUEUE = 0
+    ENQUEUE = 0, Trait.GROWS
     #: operand [(spec, body, extras), …] -> [lsn or Duplicate, …]; one transaction
-    ENQUEUE_MANY = 1
+    ENQUEUE_MANY = 1, Trait.GROWS
     #: operand ClaimRequest -> [Delivery, …]
-    CLAIM = 2
+    CLAIM = 2, Trait.AGENDA | Trait.PATIENT
     #: operand [Settlement, …] -> [None or TaskqError, …]
-    SETTLE = 3
+    SETTLE = 3, Trait.AGENDA
     #: operand lsn -> Cancel
-    CANCEL = 4
+    CANCEL = 4, Trait.AGENDA
     #: operand lsn -> Outcome, once the job is settled
     OUTCOME = 5
-    #: operand (function(committer), needs the agenda) -> its result; reads only, without the lock
-    LOOK = 6
+    #: operand (function(committer), needs the agenda) -> its result
+    LOOK = 6, Trait.READS
     #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
-    SETTLE_SOON = 7
-    #: of compaction, see ``carries``: operand [Item, …] -> how many must be looked at again
-    CARRY = 24
-    #: operand range of lanes -> None
-    TALLY = 25
-    #: operand Floor -> None
-    COMPACTED = 26
-    #: operand first lsn of a segment -> whether it was removed
-    DROP = 27
+    SETTLE_SOON = 7, Trait.AGENDA | Trait.PATIENT
+    #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
+    FOLLOW = 16, Trait.READS | Trait.PATIENT
+    #: of compaction: operand [Rewrite, …] -> how many must be looked at again
+    CARRY = 24, Trait.AGENDA | Trait.KEYS | Trait.AT_ONCE
+    #: of compaction: operand range of lanes -> None
+    TALLY = 25, Trait.AGENDA | Trait.KEYS
+    #: of compaction: operand Floor -> None
+    COMPACTED = 26, Trait.AGENDA | Trait.KEYS
+    #: of compaction: operand first lsn of a segment -> whether it was removed
+    DROP = 27, Trait.AGENDA | Trait.KEYS
     #: operand [OldFile, …] that no record names -> how many were removed
     COLLECT = 28
     #: operand Slice of an upload -> Adopted, how far it has come then
-    ADOPT = 29
+    ADOPT = 29, Trait.GROWS | Trait.AT_ONCE
     #: operand (Delivery, nanoseconds) -> None; the claim ends so long from now
-    EXTEND = 32
+    EXTEND = 32, Trait.AGENDA | Trait.AT_ONCE
     #: operand Bundle -> Done
-    TRANSACT = 33
+    TRANSACT = 33, Trait.AGENDA
     #: operand [Letter, …] -> [None or TaskqError, …]: dead letters are ready again
-    REQUEUE = 40
+    REQUEUE = 40, Trait.AGENDA | Trait.GROWS
     #: operand [lsn, …] -> [None or TaskqError, …]: dead letters are forgotten
-    PURGE = 41
+    PURGE = 41, Trait.AGENDA
     #: operand name of a queue -> whether it was not paused before
-    PAUSE = 42
+    PAUSE = 42, Trait.AGENDA
     #: operand name of a queue -> whether it was paused before
-    RESUME = 43
+    RESUME = 43, Trait.AGENDA
     #: operand Withdrawal -> [lsn, …] of those that were cancelled
-    WITHDRAW = 44
+    WITHDRAW = 44, Trait.AGENDA
     #: operand Turn -> what the jobs of the ticks became, or None: another process was faster
-    TICK = 48
+    TICK = 48, Trait.AGENDA | Trait.GROWS
     #: operand [Enrolment, …] -> None
-    ENROL = 49
+    ENROL = 49, Trait.AGENDA
     #: operand Steer -> whether that was new
-    STEER = 50
-    #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
-    FOLLOW = 16
+    STEER = 50, Trait.AGENDA
+
+
+def ops_that(trait: Trait) -> frozenset[int]:
+    """The numbers of the operations with a trait."""
+    return frozenset(op for op in Op if op.traits & trait)
+
+
+#: (op, port, future, operand)
+Request = tuple[int, Any, Any, Any]
+#: (port, future, value or error); with no future, a call for the port's side
+Answer = tuple[Any, Any, Any]
+
+
+# -- enqueues --------------------------------------------------------------------------------------
 
 
 class EnqueueSpec:
@@ -178,11 +224,50 @@ def checked_queues(names: Iterable[str]) -> frozenset[str]:
     return checked
 
 
+#: (what its task fixes, payload, what this call adds)
+Item = tuple[EnqueueSpec, bytes, "Extras | None"]
+
+
 class Duplicate(NamedTuple):
     """The answer to an enqueue whose key was taken."""
 
     #: lsn of the job that holds the key
     lsn: int
+
+
+class Plain(NamedTuple):
+    """Jobs of an upload that are of one spec and have no options."""
+
+    spec: EnqueueSpec
+    bodies: list[bytes]
+
+
+class Slice(NamedTuple):
+    """The next jobs of an upload.
+
+    Attributes:
+        upload: id of it.
+        start: jobs before these; ``total`` are in all of it.
+        size: about how many bytes these add to the log.
+        is_keyed: whether any of them has a key.
+    """
+
+    upload: bytes
+    start: int
+    total: int
+    runs: Sequence[Plain | list[Item]]
+    size: int
+    is_keyed: bool
+
+
+class AdoptOrder(NamedTuple):
+    """Somebody waits for all uploads that were published so far."""
+
+    port: Any
+    future: Any
+
+
+# -- claims and their ends -------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -322,7 +407,7 @@ class Settlement(NamedTuple):
     body: bytes | None = None
     delay_ns: int = 0
     cause: Cause = Cause.CALLER
-    children: tuple[tuple[EnqueueSpec, bytes, Extras | None], ...] = ()
+    children: tuple[Item, ...] = ()
     flags: int = 0
 
 
@@ -334,7 +419,14 @@ class Bundle(NamedTuple):
 
     settlements: tuple[Settlement, ...] = ()
     cancels: tuple[int, ...] = ()
-    items: tuple[tuple[EnqueueSpec, bytes, Extras | None], ...] = ()
+    items: tuple[Item, ...] = ()
+
+
+class Done(NamedTuple):
+    """What became of a transaction: jobs that it was to cancel, and answers to its enqueues."""
+
+    cancelled: list[Cancel]
+    jobs: list[int | Duplicate]
 
 
 class Outcome(NamedTuple):
@@ -346,3 +438,162 @@ class Outcome(NamedTuple):
     state: State
     body: bytes | None
     flags: int = 0
+
+
+# -- cancels and queues ----------------------------------------------------------------------------
+
+#: A job that is to be cancelled, and the token of its claim.
+Ask = tuple[int, int]
+
+#: Most jobs that one request withdraws: no batch may hold the lock for long.
+WITHDRAWN_MAX: Final = 500
+
+
+class Cancel(enum.IntEnum):
+    """What asking for the end of a job came to; true unless it was too late."""
+
+    #: the job is settled
+    TOO_LATE = 0
+    #: it waited, and is over
+    WITHDRAWN = 1
+    #: it runs: its owner was asked to stop it, now or before, and it never runs again
+    ASKED = 2
+
+
+class Withdrawal(NamedTuple):
+    """Waiting jobs to be cancelled, and why."""
+
+    jobs: list[int]
+    cause: Cause = Cause.CALLER
+
+
+# -- dead letters ----------------------------------------------------------------------------------
+
+#: Most dead letters that one request requeues or purges: 0.1 ms each, on a busy machine, ...
+LETTERS_MAX: Final = 250
+#: ... and most bytes of them together, the last one excepted: no batch may hold the lock for long.
+LETTERS_BYTES_MAX: Final = 256 * 1024
+
+
+class Letter(NamedTuple):
+    """A dead letter as it is to be written again."""
+
+    job: int
+    #: its ENQUEUED record, without due time
+    born: bytes
+    enqueued_ns: int
+    #: attempts that no record tells of any more, packed
+    history: bytes = b""
+    #: when it expires, if that shifts: in shifted time
+    expires_ns: int = 0
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it adds to the log."""
+        return codec.CARRIED.size + len(self.born) + len(self.history) + codec.BACK.size
+
+    @property
+    def has_options(self) -> bool:
+        """Whether it may have a key."""
+        options_size: int = codec.PREFIX.unpack_from(self.born)[3]
+        return options_size > 0
+
+
+# -- schedules -------------------------------------------------------------------------------------
+
+#: Ticks that one request writes at most: no batch may hold the lock for long.
+TICKS_MAX: Final = 200
+
+
+class Turn(NamedTuple):
+    """Ticks of one schedule that are due, in the order of their moments.
+
+    Attributes:
+        name: of the schedule.
+        seen_ns: up to where it was done with when its state was looked at; if that has changed,
+            another process was faster.
+        done_ns: up to where it is done with after this.
+        moments: of the ticks; none if all that are due are skipped.
+        items: their jobs.
+    """
+
+    name: str
+    seen_ns: int
+    done_ns: int
+    moments: tuple[int, ...]
+    items: tuple[Item, ...]
+
+
+class Enrolment(NamedTuple):
+    """A schedule as a worker that starts knows it."""
+
+    name: str
+    rule: bytes
+    details: bytes
+
+
+class Steer(NamedTuple):
+    """What a person wants of a schedule: "pause", "resume", "reset" or "remove"."""
+
+    name: str
+    action: str
+
+
+# -- compaction ------------------------------------------------------------------------------------
+
+#: Totals of so many lanes go into one batch.
+TALLIES_MAX: Final = 1_000
+
+
+class Order(NamedTuple):
+    """A compaction that somebody asked for."""
+
+    #: instead of the log's own; None: that one
+    keep_seconds: float | None
+    dry_run: bool
+    port: Any
+    future: Any
+
+
+class Rewrite(NamedTuple):
+    """A job to be written again, as it was when it was found.
+
+    ``location`` is that of the record that is about to go, which holds the job's ENQUEUED record;
+    ``state`` is ABSENT for a job that is settled and forgotten, whose key alone is still held.
+    """
+
+    job: int
+    location: int
+    state: State
+    born: bytes
+    enqueued_ns: int
+    attempt: int = 0
+    #: of a scheduled job: when it is due, in shifted time unless ``due_is_wall``
+    due_ns: int = 0
+    due_is_wall: bool = False
+    #: when it expires, if that shifts: in shifted time, but wall time for one that is over
+    expires_ns: int = 0
+    ended_ns: int = 0
+    history: bytes = b""
+    body: bytes | None = None
+    flags: int = 0
+
+
+class Floor(NamedTuple):
+    """What compaction says when it is done with a segment.
+
+    ``lsn`` is the first that is kept; ``uploads`` are ids of those that are adopted in part, whose
+    progress is written again if it stands before that.
+    """
+
+    lsn: int
+    uploads: tuple[bytes, ...] = ()
+
+
+class OldFile(NamedTuple):
+    """A spilled file that nobody wrote or touched for a while."""
+
+    name: str
+    modified_ns: int
+    #: digest of its content; empty for one that was never finished
+    digest: bytes

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import SECOND_NS
 from taskq.log.config import MIN_FREE_BYTES, MIN_FREE_FILES, RESERVE_BYTES, TINY_DISK_PARTS
-from taskq.log.requests import Op
+from taskq.log.requests import Trait, ops_that
 from taskq.log.survey import Survey, refusals
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
     from taskq.log.config import LogConfig
     from taskq.log.ports import Clock, Disk
-    from taskq.log.survey import Answer, Request
+    from taskq.log.requests import Answer, Request
 
 T = TypeVar("T")
 
 RESERVE_FILE: Final = "reserve"
 _PROBE_FILE: Final = "reserve.tmp"
 #: What is refused first: the operations that bring jobs, new ones or dead ones written again.
-GROWING: Final = frozenset({Op.ENQUEUE, Op.ENQUEUE_MANY, Op.REQUEUE, Op.ADOPT, Op.TICK})
+GROWING: Final = ops_that(Trait.GROWS)
 #: What a disk or a quota that is used up says.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: The soonest and the latest next look, and how fast the disk is taken to fill up in between.

@@ -15,10 +15,10 @@ from taskq.core.errors import JobNotFound, LogDamaged, NotDead, TaskqError
 from taskq.core.jobtable import STATE_MASK
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, WAITING_STATES, State
 from taskq.log.carrying import decode_carried, is_carrying
-from taskq.log.deadletters import LETTERS_BYTES_MAX, LETTERS_MAX, Letter
 from taskq.log.history import tell
 from taskq.log.locate import hop
 from taskq.log.options import enqueue_extras
+from taskq.log.requests import LETTERS_BYTES_MAX, LETTERS_MAX, Letter
 from taskq.log.timeless import DUE_OPTIONS, timeless
 
 if TYPE_CHECKING:

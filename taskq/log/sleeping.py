@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.model import SECOND_NS
 from taskq.log import otherowners
 from taskq.log.committer import LOOK_AROUND_NS
-from taskq.log.requests import Op
+from taskq.log.requests import Op, Trait, ops_that
 
 if TYPE_CHECKING:
     from taskq.log.committer import Committer
-    from taskq.log.survey import Request, Survey
+    from taskq.log.requests import Request
+    from taskq.log.survey import Survey
 
 #: How soon settlements that the disk refused are tried again, and what waits for the next frame.
 _HELD_SECONDS: Final = 0.5
 #: Requests that outlive a wait for the lock: nobody waits for their answer with a time in mind.
-PATIENT: Final = frozenset({Op.SETTLE_SOON, Op.CLAIM, Op.FOLLOW})
+PATIENT: Final = ops_that(Trait.PATIENT)
 _KEPT_MAX: Final = 64
 
 

@@ -23,6 +23,7 @@ from taskq.core.model import SECOND_NS
 from taskq.core.records import Flag
 from taskq.log.disk import PatientDisk
 from taskq.log.identity import write_file
+from taskq.log.requests import OldFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Iterator
@@ -244,15 +245,6 @@ def _is_there(disk: Disk, file: str, body: bytes) -> bool:
 
 
 # -- collecting -----------------------------------------------------------------------------------
-
-
-class OldFile(NamedTuple):
-    """A file that nobody wrote or touched for a while."""
-
-    name: str
-    modified_ns: int
-    #: digest of its content; empty for one that was never finished
-    digest: bytes
 
 
 def old_files(

@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from taskq.core.model import Serving
-    from taskq.log.adopter import AdoptOrder
-    from taskq.log.cancelling import Ask
     from taskq.log.deaths import DeadLetter
-    from taskq.log.survey import Request
-    from taskq.log.upkeep import Order
+    from taskq.log.requests import AdoptOrder, Ask, Order, Request
 
 _log: Final = logging.getLogger("taskq")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import Durability
-from taskq.log.adopter import Adopter, AdoptOrder
+from taskq.log.adopter import Adopter
 from taskq.log.chain import describe_loss
 from taskq.log.committer import Committer
 from taskq.log.config import BATCH_BYTES_MAX
@@ -27,11 +27,11 @@ from taskq.log.lockwatch import LockWatch
 from taskq.log.operations import failure
 from taskq.log.peers import LocalPeers
 from taskq.log.ports import INTEREST_CANCEL, INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
-from taskq.log.requests import Op
+from taskq.log.requests import AdoptOrder, Answer, Op, Order, Request
 from taskq.log.room import with_reserve
 from taskq.log.sleeping import PATIENT, is_behind, may_wait, seconds_until_due
-from taskq.log.survey import Answer, Request, Survey, claims, refusals
-from taskq.log.upkeep import Order, Upkeep
+from taskq.log.survey import Survey, claims, refusals
+from taskq.log.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ A TICKED record holds the whole state of its schedule, so that compaction can wr
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.hints import command
@@ -26,50 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskq.log.batch import Batch
-    from taskq.log.enqueues import Enqueues, Item
+    from taskq.log.enqueues import Enqueues
     from taskq.log.facets import Facets
-    from taskq.log.requests import Duplicate
+    from taskq.log.requests import Duplicate, Enrolment, Steer, Turn
 
-#: Ticks that one request writes at most: no batch may hold the lock for long.
-TICKS_MAX: Final = 200
 _OPTION: Final = struct.Struct("<BH")
 _PAUSED: Final = 1
 _GONE: Final = 2
 _CRC_SIZE: Final = 4
-
-
-class Turn(NamedTuple):
-    """Ticks of one schedule that are due, in the order of their moments.
-
-    Attributes:
-        name: of the schedule.
-        seen_ns: up to where it was done with when its state was looked at; if that has changed,
-            another process was faster.
-        done_ns: up to where it is done with after this.
-        moments: of the ticks; none if all that are due are skipped.
-        items: their jobs.
-    """
-
-    name: str
-    seen_ns: int
-    done_ns: int
-    moments: tuple[int, ...]
-    items: tuple[Item, ...]
-
-
-class Enrolment(NamedTuple):
-    """A schedule as a worker that starts knows it."""
-
-    name: str
-    rule: bytes
-    details: bytes
-
-
-class Steer(NamedTuple):
-    """What a person wants of a schedule: "pause", "resume", "reset" or "remove"."""
-
-    name: str
-    action: str
 
 
 def encode_ticked(ticked: Ticked, lsn: int) -> bytes:

@@ -7,32 +7,25 @@ whatever order they were asked for, so that a new job finds the key free that an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound, PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX, WAITING_STATES
 from taskq.core.records import Kind
 from taskq.log.leasing import check_claim
-from taskq.log.survey import bundle_size
+from taskq.log.requests import Done
+from taskq.log.sizes import bundle_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskq.core.agenda import Agenda
     from taskq.log.batch import Batch
-    from taskq.log.cancelling import Cancel
     from taskq.log.facets import Facets
     from taskq.log.operations import Operations
-    from taskq.log.requests import Bundle, Duplicate, Settlement
+    from taskq.log.requests import Bundle, Settlement
 
 _ENDS: Final = frozenset({Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED})
-
-
-class Done(NamedTuple):
-    """What became of a transaction: jobs that it was to cancel, and answers to its enqueues."""
-
-    cancelled: list[Cancel]
-    jobs: list[int | Duplicate]
 
 
 class Transactions:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogClosed, LogDamaged, LogError, TaskqError
 from taskq.core.model import SECOND_NS, CompactReport
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from taskq.log.committer import Committer
-    from taskq.log.spill import OldFile
-    from taskq.log.survey import Request
+    from taskq.log.requests import OldFile, Order, Request
 
     Steps = Generator[Errand | None, None, None]
 
@@ -51,16 +50,6 @@ _STEP_NS: Final = SECOND_NS // 1_000
 _STEPS_MAX: Final = 64
 #: Files that are removed in one batch.
 _COLLECTED_MAX: Final = 64
-
-
-class Order(NamedTuple):
-    """A compaction that somebody asked for."""
-
-    #: instead of the log's own; None: that one
-    keep_seconds: float | None
-    dry_run: bool
-    port: Any
-    future: Any
 
 
 class Upkeep:

@@ -22,7 +22,7 @@ from taskq import (
     WrongLog,
     retry,
 )
-from taskq.log.deadletters import LETTERS_MAX
+from taskq.log.requests import LETTERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

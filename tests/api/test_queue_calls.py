@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import JobCancelled, Put, State, TaskLog, TaskQ, UsageError
-from taskq.log.queues import WITHDRAWN_MAX
+from taskq.log.requests import WITHDRAWN_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

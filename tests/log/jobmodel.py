@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from taskq.core.model import LIVE_STATES, SECOND_NS, State
-from taskq.log.cancelling import Cancel
+from taskq.log.requests import Cancel
 
 ATTEMPTS = 2
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from taskq.core.model import State
-from taskq.log.cancelling import Cancel
+from taskq.log.requests import Cancel
 
 if TYPE_CHECKING:
     from tests.log.reference import Job, Reference

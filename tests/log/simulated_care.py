@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from taskq.core.errors import KeyHeld, NotDead, TaskqError
 from taskq.core.model import State
 from taskq.core.records import Cause
-from taskq.log.queues import Withdrawal
-from taskq.log.requests import Op
+from taskq.log.requests import Op, Withdrawal
 from taskq.log.selection import WaitingFilter, letters, waiting_page
 
 if TYPE_CHECKING:
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
-    from taskq.log.cancelling import Cancel
-    from taskq.log.requests import Outcome
+    from taskq.log.requests import Cancel, Outcome
     from tests.log.memory import Memory
     from tests.log.world import Process
 

@@ -41,8 +41,7 @@ from tests.log.world import Process, World
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.log.survey import Request
-    from taskq.log.transactions import Done
+    from taskq.log.requests import Done, Request
 
 _PROCESSES_MAX: Final = 3
 _SPECS: Final = [

@@ -16,8 +16,7 @@ from taskq.log.survey import Survey
 from tests.log.world import PLAIN, Process, World
 
 if TYPE_CHECKING:
-    from taskq.log.requests import Delivery
-    from taskq.log.survey import Request
+    from taskq.log.requests import Delivery, Request
 
 _BIG: Final = bytes(PAYLOAD_BYTES_MAX)
 _HEADERS: Final = Extras(headers={"a": "x" * 30_000})

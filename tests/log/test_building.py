@@ -24,7 +24,7 @@ from tests.log.world import PLAIN, SMALL, World
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.log.survey import Answer, Request
+    from taskq.log.requests import Answer, Request
 
 pytestmark = pytest.mark.anyio
 

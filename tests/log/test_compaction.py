@@ -21,8 +21,8 @@ from tests.log.world import PATH, Process, World
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.log.carries import Item
     from taskq.log.config import LogConfig
+    from taskq.log.requests import Rewrite
 
 DAY = 86_400
 SMALL = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)
@@ -278,7 +278,7 @@ def test_what_is_carried_in_one_batch_is_bounded() -> None:
     sizes: list[int] = []
     carry = process.committer.operations._others[Op.CARRY]
 
-    def noted(batch: Any, items: list[Item]) -> object:
+    def noted(batch: Any, items: list[Rewrite]) -> object:
         sizes.append(len(items))
         return carry(batch, items)
 

@@ -12,7 +12,7 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log import segment, upkeep
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
-from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.requests import EnqueueSpec, Op, Order
 from taskq.log.selection import letters
 from taskq.log.upkeep import Upkeep
 from tests.log.tending import FILLER, fill_segment, keeping, meaning, tend
@@ -244,7 +244,7 @@ def test_what_nobody_thought_of_does_not_end_the_process(
         patched.setattr(upkeep, "due", broken)
         care = tend(process)
         future: Future[Any] = Future()
-        care.order(upkeep.Order(None, False, None, future))
+        care.order(Order(None, False, None, future))
         tend(process, care)
         process.sync()
     assert "nobody thought of this" in caplog.text

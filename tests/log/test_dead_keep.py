@@ -11,8 +11,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log import deadkeep
 from taskq.log.config import LogConfig, QueuePolicy
 from taskq.log.deadkeep import DeadPolicy, overdue_dead
-from taskq.log.deadletters import LETTERS_MAX
-from taskq.log.requests import EnqueueSpec, Op, Settlement
+from taskq.log.requests import LETTERS_MAX, EnqueueSpec, Op, Settlement
 from taskq.log.selection import letters
 from tests.log.tending import keeping, tend
 from tests.log.world import World

@@ -17,7 +17,7 @@ from taskq.testing.crashable import CrashableDisk
 from tests.log.world import PATH, PLAIN, World
 
 if TYPE_CHECKING:
-    from taskq.log.survey import Request
+    from taskq.log.requests import Request
 
 _ROOM: int = 10_000_000
 

@@ -10,9 +10,8 @@ import pytest
 from taskq.core.errors import StaleDelivery
 from taskq.core.model import Durability, Extras, State
 from taskq.core.records import Flag, Kind
-from taskq.log.cancelling import Cancel
 from taskq.log.config import LSN_SKIP, SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Op, Outcome, Settlement
+from taskq.log.requests import Cancel, ClaimRequest, Duplicate, EnqueueSpec, Op, Outcome, Settlement
 from tests.log.world import PLAIN, SMALL, Process, World
 
 _KEYED: Final = Extras(key=b"k")

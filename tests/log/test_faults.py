@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from taskq.log.survey import Request
+    from taskq.log.requests import Request
 
 _LIMIT_SECONDS: Final = 1
 _WRITES: Final = ("plain", "keyed", "many", "late", "acked", "cancelled")

@@ -17,7 +17,7 @@ from taskq.log.requests import ClaimRequest, Op
 from tests.log.world import PATH, PLAIN, Process, World
 
 if TYPE_CHECKING:
-    from taskq.log.survey import Answer
+    from taskq.log.requests import Answer
 
 HINT: Final = f"{PATH}/write.lock"
 

@@ -26,9 +26,9 @@ from tests.log.uploading import publish as publish_in
 from tests.log.world import PATH, World
 
 if TYPE_CHECKING:
-    from taskq.log.adopts import Slice
     from taskq.log.inbox import Part
     from taskq.log.inboxmanifest import Upload
+    from taskq.log.requests import Slice
 
 SPECS = [EnqueueSpec("mail", "send", 3, 1), EnqueueSpec("sync"), EnqueueSpec("é", "t", 9, 0)]
 EXTRAS = [

@@ -21,10 +21,17 @@ from taskq.core.rates import Rate
 from taskq.core.records import Cause, Kind
 from taskq.flowplan import Chain, Group
 from taskq.log import snapshots, upkeep
-from taskq.log.queues import Withdrawal
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
+from taskq.log.requests import (
+    ClaimRequest,
+    EnqueueSpec,
+    Enrolment,
+    Op,
+    Settlement,
+    Steer,
+    Turn,
+    Withdrawal,
+)
 from taskq.log.snapshots import SnapshotPolicy
-from taskq.log.ticks import Enrolment, Steer, Turn
 from taskq.testing.crashable import ProcessKilled
 from tests.core.frozen import Columns
 from tests.log.flowing import items_of, leaf, step

@@ -12,14 +12,13 @@ import pytest
 from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import State
 from taskq.core.records import Kind
-from taskq.log.cancelling import Cancel
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.requests import ClaimRequest, Op, Settlement
+from taskq.log.requests import Cancel, ClaimRequest, Op, Settlement
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.log.world import PATH, PLAIN, World
 
 if TYPE_CHECKING:
-    from taskq.log.survey import Request
+    from taskq.log.requests import Request
 
 _MIN_FREE: Final = 100_000
 _RESERVE: Final = 40_000

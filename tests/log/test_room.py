@@ -11,15 +11,14 @@ import pytest
 from taskq.core.errors import DiskFull, UsageError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
-from taskq.log.cancelling import Cancel
 from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.requests import Op
+from taskq.log.requests import Cancel, Op
 from taskq.log.selection import letters
 from taskq.log.survey import Survey
 from tests.log.world import PATH, PLAIN, World
 
 if TYPE_CHECKING:
-    from taskq.log.survey import Request
+    from taskq.log.requests import Request
     from tests.log.world import Process
 
 _MIN_FREE: Final = 100_000

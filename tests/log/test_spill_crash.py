@@ -17,7 +17,7 @@ from tests.log.world import PATH, Process, World
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from taskq.log.spill import OldFile
+    from taskq.log.requests import OldFile
 
 SPILLED: Final = int(Flag.SPILLED)
 SPEC: Final = EnqueueSpec(task="mail.send", attempts=0).packed(SPILLED)

@@ -17,8 +17,7 @@ from taskq.core.model import SECOND_NS, Extras
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.files import SegmentGone
 from taskq.log.history import records
-from taskq.log.requests import EnqueueSpec, Op
-from taskq.log.ticks import Enrolment, Steer, Turn
+from taskq.log.requests import EnqueueSpec, Enrolment, Op, Steer, Turn
 from taskq.schedulestimes import Rule, due_ticks, parse_cron, parse_every
 from taskq.testing.clock import FakeClock
 from taskq.testing.machine import PowerLost, ProcessKilled

@@ -16,14 +16,12 @@ from taskq.core.errors import (
 )
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Kind
-from taskq.log.cancelling import Cancel
-from taskq.log.requests import Bundle, Duplicate, Op, Settlement
+from taskq.log.requests import Bundle, Cancel, Duplicate, Op, Settlement
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.world import PATH, PLAIN, World
 
 if TYPE_CHECKING:
-    from taskq.log.requests import Delivery
-    from taskq.log.transactions import Done
+    from taskq.log.requests import Delivery, Done
     from tests.log.world import Process
 
 FIRST = f"{PATH}/log/00000000000000000001.log"

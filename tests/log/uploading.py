@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.records import Kind
 from taskq.log import inbox
-from taskq.log.adopter import Adopter, AdoptOrder
+from taskq.log.adopter import Adopter
 from taskq.log.inbox import PartWriter, encode_tail, publish_with
+from taskq.log.requests import AdoptOrder
 from taskq.testing.crashable import CrashableDisk
 from tests.log.world import PATH, PLAIN, Process, World
 

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras, JobView
     from taskq.log.logrecord import LogRecord
-    from taskq.log.requests import Delivery, Duplicate
-    from taskq.log.survey import Request
+    from taskq.log.requests import Delivery, Duplicate, Request
 
 PATH: Final = "/srv/data"
 PLAIN: Final = EnqueueSpec(task="mail.send")

@@ -18,8 +18,7 @@ from taskq.log.requests import Settlement
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.log.cancelling import Ask
-    from taskq.log.requests import Delivery
+    from taskq.log.requests import Ask, Delivery
     from taskq.log.store import Store
     from taskq_workers.crew import Crew
 

@@ -18,9 +18,8 @@ from taskq.core.records import Cause
 
 if TYPE_CHECKING:
     from taskq.core.model import Hold
-    from taskq.log.cancelling import Ask
     from taskq.log.port import LoopPort
-    from taskq.log.requests import Delivery, Settlement
+    from taskq.log.requests import Ask, Delivery, Settlement
     from taskq_workers.feed import Feed
 
 _log: Final = logging.getLogger("taskq.worker")

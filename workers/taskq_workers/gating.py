@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.conditionsbase import Condition
     from taskq.core.model import Hold
-    from taskq.log.cancelling import Ask
     from taskq.log.port import LoopPort
-    from taskq.log.requests import Delivery
+    from taskq.log.requests import Ask, Delivery
     from taskq.log.store import Store
     from taskq.tasks import Task
     from taskq_workers.breaker import Breaker

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX
-from taskq.log.ticks import TICKS_MAX, Turn
+from taskq.log.requests import TICKS_MAX, Turn
 from taskq.schedulestimes import CATCH_UP_MAX, due_ticks, next_due_ns
 from taskq_workers.settling import Pause
 
