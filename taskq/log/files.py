@@ -11,7 +11,7 @@ from taskq.log import codec
 from taskq.log.carrying import born_in, is_carrying
 from taskq.log.cursor import Cursor
 from taskq.log.gone import FLOOR, GONE
-from taskq.log.identity import write_all, write_file
+from taskq.log.ports import write_all, write_file
 from taskq.log.segment import Frame, Gap, Scanner, segment_lsn, segment_name
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from taskq.core.errors import FormatError, LogError, refusal
 from taskq.core.parsing import parse_json
 from taskq.log.access import denied
+from taskq.log.ports import write_file
 from taskq.log.segment import segment_lsn
 
 if TYPE_CHECKING:
@@ -133,28 +134,3 @@ def keep_directory(disk: Disk, path: str) -> None:
         path = path.rpartition("/")[0] or "/"
         with contextlib.suppress(OSError):  # a parent that may not be read is none of ours
             disk.sync_directory(path)
-
-
-def write_file(disk: Disk, path: str, data: bytes) -> None:
-    """Write a whole file and sync it."""
-    descriptor = disk.open(path, create=True)
-    try:
-        disk.truncate(descriptor, 0)
-        write_all(disk, descriptor, data, 0)
-        disk.sync(descriptor)
-    finally:
-        disk.close(descriptor)
-
-
-def write_all(disk: Disk, descriptor: int, data: bytes, offset: int) -> None:
-    """Write everything, however short the single writes are.
-
-    Raises:
-        OSError: the disk refused; a part may have been written.
-    """
-    done = disk.write(descriptor, data, offset)
-    while done < len(data):
-        written = disk.write(descriptor, data[done:], offset + done)
-        if not written:
-            raise OSError(28, "the disk takes no more bytes")
-        done += written

@@ -30,7 +30,7 @@ from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.log.codec import pack_length
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
 from taskq.log.disk import PatientDisk, SystemClock
-from taskq.log.identity import read_identity, write_all
+from taskq.log.identity import read_identity
 from taskq.log.inboxfiles import Inbox
 from taskq.log.inboxformat import (
     CHUNK_BYTES,
@@ -44,6 +44,7 @@ from taskq.log.inboxmanifest import INBOX, PART, TEMPORARY, Part, check_upload_n
 from taskq.log.journal import Journal
 from taskq.log.lock import WriterLock
 from taskq.log.peers import poke_owners
+from taskq.log.ports import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from taskq.core.errors import LogError, TaskqError, UploadDamaged, UsageError
 from taskq.core.model import SECOND_NS, TIME_NS_MAX
 from taskq.log.door import NotAFile
-from taskq.log.identity import write_all, write_file
 from taskq.log.inboxmanifest import (
     DONE,
     INBOX,
@@ -48,6 +47,7 @@ from taskq.log.inboxmanifest import (
     stream_batch,
     upload_of,
 )
+from taskq.log.ports import write_all, write_file
 from taskq.log.segment import segment_lsn
 
 if TYPE_CHECKING:

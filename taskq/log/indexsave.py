@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from taskq.log import bloom, codec
 from taskq.log.bloom import BloomBuilder
 from taskq.log.columns import packed
-from taskq.log.identity import write_all
 from taskq.log.indexformat import (
     ENTRIES_A_PAGE,
     HEADER_SIZE,
@@ -21,6 +20,7 @@ from taskq.log.indexformat import (
     IndexHeader,
     encode_header,
 )
+from taskq.log.ports import write_all
 from taskq.log.segment import segment_lsn, segment_name
 
 if TYPE_CHECKING:

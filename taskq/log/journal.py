@@ -25,12 +25,12 @@ from taskq.log.identity import (
     keep_directory,
     read_identity,
     read_or_create_identity,
-    write_all,
 )
 from taskq.log.lock import LOCK_FILE, Home, TailHint, WriterLock, find_hint
 from taskq.log.logtime import LogTime
 from taskq.log.meters import excused, timed_sync
 from taskq.log.place import Place
+from taskq.log.ports import write_all
 from taskq.log.recovery import (
     FAILED_FILE,
     is_marked_failed,

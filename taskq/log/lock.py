@@ -25,8 +25,8 @@ from taskq.core.errors import LogLocked
 from taskq.core.model import TIME_NS_MAX
 from taskq.log.codec import LSN_MAX, PREFIX, SEGMENT_HEADER, crc32
 from taskq.log.door import read_file
-from taskq.log.identity import write_all
 from taskq.log.meters import Histogram
+from taskq.log.ports import write_all
 from taskq.log.syncturn import SyncTurn
 
 if TYPE_CHECKING:

@@ -171,3 +171,28 @@ INTEREST_READY = 1
 INTEREST_OUTCOME = 2
 INTEREST_GROWTH = 4
 INTEREST_CANCEL = 8
+
+
+def write_file(disk: Disk, path: str, data: bytes) -> None:
+    """Write a whole file and sync it."""
+    descriptor = disk.open(path, create=True)
+    try:
+        disk.truncate(descriptor, 0)
+        write_all(disk, descriptor, data, 0)
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+
+
+def write_all(disk: Disk, descriptor: int, data: bytes, offset: int) -> None:
+    """Write everything, however short the single writes are.
+
+    Raises:
+        OSError: the disk refused; a part may have been written.
+    """
+    done = disk.write(descriptor, data, offset)
+    while done < len(data):
+        written = disk.write(descriptor, data[done:], offset + done)
+        if not written:
+            raise OSError(28, "the disk takes no more bytes")
+        done += written

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogDamaged, LogError, ReaderBusy, UsageError
 from taskq.log.codec import crc32
-from taskq.log.identity import read_identity, write_all, write_file
+from taskq.log.identity import read_identity
+from taskq.log.ports import write_all, write_file
 from taskq.log.requests import check_name
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import LogError
 from taskq.core.parsing import parse_json
 from taskq.log import codec
-from taskq.log.identity import write_all, write_file
+from taskq.log.ports import write_all, write_file
 from taskq.log.segment import Frame, Gap, Scanner, segment_lsn, segment_name
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from taskq.log.codec import NO_LINK
 from taskq.log.config import LogConfig
 from taskq.log.cursor import Cursor
 from taskq.log.disk import LocalDisk, SystemClock
-from taskq.log.identity import write_all
 from taskq.log.journal import Journal
 from taskq.log.lock import WriterLock
 from taskq.log.ownerviews import owner_view
 from taskq.log.peers import known_owners
+from taskq.log.ports import write_all
 from taskq.log.recovery import DAMAGED_SUFFIX, moved
 from taskq.log.salvage import salvage
 from taskq.log.segment import Frame, Gap, segment_name

@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogError
-from taskq.log.identity import write_all
+from taskq.log.ports import write_all
 from taskq.log.recovery import is_marked_failed
 from taskq.log.snapshot import AGENDA, DEDUP, Captured, Form, capture, check_fit
 from taskq.log.snapshotfile import (

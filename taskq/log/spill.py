@@ -22,7 +22,7 @@ from taskq.core.errors import AppendFailed, DiskFull, LogDamaged, SpillMissing, 
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Flag
 from taskq.log.disk import PatientDisk
-from taskq.log.identity import write_file
+from taskq.log.ports import write_file
 from taskq.log.requests import OldFile
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from taskq.log.codec import crc32
-from taskq.log.identity import write_all
 from taskq.log.meters import timed_sync
+from taskq.log.ports import write_all
 
 if TYPE_CHECKING:
     from taskq.log.journal import Journal
