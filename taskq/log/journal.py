@@ -7,17 +7,19 @@ drive it step by step.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogError, LogFailed, LogGone, OutcomeUnknown, PayloadTooLarge
+from taskq.core.errors import LogError, LogFailed, LogGone, PayloadTooLarge
 from taskq.core.hints import command
 from taskq.core.model import SECOND_NS, Durability
 from taskq.log import codec
 from taskq.log.chain import find_losses, link_to, said_lsn
 from taskq.log.config import LSN_SKIP, STRETCHED_BYTES_MAX, LogConfig
-from taskq.log.files import SegmentGone
+from taskq.log.cursor import Cursor, Marks
+from taskq.log.files import SegmentFiles, SegmentGone
 from taskq.log.identity import FILE as IDENTITY_FILE
 from taskq.log.identity import (
     Identity,
@@ -26,13 +28,14 @@ from taskq.log.identity import (
     read_identity,
     read_or_create_identity,
 )
+from taskq.log.index import SegmentIndexes
 from taskq.log.lock import LOCK_FILE, Home, TailHint, WriterLock, find_hint
 from taskq.log.logtime import LogTime
-from taskq.log.meters import excused, timed_sync
-from taskq.log.place import Place
-from taskq.log.ports import write_all
+from taskq.log.meters import Meters
 from taskq.log.recovery import (
     FAILED_FILE,
+    bears_out,
+    failure_marker,
     is_marked_failed,
     mark_failed,
     save_failed_frames,
@@ -40,21 +43,30 @@ from taskq.log.recovery import (
     write_once_more,
 )
 from taskq.log.segment import segment_name
-from taskq.log.syncturn import sync_for_all
+from taskq.log.tail import Tail
 
 if TYPE_CHECKING:
-    from taskq.log.ports import Clock, Disk
+    from collections.abc import Iterator
 
+    from taskq.core.model import Damage
+    from taskq.log.ports import Clock, Disk
+    from taskq.log.segment import Frame, Gap
 
 _log: Final = logging.getLogger("taskq")
 #: How soon it is tried again to begin a segment for which no file was to be had.
 _ROTATE_AGAIN_NS: Final = SECOND_NS
 
 
-class Journal(Place):
-    """The log as one process sees it.
+class Journal:
+    """The log as one process sees it: its files, and where it ends.
 
     Attributes:
+        next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
+        segment, offset: where the next frame goes.
+        last_frame: offset of the segment's last frame, 0 if it has none.
+        is_past: the end is one that the log had at a moment of the past.
+        indexes: what finds single records.
+        meters: what this process did so far.
         durable_lsn: all below it is on disk.
         clean_offset: every byte of the segment before it is known to be on disk.
         generation: another when frames were moved, so that what was folded must be folded anew.
@@ -69,7 +81,16 @@ class Journal(Place):
     def __init__(
         self, disk: Disk, clock: Clock, path: str, config: LogConfig, writer: WriterLock | None
     ) -> None:
-        super().__init__(disk, clock, path, config, writable=writer is not None)
+        self.disk = disk
+        self.clock = clock
+        self.path = path
+        self.config = config
+        self.files = SegmentFiles(disk, path, writable=writer is not None)
+        self.meters = Meters()
+        self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
+        self.last_frame = 0
+        self.is_past = False
+        self.indexes = SegmentIndexes(self)
         self.boot = disk.boot_id()
         #: a hint of another boot, or in another file than this process's, is not believed
         self.home: Home = (self.boot, 0, 0) if writer is None else writer.home
@@ -85,9 +106,8 @@ class Journal(Place):
         self._segment_bytes = config.segment_bytes_now
         self._writer = writer
         self._time = LogTime(clock)
-        self._tail = -1
-        self._tail_path = ""
-        self._tail_identity = (0, 0)
+        self._tail = Tail(disk, clock, self.files, self.meters, writer)
+        self._marks = Marks()
 
     @property
     def writer(self) -> WriterLock:
@@ -95,6 +115,47 @@ class Journal(Place):
         if self._writer is None:
             raise LogError(f"{self.path} is open for reading only")
         return self._writer
+
+    # -- reading from where it stands -------------------------------------------------------------
+
+    @functools.cached_property
+    def lost(self) -> tuple[Damage, ...]:
+        """What the log lacks, and nothing says that it may; a look at each segment, once."""
+        return find_losses(self, 0)
+
+    def start(self) -> Cursor:
+        """The beginning of the log."""
+        return self.files.cursor_at(0) or self.end()
+
+    def end(self) -> Cursor:
+        """The end of the log as of the last ``lock`` or ``refresh``."""
+        return Cursor(self.segment, self.offset, self.next_lsn)
+
+    def is_at_end(self, cursor: Cursor) -> bool:
+        """Whether nothing stands behind the cursor."""
+        return cursor.offset == self.offset and cursor.segment == self.segment
+
+    def cursor_at(self, lsn: int) -> Cursor:
+        """A cursor at or before the frame that holds ``lsn``."""
+        return self._marks.before(lsn) or self.files.cursor_at(lsn) or self.end()
+
+    def mark_before(self, lsn: int) -> Cursor | None:
+        """A frame of this process at or before a record, and near it, if it knows of one."""
+        return self._marks.before(lsn)
+
+    def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
+        """(location of the segment's first byte, frame or damage) from the cursor to the known end.
+
+        The cursor is moved behind each item before it is given out.
+
+        Raises:
+            SegmentGone: compaction took the cursor's segment, or one behind it.
+        """
+        return self.files.frames(cursor, self.end())
+
+    def next_location(self) -> int:
+        """Where the first record of the next frame will stand."""
+        return self.files.base(self.segment) + self.offset + codec.FRAME_HEADER_SIZE
 
     # -- opening ----------------------------------------------------------------------------------
 
@@ -108,7 +169,7 @@ class Journal(Place):
         hint = self.writer.acquire()
         self._check_lock_file()
         start_ns = self.clock.steady_ns()
-        self.in_order = self._has_stayed_on(hint, self.writer.never_had_hint())
+        self.in_order = self.writer.never_had_hint() if hint is None else hint.boot == self.boot
         if hint is not None and hint.home == self.home:
             self._time.learn(hint.clock_base_ns)
             self.generation = hint.generation
@@ -117,12 +178,16 @@ class Journal(Place):
             hint = None
         self._identify(read_or_create_identity(self.disk, self.path, self.clock.wall_ns()))
         self.files.refresh()
-        if hint is not None and not (hint.failed or self._is_borne_out(hint)):
+        if hint is not None and not (hint.failed or bears_out(self.files, hint)):
             hint = hint._replace(inode=0)
         self._is_failed = hint is not None and hint.failed != 0
         if self._is_failed or is_marked_failed(self.disk, self.path):
             self._is_failed = True
-            self.recovered += save_failed_frames(self)
+            self.recovered += save_failed_frames(
+                self.disk, self.path, self.identity.log_id, in_order=self.in_order
+            )
+            # Not merely the next one: the last one may be unknown, and a live process may have it.
+            self.generation = int.from_bytes(os.urandom(4), "little")
             self.files.refresh()
             self._find_end(None, lost=True)
             self.disk.remove(f"{self.path}/{FAILED_FILE}")
@@ -156,14 +221,11 @@ class Journal(Place):
         files = self.files
         usable = (lsn for lsn in reversed(files.lsns) if files.header(lsn) is not None)
         if last := next(usable, 0):
-            self.in_order = self._has_stayed_on(hint, never_had_one)
+            self.in_order = never_had_one if hint is None else hint.boot == self.boot
             self._enter(last)
             self._walk(None if hint is None or hint.failed else hint)
         if said > self.next_lsn:
             self.lost = find_losses(self, said)
-
-    def _has_stayed_on(self, hint: TailHint | None, never_had_one: bool) -> bool:
-        return never_had_one if hint is None else hint.boot == self.boot
 
     def _identify(self, identity: Identity) -> None:
         self.identity = identity
@@ -209,7 +271,7 @@ class Journal(Place):
         """
         self._check_lock_file()
         hint = self.writer.peek()
-        if hint is None or hint.segment != self.segment or self._tail_size() is not None:
+        if hint is None or hint.segment != self.segment or self._tail.size() is not None:
             return
         # Unless others went on to another segment, and removed this one, while we looked.
         again = self.writer.peek()
@@ -232,16 +294,6 @@ class Journal(Place):
         if not self.writer.is_in_place():
             raise self.is_gone(f"{LOCK_FILE}, or the directory, was removed, moved or replaced")
 
-    def _tail_size(self) -> int | None:
-        """Bytes of the segment that is written to; None: it is not where it was."""
-        try:
-            status = self.disk.status(self._tail_path)
-        except OSError:  # who cannot be asked says nothing
-            return self.disk.size(self._tail)
-        if status is None or status[:2] != self._tail_identity:
-            return None
-        return status[2]
-
     def _locate(self, hint: TailHint | None) -> None:
         if self._is_lost:
             raise LogFailed(self.path, "an fsync failed here, and the others could not be told")
@@ -249,39 +301,23 @@ class Journal(Place):
             raise LogFailed(self.path, "an fsync failed in one of its processes")
         lost = hint is None or hint.home != self.home
         if hint is not None and not lost:
-            known, size = self._tail >= 0, -1
+            known, size = self._tail.descriptor >= 0, -1
             with contextlib.suppress(SegmentGone):
                 size = self._adopt(hint)
             if size == self.offset:
                 return
-            there = hint.segment == self.segment and self._tail_size() is not None
+            there = hint.segment == self.segment and self._tail.size() is not None
             if known and size < 0 and not there:
                 raise self.is_gone("the last segment was removed, moved or replaced")
         self.files.refresh()
         self._find_end(hint, lost=lost)
-
-    def _is_borne_out(self, hint: TailHint) -> bool:
-        """Whether the segments say nothing else: the hint's is the last, and ends as it says.
-
-        A damaged last frame says nothing: it is no torn tail for that.
-        """
-        files = self.files
-        if files.lsns[-1:] != [hint.segment]:
-            return False
-        end = hint.offset, hint.next_lsn
-        if not hint.last_frame:
-            return end == (codec.SEGMENT_HEADER.size, hint.segment)
-        last = files.frame_header(hint.segment, hint.last_frame)
-        if last is None:
-            return files.size(hint.segment) == hint.offset
-        return end == (hint.last_frame + last.size, last.next_lsn) and last.epoch == hint.epoch
 
     def _adopt(self, hint: TailHint) -> int:
         """Take over where the log ends, if that can be so; returns bytes of its last segment.
 
         -1 if the segment that the hint names is not there: what another directory has.
         """
-        if hint.segment != self.segment or self._tail < 0:
+        if hint.segment != self.segment or self._tail.descriptor < 0:
             if hint.segment not in self.files:
                 self.files.refresh()
             if hint.segment not in self.files:
@@ -292,9 +328,9 @@ class Journal(Place):
         if hint.generation != self.generation:
             self.generation = hint.generation
             self._forget_files()
-        if hint.segment != self.segment or self._tail < 0:
+        if hint.segment != self.segment or self._tail.descriptor < 0:
             self._enter(hint.segment)
-        size = self._tail_size()
+        size = self._tail.size()
         if size is None or size < hint.offset:
             return -1
         self.clean_offset = max(known, hint.clean_offset)
@@ -334,10 +370,8 @@ class Journal(Place):
 
     def _enter(self, segment: int) -> None:
         """Make this the segment that is written to."""
-        self._tail = self.files.descriptor(segment)
-        self.segment = self.files.pinned = segment
-        self._tail_path = self.files.file_path(segment)
-        self._tail_identity = self.disk.identity(self._tail)
+        self._tail.enter(segment)
+        self.segment = segment
 
     def _walk(self, hint: TailHint | None) -> bool:
         """Set position to behind the last whole frame; True if nothing is to follow it there."""
@@ -348,7 +382,7 @@ class Journal(Place):
         size = self.files.size(self.segment)
         self.last_frame = 0
         fits = hint is not None and hint.fits(self.home, self.segment, size)
-        if hint is not None and fits and self._is_borne_out(hint):
+        if hint is not None and fits and bears_out(self.files, hint):
             offset, self.next_lsn, self.epoch = hint.offset, hint.next_lsn, hint.epoch
             self.time_ns, self.clean_offset = hint.time_ns, hint.clean_offset
             self.last_frame = hint.last_frame
@@ -360,7 +394,9 @@ class Journal(Place):
         self.durable_lsn = max(self.durable_lsn, synced_through)
         self.torn_bytes = size - self.offset if is_torn else 0
         if is_torn and self._writer is not None:
-            note = set_aside(self.disk, self.path, self._tail, self.segment, self.offset, size)
+            note = set_aside(
+                self.disk, self.path, self._tail.descriptor, self.segment, self.offset, size
+            )
             self.recovered.append(note)
         if gaps:
             self.recovered.append(
@@ -376,14 +412,14 @@ class Journal(Place):
 
         ``link``: what it says of the present one; None: where that ends.
         """
-        if self._tail >= 0:
+        if self._tail.descriptor >= 0:
             self._seal()
             self.writer.void_hint()
             if link is None:
                 link = link_to(self.files, self.segment, self.last_frame)
         epoch = (int.from_bytes(os.urandom(8), "little") or 1) if new_epoch else self.epoch
         try:
-            with excused(self):
+            with self._tail.excused():
                 time_ns = self.time_ns or self.clock.wall_ns()
                 self.files.create(first_lsn, epoch, time_ns, link or codec.NO_LINK)
         except OSError:
@@ -400,7 +436,7 @@ class Journal(Place):
 
     def _secure(self) -> None:
         """Sync what somebody may have failed to sync, without being able to say so."""
-        write_once_more(self.disk, self._tail, self.clean_offset, self.offset)
+        write_once_more(self.disk, self._tail.descriptor, self.clean_offset, self.offset)
         self._seal()
 
     def _seal(self) -> None:
@@ -410,7 +446,7 @@ class Journal(Place):
             LogFailed: it may be lost, so nobody may build on it.
         """
         try:
-            timed_sync(self, self._tail)
+            self._tail.sync()
         except OSError as error:
             self.fail(error)
             raise LogFailed(self.path, f"an fsync failed ({error.strerror or error})") from error
@@ -479,11 +515,8 @@ class Journal(Place):
         frame = codec.encode_frame(
             body, count, self.next_lsn, self.epoch, time_ns, self.durable_lsn, seed, self.offset
         )
-        try:
-            write_all(self.disk, self._tail, frame, self.offset)
-        except OSError as error:
-            self._cut_back(codec.FRAME_HEADER_SIZE + len(body), error)
-            raise
+        # It is whole without the zeros behind it.
+        self._tail.write(frame, self.offset, codec.FRAME_HEADER_SIZE + len(body))
         self._marks.note(self.next_lsn, self.segment, self.offset)
         self.last_frame = self.offset
         self.offset += len(frame)
@@ -512,26 +545,7 @@ class Journal(Place):
 
     def ends_in_sync_point(self) -> bool:
         """Whether the log's known end needs none; what is before a segment was synced."""
-        at = self.offset - codec.FRAME_HEADER_SIZE
-        if at < codec.SEGMENT_HEADER.size:
-            return True
-        data = self.disk.read(self._tail, codec.FRAME_HEADER_SIZE, at)
-        header = codec.decode_frame_header(data, 0, self.files.seed(self.segment), at)
-        return header is not None and header.is_sync_point
-
-    def _cut_back(self, whole_bytes: int, error: OSError) -> None:
-        """Take back what was written of a frame, which is whole without the zeros behind it.
-
-        Raises:
-            OutcomeUnknown: that fails too, and all of the frame may be there.
-        """
-        with contextlib.suppress(OSError):
-            self.disk.truncate(self._tail, self.offset)
-            return
-        with contextlib.suppress(OSError):
-            if self.disk.size(self._tail) < self.offset + whole_bytes:
-                return
-        raise OutcomeUnknown(self.path, error, "a write") from error
+        return self._tail.ends_in_sync_point(self.segment, self.offset)
 
     def sync(self) -> None:
         """Make everything that this process knows of durable, or find that another has.
@@ -542,7 +556,9 @@ class Journal(Place):
         turn, through, clean = self.writer.turn, self.next_lsn, self.clean_offset
         if turn.take(self.boot, self.generation, through):
             try:
-                through, clean = sync_for_all(self, self._tail)
+                through, clean = self._tail.sync_for_all(
+                    self.segment, self.generation, through, self.offset
+                )
             except BaseException:
                 turn.give_up()
                 raise
@@ -552,7 +568,8 @@ class Journal(Place):
 
     def fail(self, error: OSError) -> None:
         """After a failed fsync: nobody writes any more until the log is opened again."""
-        if not mark_failed(self, error):
+        marker = failure_marker(self.segment, self.durable_lsn, error)
+        if not mark_failed(self.disk, self.path, self.writer, self.generation, marker):
             self._is_lost = True
 
     def too_much_in_the_air(self) -> bool:
@@ -578,5 +595,5 @@ class Journal(Place):
     def _forget_files(self) -> None:
         self.files.forget()
         self.indexes.forget()
-        self._tail = -1
+        self._tail.descriptor = -1
         self._marks.clear()

@@ -5,18 +5,10 @@ Nothing here is done for every job: a batch, an fsync or a wait for the lock is 
 
 from __future__ import annotations
 
-import logging
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.model import SECOND_NS, Spread
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.log.journal import Journal
-
-_log: Final = logging.getLogger("taskq")
 #: An fsync that takes longer is counted as slow, and logged.
 SLOW_SYNC_NS: Final = SECOND_NS
 #: Values have a bucket each up to twice this; above, every doubling has so many buckets.
@@ -133,33 +125,3 @@ class Meters:
         self.syncs.record(took_ns)
         if took_ns > SLOW_SYNC_NS:
             self.slow_syncs += 1
-
-
-@contextmanager
-def excused(journal: Journal) -> Iterator[None]:
-    """What is done here waits for the disk: the time is not that of the lock, if it is held."""
-    start = journal.clock.steady_ns()
-    try:
-        yield
-    finally:
-        journal.writer.excuse(journal.clock.steady_ns() - start)
-
-
-def timed_sync(journal: Journal, descriptor: int) -> None:
-    """Sync a segment and note how long it took; the lock is excused for it, if it is held.
-
-    A slow one is worth a line in the program's log.
-
-    Raises:
-        OSError: it may be lost.
-    """
-    clock = journal.clock
-    start = clock.steady_ns()
-    try:
-        journal.disk.sync(descriptor)
-    finally:
-        took = clock.steady_ns() - start
-        journal.writer.excuse(took)
-        journal.meters.synced(took)
-        if took > SLOW_SYNC_NS:
-            _log.warning("%s: an fsync took %.1f s", journal.path, took / SECOND_NS)

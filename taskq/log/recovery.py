@@ -6,8 +6,7 @@ import contextlib
 import functools
 import itertools
 import json
-import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.core.errors import LogError
 from taskq.core.parsing import parse_json
@@ -17,8 +16,10 @@ from taskq.log.segment import Frame, Gap, Scanner, segment_lsn, segment_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from uuid import UUID
 
-    from taskq.log.journal import Journal
+    from taskq.log.files import SegmentFiles
+    from taskq.log.lock import TailHint, WriterLock
     from taskq.log.ports import Disk
 
 FAILED_FILE: Final = "failed"
@@ -28,6 +29,32 @@ DAMAGED_SUFFIX: Final = ".damaged"
 _ASIDE_MAX: Final = 16
 _MARKER_BYTES_MAX: Final = 4_096
 _COPY_BYTES: Final = 1024 * 1024
+
+
+class _Log(NamedTuple):
+    """The log whose frames are saved."""
+
+    disk: Disk
+    path: str
+    log_id: UUID
+    #: as of ``Journal``
+    in_order: bool
+
+
+def bears_out(files: SegmentFiles, hint: TailHint) -> bool:
+    """Whether the segments say nothing else: the hint's is the last, and ends as it says.
+
+    A damaged last frame says nothing: it is no torn tail for that.
+    """
+    if files.lsns[-1:] != [hint.segment]:
+        return False
+    end = hint.offset, hint.next_lsn
+    if not hint.last_frame:
+        return end == (codec.SEGMENT_HEADER.size, hint.segment)
+    last = files.frame_header(hint.segment, hint.last_frame)
+    if last is None:
+        return files.size(hint.segment) == hint.offset
+    return end == (hint.last_frame + last.size, last.next_lsn) and last.epoch == hint.epoch
 
 
 def set_aside(disk: Disk, path: str, descriptor: int, segment: int, offset: int, size: int) -> str:
@@ -76,20 +103,21 @@ def is_marked_failed(disk: Disk, path: str) -> bool:
     return FAILED_FILE in disk.names(path)
 
 
-def mark_failed(journal: Journal, error: OSError) -> bool:
-    """Keep everybody from writing, and note how far the log is known to be on disk.
+def mark_failed(
+    disk: Disk, path: str, writer: WriterLock, generation: int, marker: dict[str, object]
+) -> bool:
+    """Keep everybody from writing, and leave the next opener a marker.
 
     False if those who have the log open cannot be told.
     """
-    writer = journal.writer
     was_held = writer.held
     try:
         hint = writer.acquire()
     except (OSError, LogError):
-        _write_marker(journal, error)
+        _write_marker(disk, path, marker)
         return False
     try:
-        if hint is not None and hint.generation != journal.generation:
+        if hint is not None and hint.generation != generation:
             return True  # somebody opened the log since, and wrote again what had failed
         # The hint first: it takes a microsecond, and this process may be killed at any time.
         told = hint is None
@@ -97,35 +125,41 @@ def mark_failed(journal: Journal, error: OSError) -> bool:
             with contextlib.suppress(OSError):
                 writer.write_hint(hint._replace(failed=1))
                 told = True
-        return _write_marker(journal, error) and told
+        return _write_marker(disk, path, marker) and told
     finally:
         if not was_held:
             writer.release()
 
 
-def _write_marker(journal: Journal, error: OSError) -> bool:
-    """Whether the next opener is told, by this marker or by one that was there."""
-    marker = {
-        "segment": journal.segment,
-        "durable_lsn": journal.durable_lsn,
+def failure_marker(segment: int, durable_lsn: int, error: OSError) -> dict[str, object]:
+    """Note how far the log is known to be on disk."""
+    return {
+        "segment": segment,
+        "durable_lsn": durable_lsn,
         "error": error.strerror or str(error),
     }
+
+
+def _write_marker(disk: Disk, path: str, marker: dict[str, object]) -> bool:
+    """Whether the next opener is told, by this marker or by one that was there."""
     with contextlib.suppress(OSError):  # a disk that fails may fail here too: the hint still tells
-        if not is_marked_failed(journal.disk, journal.path):
-            write_file(journal.disk, f"{journal.path}/{FAILED_FILE}", json.dumps(marker).encode())
-            journal.disk.sync_directory(journal.path)
+        if not is_marked_failed(disk, path):
+            write_file(disk, f"{path}/{FAILED_FILE}", json.dumps(marker).encode())
+            disk.sync_directory(path)
         return True
     return False
 
 
-def save_failed_frames(journal: Journal) -> list[str]:
+def save_failed_frames(disk: Disk, path: str, log_id: UUID, *, in_order: bool) -> list[str]:
     """Copy every frame that may exist only in memory to a new segment, and sync it.
+
+    The log has another generation after it.
 
     After a failed fsync Linux marks the pages clean: they read back well and are never written
     again. So what reads back is written once more, elsewhere, before anyone relies on it. The
     order (new segment whole and named, then the old one cut) makes every step repeatable.
     """
-    disk, path = journal.disk, journal.path
+    log = _Log(disk, path, log_id, in_order)
     marker = _read_marker(disk, path)
     durable = marker.get("durable_lsn")
     if not isinstance(durable, int):  # then nothing is known to be on disk
@@ -135,11 +169,9 @@ def save_failed_frames(journal: Journal) -> list[str]:
     for segment, following in zip(lsns, [*lsns, 0][1:], strict=True):
         # A segment is whole on disk before its successor gets a byte, but for the marked one.
         if not following or segment == marker.get("segment"):
-            saved = _save_segment(journal, segment, durable, following)
+            saved = _save_segment(log, segment, durable, following)
             if saved:
                 notes.append(f"wrote {saved} frames again after a failed fsync")
-    # Not merely the next one: the last one may be unknown, and a live process may have it.
-    journal.generation = int.from_bytes(os.urandom(4), "little")
     return notes
 
 
@@ -157,21 +189,21 @@ def _read_marker(disk: Disk, path: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _save_segment(journal: Journal, segment: int, durable: int, following: int) -> int:
+def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
     """Move the frames that may be lost to a segment of their own; returns how many.
 
     Those that the ``following`` segment begins with were moved before, by a try that was cut short
     before it could cut off the old ones.
     """
-    disk = journal.disk
-    old = disk.open(f"{journal.path}/log/{segment_name(segment)}")
+    disk = log.disk
+    old = disk.open(f"{log.path}/log/{segment_name(segment)}")
     try:
         size = disk.size(old)
 
         def items(end: int) -> Iterator[Frame | Gap]:
-            seed = codec.segment_seed(journal.identity.log_id, segment)
+            seed = codec.segment_seed(log.log_id, segment)
             read = functools.partial(_read_from, disk, old)
-            scanner = Scanner(read, seed, end, segment, sealed=False, in_order=journal.in_order)
+            scanner = Scanner(read, seed, end, segment, sealed=False, in_order=log.in_order)
             return scanner.frames(codec.SEGMENT_HEADER.size)
 
         end, first, before = size, None, codec.NO_LINK
@@ -190,11 +222,11 @@ def _save_segment(journal: Journal, segment: int, durable: int, following: int) 
             frames = (one for one in items(end) if isinstance(one, Frame) and one.offset > start)
             if first.header.first_lsn == segment:  # replaced as a whole: it names what it named
                 before = _link_of(disk, old)
-            saved = _write_again(journal, first, frames, before)
+            saved = _write_again(log, first, frames, before)
             # One that holds nothing else was replaced as a whole.
             end = start if first.header.first_lsn != segment else size
         if end < size:
-            set_aside(disk, journal.path, old, segment, end, size)
+            set_aside(disk, log.path, old, segment, end, size)
         elif following:
             # A try that was cut short may have cut the frames off, but not synced that: after a
             # power loss they would stand here again, damaged, in the way of those that were moved.
@@ -223,18 +255,15 @@ def _link_of(disk: Disk, descriptor: int) -> codec.Link:
     return codec.NO_LINK if header is None else header.link
 
 
-def _write_again(
-    journal: Journal, first_frame: Frame, others: Iterator[Frame], link: codec.Link
-) -> int:
+def _write_again(log: _Log, first_frame: Frame, others: Iterator[Frame], link: codec.Link) -> int:
     """Make a segment of these frames; one that begins with them is replaced as a whole."""
-    disk = journal.disk
-    first = first_frame.header
-    seed = codec.segment_seed(journal.identity.log_id, first.first_lsn)
+    disk, first = log.disk, first_frame.header
+    seed = codec.segment_seed(log.log_id, first.first_lsn)
     header = codec.SegmentHeader(
-        first.first_lsn, first.epoch, journal.identity.log_id.bytes, first.time_ns, link
+        first.first_lsn, first.epoch, log.log_id.bytes, first.time_ns, link
     )
-    path = f"{journal.path}/log/{segment_name(first.first_lsn)}"
-    temporary = f"{path}.tmp"
+    target = f"{log.path}/log/{segment_name(first.first_lsn)}"
+    temporary = f"{target}.tmp"
     descriptor = disk.open(temporary, create=True)
     try:
         disk.truncate(descriptor, 0)
@@ -248,8 +277,8 @@ def _write_again(
         disk.sync(descriptor)
     finally:
         disk.close(descriptor)
-    disk.rename(temporary, path)
-    disk.sync_directory(f"{journal.path}/log")
+    disk.rename(temporary, target)
+    disk.sync_directory(f"{log.path}/log")
     return saved
 
 

@@ -11,17 +11,14 @@ themselves.
 from __future__ import annotations
 
 import contextlib
-import errno
 import struct
 import time
 from typing import TYPE_CHECKING, Final
 
 from taskq.log.codec import crc32
-from taskq.log.meters import timed_sync
 from taskq.log.ports import write_all
 
 if TYPE_CHECKING:
-    from taskq.log.journal import Journal
     from taskq.log.ports import Disk
 
 #: boot, generation, durable lsn
@@ -88,23 +85,3 @@ class SyncTurn:
             return 0
         marked_boot, marked_generation, lsn = _MARK.unpack_from(data)
         return lsn if (marked_boot, marked_generation) == (boot, generation) else 0
-
-
-def sync_for_all(journal: Journal, tail: int) -> tuple[int, int]:
-    """Sync the tail; returns (lsn, offset) up to which the log is on disk, others' frames included.
-
-    Raises:
-        OSError: it may be lost.
-    """
-    writer = journal.writer
-    through, end = journal.next_lsn, journal.offset
-    hint = writer.peek()
-    known = journal.segment, journal.generation
-    if hint is not None and (hint.segment, hint.generation) == known:
-        through, end = max(through, hint.next_lsn), max(end, hint.offset)
-    timed_sync(journal, tail)
-    # A failed fsync marks the lost pages clean, and then the next one succeeds.
-    hint = writer.peek()
-    if hint is not None and (hint.failed or hint.generation != journal.generation):
-        raise OSError(errno.EIO, "another process's fsync of this file failed")
-    return through, end
