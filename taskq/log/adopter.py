@@ -175,7 +175,7 @@ class Adopter:
             if self._lock < 0 and not (yield from self._take_turn()):
                 break
             waiting = yield from self._holding(self._inbox.published)
-            self._committer.facets.adoptions.keep_only(waiting.uploads)
+            self._committer.facets.adoptions.keep_only(one.id for one in waiting.uploads)
             for name, problem in waiting.damaged.items():
                 yield from self._refuse(name, None, UploadDamaged(problem))
             for upload in waiting.uploads:

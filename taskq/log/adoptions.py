@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from taskq.log.cursor import Cursor
-    from taskq.log.inboxmanifest import Upload
     from taskq.log.journal import Journal
 
 #: What is read of a frame to see whether any stand at its end.
@@ -73,13 +72,13 @@ class Adoptions:
             self._cursor = self._journal.files.cursor_at(lsn)
             self._found.clear()
 
-    def keep_only(self, waiting: Iterable[Upload]) -> None:
+    def keep_only(self, waiting: Iterable[bytes]) -> None:
         """Forget all others: they are over, whoever adopted them.
 
         Called with what waits just now, before looking further: of an upload that was published
         since then nothing was found yet.
         """
-        kept = {upload.id for upload in waiting}
+        kept = set(waiting)
         self._found = {one: found for one, found in self._found.items() if one in kept}
 
     def catch_up(self) -> None:

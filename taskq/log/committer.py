@@ -236,7 +236,7 @@ class Committer(Desk):
                 start = journal.end()
                 self._note_frame(batch)
                 journal.append(b"".join(batch.parts), batch.count, time_ns)
-                self.facets.appended(start, batch)
+                self.facets.appended(start, batch.adopted)
                 journal.meters.batch(batch.count, batch.payload_size)
                 self.room.appended()
                 self.unsynced = self.unsynced or batch.interest != 0

@@ -9,14 +9,12 @@ record on disk says that nothing in it is needed.
 
 from __future__ import annotations
 
-import logging
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.dedup import UNTIL_SETTLED
 from taskq.core.errors import LogDamaged, LogError
 from taskq.core.hints import command
-from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
+from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
 from taskq.core.model import State
 from taskq.core.records import CARRYING_KINDS, PACKED
 from taskq.log import codec
@@ -24,6 +22,7 @@ from taskq.log.carrying import decode_carried
 from taskq.log.chain import describe_loss
 from taskq.log.files import OFFSET_BITS
 from taskq.log.inboxfiles import Inbox
+from taskq.log.keeper import Needed
 from taskq.log.rating import chunks_of
 from taskq.log.requests import TALLIES_MAX, Floor, Op, Rewrite
 from taskq.log.segment import Gap, segment_name
@@ -35,12 +34,11 @@ if TYPE_CHECKING:
     from taskq.core.dedup import Dedup
     from taskq.log.committer import Committer
     from taskq.log.errand import Errand, Errands
-    from taskq.log.keeper import Keeper
+    from taskq.log.keeper import Retained
     from taskq.log.segment import Frame
 
     Steps = Generator["Errand | None", None, None]
 
-_log: Final = logging.getLogger("taskq")
 #: What one batch carries: so many jobs, or bytes, and the lock is held for some milliseconds.
 _ITEMS_MAX: Final = 256
 _ITEMS_BYTES_MAX: Final = 128 * 1024
@@ -49,72 +47,24 @@ _ROWS: Final = 2_048
 #: Jobs that change while they are written again are few; after so many passes others come first.
 _PASSES_MAX: Final = 8
 _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
-#: Of a number that holds an offset and, below it, a job and a bit more.
-_JOB_BITS: Final = 64
-_JOB_MASK: Final = (1 << 63) - 1
 #: About what a job takes of which only the key is needed.
 _KEY_BYTES: Final = 256
 _KIND_AT: Final = 4
 _FLAGS_AT: Final = 8
 
 
-class Found:
-    """Jobs whose record stands in the segment, in the order of their offsets once sorted.
-
-    Attributes:
-        dues: of scheduled jobs: (moment, whether that is wall time).
-        expiries: of jobs that expire at a moment that shifts: that moment in shifted time.
-        waits, expires: whether there may be any such jobs.
-    """
-
-    def __init__(self) -> None:
-        #: offset, job and whether it is settled, in one number: a million of them take 44 MB
-        self._keys: list[int] = []
-        self.dues: dict[int, tuple[int, bool]] = {}
-        self.expiries: dict[int, int] = {}
-        self.waits = self.expires = False
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def add(self, job: int, offset: int, meta: int) -> None:
-        """One more; ``meta`` is that of the agenda's table, 0 of a job that is not in it."""
-        self._keys.append(offset << _JOB_BITS | job << 1 | (not meta))
-        self.waits = self.waits or meta & STATE_MASK == State.SCHEDULED
-        self.expires = self.expires or bool(meta & META_EXPIRES)
-
-    def sort(self) -> None:
-        """Order by offset."""
-        self._keys.sort()
-
-    def jobs(self) -> set[int]:
-        """All of them."""
-        return {key >> 1 & _JOB_MASK for key in self._keys}
-
-    def between(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """(job, offset, whether it was alive) of those at these offsets, each once."""
-        keys, before = self._keys, -1
-        last = bisect_left(keys, end << _JOB_BITS)
-        for number in range(bisect_left(keys, first << _JOB_BITS), last):
-            key = keys[number]
-            offset = key >> _JOB_BITS
-            if offset != before:
-                yield key >> 1 & _JOB_MASK, offset, not key & 1
-            before = offset
-
-
 class Compaction:
     """One segment on its way out."""
 
     def __init__(
-        self, committer: Committer, errands: Errands, segment: int, keeper: Keeper
+        self, committer: Committer, errands: Errands, segment: int, retained: Retained
     ) -> None:
         self._committer = committer
         self._journal = committer.journal
         self._files = committer.journal.files
         self._errands = errands
         self._segment = segment
-        self._keeper = keeper
+        self._retained = retained
         self._low = self._files.base(segment)
         self._high = self._low + (1 << OFFSET_BITS)
         self._next = min(lsn for lsn in self._files.lsns if lsn > segment)
@@ -135,15 +85,15 @@ class Compaction:
         self._refuse_beside_loss()
         for number in range(_PASSES_MAX):
             self._catch_up()
-            found = Found()
-            yield from self._find(found)
-            yield from self._keeper.find(self._segment, found)
-            found.sort()
+            needed = Needed()
+            yield from self._find(needed)
+            yield from self._retained.find(self._segment, needed)
+            needed.sort()
             if not number:
-                yield from self._measure(found)
+                yield from self._measure(needed)
                 if not self.pays(needed_bytes_max):
                     return
-            missed = yield from self._carry(found)
+            missed = yield from self._carry(needed)
             if not missed:
                 break
         else:
@@ -173,11 +123,11 @@ class Compaction:
     def measure_steps(self) -> Iterator[None]:
         """Find out ``needed_bytes``, and write nothing."""
         self._catch_up()
-        found = Found()
-        yield from self._find(found)
-        yield from self._keeper.find(self._segment, found)
-        found.sort()
-        yield from self._measure(found)
+        needed = Needed()
+        yield from self._find(needed)
+        yield from self._retained.find(self._segment, needed)
+        needed.sort()
+        yield from self._measure(needed)
 
     def _finish(self) -> Steps:
         tallied: Agenda | None = None
@@ -198,7 +148,7 @@ class Compaction:
         """
         journal, adoptions = self._journal, self._committer.facets.adoptions
         waiting = Inbox(journal.disk, journal.clock, journal.path).waiting().uploads
-        adoptions.keep_only(waiting)
+        adoptions.keep_only(upload.id for upload in waiting)
         if waiting:
             adoptions.look_from(min(upload.from_lsn for upload in waiting))
             journal.refresh()
@@ -223,7 +173,7 @@ class Compaction:
 
     # -- what is needed ---------------------------------------------------------------------------
 
-    def _find(self, found: Found) -> Iterator[None]:
+    def _find(self, needed: Needed) -> Iterator[None]:
         """Unsettled jobs, dead letters and held keys whose record stands in the segment."""
         low, high = self._low, self._high
         for is_dead in (False, True):
@@ -234,7 +184,7 @@ class Compaction:
                 rows = table.rows(job, _ROWS)
                 for job, location, meta in rows:
                     if low <= location < high:
-                        found.add(job, location - low, 0 if is_dead else meta)
+                        needed.add(job, location - low, 0 if is_dead else meta)
                 yield
                 # Younger jobs came into being in younger segments.
                 if len(rows) < _ROWS or job >= self._next:
@@ -245,41 +195,41 @@ class Compaction:
             held, hashed = self._dedup.rows(hashed, self._journal.time_ns)
             for job, location in held:
                 if low <= location < high:
-                    found.add(job, location - low, 0)
+                    needed.add(job, location - low, 0)
             yield
-        yield from self._find_dues(found)
-        yield from self._find_expiries(found)
+        yield from self._find_dues(needed)
+        yield from self._find_expiries(needed)
 
-    def _find_dues(self, found: Found) -> Iterator[None]:
-        if not found.waits:
+    def _find_dues(self, needed: Needed) -> Iterator[None]:
+        if not needed.waits:
             return
-        wanted = found.jobs()
+        wanted = needed.jobs()
         for moments, jobs, is_wall in self._agenda.times.blocks():
             if not wanted.isdisjoint(jobs):
                 for moment, job in zip(moments, jobs, strict=True):
                     if job in wanted:
-                        found.dues[job] = (moment, is_wall)
+                        needed.dues[job] = (moment, is_wall)
             yield
 
-    def _find_expiries(self, found: Found) -> Iterator[None]:
-        if not found.expires:
+    def _find_expiries(self, needed: Needed) -> Iterator[None]:
+        if not needed.expires:
             return
-        wanted = found.jobs()
+        wanted = needed.jobs()
         for moments, jobs in self._agenda.times.expiry_blocks():
             if not wanted.isdisjoint(jobs):
                 for moment, job in zip(moments, jobs, strict=True):
                     if job in wanted:
-                        found.expiries[job] = moment
+                        needed.expiries[job] = moment
             yield
 
-    def _measure(self, found: Found) -> Iterator[None]:
+    def _measure(self, needed: Needed) -> Iterator[None]:
         self.needed_bytes = 0
-        self._needed = len(found)
+        self._needed = len(needed)
         for frame in self._frames():
-            for job, offset, is_alive in found.between(frame.offset, frame.end):
+            for job, offset, is_alive in needed.between(frame.offset, frame.end):
                 at = _place(frame, offset)
                 size = codec.LENGTH.unpack_from(frame.data, at)[0]
-                is_key_alone = not (is_alive or self._keeper.keeps(job) or self._is_dead(job))
+                is_key_alone = not (is_alive or self._retained.keeps(job) or self._is_dead(job))
                 self.needed_bytes += min(size, _KEY_BYTES) if is_key_alone else size
             yield
 
@@ -305,13 +255,13 @@ class Compaction:
 
     # -- writing it again -------------------------------------------------------------------------
 
-    def _carry(self, found: Found) -> Generator[Errand | None, None, int]:
+    def _carry(self, needed: Needed) -> Generator[Errand | None, None, int]:
         """Write all of them again; returns how many had changed meanwhile."""
         missed = size = 0
         items: list[Rewrite] = []
         for frame in self._frames():
-            for job, offset, is_alive in found.between(frame.offset, frame.end):
-                item = self._item(frame, found, job, offset, is_alive=is_alive)
+            for job, offset, is_alive in needed.between(frame.offset, frame.end):
+                item = self._item(frame, needed, job, offset, is_alive=is_alive)
                 if item is not None:
                     items.append(item)
                     size += len(item.born) + len(item.body or b"") + len(item.history)
@@ -331,7 +281,7 @@ class Compaction:
         return missed
 
     def _item(
-        self, frame: Frame, found: Found, job: int, offset: int, *, is_alive: bool
+        self, frame: Frame, needed: Needed, job: int, offset: int, *, is_alive: bool
     ) -> Rewrite | None:
         """What stands there, if it is needed still; as it is now."""
         at = _place(frame, offset)
@@ -342,7 +292,7 @@ class Compaction:
             carried = decode_carried(record)
             born, enqueued_ns, before = carried.born, carried.enqueued_ns, carried.history
         location = self._low + offset
-        item = self._live_item(found, job, location, born, enqueued_ns)
+        item = self._live_item(needed, job, location, born, enqueued_ns)
         if item is None and self._agenda.table.find(job) is None:
             item = self._settled_item(job, location, born, enqueued_ns, was_alive=is_alive)
         if item is not None and item.state is not State.ABSENT and not item.history:
@@ -350,7 +300,7 @@ class Compaction:
         return item
 
     def _live_item(
-        self, found: Found, job: int, location: int, born: bytes, enqueued_ns: int
+        self, needed: Needed, job: int, location: int, born: bytes, enqueued_ns: int
     ) -> Rewrite | None:
         table = self._agenda.table
         chunk = table.find(job)
@@ -358,11 +308,11 @@ class Compaction:
             return None
         meta = chunk.metas[table.index]
         attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
-        due_ns, is_wall = found.dues.get(job, (0, False))
+        due_ns, is_wall = needed.dues.get(job, (0, False))
         return Rewrite(
             job, location, State(meta & STATE_MASK), born, enqueued_ns, attempt,
-            due_ns, is_wall, found.expiries.get(job, 0),
-            history=self._keeper.history(job, attempt),
+            due_ns, is_wall, needed.expiries.get(job, 0),
+            history=self._retained.history(job, attempt),
         )  # fmt: skip
 
     def _settled_item(
@@ -374,14 +324,14 @@ class Compaction:
             if chunk.locations[dead.index] != location:
                 return None
             died_seconds = chunk.metas[dead.index]
-            return self._keeper.dead_item(job, location, born, enqueued_ns, died_seconds)
+            return self._retained.dead_item(job, location, born, enqueued_ns, died_seconds)
         if was_alive:
-            self._keeper.look_again(job, born, self._next)
-        kept = self._keeper.kept_item(job, location, born, enqueued_ns)
+            self._retained.look_again(job, born, self._next)
+        kept = self._retained.kept_item(job, location, born, enqueued_ns)
         if kept is not None:
             return kept
         # Nothing but its key is needed: the payload is not.
-        until = self._dedup.until_ns(self._keeper.key_of(born), job)
+        until = self._dedup.until_ns(self._retained.key_of(born), job)
         if until <= self._journal.time_ns or until == UNTIL_SETTLED:
             return None
         return Rewrite(job, location, State.ABSENT, without_body(born, job), enqueued_ns)
@@ -398,8 +348,3 @@ def without_body(born: bytes, job: int) -> bytes:
 def _place(frame: Frame, offset: int) -> int:
     """Where in the frame's data a record at an offset of the segment stands."""
     return frame.at + offset - frame.offset - codec.FRAME_HEADER_SIZE
-
-
-def warn_kept(segment: int, error: LogDamaged) -> None:
-    """A damaged segment stays, and with it all that follow."""
-    _log.warning("%s is not compacted: %s", segment_name(segment), error)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskq.log import codec
-    from taskq.log.batch import Batch
+    from taskq.log.adopted import Adopted
     from taskq.log.cursor import Cursor
     from taskq.log.journal import Journal
     from taskq.log.segment import Frame
@@ -324,10 +324,10 @@ class Facets:
             younger = islice(self.ended.items(), ENDED_MAX // 2 + more, None)
             self.ended = dict(younger)
 
-    def appended(self, start: Cursor, batch: Batch) -> None:
+    def appended(self, start: Cursor, adopted: dict[bytes, Adopted]) -> None:
         """A frame of our own was applied while it was made: step over it."""
         journal = self._journal
-        self.adoptions.appended(start, batch.adopted, journal.next_lsn)
+        self.adoptions.appended(start, adopted, journal.next_lsn)
         self._broken = 0
         for cursor in self._cursors.values():
             if cursor.offset == start.offset and cursor.segment == start.segment:

@@ -24,13 +24,13 @@ from taskq.core.model import (
 )
 from taskq.core.records import Flag, Kind, Option
 from taskq.log import codec
+from taskq.log.inboxmanifest import VERSION
 from taskq.log.options import decode_extras, each_option, encode_extras
 from taskq.log.requests import EnqueueSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VERSION: Final = 1
 CHUNK_HEADER: Final = struct.Struct("<IHHIIII")
 _CHUNK_MAGIC: Final = 0x49514B54
 #: A chunk is written out when it has so many bytes, or jobs: about one batch of the log.

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 from taskq.core.errors import FormatError, TaskqError, UploadDamaged, UsageError
 from taskq.core.parsing import parse_json
 from taskq.log import codec
-from taskq.log.inboxformat import VERSION
 
 INBOX: Final = "inbox"
 DONE: Final = "done"
@@ -21,6 +20,8 @@ REFUSED: Final = "refused"
 MANIFEST: Final = ".json"
 PART: Final = ".part"
 TEMPORARY: Final = ".tmp"
+#: Of the files of an upload: another is an error that names it.
+VERSION: Final = 1
 PARTS_MAX: Final = 10_000
 PART_BYTES_MAX: Final = 2**40
 JOBS_MAX: Final = 2**40

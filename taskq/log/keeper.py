@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.jobtable import META_EXPIRES, STATE_MASK
 from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
 from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
 from taskq.core.transitions import after
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.log.committer import Committer
-    from taskq.log.compaction import Found
     from taskq.log.journal import Journal
     from taskq.log.logrecord import LogRecord
     from taskq.log.segment import Frame
@@ -39,7 +40,57 @@ _FLAGS_AT: Final = 8
 _RECORDS: Final = 1_024
 
 
-class Keeper:
+#: Of a number that holds an offset and, below it, a job and a bit more.
+_JOB_BITS: Final = 64
+_JOB_MASK: Final = (1 << 63) - 1
+
+
+class Needed:
+    """Jobs whose record stands in the segment, in the order of their offsets once sorted.
+
+    Attributes:
+        dues: of scheduled jobs: (moment, whether that is wall time).
+        expiries: of jobs that expire at a moment that shifts: that moment in shifted time.
+        waits, expires: whether there may be any such jobs.
+    """
+
+    def __init__(self) -> None:
+        #: offset, job and whether it is settled, in one number: a million of them take 44 MB
+        self._keys: list[int] = []
+        self.dues: dict[int, tuple[int, bool]] = {}
+        self.expiries: dict[int, int] = {}
+        self.waits = self.expires = False
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, job: int, offset: int, meta: int) -> None:
+        """One more; ``meta`` is that of the agenda's table, 0 of a job that is not in it."""
+        self._keys.append(offset << _JOB_BITS | job << 1 | (not meta))
+        self.waits = self.waits or meta & STATE_MASK == State.SCHEDULED
+        self.expires = self.expires or bool(meta & META_EXPIRES)
+
+    def sort(self) -> None:
+        """Order by offset."""
+        self._keys.sort()
+
+    def jobs(self) -> set[int]:
+        """All of them."""
+        return {key >> 1 & _JOB_MASK for key in self._keys}
+
+    def between(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """(job, offset, whether it was alive) of those at these offsets, each once."""
+        keys, before = self._keys, -1
+        last = bisect_left(keys, end << _JOB_BITS)
+        for number in range(bisect_left(keys, first << _JOB_BITS), last):
+            key = keys[number]
+            offset = key >> _JOB_BITS
+            if offset != before:
+                yield key >> 1 & _JOB_MASK, offset, not key & 1
+            before = offset
+
+
+class Retained:
     """Decides which finished jobs stay.
 
     Args:
@@ -70,7 +121,7 @@ class Keeper:
         self._now_ns = now_ns
         self._kept: dict[int, LogRecord] = {}
 
-    def find(self, segment: int, found: Found) -> Iterator[None]:
+    def find(self, segment: int, needed: Needed) -> Iterator[None]:
         """Add the finished jobs that stay, by where their record stands in the segment."""
         self._kept = {}
         files = self._journal.files
@@ -89,9 +140,9 @@ class Keeper:
             if agenda.table.find(job) is None and agenda.dead.find(job) is None:
                 end = _end(self._journal, job, following)
                 if end is not None and self._is_kept(end, survey.keeps.get(job, self._keep_ns)):
-                    self._keep(job, offset, end, found)
+                    self._keep(job, offset, end, needed)
         for job, (offset, end) in survey.kept.items():
-            self._keep(job, offset, end, found)
+            self._keep(job, offset, end, needed)
 
     def _look(self, frame: Frame, survey: _Births) -> Iterator[None]:
         header = frame.header
@@ -168,9 +219,9 @@ class Keeper:
     def _is_kept(self, end: LogRecord, keep_ns: int) -> bool:
         return not keep_ns or end.time_ns + keep_ns > self._now_ns
 
-    def _keep(self, job: int, offset: int, end: LogRecord, found: Found) -> None:
+    def _keep(self, job: int, offset: int, end: LogRecord, needed: Needed) -> None:
         self._kept[job] = end
-        found.add(job, offset, 0)
+        needed.add(job, offset, 0)
 
     # -- what is known of a job -------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from taskq.core.errors import LogError
-from taskq.log import forks, serving, syscalls
+from taskq.log import forks, syscalls
 from taskq.log.door import make_directory, make_pipe, open_file, open_pipe, read_file
 
 _SLOT: Final = struct.Struct("<QB7x")
@@ -45,10 +45,13 @@ _PIPES_MAX: Final = 64
 _local: dict[int, int] = {}
 forks.on_fork(_local.clear)
 _DESCRIPTION_BYTES_MAX: Final = 4_096
-#: Ends of the names of an owner's files.
-_SUFFIXES: Final = (
-    ".lock", ".pipe", serving.SUFFIX, serving.SUFFIX_NEW, ".progress", ".progress-new",
-)  # fmt: skip
+#: Ends of the names of an owner's files: what its workers claim, how far its running jobs are, and
+#: both while they are written.
+SERVES: Final = ".serves"
+SERVES_NEW: Final = ".serves-new"
+PROGRESS: Final = ".progress"
+PROGRESS_NEW: Final = ".progress-new"
+_SUFFIXES: Final = (".lock", ".pipe", SERVES, SERVES_NEW, PROGRESS, PROGRESS_NEW)
 _OWNER_NAME: Final = re.compile("[0-9a-f]{16}")
 
 

@@ -23,6 +23,7 @@ from taskq.core.parsing import parse_json
 from taskq.core.records import Kind
 from taskq.log.door import read_file, replace_file
 from taskq.log.history import job_records
+from taskq.log.peers import PROGRESS, PROGRESS_NEW
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from taskq.log.journal import Journal
     from taskq.log.logrecord import LogRecord
 
-SUFFIX: Final = ".progress"
-#: While it is written.
-SUFFIX_NEW: Final = ".progress-new"
 #: Running jobs of one process that tell of themselves; of more, the latest to do so.
 JOBS_MAX: Final = 4_096
 #: Least time between two writes of the file.
@@ -64,7 +62,7 @@ class ProgressBoard:
     """
 
     def __init__(self, directory: Path, owner: int) -> None:
-        self._path = directory / f"{owner:016x}{SUFFIX}"
+        self._path = directory / f"{owner:016x}{PROGRESS}"
         self._guard = threading.Condition()
         self._ended = threading.Event()
         #: (job, token) -> whoever runs it, and what it told
@@ -122,7 +120,7 @@ class ProgressBoard:
             self._ended.wait(PAUSE_SECONDS)
 
     def _write(self, rows: list[list[object]]) -> None:
-        temporary = self._path.with_suffix(SUFFIX_NEW)
+        temporary = self._path.with_suffix(PROGRESS_NEW)
         replace_file(self._path, temporary, json.dumps(rows).encode())
 
 
@@ -136,7 +134,7 @@ def find_progress(journal: Journal, job: int) -> Told | None:
     if claim is None:
         return None
     token, owner = claim
-    return _read(Path(journal.path) / "owners" / f"{owner:016x}{SUFFIX}", job, token)
+    return _read(Path(journal.path) / "owners" / f"{owner:016x}{PROGRESS}", job, token)
 
 
 def _claim(journal: Journal, job: int) -> tuple[int, int] | None:

@@ -14,15 +14,13 @@ from taskq.core.model import Hold, Serving
 from taskq.core.parsing import parse_json
 from taskq.log.door import read_file, replace_file
 from taskq.log.limittelling import limits_read, limits_told
+from taskq.log.peers import SERVES, SERVES_NEW
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
 _log: Final = logging.getLogger("taskq")
-SUFFIX: Final = ".serves"
-#: While it is written.
-SUFFIX_NEW: Final = ".serves-new"
 _BYTES_MAX: Final = 1024 * 1024
 
 
@@ -31,7 +29,7 @@ def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
 
     Raises nothing: where the disk refuses it, only the answers of ``why`` are poorer.
     """
-    target = directory / f"{owner:016x}{SUFFIX}"
+    target = directory / f"{owner:016x}{SERVES}"
     document = [
         {
             "queues": _listed(one.queues),
@@ -46,7 +44,7 @@ def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
         if not document:
             target.unlink(missing_ok=True)
             return
-        replace_file(target, target.with_suffix(SUFFIX_NEW), json.dumps(document).encode())
+        replace_file(target, target.with_suffix(SERVES_NEW), json.dumps(document).encode())
     except OSError as error:
         _log.warning("%s: what the workers here claim could not be told: %s", directory, error)
 
@@ -54,7 +52,7 @@ def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
 def read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
     """What an owner's workers claim, as far as it told; empty for one that only enqueues."""
     try:
-        document = parse_json(read_file(directory / f"{owner:016x}{SUFFIX}", _BYTES_MAX))
+        document = parse_json(read_file(directory / f"{owner:016x}{SERVES}", _BYTES_MAX))
     except (OSError, ValueError):
         return ()
     if not isinstance(document, list):

@@ -19,7 +19,7 @@ from taskq.log.deadkeep import purge_steps
 from taskq.log.errand import Errand, Errands, advance
 from taskq.log.files import SegmentGone
 from taskq.log.gone import sweep_gone
-from taskq.log.keeper import Keeper
+from taskq.log.keeper import Retained
 from taskq.log.operations import failure
 from taskq.log.report import Report
 from taskq.log.requests import Op
@@ -296,13 +296,13 @@ class Upkeep:
         self, found: Due, keep_seconds: float | None, report: Report
     ) -> Generator[Errand | None, None, bool]:
         """Whether the segment went."""
-        keeper = Keeper(
+        retained = Retained(
             self._committer,
             keep_seconds=keep_seconds,
             drops_finished=found.drops_finished,
             now_ns=self._journal.clock.wall_ns(),
         )
-        compaction = Compaction(self._committer, self._errands, found.segment, keeper)
+        compaction = Compaction(self._committer, self._errands, found.segment, retained)
         files = self._journal.files
         total, size = files.total_size(), files.size(found.segment)
         if report.dry_run:

@@ -18,8 +18,7 @@ from taskq.log.adopter import Adopter
 from taskq.log.inbox import PartWriter, encode_tail
 from taskq.log.inbox import publish as publish_real
 from taskq.log.inboxfiles import Inbox
-from taskq.log.inboxformat import VERSION
-from taskq.log.inboxmanifest import _seal
+from taskq.log.inboxmanifest import VERSION, _seal
 from taskq.log.requests import EnqueueSpec
 from taskq.testing.crashable import CrashableDisk
 from tests.log.uploading import (

@@ -15,7 +15,8 @@ import pytest
 
 from taskq import Progress, TaskQ, UsageError, current_job, progress, progress_sync, retry
 from taskq.core.errors import JobNotFound
-from taskq.log.progressfile import JOBS_MAX, SUFFIX, ProgressBoard, Told, find_progress
+from taskq.log.peers import PROGRESS
+from taskq.log.progressfile import JOBS_MAX, ProgressBoard, Told, find_progress
 from taskq.log.reader import open_journal
 from tests.cli.helpers import taskq, taskq_json
 
@@ -203,7 +204,7 @@ def test_a_board_forgets_who_is_gone_and_has_an_end(tmp_path: Path) -> None:
         board.tell(lasting if job > JOBS_MAX else Runner(), job, job, Told(0.5, "", 1))
     board.close()
     board.close()
-    rows = json.loads((tmp_path / f"{7:016x}{SUFFIX}").read_text())
+    rows = json.loads((tmp_path / f"{7:016x}{PROGRESS}").read_text())
     assert {row[0] for row in rows} <= set(range(JOBS_MAX, JOBS_MAX + 10))
     board.tell(lasting, 1, 1, Told(0.5, "", 1))
     assert board._thread is None
@@ -225,7 +226,7 @@ async def test_what_is_no_progress_is_passed_over(app: TaskQ, tmp_path: Path, co
         job = await work.enqueue()
         await began.wait()
         owner = app.store().owner
-        file = Path(tmp_path / f"data/owners/{owner:016x}{SUFFIX}")
+        file = Path(tmp_path / f"data/owners/{owner:016x}{PROGRESS}")
         await asyncio.to_thread(file.write_text, content)
         assert await job.progress() is None
         go_on.set()
