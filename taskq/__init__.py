@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from taskq.injection import Inject, injected
     from taskq.interrupts import ChildDied, SoftTimeout
     from taskq.log.config import QueuePolicy
-    from taskq.log.deaths import DeadLetter
+    from taskq.log.listeners import DeadLetter
     from taskq.log.timeline import JobEvent
     from taskq.namedreaders import ReaderView
     from taskq.progressing import Progress
@@ -189,7 +189,7 @@ _HOMES = {
     "LogTransaction": "taskq.transaction",
     "Call": "taskq.call",
     "ChildDied": "taskq.interrupts",
-    "DeadLetter": "taskq.log.deaths",
+    "DeadLetter": "taskq.log.listeners",
     "Discard": "taskq.core.signals",
     "Durability": "taskq.core.model",
     "EngineStats": "taskq.core.model",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from taskq.connection import JobId
-    from taskq.log.deaths import DeadLetter
+    from taskq.log.listeners import DeadLetter
     from taskq.log.requests import Duplicate
     from taskq.log.store import Store
     from taskq.origins import Origin

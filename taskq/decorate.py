@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taskq.call import OnConflict, Until
     from taskq.conditionsbase import Check, Condition
     from taskq.log.bodies import Compression
-    from taskq.log.deaths import DeadLetter
+    from taskq.log.listeners import DeadLetter
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from taskq.core.model import Extras
     from taskq.core.retry import RetryPolicy
     from taskq.log.config import Packing
-    from taskq.log.deaths import DeadLetter
+    from taskq.log.listeners import DeadLetter
     from taskq.log.requests import Duplicate
     from taskq.packing import Item, Loose
 

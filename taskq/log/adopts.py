@@ -15,9 +15,8 @@ from taskq.log.requests import Duplicate, Plain
 
 if TYPE_CHECKING:
     from taskq.log.batch import Batch
+    from taskq.log.context import Context
     from taskq.log.enqueues import Enqueues
-    from taskq.log.facets import Facets
-    from taskq.log.journal import Journal
     from taskq.log.requests import Item, Slice
 
 #: A slice ends when it took so long: others wait for the lock.
@@ -27,12 +26,12 @@ _PLAIN_STEP: Final = 512
 _ITEMS_STEP: Final = 32
 
 
-class Adopts:
+class Uploads:
     """The decisions about uploads."""
 
-    def __init__(self, journal: Journal, facets: Facets, enqueues: Enqueues) -> None:
-        self._journal = journal
-        self._facets = facets
+    def __init__(self, context: Context, enqueues: Enqueues) -> None:
+        self._clock = context.journal.clock
+        self._facets = context.facets
         self._enqueues = enqueues
 
     def adopt(self, batch: Batch, piece: Slice) -> Adopted:
@@ -47,13 +46,13 @@ class Adopts:
         if before.done != piece.start:
             return before
         done, duplicates = 0, 0
-        deadline_ns = self._journal.clock.steady_ns() + _SLICE_NS
+        deadline_ns = self._clock.steady_ns() + _SLICE_NS
         try:
             for run in piece.runs:
                 step = _PLAIN_STEP if isinstance(run, Plain) else _ITEMS_STEP
                 count = len(run.bodies) if isinstance(run, Plain) else len(run)
                 for start in range(0, count, step):
-                    if done and self._journal.clock.steady_ns() > deadline_ns:
+                    if done and self._clock.steady_ns() > deadline_ns:
                         return self._note(batch, before, done, duplicates)
                     duplicates += self._add(batch, run, start, start + step)
                     done += min(step, count - start)
@@ -81,7 +80,7 @@ class Adopts:
     def _add(self, batch: Batch, run: Plain | list[Item], start: int, stop: int) -> int:
         """Enqueue these; returns how many were left out."""
         if isinstance(run, Plain):
-            self._enqueues.run(batch, run.spec, run.bodies[start:stop])
+            self._enqueues.enqueue_run(batch, run.spec, run.bodies[start:stop])
             return 0
         answers = self._enqueues.many(batch, run[start:stop])
         return sum(isinstance(answer, Duplicate) for answer in answers)

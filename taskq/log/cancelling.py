@@ -11,7 +11,7 @@ letter that was requeued, has nothing to do with it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound
 from taskq.core.model import WAITING_STATES
@@ -21,15 +21,14 @@ from taskq.log.ports import INTEREST_CANCEL
 from taskq.log.requests import Cancel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.core.agenda import Agenda
     from taskq.log.batch import Batch
+    from taskq.log.context import Context
+    from taskq.log.ends import Ends
     from taskq.log.facets import Facets
-    from taskq.log.operations import Operations
-    from taskq.log.requests import Answer, Ask, Delivery
+    from taskq.log.requests import Delivery, Withdrawal
 
-
+#: Expired jobs that are recorded in one batch.
+EXPIRED_MAX: Final = 2_048
 _TOO_LATE: Final = Cancel.TOO_LATE
 
 
@@ -40,21 +39,12 @@ def is_asked(facets: Facets, delivery: Delivery) -> bool:
     return claim is not None and claim[0] == delivery.token and delivery.job in agenda.leases.asked
 
 
-class Cancelling:
-    """The decisions of one process about cancelling, and who here is told of those of others.
+class Cancels:
+    """The decisions of one process about jobs that somebody, or their time, wants over."""
 
-    Args:
-        owner: this process: whose jobs its listeners may stop.
-    """
-
-    def __init__(self, operations: Operations, facets: Facets, owner: int, tag: str) -> None:
-        self._operations = operations
-        self._facets = facets
-        self._owner = owner
-        self._tag = tag
-        #: (port, what is called there); changed by other threads
-        self._listeners: list[tuple[Any, Callable[[Ask, None], object]]] = []
-        self._told: set[Ask] = set()
+    def __init__(self, context: Context, ends: Ends) -> None:
+        self._context = context
+        self._ends = ends
 
     def cancel(self, batch: Batch, job: int) -> Cancel:
         """Withdraw a job that waits; of one that runs, ask its owner to stop it.
@@ -63,10 +53,10 @@ class Cancelling:
             JobNotFound: no record has that number.
         """
         if not 0 < job < batch.lsn:
-            raise JobNotFound(f"no job {self._tag}-{job} in this log")
-        agenda = self._agenda
+            raise JobNotFound(f"no job {self._context.tag}-{job} in this log")
+        agenda = self._context.agenda
         if agenda.state(job) in WAITING_STATES:
-            self._operations._withdraw(batch, job, Cause.CALLER)
+            self._withdraw(batch, job, Cause.CALLER)
             return Cancel.WITHDRAWN
         claim = agenda.running.get(job)
         if claim is None:
@@ -78,46 +68,22 @@ class Cancelling:
             batch.interest |= INTEREST_CANCEL
         return Cancel.ASKED
 
-    # -- being told -------------------------------------------------------------------------------
+    def withdraw(self, batch: Batch, what: Withdrawal) -> list[int]:
+        """Cancel these jobs, those among them that still wait; returns which."""
+        agenda = self._context.agenda
+        withdrawn = [job for job in what.jobs if agenda.state(job) in WAITING_STATES]
+        for job in withdrawn:
+            self._withdraw(batch, job, what.cause)
+        return withdrawn
 
-    def __bool__(self) -> bool:
-        return bool(self._listeners)
+    def expire(self, batch: Batch) -> bool:
+        """Record jobs whose time has passed; True if more are left for the next batch."""
+        agenda = self._context.agenda
+        for job in agenda.expired(batch.time_ns, EXPIRED_MAX):
+            self._ends.end(batch, Kind.EXPIRED, Cause.CALLER, job, 0, agenda.attempt(job), None)
+        following = agenda.next_expiry_ns()
+        return following is not None and following <= batch.time_ns
 
-    def listen(self, port: Any, call: Callable[[Ask, None], object]) -> Callable[[], None]:
-        """Have ``call(ask, None)`` called on the port's side for each job of this process.
-
-        Called once for each claim that somebody wants cancelled, by whichever process. Returns what
-        ends that.
-        """
-        listener = (port, call)
-        self._listeners = [*self._listeners, listener]
-
-        def leave() -> None:
-            self._listeners = [one for one in self._listeners if one is not listener]
-
-        return leave
-
-    def look(self) -> None:
-        """Fold what was written since; only where somebody listens."""
-        if self._listeners:
-            self._facets.need_agenda()
-
-    def told(self) -> list[Answer]:
-        """What goes out for the asks that were folded since the last call."""
-        agenda = self._facets.agenda
-        if agenda is None or not agenda.leases.asked:
-            if self._told:
-                self._told.clear()
-            return []
-        if not self._listeners:
-            return []
-        claims = ((job, agenda.running.get(job, (0, 0, 0))) for job in agenda.leases.asked)
-        asks = {(job, token) for job, (token, _, owner) in claims if owner == self._owner}
-        new, self._told = sorted(asks - self._told), asks
-        return [(port, None, (call, ask, None)) for ask in new for port, call in self._listeners]
-
-    @property
-    def _agenda(self) -> Agenda:
-        agenda = self._facets.agenda
-        assert agenda is not None
-        return agenda
+    def _withdraw(self, batch: Batch, job: int, cause: Cause) -> None:
+        attempt = self._context.agenda.attempt(job)
+        self._ends.end(batch, Kind.CANCELLED, cause, job, 0, attempt, None)

@@ -30,21 +30,20 @@ if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
     from taskq.core.dedup import Dedup
     from taskq.log.batch import Batch
-    from taskq.log.facets import Facets
-    from taskq.log.journal import Journal
+    from taskq.log.context import Context
     from taskq.log.requests import Floor, OldFile, Rewrite
 
 
-class Carries:
+class Rewrites:
     """The decisions of compaction."""
 
-    def __init__(self, journal: Journal, facets: Facets) -> None:
-        self._journal = journal
-        self._facets = facets
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._journal = context.journal
 
     def carry(self, batch: Batch, items: list[Rewrite]) -> int:
         """Write these again; returns how many had changed and must be looked at once more."""
-        agenda, dedup = self._both()
+        agenda, dedup = self._context.agenda, self._context.dedup
         missed = 0
         for item in items:
             if item.state is State.ABSENT and _key_until(dedup, item) <= batch.time_ns:
@@ -64,7 +63,7 @@ class Carries:
 
         Or when claims of these groups were made.
         """
-        agenda, _ = self._both()
+        agenda = self._context.agenda
         if isinstance(lanes, list):
             write_rated(batch, agenda, lanes)
             return
@@ -79,8 +78,8 @@ class Carries:
 
     def finish(self, batch: Batch, floor: Floor) -> None:
         """Say that nothing is needed any more of what stands before ``floor.lsn``."""
-        agenda, _ = self._both()
-        adoptions = self._facets.adoptions
+        agenda = self._context.agenda
+        adoptions = self._context.facets.adoptions
         if floor.uploads:
             adoptions.catch_up()
         for upload in floor.uploads:
@@ -96,7 +95,7 @@ class Carries:
         Raises:
             OSError: the disk refused.
         """
-        agenda, _ = self._both()
+        agenda = self._context.agenda
         files = self._journal.files
         files.refresh()
         if segment not in files.lsns[:-1] or segment != files.lsns[0]:
@@ -115,12 +114,6 @@ class Carries:
             except StopIteration as end:
                 removed: int = end.value
                 return removed
-
-    def _both(self) -> tuple[Agenda, Dedup]:
-        agenda, dedup = self._facets.agenda, self._facets.dedup
-        assert agenda is not None
-        assert dedup is not None
-        return agenda, dedup
 
     def _carried(self, agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
         """What to write; None if it is not as it was found."""

@@ -260,7 +260,7 @@ class Committer(Desk):
             facets.need_agenda()
         if survey.keyed:
             facets.need_dedup()
-        self.operations.recent.trim()
+        self.operations.context.recent.trim()
         if step_ns:
             batch.add(codec.encode_clock(step_ns, batch.lsn))
             for facet in (facets.agenda, facets.dedup):
@@ -275,13 +275,13 @@ class Committer(Desk):
         following = agenda.next_expiry_ns()
         self._expiring = False
         if not step_ns and following is not None and following <= batch.time_ns:
-            self._expiring = self.operations.expire(batch)
+            self._expiring = self.operations.cancels.expire(batch)
 
     def _take_back(self, batch: Batch) -> None:
         """Give back the jobs of owners that died."""
         dead = self.owners.dead_if_due(self.journal.clock.steady_ns())
         if dead:
-            self.taken_back += self.operations.leasing.take_back_lost(batch, dead)
+            self.taken_back += self.operations.claims.take_back_lost(batch, dead)
             self.owners.forget(dead)
 
     def _note_frame(self, batch: Batch) -> None:
@@ -335,12 +335,12 @@ class Committer(Desk):
             else:
                 self._run_other(batch, op, port, future, operand)
         if self.facets.agenda is not None and self.facets.agenda.flows.todo:
-            self.operations.flows.follow(batch)
+            self.operations.ends.follow(batch)
         if later:
             self.later_lsn = max(self.later_lsn, batch.lsn)
         if self.waiting:
             # Not before the others: a holder that is late, but in this batch, still has its claim.
-            self.taken_back += self.operations.leasing.take_back_over(batch)
+            self.taken_back += self.operations.claims.take_back_over(batch)
             if not self._expiring:
                 self._note_frame(batch)
                 self._serve_claims(batch)
@@ -359,7 +359,7 @@ class Committer(Desk):
                 bodies.append(operand[1])
                 ports.append(port)
                 futures.append(future)
-        first = self.operations.enqueues.run(batch, spec, bodies)
+        first = self.operations.enqueues.enqueue_run(batch, spec, bodies)
         self.later += zip(ports, futures, range(first, batch.lsn), strict=True)
         return number
 
@@ -369,7 +369,7 @@ class Committer(Desk):
         try:
             if op == _SETTLE_SOON:
                 items, on_error = operand
-                for item, error in self.operations.settle_run(batch, items):
+                for item, error in self.operations.settles.settle_many(batch, items):
                     self.now.append((port, None, (on_error, item, error)))
                 return
             if op == Op.CLAIM:
@@ -378,7 +378,7 @@ class Committer(Desk):
             if op == Op.OUTCOME:
                 self.watchers.add(operand, port, future)
                 return
-            value = self.operations.decide(batch, op, operand)
+            value = self.operations.table[op](batch, operand)
         except TaskqError as refusal:
             self._refuse_one(port, future, refusal)
             return
@@ -400,7 +400,7 @@ class Committer(Desk):
             request, port, future = claim
             if future.done():
                 continue
-            deliveries, must_sync = self.operations.claim(batch, request)
+            deliveries, must_sync = self.operations.claims.claim_jobs(batch, request)
             if deliveries:
                 if must_sync:
                     self.later.append((port, future, deliveries))

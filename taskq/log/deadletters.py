@@ -18,41 +18,30 @@ from taskq.log import codec
 from taskq.log.carrying import Carried, encode_carried
 from taskq.log.flows import is_of_flow
 from taskq.log.foldother import fold_carried
-from taskq.log.options import enqueue_extras
+from taskq.log.options import enqueue_extras, queue_of
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.timeless import EXPIRY_OPTIONS, timeless
 
 if TYPE_CHECKING:
-    from taskq.core.agenda import Agenda
-    from taskq.core.dedup import Dedup
     from taskq.log.batch import Batch
-    from taskq.log.facets import Facets
-    from taskq.log.flows import Following
-    from taskq.log.recent import Recent
+    from taskq.log.context import Context
+    from taskq.log.ends import Ends
+    from taskq.log.keys import Keys
     from taskq.log.requests import Letter
 
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _AGAIN: Final = after(State.DEAD, Kind.REQUEUED)
-_QUEUE_SIZE_AT: Final = 14
 
 
 class DeadLetters:
-    """The decisions of one process about dead letters.
+    """The decisions of one process about dead letters."""
 
-    Args:
-        tag: what every job id of the log starts with.
-        keys_max: most dedup keys that are held at a time.
-        flows: decides what is said of those that are part of flows.
-    """
-
-    def __init__(
-        self, facets: Facets, recent: Recent, tag: str, keys_max: int, flows: Following
-    ) -> None:
-        self._facets = facets
-        self._recent = recent
-        self._tag = tag
-        self._keys_max = keys_max
-        self._flows = flows
+    def __init__(self, context: Context, ends: Ends, keys: Keys) -> None:
+        self._context = context
+        self._facets = context.facets
+        self._recent = context.recent
+        self._ends = ends
+        self._keys = keys
 
     def requeue(self, batch: Batch, letters: list[Letter]) -> list[TaskqError | None]:
         """Make dead letters ready again: for each None, or why it was not done."""
@@ -68,7 +57,7 @@ class DeadLetters:
 
     def purge(self, batch: Batch, jobs: list[int]) -> list[TaskqError | None]:
         """Forget dead letters: for each None, or why it was not done."""
-        agenda = self._agenda
+        agenda = self._context.agenda
         answers: list[TaskqError | None] = []
         for job in jobs:
             if agenda.dead.find(job) is None:
@@ -81,12 +70,6 @@ class DeadLetters:
             answers.append(None)
         return answers
 
-    @property
-    def _agenda(self) -> Agenda:
-        agenda = self._facets.agenda
-        assert agenda is not None
-        return agenda
-
     def _requeue(self, batch: Batch, letter: Letter) -> None:
         """Make one ready again.
 
@@ -94,7 +77,7 @@ class DeadLetters:
             TaskqError: it is none any more, or may not hold its key; nothing was added.
         """
         job = letter.job
-        agenda = self._agenda
+        agenda = self._context.agenda
         if agenda.dead.find(job) is None:
             raise self._not_dead(job)
         key_until_ns = self._check_key(batch, letter) if letter.has_options else 0
@@ -103,7 +86,7 @@ class DeadLetters:
         carried = Carried(
             job=job, state=_AGAIN, born=born, enqueued_ns=letter.enqueued_ns,
             history=letter.history, key_until_ns=key_until_ns, expires_ns=expires_ns,
-            waited=self._flows.again(born),
+            waited=self._ends.again(born),
         )  # fmt: skip
         batch.add(encode_carried(Kind.REQUEUED, carried, batch.lsn))
         fold_carried(Kind.REQUEUED, carried, location, batch.time_ns, agenda, self._facets.dedup)
@@ -122,14 +105,14 @@ class DeadLetters:
         if extras.expires_is_wall:
             expires_ns, told_ns = extras.expires_ns, 0
         else:
-            expires_ns = told_ns = letter.expires_ns + self._agenda.times.shift_ns
+            expires_ns = told_ns = letter.expires_ns + self._context.agenda.times.shift_ns
         if extras.expires_ns and expires_ns <= now_ns:
             return timeless(letter.born, letter.job, EXPIRY_OPTIONS), 0
         return letter.born, told_ns if extras.expires_ns else 0
 
     def _purged(self, batch: Batch, job: int) -> bytes:
         """What the record of a letter that goes says of those that wait for it."""
-        flows, dead = self._agenda.flows, self._agenda.dead
+        flows, dead = self._context.agenda.flows, self._context.agenda.dead
         chunk = dead.find(job)
         if not flows.held or chunk is None:
             return b""
@@ -137,7 +120,7 @@ class DeadLetters:
             record = self._recent.record(job, chunk.locations[dead.index])
         except LogDamaged:
             return b""
-        return self._flows.ending(batch, Kind.PURGED, job, record) if is_of_flow(record) else b""
+        return self._ends.ending(batch, Kind.PURGED, job, record) if is_of_flow(record) else b""
 
     def _check_key(self, batch: Batch, letter: Letter) -> int:
         """Make sure that the job may hold its key again, if it has one.
@@ -152,38 +135,21 @@ class DeadLetters:
         key = enqueue_extras(letter.born).key
         if key is None:
             return 0
-        dedup, hashed = self._facets.need_dedup(), key_hash(_queue_of(letter.born), key)
+        dedup, queue = self._context.dedup, queue_of(letter.born)
+        hashed = key_hash(queue, key)
         until_ns = dedup.until_ns(hashed, letter.job)
         if codec.PREFIX.unpack_from(letter.born)[4] & _KEYED:
-            holder = self._other_holder(dedup, letter, key, hashed, batch.time_ns)
-            if holder:
-                raise KeyHeld(f"{self._tag}-{letter.job}", f"{self._tag}-{holder}")
+            holder = self._keys.holder(queue, key, hashed, batch.time_ns, itself=letter.job)
+            if holder is not None:
+                tag = self._context.tag
+                raise KeyHeld(f"{tag}-{letter.job}", f"{tag}-{holder}")
             if not until_ns:
-                dedup.check_room(batch.time_ns, 1, self._keys_max)
+                self._keys.check_room(batch, 1)
         # A window alone began when the job was enqueued, and says nothing of running it again.
         return 0 if until_ns == UNTIL_SETTLED else until_ns
 
-    def _other_holder(
-        self, dedup: Dedup, letter: Letter, key: bytes, hashed: int, now_ns: int
-    ) -> int:
-        """Another job that holds the key; 0 if there is none."""
-        queue = _queue_of(letter.born)
-        for job, location in dedup.holders(hashed, now_ns):
-            if job == letter.job:
-                continue
-            try:
-                record = self._recent.record(job, location)
-            except LogDamaged:
-                return job  # it cannot be verified; two of one key would be worse
-            if _queue_of(record) == queue and enqueue_extras(record).key == key:
-                return job
-        return 0
-
     def _not_dead(self, job: int) -> NotDead:
-        state = self._agenda.state(job)
-        return NotDead(f"{self._tag}-{job}", state.name.lower() if state else "", self._facets.path)
-
-
-def _queue_of(record: bytes) -> bytes:
-    start = codec.ENQUEUED.size
-    return record[start : start + record[_QUEUE_SIZE_AT]]
+        state = self._context.agenda.state(job)
+        return NotDead(
+            f"{self._context.tag}-{job}", state.name.lower() if state else "", self._facets.path
+        )

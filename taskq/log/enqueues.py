@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
     from taskq.core.model import Extras
     from taskq.log.batch import Batch
-    from taskq.log.facets import Facets
-    from taskq.log.journal import Journal
+    from taskq.log.context import Context
     from taskq.log.keys import Keys
-    from taskq.log.recent import Recent
     from taskq.log.requests import Item
 
 _CHECKED: Final = int(Flag.CHECKED)
@@ -80,10 +78,10 @@ class Prepared:
 class Enqueues:
     """The enqueues of one process."""
 
-    def __init__(self, journal: Journal, facets: Facets, recent: Recent, keys: Keys) -> None:
-        self._journal = journal
-        self._facets = facets
-        self._recent = recent
+    def __init__(self, context: Context, keys: Keys) -> None:
+        self._journal = context.journal
+        self._facets = context.facets
+        self._recent = context.recent
         self._keys = keys
 
     def one(self, batch: Batch, item: Item) -> int | Duplicate:
@@ -165,7 +163,7 @@ class Enqueues:
         batch.interest |= INTEREST_READY
         return lsn
 
-    def run(self, batch: Batch, spec: EnqueueSpec, bodies: list[bytes]) -> int:
+    def enqueue_run(self, batch: Batch, spec: EnqueueSpec, bodies: list[bytes]) -> int:
         """Plain jobs of one spec, in one go; returns the first one's lsn.
 
         Most batches are runs of one task's jobs, and the columns of the agenda take a run for a

@@ -1,4 +1,4 @@
-"""Flows in the log: the options of their jobs, and what is decided when one of them ends.
+"""Flows in the log: the options of their jobs.
 
 ``NEEDS`` is (count u32, policy u8), of a carried job as it stands then, with 128 in the policy of
 one that is to be cancelled; ``FLOW`` is (jobs u32, ends u32, shape); for ``INPUTS``, ``UNLOCKS``
@@ -8,25 +8,19 @@ and ``SHAPE`` see ``Option`` and ``core.shapes``.
 from __future__ import annotations
 
 import struct
-from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError, UsageError
-from taskq.core.flows import DOOM_BIT, Policy, needs_of
+from taskq.core.flows import Policy, needs_of
 from taskq.core.jobtable import META_FLOW
-from taskq.core.records import Cause, Flag, Kind, Option
+from taskq.core.records import Flag, Option
 from taskq.log import codec
 from taskq.log.options import each_option
 
 if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
     from taskq.core.flows import FlowPart
-    from taskq.log.batch import Batch
-    from taskq.log.facets import Facets
-    from taskq.log.operations import Operations
 
-#: Held jobs that are released or cancelled in one frame; what is left is done in the next.
-FOLLOWED_MAX: Final = 4_096
 #: All options of a record together: their length is a u16.
 OPTIONS_BYTES_MAX: Final = 2**16 - 1
 _OPTION: Final = struct.Struct("<BH")
@@ -179,70 +173,6 @@ def fold_end(data: bytes, at: int, room: int, job: int, location: int, agenda: A
             )
         start = at + _OPTION.size
         agenda.flows.apply_end(job, location, decode_unlocks(data[start : start + length]))
-
-
-class Following:
-    """The decisions of one process about held jobs."""
-
-    def __init__(self, operations: Operations, facets: Facets) -> None:
-        self._operations = operations
-        self._facets = facets
-
-    @property
-    def _agenda(self) -> Agenda:
-        agenda = self._facets.agenda
-        assert agenda is not None
-        return agenda
-
-    def ending(self, batch: Batch, kind: Kind, job: int, record: bytes) -> bytes:
-        """A flow's job ends by the batch's next record, or is purged: the option for that record.
-
-        It comes first among its options.
-        """
-        flows = self._agenda.flows
-        names: list[int] = []
-        for dependent in takes_of(record).unlocks:
-            left = flows.remaining(dependent)
-            if left is None:
-                continue
-            _, policy, _ = left
-            if kind is Kind.SUCCEEDED or (policy == Policy.RUN and kind is not Kind.PURGED):
-                names.append(dependent)
-            elif policy == Policy.CANCEL or (policy == Policy.WAIT and kind is not Kind.DIED):
-                # What is cancelled, expired or purged does not come back, as a dead letter may.
-                names.append(dependent | DOOM_BIT)
-        flows.apply_end(job, batch.where + batch.size, names)
-        return encode_unlocks(names)
-
-    def again(self, record: bytes) -> tuple[int, ...]:
-        """A dead letter is ready again: those held jobs for which it had counted as done."""
-        if not is_of_flow(record):
-            return ()
-        flows = self._agenda.flows
-        return tuple(
-            dependent
-            for dependent in takes_of(record).unlocks
-            if (left := flows.remaining(dependent)) is not None and left[1] == Policy.RUN
-        )
-
-    def follow(self, batch: Batch) -> None:
-        """Release and cancel what is to be, as far as it goes in one frame."""
-        agenda, operations = self._agenda, self._operations
-        flows, left = agenda.flows, FOLLOWED_MAX
-        while flows.todo and left:
-            for job in list(islice(flows.todo, left)):
-                left -= 1
-                held = flows.remaining(job)
-                chunk = agenda.table.find(job)
-                if held is None or chunk is None:
-                    flows.drop(job)
-                    continue
-                attempt = agenda.attempt(job)
-                if held[2]:
-                    operations._end(batch, Kind.CANCELLED, Cause.UPSTREAM, job, 0, attempt, None)
-                else:
-                    released = Kind.RELEASED, Cause.INPUTS
-                    operations._back(batch, *released, job, 0, attempt, 0, None)
 
 
 def _option(tag: Option, value: bytes) -> bytes:

@@ -27,7 +27,7 @@ from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import decode_carried, decode_queue
 from taskq.log.flows import FLOW_FLAG, fold_end
-from taskq.log.options import decode_key_hash, enqueue_extras
+from taskq.log.options import decode_key_hash, enqueue_extras, queue_of
 from taskq.log.rating import fold_claim, fold_rated
 from taskq.log.ticks import decode_ticked
 
@@ -216,7 +216,7 @@ def fold_carried(
         if extras.concurrency_key:
             agenda.retire(lane)  # nothing came into it, if the job is dead or known
     if dedup is not None and extras.key is not None:
-        hashed = key_hash(_queue(born), extras.key)
+        hashed = key_hash(queue_of(born), extras.key)
         if kind == Kind.REQUEUED:
             # What is left of its window is no hold for as long as it lives again.
             dedup.apply_dropped(hashed, carried.job)
@@ -229,12 +229,7 @@ def key_of(born: bytes) -> int:
     if not codec.PREFIX.unpack_from(born)[3]:
         return 0
     key = enqueue_extras(born).key
-    return 0 if key is None else key_hash(_queue(born), key)
-
-
-def _queue(born: bytes) -> bytes:
-    start = codec.ENQUEUED.size
-    return born[start : start + born[start - 2]]
+    return 0 if key is None else key_hash(queue_of(born), key)
 
 
 def _take_key(

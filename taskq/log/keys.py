@@ -8,16 +8,15 @@ from taskq.core.dedup import key_hash
 from taskq.core.errors import DuplicateKey, LogDamaged
 from taskq.core.model import WAITING_STATES, Conflict
 from taskq.core.records import Cause, Kind
-from taskq.log import codec
-from taskq.log.options import enqueue_extras
+from taskq.log.options import enqueue_extras, queue_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.core.dedup import Dedup
     from taskq.core.model import Extras
     from taskq.log.batch import Batch
-    from taskq.log.operations import Operations
+    from taskq.log.context import Context
+    from taskq.log.ends import Ends
     from taskq.log.requests import EnqueueSpec
 
 _NOBODY: Final[frozenset[int]] = frozenset()
@@ -47,16 +46,10 @@ class Wanted:
 class Keys:
     """The decisions about keys."""
 
-    def __init__(self, operations: Operations, keys_max: int) -> None:
-        self._operations = operations
-        self._facets = operations._facets
-        self._keys_max = keys_max
-
-    @property
-    def _dedup(self) -> Dedup:
-        dedup = self._facets.dedup
-        assert dedup is not None
-        return dedup
+    def __init__(self, context: Context, ends: Ends) -> None:
+        self._context = context
+        self._ends = ends
+        self._keys_max = context.journal.config.keys_max
 
     def check(
         self, batch: Batch, wanted: Iterable[Wanted], ending: frozenset[int] = _NOBODY
@@ -78,11 +71,19 @@ class Keys:
                     raise self._error(one, holder)
             places[place] = one
         count = len(places)
-        if self._dedup.size + count > self._keys_max:
+        if self._context.dedup.size + count > self._keys_max:
             # Only now it matters which of them are in the table, and bring no key more.
             count = sum(self._holder(batch, one) is None for one in places.values())
         if count:
-            self._dedup.check_room(batch.time_ns, count, self._keys_max)
+            self.check_room(batch, count)
+
+    def check_room(self, batch: Batch, count: int) -> None:
+        """Refuse so many more keys.
+
+        Raises:
+            UsageError: the table of keys has no room for them.
+        """
+        self._context.dedup.check_room(batch.time_ns, count, self._keys_max)
 
     def make_way(self, batch: Batch, wanted: Wanted) -> tuple[int | None, int]:
         """(the job that keeps the key, the job that gives it up); None and 0 for nobody.
@@ -92,39 +93,50 @@ class Keys:
         holder = self._holder(batch, wanted)
         if holder is None or wanted.conflict is not Conflict.REPLACE:
             return holder, 0
-        agenda = self._facets.agenda
-        assert agenda is not None
+        agenda = self._context.agenda
         if agenda.table.find(holder) is not None:
             if agenda.state(holder) not in WAITING_STATES:
                 return holder, 0
             attempt = agenda.attempt(holder)
-            self._operations._end(batch, Kind.CANCELLED, Cause.REPLACED, holder, 0, attempt, None)
-        self._dedup.apply_dropped(wanted.hashed, holder)
+            self._ends.end(batch, Kind.CANCELLED, Cause.REPLACED, holder, 0, attempt, None)
+        self._context.dedup.apply_dropped(wanted.hashed, holder)
         return None, holder
 
     def take(self, batch: Batch, wanted: Wanted, job: int, location: int) -> None:
         """The job that is being added holds its key from now on."""
-        self._dedup.apply_taken(
+        self._context.dedup.apply_taken(
             wanted.hashed, job, location, wanted.window_ns, batch.time_ns,
             until_settled=wanted.until_settled,
         )  # fmt: skip
 
     def _error(self, wanted: Wanted, holder: int | None) -> DuplicateKey:
-        job_id = "" if holder is None else f"{self._operations._tag}-{holder}"
+        job_id = "" if holder is None else f"{self._context.tag}-{holder}"
         return DuplicateKey(wanted.queue.decode("utf-8", "replace"), wanted.key, job_id)
 
     def _holder(self, batch: Batch, wanted: Wanted, ending: frozenset[int] = _NOBODY) -> int | None:
-        """The job that holds the key, verified against its record."""
-        dedup = self._dedup
-        for job, location in dedup.holders(wanted.hashed, batch.time_ns):
-            if job in ending and dedup.would_free(wanted.hashed, job, batch.time_ns):
+        return self.holder(wanted.queue, wanted.key, wanted.hashed, batch.time_ns, ending)
+
+    def holder(
+        self,
+        queue: bytes,
+        key: bytes,
+        hashed: int,
+        now_ns: int,
+        ending: frozenset[int] = _NOBODY,
+        itself: int = 0,
+    ) -> int | None:
+        """The job that holds a key, verified against its record; ``itself`` does not count.
+
+        Nor do those that are ``ending``, if that frees the key.
+        """
+        dedup = self._context.dedup
+        for job, location in dedup.holders(hashed, now_ns):
+            if job == itself or (job in ending and dedup.would_free(hashed, job, now_ns)):
                 continue
             try:
-                record = self._operations.recent.record(job, location)
+                record = self._context.recent.record(job, location)
             except LogDamaged:
                 return job  # it cannot be verified; running it twice would be worse
-            size = record[14]
-            queue = record[codec.ENQUEUED.size : codec.ENQUEUED.size + size]
-            if queue == wanted.queue and enqueue_extras(record).key == wanted.key:
+            if queue_of(record) == queue and enqueue_extras(record).key == key:
                 return job
         return None

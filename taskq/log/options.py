@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _OPTION: Final = struct.Struct("<BH")
 _I64: Final = struct.Struct("<q")
+_QUEUE_SIZE_AT: Final = 14
 _U64: Final = struct.Struct("<Q")
 _DUE_WALL: Final = int(Option.DUE_WALL)
 _EXPIRES: Final = int(Option.EXPIRES)
@@ -209,3 +210,9 @@ def enqueue_extras(record: bytes) -> Extras:
     extras = decode_extras(record, codec.ENQUEUED.size + queue_size + task_size, size)
     extras.until_settled = bool(extras.window_ns and flags & Flag.KEY_UNTIL_SETTLED)
     return extras
+
+
+def queue_of(record: bytes) -> bytes:
+    """The name of the queue in an ENQUEUED record."""
+    start = codec.ENQUEUED.size
+    return record[start : start + record[_QUEUE_SIZE_AT]]

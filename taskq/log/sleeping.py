@@ -27,7 +27,7 @@ def seconds_until_due(committer: Committer) -> float:
     limits = [float("inf")]
     if committer.held:
         limits.append(_HELD_SECONDS)
-    listens = committer.watchers or committer.followers or committer.operations.cancels
+    listens = committer.watchers or committer.followers or committer.operations.asks
     if listens or committer.waiting:
         # A sleeper looks by itself, too, should a wake-up ever be lost.
         limits.append(LOOK_AROUND_NS / SECOND_NS)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from taskq.core.model import Serving
-    from taskq.log.deaths import DeadLetter
+    from taskq.log.listeners import DeadLetter
     from taskq.log.requests import AdoptOrder, Ask, Order, Request
 
 _log: Final = logging.getLogger("taskq")
@@ -222,7 +222,7 @@ class Store:
 
         For those that somebody wants cancelled, once for each. Returns what ends that.
         """
-        leave = self._open.committer.operations.cancels.listen(self.port(), call)
+        leave = self._open.committer.operations.asks.listen(self.port(), call)
         self.wake_up()
         return leave
 

@@ -286,7 +286,7 @@ class StorageThread:
     def _hand_out(self) -> None:
         committer = self.committer
         answers = committer.now + committer.later + committer.followers.told()
-        answers += committer.operations.cancels.told()
+        answers += committer.operations.asks.told()
         if answers:
             committer.now, committer.later, committer.later_lsn = [], [], 0
             self._deliver(answers)
@@ -325,7 +325,7 @@ class StorageThread:
         interest = INTEREST_READY if committer.waiting else 0
         interest |= INTEREST_OUTCOME if committer.watchers else 0
         interest |= INTEREST_GROWTH if committer.followers else 0
-        interest |= INTEREST_CANCEL if committer.operations.cancels else 0
+        interest |= INTEREST_CANCEL if committer.operations.asks else 0
         if interest:
             peers.announce(interest)
         # Looked at after the announcement: a writer either sees it, or is seen here.
@@ -355,14 +355,14 @@ class StorageThread:
             self._cycle([], Survey())
             return
         try:
-            cancels = committer.operations.cancels
-            listens = committer.watchers or committer.followers or cancels
+            asks = committer.operations.asks
+            listens = committer.watchers or committer.followers or asks
             if listens:
                 committer.look_around()
             if listens and self.journal.has_grown():
                 committer.follow()
                 if not committer.facets.is_building:
-                    cancels.look()
+                    asks.look()
             self._sync_if_due()
         except (TaskqError, OSError) as error:
             _log.warning("%s: %s", self.path, error)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskq.log.batch import Batch
+    from taskq.log.context import Context
     from taskq.log.enqueues import Enqueues
-    from taskq.log.facets import Facets
     from taskq.log.requests import Duplicate, Enrolment, Steer, Turn
 
 _OPTION: Final = struct.Struct("<BH")
@@ -79,8 +79,8 @@ def decode_ticked(record: bytes) -> Ticked:
 class Ticks:
     """The decisions of one process about schedules."""
 
-    def __init__(self, facets: Facets, enqueues: Enqueues) -> None:
-        self._facets = facets
+    def __init__(self, context: Context, enqueues: Enqueues) -> None:
+        self._context = context
         self._enqueues = enqueues
 
     def tick(self, batch: Batch, turn: Turn) -> list[int | Duplicate] | None:
@@ -157,7 +157,7 @@ class Ticks:
             raise UsageError(
                 f"this log would know {len(after)} schedules of {size} bytes, the most is "
                 f"{SCHEDULES_MAX} of {SCHEDULES_BYTES_MAX} bytes: forget old ones with "
-                f"{command(self._facets.path, 'schedules', 'remove', 'NAME')}"
+                f"{command(self._context.facets.path, 'schedules', 'remove', 'NAME')}"
             )
 
     def _write(self, batch: Batch, ticked: Ticked) -> None:
@@ -166,6 +166,4 @@ class Ticks:
 
     @property
     def _schedules(self) -> dict[str, ScheduleState]:
-        agenda = self._facets.agenda
-        assert agenda is not None
-        return agenda.schedules
+        return self._context.agenda.schedules

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import JobNotFound, PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX, WAITING_STATES
 from taskq.core.records import Kind
-from taskq.log.leasing import check_claim
+from taskq.log.ends import check_claim
 from taskq.log.requests import Done
 from taskq.log.sizes import bundle_size
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
     from taskq.core.agenda import Agenda
     from taskq.log.batch import Batch
-    from taskq.log.facets import Facets
-    from taskq.log.operations import Operations
+    from taskq.log.cancelling import Cancels
+    from taskq.log.context import Context
+    from taskq.log.enqueues import Enqueues
     from taskq.log.requests import Bundle, Settlement
+    from taskq.log.settle import Settles
 
 _ENDS: Final = frozenset({Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED})
 
@@ -31,12 +33,15 @@ _ENDS: Final = frozenset({Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED})
 class Transactions:
     """The decisions about transactions."""
 
-    def __init__(self, operations: Operations, facets: Facets, tag: str) -> None:
-        self._operations = operations
-        self._facets = facets
-        self._tag = tag
+    def __init__(
+        self, context: Context, enqueues: Enqueues, cancels: Cancels, settles: Settles
+    ) -> None:
+        self._context = context
+        self._enqueues = enqueues
+        self._cancels = cancels
+        self._settles = settles
 
-    def run(self, batch: Batch, bundle: Bundle) -> Done:
+    def transact(self, batch: Batch, bundle: Bundle) -> Done:
         """Carry all of it out; whatever it raises, nothing of it was added.
 
         Raises:
@@ -47,14 +52,13 @@ class Transactions:
             UsageError: a part is wrong, or a delivery is settled twice.
             SpillMissing: the file of a payload or result is gone.
         """
-        operations = self._operations
         settlements, cancels, items = bundle
         ending = self._check(batch, bundle)
-        prepared = operations.enqueues.prepared(batch, items, ending)
+        prepared = self._enqueues.prepared(batch, items, ending)
         for settlement in settlements:
-            operations.settle(batch, settlement)
-        cancelled = [operations.cancels.cancel(batch, job) for job in cancels]
-        return Done(cancelled, operations.enqueues.add(batch, items, prepared))
+            self._settles.settle(batch, settlement)
+        cancelled = [self._cancels.cancel(batch, job) for job in cancels]
+        return Done(cancelled, self._enqueues.add(batch, items, prepared))
 
     def _check(self, batch: Batch, bundle: Bundle) -> frozenset[int]:
         """Refuse what cannot be done; returns the jobs that will be settled."""
@@ -62,12 +66,11 @@ class Transactions:
         if size > TRANSACTION_BYTES_MAX:
             raise PayloadTooLarge("the transaction", size, TRANSACTION_BYTES_MAX, "make it smaller")
         settlements, cancels, _ = bundle
-        agenda = self._facets.agenda
-        assert agenda is not None
+        agenda = self._context.agenda
         back, ended = self._check_settlements(agenda, settlements)
         for job in cancels:
             if not 0 < job < batch.lsn:
-                raise JobNotFound(f"no job {self._tag}-{job} in this log")
+                raise JobNotFound(f"no job {self._context.tag}-{job} in this log")
             if job in back or agenda.state(job) in WAITING_STATES:
                 ended.add(job)
         return frozenset(ended)
@@ -86,7 +89,7 @@ class Transactions:
             if settlement.flags:
                 what = f"the result of {delivery!r}"
                 body = settlement.body or b""
-                self._operations.enqueues.check_packed(settlement.flags, body, what)
+                self._enqueues.check_packed(settlement.flags, body, what)
             is_end = settlement.kind in _ENDS or delivery.job in agenda.leases.asked
             (ended if is_end else back).add(delivery.job)
         return back, ended

@@ -188,14 +188,14 @@ def test_only_the_process_that_runs_the_job_is_told_and_once(world: World) -> No
     worker, other = world.process(), world.process()
     heard: list[Any] = []
     for process in (worker, other):
-        process.committer.operations.cancels.listen(process, lambda ask, _: heard.append(ask))
+        process.committer.operations.asks.listen(process, lambda ask, _: heard.append(ask))
     delivery = asked(worker)
     for _ in range(2):
         for process in (other, worker):
             process.follow()
-            process.committer.operations.cancels.look()
-            for _, _, (call, ask, nothing) in process.committer.operations.cancels.told():
+            process.committer.operations.asks.look()
+            for _, _, (call, ask, nothing) in process.committer.operations.asks.told():
                 call(ask, nothing)
     assert heard == [(delivery.job, delivery.token)]
     worker.settle(delivery)
-    assert worker.committer.operations.cancels.told() == []
+    assert worker.committer.operations.asks.told() == []

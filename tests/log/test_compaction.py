@@ -276,13 +276,13 @@ def test_what_is_carried_in_one_batch_is_bounded() -> None:
         )
     grown(process, 3)
     sizes: list[int] = []
-    carry = process.committer.operations._others[Op.CARRY]
+    carry = process.committer.operations.table[Op.CARRY]
 
     def noted(batch: Any, items: list[Rewrite]) -> object:
         sizes.append(len(items))
         return carry(batch, items)
 
-    process.committer.operations._others[Op.CARRY] = noted
+    process.committer.operations.table[Op.CARRY] = noted
     tend(process)
     assert sum(sizes) >= 800
     assert max(sizes) <= 256

@@ -326,7 +326,7 @@ def test_a_job_whose_record_rots_while_it_waits_ends_as_a_dead_letter() -> None:
     process = world.process()
     jobs = [process.enqueue(b"payload %d" % number) for number in range(3)]
     process.catch_up()
-    process.committer.operations.recent.clear()
+    process.committer.operations.context.recent.clear()
     place = world.machine.content(_FIRST).index(b"payload 1")
     world.machine.corrupt(_FIRST, place, b"x")
     assert [one.job for one in process.claim(9)] == [jobs[0], jobs[2]]

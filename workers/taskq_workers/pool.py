@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from taskq.core.durations import Duration
     from taskq.core.limits import Limit
     from taskq.core.records import Kind
-    from taskq.log.deaths import DeadLetter
+    from taskq.log.listeners import DeadLetter
     from taskq.log.requests import Delivery
     from taskq.log.store import Store
     from taskq.tasks import Task

@@ -1,11 +1,15 @@
-"""The enqueue records of recent jobs, kept at hand."""
+"""What the decisions of one process rest on, and the enqueue records that they need at hand."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from taskq.core.agenda import Agenda
+    from taskq.core.dedup import Dedup
+    from taskq.log.facets import Facets
     from taskq.log.files import SegmentFiles
+    from taskq.log.journal import Journal
 
 #: Beyond, records are read back from their segment.
 RECENT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -25,7 +29,7 @@ class Recent:
         self.size = 0
 
     def add(self, job: int, record: bytes) -> None:
-        """Keep a record."""
+        """Keep the record of a job."""
         self.records[job] = record
         self.size += len(record)
 
@@ -51,3 +55,36 @@ class Recent:
         """Forget all."""
         self.records.clear()
         self.size = 0
+
+
+class Context:
+    """What all deciders of one process share.
+
+    Attributes:
+        journal: the log, whose writer lock is held while anything is decided.
+        facets: caught up by then, with the folds that the batch needs.
+        recent: enqueue records at hand.
+        owner: this process.
+        tag: what every job id of the log starts with.
+    """
+
+    def __init__(self, journal: Journal, facets: Facets, owner: int) -> None:
+        self.journal = journal
+        self.facets = facets
+        self.recent = Recent(journal.files)
+        self.owner = owner
+        self.tag = journal.tag
+
+    @property
+    def agenda(self) -> Agenda:
+        """The agenda, which is built for every operation with ``Trait.AGENDA``."""
+        agenda = self.facets.agenda
+        assert agenda is not None
+        return agenda
+
+    @property
+    def dedup(self) -> Dedup:
+        """The table of keys, which is built for every batch with a key in it."""
+        dedup = self.facets.dedup
+        assert dedup is not None
+        return dedup
