@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands there."""
+"""What the documents show runs as it stands there, prints what they say, and links somewhere."""
 
 from __future__ import annotations
 
@@ -6,108 +6,261 @@ import ast
 import asyncio
 import inspect
 import re
-import subprocess
+import shlex
 import sys
-from importlib.metadata import entry_points
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+import click
 import pytest
 
-from taskq import State, TaskLog, TaskQ
+from taskq import JobFailed, TaskQ
 from taskq.cli.main import main as command_line
 from taskq.logoptions import LogOptions
 from taskq.settings import Settings
+from tests import tables
+from tests.cli.test_terminal_session import Shell, matches, steps
+from tests.tables import DOCUMENTS, ROOT
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMING_FROM = "Coming from LedgerQ, sej or codeQ"
-TOML_BLOCKS = re.findall(r"^```toml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+Names = dict[str, Any]
 
-
-@pytest.fixture
-def mailer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The quickstart as a module, in a directory of its own."""
-    monkeypatch.chdir(tmp_path)
-    module = ModuleType("mailer")
-    monkeypatch.setitem(sys.modules, "mailer", module)
-    exec(compile(BLOCKS[0], "mailer.py", "exec"), vars(module))  # noqa: S102 - it is our own text
-    return module
-
-
-def test_the_quickstart_sends_its_mail(tmp_path: Path) -> None:
-    """A worker in one process, the program in another, as the README says."""
-    (tmp_path / "mailer.py").write_text(BLOCKS[0])
-    taskq = [sys.executable, "-m", "taskq"]
-    worker = subprocess.Popen([*taskq, "worker", "-q", "mailer:app"], cwd=tmp_path)
-    try:
-        run = subprocess.run(
-            [sys.executable, "mailer.py"], cwd=tmp_path, capture_output=True, text=True, check=True
-        )
-    finally:
-        worker.terminate()
-        assert worker.wait(20) == 0
-    job_id, result = run.stdout.split()
-    assert result == "5"
-    shown = subprocess.run(
-        [*taskq, "ls", "-d", "mail-data"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert job_id in shown.stdout
+COLUMNS_MAX: Final = 120
+FRONT_LINES_MAX: Final = 160
+FRONT_BYTES_MAX: Final = 8_192
+#: Needs a Spark session: tests/pipeline/test_pipeline_readme.py.
+ELSEWHERE: Final = {"plugins/README.md"}
+TEXTS: Final = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
+_FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_HEADING: Final = re.compile(r"^#+ (.+)$", re.MULTILINE)
+#: The first line of a block that is a file of its own.
+_FILE: Final = re.compile(r"# (\w+)\.py\n")
+_LINK: Final = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
-async def test_the_other_lines_of_the_readme_run(mailer: ModuleType) -> None:
-    names: dict[str, Any] = {"app": mailer.app, "send": mailer.send}
-    code = compile(BLOCKS[1], "README.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    async with mailer.app:
-        await eval_block(code, names)
-        stats = await mailer.app.store().port().stats()
-    assert [(queue.ready, queue.scheduled) for queue in stats.queues] == [(3, 1)]
+class Block(NamedTuple):
+    """Code between fences, under the last heading before it."""
+
+    section: str
+    language: str
+    code: str
+    #: what stands below it, if that is text
+    output: str
 
 
-async def test_the_lines_on_dead_letters_run(mailer: ModuleType) -> None:
-    (block,) = [block for block in BLOCKS if "app.dead" in block]
-    code = compile(block, "README.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    async with mailer.app:
-        await mailer.send.enqueue("ada@example.org", subject="x")
-        await eval_block(code, {"app": mailer.app})
-        (queue,) = (await mailer.app.store().port().stats()).queues
-    assert (queue.queue, queue.cancelled, queue.paused) == ("mail", 1, True)
+def blocks_of(text: str) -> list[Block]:
+    found = list(_FENCE.finditer(text))
+    blocks = []
+    for block, later in zip_longest(found, found[1:]):
+        (*_, section) = re.findall(r"^##+ (.+)$", text[: block.start()], re.MULTILINE) or [""]
+        is_output = later and later[1] == "text" and not text[block.end() : later.start()].strip()
+        blocks.append(Block(section, block[1], block[2], later[2] if later and is_output else ""))
+    return blocks
 
 
-async def test_the_lines_on_streams_run(mailer: ModuleType) -> None:
-    """They wait for more at the end, until somebody ends them."""
-    (block,) = [block for block in BLOCKS if "app.stream" in block]
-    code = compile(block, "README.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    billed: asyncio.Queue[tuple[str, str, bytes]] = asyncio.Queue()
+BLOCKS: Final = {name: blocks_of(text) for name, text in TEXTS.items()}
+SECTIONS: Final = [
+    (name, section)
+    for name, blocks in BLOCKS.items()
+    if name not in ELSEWHERE
+    for section in dict.fromkeys(one.section for one in blocks if one.language == "python")
+]
+
+
+# -- the Python that is shown ----------------------------------------------------------------------
+
+
+class EnoughError(Exception):
+    """Ends a block that would go on for ever."""
+
+
+async def a_job_that_is_declined(names: Names) -> None:
+    app = names["app"]
+
+    async def refuse() -> None:
+        raise names["Declined"]
+
+    app.task(name="refuse", retry=names["charge"].retry, on_dead=names["tell"])(refuse)
+    async with app.worker():
+        names["job"] = await app.enqueue_by_name("refuse")
+        with pytest.raises(JobFailed):
+            await names["job"]
+
+
+async def a_dead_letter_and_one_that_waits(names: Names) -> None:
+    app = names["app"]
+
+    async def send() -> None:
+        raise ConnectionError("the mail server is away")
+
+    send_task = app.task(name="mailer.send", queue="mail", retry=1)(send)
+    dead = await send_task.enqueue()
+    async with app.worker(burst=True) as worker:
+        await worker.stopped.wait()
+    names["dead"] = dead
+    await send_task.enqueue()
+
+
+async def it_was_requeued_and_cancelled(names: Names) -> None:
+    (queue,) = (await names["app"].stats()).queues
+    assert (queue.queue, queue.cancelled, queue.paused) == ("mail", 2, True)
+
+
+async def a_job_that_succeeded(names: Names) -> None:
+    app, billed = names["app"], []
 
     def bill(*record: Any) -> None:
-        billed.put_nowait(record)
+        billed.append(record)
+        raise EnoughError
 
-    async with mailer.app, mailer.app.worker():
-        reading = asyncio.create_task(eval_block(code, {"app": mailer.app, "bill": bill}))
-        job = await mailer.send.options(attempts=0).enqueue("ada@example.org", subject="hello")
-        assert await billed.get() == (job.id, "mailer.send", b"5")
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-        (reader,) = await mailer.app.readers()
+    async def add() -> int:
+        return 5
+
+    async with app.worker():
+        names["job"] = await app.task(name="shop.add")(add).enqueue()
+        await names["job"].result()
+    names.update(bill=bill, billed=billed)
+
+
+async def it_was_billed(names: Names) -> None:
+    assert names["billed"] == [(names["job"].id, "shop.add", b"5")]
+    (reader,) = await names["app"].readers()
     assert (reader.name, reader.is_alive) == ("billing", False)
 
 
-async def test_the_lines_on_bytes_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+async def one_is_scheduled_and_three_are_ready(names: Names) -> None:
+    counted = {one.queue: one for one in (await names["app"].stats()).queues}
+    assert (counted["mail"].ready, counted["mail"].scheduled) == (4, 1)
+
+
+async def its_schedules_are_known(names: Names) -> None:
+    app = names["app"]
+    async with app.worker():
+        ...
+    assert len(await app.schedules.list()) == 3
+
+
+async def it_fetches(names: Names) -> None:
+    async with names["app"] as app, app.worker():
+        assert (await (await names["fetch"].enqueue("a.example")).result()).endswith("+00:00")
+
+
+async def it_stores(names: Names) -> None:
+    async with names["app"] as app, app.worker():
+        await (await app.enqueue(names["call"])).result()
+
+
+async def it_is_welcomed(names: Names) -> None:
+    await names["test_a_new_member_is_welcomed_after_an_hour"]()
+    assert not names["app"].data_dir.exists()
+
+
+async def it_waits(names: Names) -> None:
+    assert len(names["upload"].requires) == 2
+
+
+async def it_decides(names: Names) -> None:
+    assert str(names["decide"](names["Declined"](), 1)) == "the bank declined"
+
+
+Hook = Callable[[Names], Any]
+#: By section and number of the block in it.
+BEFORE: Final[dict[tuple[str, int], Hook]] = {
+    ("Retries", 1): a_job_that_is_declined,
+    ("Dead letters", 0): a_dead_letter_and_one_that_waits,
+    ("Reading the log", 0): a_job_that_succeeded,
+}
+AFTER: Final[dict[str, Hook]] = {
+    "Enqueue": one_is_scheduled_and_three_are_ready,
+    "Dead letters": it_was_requeued_and_cancelled,
+    "Reading the log": it_was_billed,
+    "Schedules": its_schedules_are_known,
+    "Conditions": it_waits,
+    "Retries": it_decides,
+    "Executors": it_fetches,
+    "Shared resources": it_stores,
+    "Testing": it_is_welcomed,
+}
+#: What stands above them is part of them.
+GOES_ON: Final = {"Enqueue": "Tasks", "Circuit breakers": "Conditions"}
+
+
+def run_block(code: str, names: Names) -> None:
+    """Run one as a module's text; what awaits at its top runs on a loop."""
+    compiled = compile(code, names["__name__"], "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    made = eval(compiled, names)  # noqa: S307 - it is our own text
+    if inspect.isawaitable(made):
+        asyncio.run(_await(made))
+
+
+async def _await(made: Any) -> None:
+    await made
+
+
+@pytest.mark.parametrize(("document", "section"), SECTIONS, ids=str)
+def test_the_python_of_a_section_runs_and_prints_what_is_shown(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    document: str,
+    section: str,
 ) -> None:
+    """And what is shown of a terminal below it, in the same directory."""
     monkeypatch.chdir(tmp_path)
-    (block,) = [block for block in BLOCKS if "TaskLog.open" in block]
-    await eval_block(compile(block, "README.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), {})
-    assert capsys.readouterr().out == f"{State.SUCCEEDED}\n"
-    async with TaskLog.open("scans") as log:
-        assert [job.queue for job in await log.peek()] == ["index"]
+    before = [one.code for one in BLOCKS[document] if one.section == GOES_ON.get(section)]
+    here = [one for one in BLOCKS[document] if one.section == section]
+    files = [named[1] for one in here if (named := _FILE.match(one.code))]
+    module = ModuleType(files[0] if files else "shown")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    names = vars(module)
+    try:
+        run_block('from taskq import TaskQ\n\napp = TaskQ("./data")', names)
+        for code in before:
+            run_block(code, names)
+        for number, block in enumerate(one for one in here if one.language == "python"):
+            if (section, number) in BEFORE:
+                asyncio.run(BEFORE[section, number](names))
+            capsys.readouterr()
+            if named := _FILE.match(block.code):
+                (tmp_path / f"{named[1]}.py").write_text(block.code, encoding="utf-8")
+            with suppress(EnoughError):
+                run_block(block.code, names)
+            printed = capsys.readouterr().out
+            assert matches(printed, block.output), f"it prints:\n{printed}"
+        if section in AFTER:
+            asyncio.run(AFTER[section](names))
+    finally:
+        for app in {id(one): one for one in names.values() if isinstance(one, TaskQ)}.values():
+            app.close_sync()
+    play("\n".join(f"```console\n{one.code}```" for one in here if one.language == "console"))
 
 
-@pytest.mark.parametrize("block", TOML_BLOCKS)
+def play(session: str) -> None:
+    """Type what is shown of a terminal, and compare what there is to see."""
+    here = Path.cwd()
+    shell = Shell(here)
+    try:
+        for step in steps(session):
+            shown = shell.run(step.typed).replace(str(here), "/home/you")
+            assert matches(shown, step.shown), f"$ {step.typed}\n{shown}"
+    finally:
+        shell.close()
+
+
+def test_every_session_that_is_shown_is_played() -> None:
+    for document, blocks in BLOCKS.items():
+        for block in blocks:
+            played = block.language != "console" or (document, block.section) in SECTIONS
+            # The sync example's is told in its own words, and run by its own tests.
+            assert played or "folder_sync" in document, block
+
+
+@pytest.mark.parametrize(
+    "block", [one.code for all_ in BLOCKS.values() for one in all_ if one.language == "toml"]
+)
 def test_the_settings_that_are_shown_are_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str
 ) -> None:
@@ -118,58 +271,124 @@ def test_the_settings_that_are_shown_are_settings(
     assert settings.queues
 
 
-async def eval_block(code: Any, names: dict[str, Any]) -> None:
-    result = eval(code, names)  # noqa: S307 - it is our own text
-    if inspect.isawaitable(result):
-        await result
+# -- what the code knows better --------------------------------------------------------------------
 
 
-def section(title: str) -> str:
-    """The text under a heading."""
-    _, _, rest = README.partition(f"\n## {title}\n")
-    return rest.partition("\n## ")[0]
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_what_is_made_of_the_code_is_what_the_code_says(document: str) -> None:
+    assert tables.anew(TEXTS[document]) == TEXTS[document], "run: python -m tests.tables"
 
 
-def test_every_command_is_told_and_each_that_is_told_is_there() -> None:
-    known = {*command_line.list_commands(None), *entry_points(group="taskq.commands").names}  # type: ignore[arg-type]
-    rows = "".join(line for line in section("Command line").splitlines() if line.startswith("|"))
-    assert set(re.findall(r"`taskq ([a-z]+)", rows)) == known
-    assert set(re.findall(r"`taskq ([a-z]+)", README)) <= known
+def test_each_part_that_can_be_made_stands_in_one_place() -> None:
+    for name in tables.MADE:
+        marks = [text.count(f"<!-- {name}: made by") for text in TEXTS.values()]
+        assert sum(marks) == 1, name
 
 
-def test_every_setting_is_told_and_each_that_is_told_is_there() -> None:
-    """A row of the table names one or more; a log takes the same, but for the worker's."""
-    rows = [line.split("|")[1] for line in section("Settings").splitlines() if line[:3] == "| `"]
-    told = set(re.findall(r"`(\w+)`", " ".join(rows)))
-    assert told == set(Settings.model_fields)
-    assert told - {"data_dir", "log_level"} == set(LogOptions.__annotations__)
+def test_a_log_takes_the_settings_of_an_app_but_for_those_of_the_program() -> None:
+    assert Settings.model_fields.keys() - {"data_dir", "log_level"} == set(
+        LogOptions.__annotations__
+    )
+
+
+def commands_told() -> list[tuple[str, list[str]]]:
+    """What each document tells to type that begins with taskq, in words."""
+    told = []
+    for document, text in TEXTS.items():
+        lines = [line for block in BLOCKS[document] for line in block.code.splitlines()
+                 if block.language in {"sh", "console", "ini", "dockerfile"}]  # fmt: skip
+        lines += re.findall(r"`(taskq [^`\n]+)`", _FENCE.sub("", text))
+        for line in lines:
+            _, found, rest = line.partition("taskq ")
+            if found and re.match(r"(^|.*[\s/`])$", line[: -len(rest) - len("taskq ")]):
+                words = shlex.split(rest.replace("…", " "), comments=True)
+                told.append((f"{document}: {line}", words))
+    return told
+
+
+def test_every_command_and_option_that_is_told_is_there() -> None:
+    told = commands_told()
+    assert len(told) > 80
+    for line, words in told:
+        command: click.Command = command_line
+        while words and isinstance(command, click.Group):
+            if words[0] in {"-d", "--data-dir"}:
+                del words[:2]
+                continue
+            inner = command.get_command(click.Context(command), words[0])
+            if inner is None:
+                assert command is not command_line, f"{line}: there is no command {words[0]}"
+                break
+            command = inner
+            del words[0]
+        known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+        if "|" in words:
+            del words[words.index("|") :]
+        given = {word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
+        assert given <= known | {"--help"}, line
+
+
+# -- links and shape -------------------------------------------------------------------------------
+
+
+def anchors_of(text: str) -> set[str]:
+    """The anchors that GitHub gives its headings."""
+    titles = _HEADING.findall(_FENCE.sub("", text))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_leads_somewhere(document: str) -> None:
+    text = _FENCE.sub("", TEXTS[document])
+    for target in _LINK.findall(text):
+        place, _, anchor = target.partition("#")
+        path = ((ROOT / document).parent / place).resolve() if place else ROOT / document
+        assert path.exists(), f"{document} links to {target}"
+        if anchor:
+            assert anchor in anchors_of(path.read_text(encoding="utf-8")), f"{document}: {target}"
+
+
+def test_every_document_is_known_here_and_linked_from_another() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("taskq", "workers", "plugins", "examples", "tests")
+        for path in (ROOT / folder).rglob("README.md")
+    }
+    assert found | {"README.md"} == set(DOCUMENTS)
+    linked = {
+        ((ROOT / document).parent / target.partition("#")[0]).resolve()
+        for document, text in TEXTS.items()
+        for target in _LINK.findall(text)
+    }
+    assert {ROOT / name for name in found} <= linked
+
+
+def test_the_front_page_fits_three_screens() -> None:
+    front = TEXTS["README.md"]
+    assert len(front.splitlines()) <= FRONT_LINES_MAX
+    assert len(front.encode()) <= FRONT_BYTES_MAX
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_no_line_is_wider_than_a_page(document: str) -> None:
+    """A row of a table cannot be broken; those of the front page are short."""
+    for number, line in enumerate(TEXTS[document].splitlines(), start=1):
+        is_row = line.startswith("|") and document != "README.md"
+        assert is_row or len(line) <= COLUMNS_MAX, f"{document}:{number} has {len(line)} columns"
 
 
 def test_every_test_that_is_named_is_there() -> None:
-    """In the table for those who come from other systems: its name links to its file."""
-    named = re.findall(r"\[([^\]]+)\]\((tests/[^)]+)\)", section(COMING_FROM))
-    assert len(named) > 60
-    for title, path in named:
-        functions = {
-            node.name
-            for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
-        assert f"test_{title.replace(' ', '_')}" in functions, f"{path} has no test of that name"
+    """A promise or a feature of another system links its test's name to its file."""
+    named = tables.TEST_LINK.findall(TEXTS["tests/README.md"])
+    assert len(named) > 100
+    homes = tables.homes_of_tests()
+    for title, place in named:
+        name = title if title.endswith(".py") else f"test_{title.replace(' ', '_')}"
+        assert place in homes.get(name, []), f"{place} has no {title}: run python -m tests.tables"
 
 
 def test_each_line_of_what_others_do_names_a_test_or_says_that_it_is_to_come() -> None:
-    rows = [line for line in section(COMING_FROM).splitlines() if line.startswith("|")]
-    for row in rows:
+    _, _, rows = TEXTS["tests/README.md"].partition("### LedgerQ\n")
+    for row in (line for line in rows.splitlines() if line.startswith("|")):
         is_heading = row.endswith("| here | held by |") or set(row) <= set("|-")
-        assert is_heading or "](tests/" in row or "not yet" in row, row
-
-
-def test_what_holds_the_promises_is_there() -> None:
-    """A bare file name stands in any folder of the tests."""
-    names = re.findall(
-        r"`(?:tests/)?([\w/]*test_\w+\.py)`", section("Promises and what holds them")
-    )
-    assert len(names) > 40
-    for name in names:
-        assert list((ROOT / "tests").rglob(name)), f"there is no tests/**/{name}"
+        assert is_heading or tables.TEST_LINK.search(row) or "not yet" in row, row

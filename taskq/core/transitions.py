@@ -1,6 +1,6 @@
 """The one table of legal transitions. Nothing else in the project decides a job's next state.
 
-The README's diagram is generated from this table, and the folds look up in it through ``after``.
+The guide's diagram is generated from this table, and the folds look up in it through ``after``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def after(state: State, kind: Kind, *, waits: bool = False) -> State:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, for the README."""
+    """The table as a Mermaid state diagram, for the guide."""
     lines = ["stateDiagram-v2"]
     for (before, kind), states in TRANSITIONS.items():
         lines += [
@@ -69,7 +69,3 @@ def diagram() -> str:
 
 def _node(state: State) -> str:
     return "[*]" if state is State.ABSENT else state.name.lower()
-
-
-if __name__ == "__main__":
-    print(f"```mermaid\n{diagram()}\n```")  # noqa: T201 - for the README

@@ -33,9 +33,8 @@ class Step(NamedTuple):
     shown: str
 
 
-def steps() -> Iterator[Step]:
+def steps(text: str) -> Iterator[Step]:
     """What is typed, in order; ``>`` goes on with the line above it, as the shell shows it."""
-    text = SESSION.read_text()
     for block in _BLOCK.finditer(text):
         first = text.count("\n", 0, block.start(1)) + 1
         parts = re.split(r"^\$ ", block[1], flags=re.MULTILINE)
@@ -109,7 +108,7 @@ def test_the_first_hour_at_a_terminal_reads_as_it_is_written(tmp_path: Path) -> 
     shell = Shell(tmp_path)
     wrong: list[str] = []
     try:
-        for step in steps():
+        for step in steps(SESSION.read_text()):
             shown = shell.run(step.typed).replace(str(tmp_path), "/home/you")
             if not matches(shown, step.shown):
                 parts = (f"line {step.line}: $ {step.typed}", step.shown, shown)

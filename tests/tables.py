@@ -1,0 +1,268 @@
+"""The parts of the documents that the code knows best: tables, the errors' tree, the states.
+
+Each stands between ``<!-- NAME: made by python -m tests.tables -->`` and ``<!-- end -->``. Run
+``python -m tests.tables`` when a test says that one is stale: it writes them all anew, and mends
+the links in tests/README.md to tests that have moved.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from pydantic import ByteSize
+
+from taskq import TaskQ
+from taskq.call import OptionChanges, Options
+from taskq.cli.main import BROUGHT_IN, BUILT_IN, SECTIONS
+from taskq.cli.main import main as command_line
+from taskq.core import errors as error_tree
+from taskq.core.transitions import diagram
+from taskq.decorate import TaskChoices
+from taskq.settings import Settings
+from taskq_workers.pool import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+ROOT: Final = Path(__file__).parents[1]
+#: Every page of the documentation.
+DOCUMENTS: Final = (
+    "README.md",
+    "taskq/README.md",
+    "workers/README.md",
+    "plugins/README.md",
+    "examples/README.md",
+    "examples/folder_sync/README.md",
+    "tests/README.md",
+    "tests/bench/README.md",
+)
+_BLOCK: Final = re.compile(
+    r"(<!-- ([\w ]+): made by python -m tests\.tables -->\n)(.*?)(<!-- end -->)", re.DOTALL
+)
+#: The name of a test as a link, and where it stands.
+TEST_LINK: Final = re.compile(r"\[([^\]]+)\]\(([\w/]*test_\w+\.py)\)")
+_TEST: Final = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+_SIZES: Final = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows as Markdown."""
+    lines = [heads, ("---",) * len(heads), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n"
+                   for line in lines)  # fmt: skip
+
+
+def comments_of(cls: type) -> dict[str, str]:
+    """What the ``#:`` lines above each field of a class say."""
+    source = inspect.getsource(cls).splitlines()
+    (body,) = ast.parse("\n".join(source)).body
+    assert isinstance(body, ast.ClassDef)
+    said = {}
+    for node in body.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            first = last = node.lineno - 1
+            while source[first - 1].strip().startswith("#:"):
+                first -= 1
+            lines = (line.strip().removeprefix("#:").strip() for line in source[first:last])
+            said[node.target.id] = " ".join(lines).replace("``", "`")
+    return said
+
+
+def sentence(text: str) -> str:
+    """Its first letter in capitals, unless it is code."""
+    return text[:1].upper() + text[1:]
+
+
+def span(seconds: float) -> str:
+    """A duration as one writes it."""
+    if seconds < 1:
+        return f"{seconds * 1_000:g}ms"
+    return next(f"{seconds / size:g}{unit}" for unit, size in _UNITS if seconds % size == 0)
+
+
+def size(count: int) -> str:
+    """Bytes as one writes them."""
+    return next(f"{count // unit}{name}" for name, unit in _SIZES if count % unit == 0)
+
+
+def written(value: Any) -> str:
+    """A default as code, or nothing where there is none."""
+    if value is None or value in ("", (), {}, []):
+        return ""
+    if isinstance(value, ByteSize):
+        return f"`{size(value)}`"
+    return f'`"{value}"`' if isinstance(value, str | Path) else f"`{value}`"
+
+
+def task_options() -> str:
+    """Every option of ``@task(...)`` and ``.options(...)``, with what a bare task has."""
+
+    async def bare(value: int) -> None: ...
+
+    task = TaskQ(ROOT / "no-log").task(bare)
+    common = Options()
+    default = {
+        "name": "`module.function`",
+        "queue": written(common.queue),
+        "priority": written(common.priority),
+        "attempts": written(common.attempts),
+        "retry": f"`{task.retry.attempts}` attempts, exponential",
+        "delay": "`0`",
+        "on_conflict": written(common.on_conflict.name.lower()),
+        "store_result": "`True`" if task.store_result else "`False`",
+        "durable_claim": "`False`, `True` with one attempt",
+        "while_running": "`True`" if task.while_running else "`False`",
+    }
+    for name in ("timeout", "soft_timeout", "aliases", "on_dead", "requires", "runs_in"):
+        assert not getattr(task, name), f"{name} has a default: add it to the table"
+    whole, single = comments_of(TaskChoices), comments_of(OptionChanges)
+    rows = []
+    for name in (*whole, *(name for name in single if name not in whole)):
+        where = "both" if name in single and name in whole else "task" if name in whole else "call"
+        said = sentence(whole.get(name) or single[name])
+        rows.append((f"`{name}`", where, default.get(name, ""), said))
+    return table(("option", "of", "unless given", "what it says"), rows)
+
+
+def settings() -> str:
+    """Every setting, with its default."""
+    rows = []
+    for name, said in comments_of(Settings).items():
+        if name not in Settings.model_fields:
+            continue
+        value = Settings.model_fields[name].get_default(call_default_factory=True)
+        is_span = isinstance(value, float)
+        rows.append((f"`{name}`", f"`{span(value)}`" if is_span else written(value),
+                     sentence(said)))  # fmt: skip
+    return table(("setting", "unless given", "what it says"), rows)
+
+
+def commands() -> str:
+    """Every command, and those within it, by what one wants to do."""
+    context = click.Context(command_line)
+    rows = []
+    for names in SECTIONS.values():
+        for name in names:
+            line = BUILT_IN[name][1] if name in BUILT_IN else BROUGHT_IN[name]
+            rows.append((f"`taskq {name}`", line))
+            command = command_line.get_command(context, name)
+            if isinstance(command, click.Group):
+                rows.extend(_within(name, command))
+    return table(("command", "what it does"), rows)
+
+
+def _within(name: str, group: click.Group) -> Iterator[tuple[str, str]]:
+    context = click.Context(group)
+    for inner in group.list_commands(context):
+        command = group.get_command(context, inner)
+        assert command is not None
+        yield f"`taskq {name} {inner}`", command.get_short_help_str(limit=200)
+
+
+def worker_options() -> str:
+    """Every option of ``taskq worker``."""
+    command = command_line.get_command(click.Context(command_line), "worker")
+    assert command is not None
+    rows = []
+    for option in command.params:
+        if not isinstance(option, click.Option) or option.hidden:
+            continue
+        said, _, told = (option.help or "").partition("  [default: ")
+        default = told.rstrip("]") or (str(option.default) if option.show_default else "")
+        metavar = option.metavar or max(option.opts, key=len)[2:].upper()
+        name = ", ".join(option.opts) + ("" if option.is_flag else f" {metavar}")
+        rows.append((f"`{name}`", default, said))
+    return table(("option", "unless given", "what it does"), rows)
+
+
+def worker_keywords() -> str:
+    """Every keyword of ``app.worker(...)``."""
+    documented = inspect.getdoc(Worker)
+    assert documented
+    listed = documented.split("Args:\n")[1].split("\n\n")[0]
+    said = {
+        found[1]: " ".join(found[2].split())
+        for found in re.finditer(r"^    (\w+): (.*(?:\n     .*)*)", listed, re.MULTILINE)
+    }
+    rows = []
+    for name, parameter in inspect.signature(Worker).parameters.items():
+        if name != "app":
+            words = sentence(said[name].replace("``", "`").rstrip("."))
+            value = parameter.default
+            is_span = isinstance(value, float)
+            rows.append((f"`{name}`", f"`{span(value)}`" if is_span else written(value), words))
+    return table(("keyword", "unless given", "what it says"), rows)
+
+
+def errors() -> str:
+    """The tree of the errors."""
+    assert error_tree.__doc__
+    tree = inspect.cleandoc(error_tree.__doc__.split("::\n", 1)[1].split('"""')[0])
+    return f"```text\n{tree}\n```\n"
+
+
+def states() -> str:
+    """The life of a job."""
+    return f"```mermaid\n{diagram()}\n```\n"
+
+
+MADE: Final[dict[str, Callable[[], str]]] = {
+    "task options": task_options,
+    "settings": settings,
+    "commands": commands,
+    "worker options": worker_options,
+    "worker keywords": worker_keywords,
+    "errors": errors,
+    "states": states,
+}
+
+
+def anew(text: str) -> str:
+    """A document with all such parts as the code has them now."""
+    return _BLOCK.sub(lambda found: found[1] + MADE[found[2]]() + found[4], text)
+
+
+@cache
+def homes_of_tests() -> dict[str, list[str]]:
+    """The files, as tests/README.md links to them, in which each test and each test file is."""
+    homes: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        place = path.relative_to(ROOT / "tests").as_posix()
+        homes.setdefault(path.name, []).append(place)
+        for name in re.findall(
+            r"^ *(?:async )?def (test_\w+)", path.read_text("utf-8"), re.MULTILINE
+        ):
+            homes.setdefault(name, []).append(place)
+    return homes
+
+
+def mended(text: str) -> str:
+    """Those links that lead nowhere, led to where the test is now, if it is in one place."""
+
+    def mend(found: re.Match[str]) -> str:
+        title, place = found.groups()
+        homes = homes_of_tests()
+        name = title if title.endswith(".py") else f"test_{title.replace(' ', '_')}"
+        there = homes.get(name, [])
+        return found[0] if place in there or len(there) != 1 else f"[{title}]({there[0]})"
+
+    return TEST_LINK.sub(mend, text)
+
+
+def main() -> None:
+    """Write them all."""
+    for name in DOCUMENTS:
+        path = ROOT / name
+        text = anew(path.read_text(encoding="utf-8"))
+        path.write_text(mended(text) if name == "tests/README.md" else text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
