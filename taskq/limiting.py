@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from taskq.core.counts import whole
 from taskq.core.errors import UsageError
-from taskq.core.limits import CONCURRENCY_MAX, Limit
-from taskq.core.rates import rate_of
+from taskq.core.rates import CONCURRENCY_MAX, Limit, rate_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.conditionsbase import Condition
     from taskq.connection import JobId
-    from taskq.core.limits import Limit
     from taskq.core.model import Extras
+    from taskq.core.rates import Limit
     from taskq.core.retry import RetryPolicy
     from taskq.log.config import Packing
     from taskq.log.listeners import DeadLetter

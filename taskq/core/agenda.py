@@ -10,8 +10,11 @@ that a step of the clock moves them all at once.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.ages import Ages
+from taskq.core.flows import Flows
 from taskq.core.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
@@ -19,8 +22,11 @@ from taskq.core.jobtable import (
     META_EXPIRES,
     META_FLOW,
     STATE_MASK,
+    JobTable,
 )
 from taskq.core.lanes import Lane
+from taskq.core.laneset import Queues
+from taskq.core.leases import Leases
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Kind
 from taskq.core.taking import Taking
@@ -28,7 +34,8 @@ from taskq.core.timetable import STALE_MAX, Expiry, Timetable
 from taskq.core.transitions import BY_TIME, after
 
 if TYPE_CHECKING:
-    from taskq.core.limits import Group
+    from taskq.core.lanes import Group
+    from taskq.core.schedules import ScheduleState
 
 _READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 _SCHEDULED: Final = int(after(State.ABSENT, Kind.ENQUEUED, waits=True))
@@ -56,18 +63,52 @@ _SWEEP_EVERY: Final = 64
 Taken = tuple[int, int, int, Lane, int]
 
 
-class Agenda(Taking):
-    """Every unsettled job, and the lanes of the ready ones.
+class Agenda:
+    """Every unsettled job, and which of them may be claimed.
 
-    Attributes are those of ``Jobs`` and ``Taking``.
+    Attributes:
+        table: every unsettled job.
+        dead: dead letters by job: location of the job's ENQUEUED record (or of the one that carries
+            it), lane, and as ``meta`` the second of wall time in which the job died.
+        running: job -> (token, epoch, owner): the claim that holds it.
+        leases: which of these claims end at a moment, or are to be cancelled.
+        flows: jobs that wait for others.
+        times: when scheduled jobs are due, and when jobs expire.
+        ages: since when ready jobs wait, and what the time is.
+        schedules: how far each schedule has ticked, by its name.
+        queues: the lanes of ready jobs: which may be claimed from.
+        lanes: all of them by number.
+        groups: the jobs that are limited together.
+        taking: which ready job is next.
+        floor_lsn: segments that begin before it may be gone.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.table = JobTable()
+        self.dead = JobTable()
+        self.running: dict[int, tuple[int, int, int]] = {}
+        self.leases = Leases()
+        self.flows = Flows()
         self.times = Timetable()
+        self.ages = Ages()
+        self.schedules: dict[str, ScheduleState] = {}
+        self.queues = Queues(self.ages)
+        self.taking = Taking(self.table, self.queues, self.ages)
+        self.floor_lsn = 0
         #: running jobs whose expiry passed meanwhile, and when it was
         self._overdue: dict[int, Expiry] = {}
         self._scheduled = self._expiring = self._left = 0
+        # Bound once, for they are asked for with each job.
+        self.lanes, self.groups = self.queues.lanes, self.queues.groups
+        self.lane, self.take, self.state = self.queues.lane, self.taking.take, self.table.state
+        self._open, self._close = self.queues.open, self.queues.close
+        self._note_ready = self.ages.note_ready
+        self.note_running, self._is_fresh = self.queues.note_running, self.table.is_fresh
+
+    @property
+    def moment(self) -> int:
+        """Now, in shifted time; see ``timetable``."""
+        return self.ages.moment
 
     # -- apply ------------------------------------------------------------------------------------
 
@@ -133,6 +174,38 @@ class Agenda(Taking):
         self.running[job] = (token, epoch, owner)
         return True
 
+    def apply_claimed_run(
+        self, jobs: list[int], attempts: list[int], owners: list[int], token: int, epoch: int
+    ) -> None:
+        """Do as ``apply_claimed`` for jobs whose claims follow one another from ``token`` on."""
+        number = 0
+        while number < len(jobs):
+            count = self._claim_from(jobs, attempts, owners, number, token, epoch)
+            if not count:
+                claim = token + number, epoch, owners[number], attempts[number]
+                self.apply_claimed(jobs[number], *claim)
+            number += count or 1
+
+    def apply_rated(self, job: int, most: int, window_ns: int) -> None:
+        """The claim of a job, which was just applied, counts against such a rate."""
+        chunk = self.table.find(job)
+        if chunk is None:
+            return
+        lane = self.lanes[chunk.lanes[self.table.index]]
+        if lane.group is None:
+            self.groups.join(lane, rated=True)
+        if lane.group is not None:
+            self.groups.rated(lane.group, self.ages.moment, 1, most, window_ns)
+
+    def apply_cancel_asked(self, job: int, token: int) -> None:
+        """Somebody wants the job cancelled that this claim holds; of another claim it says nothing.
+
+        The job ends with the claim: however that ends, but for a success.
+        """
+        claim = self.running.get(job)
+        if claim is not None and claim[0] == token:
+            self.leases.asked.add(job)
+
     def apply_back(self, kind: Kind, job: int, attempt: int, due_ns: int, now_ns: int) -> bool:
         """A running job waits again: RETRIED or RELEASED. False: unknown here."""
         self.running.pop(job, None)
@@ -189,7 +262,7 @@ class Agenda(Taking):
             self._expiring -= 1
             self._count_left()
         if home is not lane:
-            self.retire(lane)
+            self.queues.retire(lane)
         return True
 
     def apply_succeeded(self, jobs: list[int]) -> None:
@@ -228,7 +301,7 @@ class Agenda(Taking):
 
         At most ``count`` of each kind.
         """
-        self.moment = max(now_ns - self.times.shift_ns, 0)
+        self.ages.moment = max(now_ns - self.times.shift_ns, 0)
         for moment, job in self.times.due(now_ns, count):
             chunk = self.table.find(job)
             if chunk is None:
@@ -246,7 +319,21 @@ class Agenda(Taking):
     def begin_frame(self, lsn: int, now_ns: int) -> None:
         """A frame that begins with ``lsn`` is of that wall time: what was due then was ready."""
         self.promote(now_ns, _ALL)
-        self.ages.note(lsn, self.moment)
+        self.ages.note(lsn, self.ages.moment)
+
+    def location(self, job: int) -> int:
+        """Where the enqueue record of an unsettled job stands."""
+        chunk = self.table.find(job)
+        if chunk is None:
+            raise KeyError(job)
+        return chunk.locations[self.table.index]
+
+    def attempt(self, job: int) -> int:
+        """Attempts counted so far of an unsettled job, 0 for an unknown one."""
+        chunk = self.table.find(job)
+        if chunk is None:
+            return 0
+        return (chunk.metas[self.table.index] & ATTEMPT_MASK) >> ATTEMPT_SHIFT
 
     def ready_since_ns(self, job: int, enqueued_ns: int) -> int:
         """Wall time since when a ready job waits, as the clock stands now.
@@ -254,7 +341,7 @@ class Agenda(Taking):
         0 if that is ``enqueued_ns``, when it was enqueued as the clock stood then.
         """
         shift, ages = self.times.shift_ns, self.ages
-        back = self.back_since(job)
+        back = self.taking.back_since(job)
         if back is not None:
             return back + shift
         if not ages.dates(job):
@@ -294,12 +381,6 @@ class Agenda(Taking):
                 jobs.append(job)
         return jobs
 
-    def unblock(self, lane: Lane, why: int) -> None:
-        """Let the lane's jobs be claimed again, as far as that goes."""
-        super().unblock(lane, why)
-        if lane.ready and not lane.blocked:
-            self.note_ready(lane.waits_since(self.ages))
-
     # -- inside -----------------------------------------------------------------------------------
 
     def note_scheduled(self, job: int, due_ns: int, is_wall: bool) -> None:
@@ -312,8 +393,8 @@ class Agenda(Taking):
 
         That is in shifted time; None: from now on. Its meta has META_BACK.
         """
-        moment = self.moment if moment is None else max(moment, 0)
-        self.note_ready(moment)
+        moment = self.ages.moment if moment is None else max(moment, 0)
+        self._note_ready(moment)
         lane.give_back(job, moment)
         lane.ready += 1
         if not lane.blocked and (lane.ready == 1 or lane.family is not None):
@@ -323,11 +404,54 @@ class Agenda(Taking):
         """Do as ``enter_ready`` for many."""
         if min(moments) < 0:
             moments = [max(moment, 0) for moment in moments]
-        self.note_ready(min(moments))
+        self._note_ready(min(moments))
         lane.give_back_run(jobs, moments)
         lane.ready += len(jobs)
         if lane.ready and not lane.blocked:
             self._open(lane)
+
+    def _claim_from(
+        self,
+        jobs: list[int],
+        attempts: list[int],
+        owners: list[int],
+        number: int,
+        token: int,
+        epoch: int,
+    ) -> int:
+        """Claim the jobs from ``number`` on that are ready in one lane; returns how many."""
+        find, table, running = self.table.find, self.table, self.running
+        lane: Lane | None = None
+        start = number
+        for job in islice(jobs, start, None):
+            chunk = find(job)
+            if chunk is None:
+                break
+            index = table.index
+            meta = chunk.metas[index]
+            if meta & STATE_MASK != _READY or (
+                lane is not None and chunk.lanes[index] != lane.number
+            ):
+                break
+            lane = lane or self.lanes[chunk.lanes[index]]
+            meta &= ~(STATE_MASK | ATTEMPT_MASK)
+            chunk.metas[index] = meta | counted(attempts[number]) | _CLAIMED
+            running[job] = (token + number, epoch, owners[number])
+            number += 1
+        if lane is None:
+            return 0
+        count = number - start
+        lane.ready -= count
+        self.note_running(lane, count)
+        if not lane.ready:
+            self._close(lane)
+            return count
+        claimed = jobs[start:number]
+        if not lane.leave_run(claimed):
+            for job in claimed:
+                lane.leave(job, self._is_fresh)
+            lane.left += count
+        return count
 
     def _leave(self, lane: Lane, job: int, meta: int) -> None:
         state = meta & STATE_MASK
@@ -354,7 +478,7 @@ class Agenda(Taking):
         home.succeeded += 1
         self.groups.left(group)
         if home is not lane:
-            self.retire(lane)
+            self.queues.retire(lane)
 
     def _count_left(self) -> None:
         """An entry of the timetable may be stale now."""
@@ -362,6 +486,13 @@ class Agenda(Taking):
         if not self._left % _SWEEP_EVERY:
             self.times.sweep_dues(self._scheduled, self._is_scheduled)
             self.times.sweep_expiries(self._expiring, self._is_live)
+
+    def _is_scheduled(self, job: int) -> bool:
+        chunk = self.table.find(job)
+        return chunk is not None and chunk.metas[self.table.index] & STATE_MASK == _SCHEDULED
+
+    def _is_live(self, job: int) -> bool:
+        return self.table.find(job) is not None
 
 
 def counted(attempt: int) -> int:

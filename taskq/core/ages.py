@@ -2,8 +2,8 @@
 
 Jobs are numbered in the order in which they were enqueued. So a list of (lsn, moment), with one
 entry for each 64th of the window, dates every job to within that: it takes the moment of the last
-entry that is not behind it. Nine windows are as much as counts, so the list stays short, and since
-it follows from the frames alone, every process and every later fold has the same one.
+entry that is not behind it. Nine windows are as much as counts, so the list stays short, and
+since it follows from the frames alone, every process and every later fold has the same one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_right
 from typing import Final
 
-from taskq.core.lanes import LATEST, NO_JOB
+from taskq.core.blocks import LATEST, NO_JOB
 from taskq.core.model import PRIORITY_MAX, SECOND_NS
 
 #: A job that waits longer rises one priority for each such window, unless another is given.
@@ -26,12 +26,15 @@ class Ages:
 
     Attributes:
         window_ns: waiting longer, a job rises one level for each; 0: never.
+        moment: now.
+        aged_at: nobody has waited for a window before this moment.
     """
 
-    __slots__ = ("_lsns", "_moments", "window_ns")
+    __slots__ = ("_lsns", "_moments", "aged_at", "moment", "window_ns")
 
     def __init__(self, window_ns: int = STARVATION_NS) -> None:
         self.window_ns = window_ns
+        self.moment = self.aged_at = 0
         self._lsns = array("Q")
         self._moments = array("Q")
 
@@ -59,6 +62,21 @@ class Ages:
         past = bisect_right(moments, max(moment - PRIORITY_MAX * self.window_ns, 0)) - 1
         if past > _PARTS:
             del lsns[:past], moments[:past]
+
+    def note_ready(self, moment: int) -> None:
+        """A job is ready since then, perhaps for longer than those that were looked at."""
+        self.aged_at = min(self.aged_at, moment + self.window_ns)
+
+    def note_oldest(self, moment: int) -> bool:
+        """No job is ready for longer than since ``moment``; whether one has waited for a window.
+
+        If none has, it is not to be asked again for long.
+        """
+        if moment + self.window_ns <= self.moment:
+            return True
+        # Who comes from now on waits from now on, and may be taken for a step older.
+        self.aged_at = min(moment, max(self.moment - self.step_ns, 0)) + self.window_ns
+        return False
 
     def since(self, job: int) -> int:
         """About when the job was enqueued; not yet, if nothing is known of its time."""

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _BLOCK: Final = 1_024
+#: Larger than any lsn.
+NO_JOB: Final = 2**64 - 1
+#: No moment is later.
+LATEST: Final = 2**64 - 1
 
 
 class SortedBlocks:

@@ -11,11 +11,12 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.blocks import NO_JOB
+
 if TYPE_CHECKING:
     from taskq.core.ages import Ages
     from taskq.core.lanes import Lane
 
-_NO_JOB: Final = 2**64 - 1
 #: Entries of the heap that are out of date, before it is made anew.
 _STALE_MAX: Final = 64
 
@@ -80,18 +81,18 @@ class Family:
                 return head
             ready[lane] = now
             heapreplace(heap, (now, next(self._order), lane))
-        return _NO_JOB
+        return NO_JOB
 
     def waits_since(self, ages: Ages) -> int:
         """Since when the oldest job waits, or one that stands for it."""
-        return self._top.waits_since(ages) if self.head() != _NO_JOB else _NO_JOB
+        return self._top.waits_since(ages) if self.head() != NO_JOB else NO_JOB
 
     def front(self, most: int) -> list[Lane]:
         """So many of the lanes, those with the oldest jobs."""
         if len(self.ready) <= most:
             return list(self.ready)
         found: list[Lane] = []
-        while len(found) < most and self.head() != _NO_JOB:
+        while len(found) < most and self.head() != NO_JOB:
             found.append(self._top)
             self.drop(self._top)
         for lane in found:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from heapq import heappush
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
@@ -41,7 +40,6 @@ _LANE_NUMBERS: Final = (
     "priority", "blocked", "entries", "left", "ready", "scheduled", "running", "succeeded", "dead",
     "cancelled", "expired", "_head", "_swept",
 )  # fmt: skip
-_AGENDA_NUMBERS: Final = ("floor_lsn", "moment", "_scheduled", "_expiring", "_left")
 _DEDUP_NUMBERS: Final = ("shift_ns", "size", "_swept", "_taken")
 
 
@@ -96,11 +94,14 @@ class Source(Protocol):
 def freeze_agenda(agenda: Agenda) -> Frozen:
     """A copy of all that an agenda knows."""
     frozen = Frozen()
-    frozen.put("q", [getattr(agenda, name) for name in _AGENDA_NUMBERS])
+    counts = agenda._scheduled, agenda._expiring, agenda._left
+    frozen.put("q", (agenda.floor_lsn, agenda.ages.moment, *counts))
     _put_table(frozen, agenda.table)
     _put_table(frozen, agenda.dead)
     _put_lanes(frozen, agenda.lanes)
-    frozen.put_names([queue.encode("utf-8", "surrogatepass") for queue in sorted(agenda.paused)])
+    frozen.put_names(
+        [queue.encode("utf-8", "surrogatepass") for queue in sorted(agenda.queues.paused)]
+    )
     _put_schedules(frozen, agenda.schedules)
     claims = ((job, *claim) for job, claim in agenda.running.items())
     frozen.put("Q", chain.from_iterable(claims))
@@ -124,25 +125,16 @@ def thaw_agenda(source: Source) -> Agenda:
         ValueError: they are not.
     """
     agenda = Agenda()
-    for name, value in zip(_AGENDA_NUMBERS, source.take("q"), strict=True):
-        setattr(agenda, name, value)
-    agenda.table = _take_table(source)
-    agenda.dead = _take_table(source)
-    for lane in _take_lanes(source):
-        if lane is GONE:
-            heappush(agenda._free, len(agenda.lanes))
-        else:
-            agenda._by_key[lane.priority][lane.key] = lane
-        agenda.lanes.append(lane)
-    for lane in agenda.lanes[:]:
-        if lane is not GONE:
-            agenda.admit(lane)
-            if lane.ready and not lane.blocked:
-                agenda._open(lane)
+    agenda.floor_lsn, agenda.ages.moment, *counts = source.take("q")
+    agenda._scheduled, agenda._expiring, agenda._left = counts
+    _take_table(source, agenda.table)
+    _take_table(source, agenda.dead)
+    agenda.queues.thaw(_take_lanes(source))
     known = {lane.number for lane in agenda.lanes if lane is not GONE}
     for chunk in (*agenda.table._chunks, *agenda.dead._chunks):
         _check_lanes(chunk, known)
-    agenda.paused = {name.decode("utf-8", "surrogatepass") for name in _take_names(source)}
+    names = _take_names(source)
+    agenda.queues.paused.update(name.decode("utf-8", "surrogatepass") for name in names)
     _take_schedules(source, agenda.schedules)
     claims = source.take("Q")
     columns = (claims[at::4] for at in range(4))
@@ -218,7 +210,7 @@ def _take_schedules(source: Source, schedules: dict[str, ScheduleState]) -> None
 
 
 def _put_rated(frozen: Frozen, agenda: Agenda) -> None:
-    rows = list(agenda.groups.rows(agenda.moment))
+    rows = list(agenda.groups.rows(agenda.ages.moment))
     frozen.put_names([pack_group(key) for key, _ in rows])
     frozen.put("q", chain.from_iterable((one.most, one.window_ns) for _, one in rows))
     pairs = [one.pairs() for _, one in rows]
@@ -232,7 +224,7 @@ def _take_rated(source: Source, agenda: Agenda) -> None:
     for name, most, window_ns, moments, counts in zip(*columns, strict=True):
         times = Times()
         times.replace(zip(moments, counts, strict=True), most, window_ns)
-        agenda.groups.restore(unpack_group(name), times, agenda.moment)
+        agenda.groups.restore(unpack_group(name), times, agenda.ages.moment)
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -248,8 +240,7 @@ def _put_table(frozen: Frozen, table: JobTable) -> None:
     frozen.put_arrays("I", [chunk.metas[: chunk.used] for chunk in chunks])
 
 
-def _take_table(source: Source) -> JobTable:
-    table = JobTable()
+def _take_table(source: Source, table: JobTable) -> None:
     table._old, table.live = source.take("Q")
     lives = source.take("I")
     ids, locations = source.take_arrays("Q"), source.take_locations()
@@ -270,7 +261,6 @@ def _take_table(source: Source) -> JobTable:
         for column in table._last.columns():
             # There is room in it for the jobs to come, as there was.
             column.frombytes(bytes(column.itemsize * max(CHUNK - table._last.used, 0)))
-    return table
 
 
 def _check_lanes(chunk: Chunk, known: set[int]) -> None:

@@ -10,6 +10,10 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.model import State
+from taskq.core.records import Kind
+from taskq.core.transitions import after
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -30,6 +34,7 @@ FRESH_MASK: Final = STATE_MASK | META_BACK
 ATTEMPT_SHIFT: Final = 8
 ATTEMPT_UNIT: Final = 1 << ATTEMPT_SHIFT
 ATTEMPT_MASK: Final = 0xFFFF << ATTEMPT_SHIFT
+_READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 
 
 class Chunk:
@@ -180,6 +185,16 @@ class JobTable:
         self._hint = chunk
         self.index = index
         return chunk if chunk.metas[index] else None
+
+    def state(self, job: int) -> State:
+        """ABSENT for a job that is settled or was never here."""
+        chunk = self.find(job)
+        return State.ABSENT if chunk is None else State(chunk.metas[self.index] & STATE_MASK)
+
+    def is_fresh(self, job: int) -> bool:
+        """Whether a job is ready, and was so when it came."""
+        chunk = self.find(job)
+        return chunk is not None and chunk.metas[self.index] & FRESH_MASK == _READY
 
     def remove(self, chunk: Chunk, index: int) -> None:
         """Take a job out that ``find`` has just found."""

@@ -15,6 +15,7 @@ from heapq import merge
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.blocks import LATEST, NO_JOB
 from taskq.core.returned import Returned
 
 if TYPE_CHECKING:
@@ -22,15 +23,12 @@ if TYPE_CHECKING:
 
     from taskq.core.ages import Ages
     from taskq.core.families import Family
-    from taskq.core.limits import Group
+    from taskq.core.rates import Limit, Times
 
 _BLOCK: Final = 1_024
-#: Larger than any lsn.
-NO_JOB: Final = 2**64 - 1
-#: No moment is later.
-LATEST: Final = 2**64 - 1
 #: Why a lane is blocked.
 BLOCKED_BY_PAUSE: Final = 1
+_NO_LIMIT: Final = 2**62
 #: Of lanes to which no job was ever given back; nothing is put into it.
 _NONE: Final = Returned()
 
@@ -295,3 +293,36 @@ class Lane:
             del blocks[0]
             self._head = 0
         return popped
+
+
+class Group:
+    """What one limit counts.
+
+    Attributes:
+        key: name of the task, and the concurrency key, b"" for none.
+        lanes: all that have jobs of it.
+        limit: None while no claimer here has told it.
+        running: how many of its jobs run.
+        blocked: bits of why its lanes are blocked.
+        times: of its claims, if they count against a rate.
+    """
+
+    __slots__ = ("blocked", "key", "lanes", "limit", "running", "times")
+
+    def __init__(self, key: tuple[str, bytes], limit: Limit | None) -> None:
+        self.key = key
+        self.lanes: list[Lane] = []
+        self.limit = limit
+        self.running = self.blocked = 0
+        self.times: Times | None = None
+
+    def room(self, moment: int) -> int:
+        """How many more of its jobs may be claimed now."""
+        limit = self.limit
+        if limit is None:
+            return _NO_LIMIT
+        room = limit.concurrency - self.running if limit.concurrency else _NO_LIMIT
+        if limit.rate is not None:
+            free = limit.rate.count
+            room = min(room, free if self.times is None else self.times.room(moment, limit.rate))
+        return max(room, 0)

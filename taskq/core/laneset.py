@@ -1,4 +1,4 @@
-"""All lanes: which there are, and which of them a claimer looks at."""
+"""All queues as their lanes: which there are, and which of them a claimer looks at."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from taskq.core.limits import Groups
 from taskq.core.model import PRIORITY_MAX, QueueStats
 
 if TYPE_CHECKING:
-    from taskq.core.schedules import ScheduleState
+    from collections.abc import Iterable
+
+    from taskq.core.ages import Ages
 
 #: Numbers of forgotten lanes that are kept beyond those that may be used again.
 _FREE_MAX: Final = 1_024
@@ -21,28 +23,31 @@ GONE.blocked = 1 << 30
 GONE.queue = GONE.task = "\0"
 
 
-class Lanes:
+class Queues:
     """All lanes, and those of each priority that have jobs to claim.
+
+    Args:
+        ages: is told of jobs that may be claimed again.
 
     Attributes:
         lanes: by their number.
+        ready: those with jobs to claim, by priority; for lanes with a key their family.
         groups: the jobs that are limited together.
         paused: names of the queues that are paused.
-        schedules: how far each schedule has ticked, by its name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ages: Ages) -> None:
+        self._ages = ages
         self.lanes: list[Lane] = []
-        self.paused: set[str] = set()
-        self.schedules: dict[str, ScheduleState] = {}
-        self._by_key: tuple[dict[bytes, Lane], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
-        self._ready: tuple[dict[Lane | Family, None], ...] = tuple(
+        self.ready: tuple[dict[Lane | Family, None], ...] = tuple(
             {} for _ in range(PRIORITY_MAX + 1)
         )
+        self.paused: set[str] = set()
+        self._by_key: tuple[dict[bytes, Lane], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
         self._families: dict[Lane, Family] = {}
         #: numbers of lanes that were forgotten
         self._free: list[int] = []
-        self.groups = Groups(self)
+        self.groups = Groups(self.lanes, self.block, self.unblock)
 
     def lane(self, priority: int, key: bytes) -> Lane:
         """The lane of (queue length u8, task length u8, queue, task), made at first sight.
@@ -52,16 +57,42 @@ class Lanes:
         lane = self._by_key[priority].get(key)
         return self._new_lane(priority, bytes(key)) if lane is None else lane
 
+    def close(self, lane: Lane) -> None:
+        """No job of the lane is ready any more."""
+        self.shut(lane)
+        lane.clear()
+
+    def open(self, lane: Lane) -> None:
+        """The lane has jobs to claim, or another one at its head."""
+        family = lane.family
+        if family is None:
+            self.ready[lane.priority][lane] = None
+        else:
+            family.put(lane)
+            self.ready[lane.priority][family] = None
+
+    def shut(self, lane: Lane) -> None:
+        """No job of the lane is to be claimed for now."""
+        family = lane.family
+        if family is None:
+            self.ready[lane.priority].pop(lane, None)
+        else:
+            family.drop(lane)
+            if not family.ready:
+                self.ready[lane.priority].pop(family, None)
+                family.clear()
+
     def block(self, lane: Lane, why: int) -> None:
         """Keep the lane's jobs from being claimed."""
         lane.blocked |= why
-        self._shut(lane)
+        self.shut(lane)
 
     def unblock(self, lane: Lane, why: int) -> None:
         """Let them be claimed again, as far as that goes."""
         lane.blocked &= ~why
         if lane.ready and not lane.blocked:
-            self._open(lane)
+            self.open(lane)
+            self._ages.note_ready(lane.waits_since(self._ages))
 
     def retire(self, lane: Lane) -> None:
         """Forget a lane with a concurrency key if no job is in it; its number is used again.
@@ -71,7 +102,7 @@ class Lanes:
         if lane.ready or lane.scheduled or lane.running or lane.family is None:
             return
         del self._by_key[lane.priority][lane.key]
-        self._shut(lane)
+        self.shut(lane)
         self.groups.part(lane)
         lanes = self.lanes
         lanes[lane.number] = GONE
@@ -107,7 +138,7 @@ class Lanes:
 
     def any_ready(self) -> bool:
         """Whether any unblocked lane has a job."""
-        return any(self._ready)
+        return any(self.ready)
 
     def stats(self) -> tuple[QueueStats, ...]:
         """Counts per queue, by name; those that are paused are there even if they are empty."""
@@ -119,29 +150,19 @@ class Lanes:
             _queue_stats(name, queues[name], paused=name in self.paused) for name in sorted(queues)
         )
 
-    def _close(self, lane: Lane) -> None:
-        """No job of the lane is ready any more."""
-        self._shut(lane)
-        lane.clear()
-
-    def _open(self, lane: Lane) -> None:
-        """The lane has jobs to claim, or another one at its head."""
-        family = lane.family
-        if family is None:
-            self._ready[lane.priority][lane] = None
-        else:
-            family.put(lane)
-            self._ready[lane.priority][family] = None
-
-    def _shut(self, lane: Lane) -> None:
-        family = lane.family
-        if family is None:
-            self._ready[lane.priority].pop(lane, None)
-        else:
-            family.drop(lane)
-            if not family.ready:
-                self._ready[lane.priority].pop(family, None)
-                family.clear()
+    def thaw(self, lanes: Iterable[Lane]) -> None:
+        """Put in what a snapshot has of the lanes, by number, where there are none yet."""
+        for lane in lanes:
+            if lane is GONE:
+                heappush(self._free, len(self.lanes))
+            else:
+                self._by_key[lane.priority][lane.key] = lane
+            self.lanes.append(lane)
+        for lane in self.lanes[:]:
+            if lane is not GONE:
+                self._admit(lane)
+                if lane.ready and not lane.blocked:
+                    self.open(lane)
 
     def _new_lane(self, priority: int, key: bytes) -> Lane:
         number = len(self.lanes)
@@ -152,12 +173,12 @@ class Lanes:
             self.lanes.append(lane)
         else:
             self.lanes[number] = lane
-        self.admit(lane)
+        self._admit(lane)
         if lane.queue in self.paused:
             self.block(lane, BLOCKED_BY_PAUSE)
         return lane
 
-    def admit(self, lane: Lane) -> None:
+    def _admit(self, lane: Lane) -> None:
         """A lane that has its number, but is not known by its key yet."""
         self._by_key[lane.priority][lane.key] = lane
         names = lane.key[: lane.body_at - 14]

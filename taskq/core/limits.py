@@ -9,90 +9,51 @@ know that have the task.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count as counting
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.rates import Rate, Times
+from taskq.core.lanes import Group
+from taskq.core.rates import Times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from taskq.core.lanes import Lane
-    from taskq.core.laneset import Lanes
-    from taskq.core.taking import Taking
+    from taskq.core.rates import Limit
 
 #: Why a lane is blocked: as many jobs of its group run as may, or were claimed as may be.
 BLOCKED_BY_CONCURRENCY: Final = 4
 BLOCKED_BY_RATE: Final = 8
-CONCURRENCY_MAX: Final = 1_000_000
 #: Groups whose times may be past, of which so many are looked at with every claim.
 _SWEPT: Final = 2
-_NO_LIMIT: Final = 2**62
 #: Moments of ``due`` that nobody waits for, before they are thrown out.
 _STALE_MAX: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """What holds for each group of a task.
-
-    Attributes:
-        concurrency: jobs that run at a time; 0 for no limit.
-        rate: claims in a window of time.
-        scope: the name under which the task's groups are kept, for it may have several.
-    """
-
-    concurrency: int = 0
-    rate: Rate | None = None
-    scope: str = ""
-
-
-class Group:
-    """What one limit counts.
-
-    Attributes:
-        key: name of the task, and the concurrency key, b"" for none.
-        lanes: all that have jobs of it.
-        limit: None while no claimer here has told it.
-        running: how many of its jobs run.
-        blocked: bits of why its lanes are blocked.
-        times: of its claims, if they count against a rate.
-    """
-
-    __slots__ = ("blocked", "key", "lanes", "limit", "running", "times")
-
-    def __init__(self, key: tuple[str, bytes], limit: Limit | None) -> None:
-        self.key = key
-        self.lanes: list[Lane] = []
-        self.limit = limit
-        self.running = self.blocked = 0
-        self.times: Times | None = None
-
-    def room(self, moment: int) -> int:
-        """How many more of its jobs may be claimed now."""
-        limit = self.limit
-        if limit is None:
-            return _NO_LIMIT
-        room = limit.concurrency - self.running if limit.concurrency else _NO_LIMIT
-        if limit.rate is not None:
-            free = limit.rate.count
-            room = min(room, free if self.times is None else self.times.room(moment, limit.rate))
-        return max(room, 0)
-
-
 class Groups:
     """All groups: those of keyed lanes, and of tasks that have a limit here.
+
+    Args:
+        lanes: all lanes by number; others may come.
+        block: keeps a lane's jobs from being claimed, for a reason of ``BLOCKED_…``.
+        unblock: ends that reason.
 
     Attributes:
         due: (moment, …, group) of those that wait for their rate, the earliest first.
         freed: groups that were full and are not any more, until somebody has looked.
     """
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(
+        self,
+        lanes: list[Lane],
+        block: Callable[[Lane, int], None],
+        unblock: Callable[[Lane, int], None],
+    ) -> None:
         self._lanes = lanes
+        self._block_lane = block
+        self._unblock_lane = unblock
         self._limits: dict[str, Limit] = {}
         self._told: Mapping[str, Limit] | None = None
         self._groups: dict[tuple[str, bytes], Group] = {}
@@ -118,7 +79,7 @@ class Groups:
         if not news:
             return
         self._limits.update(limits)
-        for lane in self._lanes.lanes:
+        for lane in self._lanes:
             if lane.task in news:
                 self.join(lane)
         for group in list(self._groups.values()):
@@ -143,12 +104,12 @@ class Groups:
         if old is not None:
             self._join_times(old, group)
             self.part(lane)
-            self._lanes.unblock(lane, old.blocked)
+            self._unblock_lane(lane, old.blocked)
         lane.group = group
         group.lanes.append(lane)
         group.running += lane.running
         if group.blocked:
-            self._lanes.block(lane, group.blocked)
+            self._block_lane(lane, group.blocked)
 
     def trim(self) -> None:
         """Give back the room of groups that were dropped."""
@@ -297,30 +258,18 @@ class Groups:
         if not group.blocked & why:
             group.blocked |= why
             for lane in group.lanes:
-                self._lanes.block(lane, why)
+                self._block_lane(lane, why)
 
     def _unblock(self, group: Group, why: int) -> None:
         if group.blocked & why:
             group.blocked &= ~why
             for lane in group.lanes:
-                self._lanes.unblock(lane, why)
+                self._unblock_lane(lane, why)
 
     def _drop_if_idle(self, group: Group) -> None:
         if not group.lanes and group.times is None and self._groups.get(group.key) is group:
             del self._groups[group.key]
             self.freed.pop(group, None)
-
-
-def apply_rated(agenda: Taking, job: int, most: int, window_ns: int) -> None:
-    """The claim of a job, which was just applied, counts against such a rate."""
-    chunk = agenda.table.find(job)
-    if chunk is None:
-        return
-    lane = agenda.lanes[chunk.lanes[agenda.table.index]]
-    if lane.group is None:
-        agenda.groups.join(lane, rated=True)
-    if lane.group is not None:
-        agenda.groups.rated(lane.group, agenda.moment, 1, most, window_ns)
 
 
 def pack_group(key: tuple[str, bytes]) -> bytes:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taskq.core.flows import FlowPart
-    from taskq.core.limits import Limit
+    from taskq.core.rates import Limit
 
 SECOND_NS: Final = 1_000_000_000
 #: A call with a time limit outlasts it by so much at most, while the log itself does not answer.

@@ -1,4 +1,6 @@
-"""Rates: at most so many claims in any window of time, counted exactly, claim by claim.
+"""Limits as tasks have them, and rates counted exactly, claim by claim.
+
+A rate allows at most so many claims in any window of time.
 
 A window is open at its end: of claims that are exactly a window apart only one is in it. Moments
 are shifted time (see ``timetable``), so that a step of the clock neither frees nor holds up any.
@@ -19,6 +21,8 @@ from taskq.core.model import SECOND_NS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+#: Jobs of a group that run at a time, at most.
+CONCURRENCY_MAX: Final = 1_000_000
 #: Claims in one window; their times are kept.
 RATE_COUNT_MAX: Final = 100_000
 RATE_WINDOW_NS_MIN: Final = SECOND_NS // 1_000
@@ -184,3 +188,18 @@ class Times:
         if self._head > _PAST_MAX and self._head * 2 > len(self._moments):
             del self._moments[: self._head], self._counts[: self._head]
             self._head = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What holds for each group of a task.
+
+    Attributes:
+        concurrency: jobs that run at a time; 0 for no limit.
+        rate: claims in a window of time.
+        scope: the name under which the task's groups are kept, for it may have several.
+    """
+
+    concurrency: int = 0
+    rate: Rate | None = None
+    scope: str = ""

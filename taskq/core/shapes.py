@@ -1,8 +1,8 @@
 """How the results of many jobs nest: a single value, a list of them, lists of lists.
 
 A shape is a text of bytes over results that are given in one row: ``1`` and a count u32 stand for
-so many single values, ``2`` opens a list, ``3`` closes it, ``4`` and a count u32 pass over results.
-One value is ``1 1``; ten of a group are ``2 1 10 3``.
+so many single values, ``2`` opens a list, ``3`` closes it, ``4`` and a count u32 pass over
+results. One value is ``1 1``; ten of a group are ``2 1 10 3``.
 """
 
 from __future__ import annotations

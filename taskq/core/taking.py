@@ -12,10 +12,9 @@ from heapq import heapify, heappop, heappush, merge
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.ages import Ages, Bounds
-from taskq.core.jobs import Jobs
+from taskq.core.blocks import NO_JOB
 from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, ATTEMPT_UNIT, FRESH_MASK, STATE_MASK
-from taskq.core.lanes import NO_JOB, Lane
+from taskq.core.lanes import Lane
 from taskq.core.model import PRIORITY_MAX, State
 from taskq.core.records import Kind
 from taskq.core.transitions import after
@@ -23,7 +22,10 @@ from taskq.core.transitions import after
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from taskq.core.ages import Ages, Bounds
     from taskq.core.families import Family
+    from taskq.core.jobtable import JobTable
+    from taskq.core.laneset import Queues
 
     #: job, location, attempt, lane, meta
     Taken = tuple[int, int, int, Lane, int]
@@ -35,20 +37,21 @@ _FRONT_MIN: Final = 64
 _CLAIMED: Final = int(after(State.READY, Kind.CLAIMED))
 
 
-class Taking(Jobs):
-    """The lanes of the ready jobs, as claimers see them.
+class Taking:
+    """Which of the ready jobs are claimed, in their order.
 
-    Attributes:
-        ages: since when fresh jobs wait.
-        moment: now, in shifted time; see ``timetable``.
+    Args:
+        table: every unsettled job.
+        queues: the lanes of the ready ones.
+        ages: since when fresh jobs wait, and what the time is.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.ages = Ages()
-        self.moment = 0
-        #: nobody has waited for a window before this moment
-        self._aged_at = 0
+    def __init__(self, table: JobTable, queues: Queues, ages: Ages) -> None:
+        self._table = table
+        self._ages = ages
+        # The same for ever, and each claim looks at them.
+        self._lanes, self._ready, self._groups = queues.lanes, queues.ready, queues.groups
+        self._open, self._close, self._shut = queues.open, queues.close, queues.shut
 
     def take(
         self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None
@@ -57,9 +60,10 @@ class Taking(Jobs):
 
         The jobs are running afterwards; the caller records the claims and fills ``running``.
         """
-        if self.groups.due:
-            self.groups.open_due(self.moment)
-        if self.moment >= self._aged_at and self._is_any_aged():
+        ages = self._ages
+        if self._groups.due:
+            self._groups.open_due(ages.moment)
+        if ages.moment >= ages.aged_at and self._is_any_aged():
             return self._take_aged(count, queues, tasks)
         taken: list[Taken] = []
         for level in reversed(self._ready):
@@ -68,7 +72,7 @@ class Taking(Jobs):
             heads = [(lane.head(), lane.number) for lane in _served(level, queues, tasks)]
             heapify(heads)
             while heads and len(taken) < count:
-                lane = self.lanes[heappop(heads)[1]]
+                lane = self._lanes[heappop(heads)[1]]
                 below = heads[0][0] if heads else NO_JOB
                 if lane.group is not None:
                     self._claim_limited(lane, count - len(taken), below, heads, taken)
@@ -88,7 +92,7 @@ class Taking(Jobs):
         """The next jobs that ``take`` would claim, left where they are."""
         jobs: list[int] = []
         seen: set[int] = set()
-        bounds = self.ages.bounds(self.moment)
+        bounds = self._ages.bounds(self._ages.moment)
         for level in range(PRIORITY_MAX, -1, -1):
             found: list[int] = []
             for lane in self._served_up_to(level, queues):
@@ -108,20 +112,20 @@ class Taking(Jobs):
 
         None for one that was, and that waits since it was enqueued.
         """
-        chunk = self.table.find(job)
+        chunk = self._table.find(job)
         if chunk is None:
             return None
-        return self.lanes[chunk.lanes[self.table.index]].back_since(job)
+        return self._lanes[chunk.lanes[self._table.index]].back_since(job)
 
     def level(self, job: int) -> int:
         """The priority that a ready job has now, with what it gained by waiting."""
-        chunk = self.table.find(job)
+        chunk = self._table.find(job)
         if chunk is None:
             return 0
-        priority = self.lanes[chunk.lanes[self.table.index]].priority
+        priority = self._lanes[chunk.lanes[self._table.index]].priority
         since = self.back_since(job)
-        waited = max(self.moment - (self.ages.since(job) if since is None else since), 0)
-        window = self.ages.window_ns
+        waited = max(self._ages.moment - (self._ages.since(job) if since is None else since), 0)
+        window = self._ages.window_ns
         return min(priority + (waited // window if window else 0), PRIORITY_MAX)
 
     def ahead(self, job: int, lanes: Iterable[Lane], most: int) -> tuple[int, int]:
@@ -130,7 +134,7 @@ class Taking(Jobs):
         Of those of these lanes; of a lane at most ``most`` are counted one by one.
         """
         level = self.level(job)
-        bounds = self.ages.bounds(self.moment)
+        bounds = self._ages.bounds(self._ages.moment)
         higher = older = 0
         for lane in lanes:
             windows = level - lane.priority
@@ -145,33 +149,45 @@ class Taking(Jobs):
             older += sum(1 for one in islice(before, most) if one not in risen)
         return higher, min(older, most)
 
+    def oldest_ready(self) -> dict[str, tuple[int, ...]]:
+        """Of each queue with ready jobs those among which the oldest is: one or two.
+
+        The first of the jobs that were ready at once, and the first of the others.
+        """
+        firsts: dict[tuple[str, bool], int] = {}
+        for lane in self._lanes:
+            if not lane.ready:
+                continue
+            fresh = filter(self._table.is_fresh, lane.fresh())
+            for is_fresh, entries in ((True, fresh), (False, lane.given_back())):
+                first = next(entries, NO_JOB)
+                place = lane.queue, is_fresh
+                firsts[place] = min(firsts.get(place, NO_JOB), first)
+        found: dict[str, tuple[int, ...]] = {}
+        for (queue, _), job in firsts.items():
+            if job != NO_JOB:
+                found[queue] = (*found.get(queue, ()), job)
+        return found
+
     # -- waiting for long -------------------------------------------------------------------------
 
     def _is_any_aged(self) -> bool:
         """Whether a ready job has waited for a window; if not, not to be asked again for long."""
-        window = self.ages.window_ns
-        if not window:
-            self._aged_at = NO_JOB
+        ages = self._ages
+        if not ages.window_ns:
+            ages.aged_at = NO_JOB
             return False
         oldest = min(
-            (lane.waits_since(self.ages) for level in self._ready[:PRIORITY_MAX] for lane in level),
+            (lane.waits_since(ages) for level in self._ready[:PRIORITY_MAX] for lane in level),
             default=NO_JOB,
         )
-        if oldest + window <= self.moment:
-            return True
-        # Who comes from now on waits from now on, and may be taken for a step older.
-        self._aged_at = min(oldest, max(self.moment - self.ages.step_ns, 0)) + window
-        return False
-
-    def note_ready(self, moment: int) -> None:
-        """A job is ready since then, perhaps for longer than those that were looked at."""
-        self._aged_at = min(self._aged_at, moment + self.ages.window_ns)
+        return ages.note_oldest(oldest)
 
     def _take_aged(
         self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None
     ) -> list[Taken]:
         taken: list[Taken] = []
-        bounds = self.ages.bounds(self.moment)
+        bounds = self._ages.bounds(self._ages.moment)
         levels = self._by_level(count, bounds, queues, tasks)
         for level in range(PRIORITY_MAX, -1, -1):
             heads = [
@@ -181,7 +197,7 @@ class Taking(Jobs):
             ]
             heapify(heads)
             while heads and len(taken) < count:
-                lane = self.lanes[heappop(heads)[1]]
+                lane = self._lanes[heappop(heads)[1]]
                 below = heads[0][0] if heads else NO_JOB
                 bound = _bound(lane, bounds, level)
                 most = self._most(lane, count - len(taken))
@@ -218,7 +234,7 @@ class Taking(Jobs):
 
     def _claim(self, lane: Lane, jobs: list[int], taken: list[Taken]) -> None:
         """Claim those of the jobs, popped from their lane, that are ready still."""
-        find, table = self.table.find, self.table
+        find, table = self._table.find, self._table
         number = len(taken)
         for job in jobs:
             chunk = find(job)
@@ -243,7 +259,7 @@ class Taking(Jobs):
             self._close(lane)
         if lane.group is not None:
             if number:
-                self.groups.took(lane.group, self.moment, number)
+                self._groups.took(lane.group, self._ages.moment, number)
             if lane.family is not None and lane.ready and not lane.blocked:
                 self._open(lane)  # with another job at its head
 
@@ -276,9 +292,9 @@ class Taking(Jobs):
         group = lane.group
         if group is None or lane.blocked:
             return 0 if lane.blocked else count
-        room = group.room(self.moment)
+        room = group.room(self._ages.moment)
         if not room:  # and its lanes are blocked no less
-            self.groups.judge(group, self.moment)
+            self._groups.judge(group, self._ages.moment)
         return min(count, room)
 
     def _served_up_to(self, level: int, queues: frozenset[str] | None) -> Iterator[Lane]:
@@ -292,7 +308,7 @@ class Taking(Jobs):
     def _ready_within(self, lane: Lane, bounds: Bounds, windows: int) -> Iterator[int]:
         fresh_below = bounds.fresh[windows]
         fresh = takewhile(lambda job: job < fresh_below, lane.fresh())
-        return merge(filter(self._is_fresh, fresh), lane.given_back(bounds.back[windows]))
+        return merge(filter(self._table.is_fresh, fresh), lane.given_back(bounds.back[windows]))
 
 
 def _served(

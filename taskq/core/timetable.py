@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.blocks import SortedBlocks
+from taskq.core.blocks import LATEST, SortedBlocks
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Iterator
 
-_LATEST: Final = 2**64 - 1
 #: Entries that may be stale before it is worth looking for them.
 STALE_MAX: Final = 4_096
 #: When a job expires: a moment, in shifted time unless it is wall time, and whether it is that.
@@ -145,4 +144,4 @@ def _sooner(shifted_ns: int | None, shift_ns: int, wall_ns: int | None) -> int |
 
 
 def _bounded(moment_ns: int) -> int:
-    return min(max(moment_ns, 0), _LATEST)
+    return min(max(moment_ns, 0), LATEST)

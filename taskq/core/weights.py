@@ -1,8 +1,8 @@
 """Shares of the claims for queues: none of them starves another, whatever it is filled with.
 
-Deficit round robin: each queue in turn may have as many jobs claimed as its weight says, and a turn
-that a claim cuts short goes on with the next claim. A queue without jobs gives its turn away and
-saves nothing up. Within a queue priority and age rule; between queues with weights only these.
+Deficit round robin: each queue in turn may have as many jobs claimed as its weight says, and a
+turn that a claim cuts short goes on with the next claim. A queue without jobs gives its turn away
+and saves nothing up. Within a queue priority and age rule; between queues with weights only these.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Weights:
 
     def take(
         self,
-        agenda: Taking,
+        taking: Taking,
         count: int,
         queues: frozenset[str] | None,
         tasks: frozenset[str] | None,
@@ -67,7 +67,7 @@ class Weights:
             wanted = min(self._left, count - len(taken))
             queue = self._turns[self._turn][0]
             is_open = queues is None or queue <= queues
-            found = agenda.take(wanted, queue, tasks) if is_open else []
+            found = taking.take(wanted, queue, tasks) if is_open else []
             taken += found
             self._left = self._left - wanted if len(found) == wanted else 0
             empty = 0 if found else empty + 1

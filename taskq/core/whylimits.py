@@ -11,9 +11,9 @@ from taskq.core.model import SECOND_NS
 
 if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
-    from taskq.core.limits import Limit
+    from taskq.core.rates import Limit
 
-_NAMED_MAX: Final = 3
+_HOLDERS_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class UsedUp:
             return (
                 f"rate {self.rate} of {whose} is used up: the next may start in {ahead}, {moment}"
             )
-        names = [f"{tag}-{job}" for job in self.running[:_NAMED_MAX]]
+        names = [f"{tag}-{job}" for job in self.running[:_HOLDERS_MAX]]
         more = len(self.running) - len(names)
         listed = ", ".join(names) + (f" and {more} more" if more else "")
         return f"concurrency {self.concurrency} of {whose} is used up by {listed}"

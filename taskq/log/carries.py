@@ -71,7 +71,7 @@ class Rewrites:
             if lane.succeeded or lane.dead or lane.cancelled or lane.expired:
                 batch.add(encode_tally(lane, batch.lsn))
         if not lanes.start:
-            for queue in sorted(agenda.paused):
+            for queue in sorted(agenda.queues.paused):
                 batch.add(encode_queue(Kind.PAUSED, queue, batch.lsn))
             for name, state in sorted(agenda.schedules.items()):
                 batch.add(encode_ticked(Ticked(name, state), batch.lsn))

@@ -151,7 +151,7 @@ def _fold_on_agenda(kind: int, record: bytes, agenda: Agenda) -> None:
         options_size = codec.PREFIX.unpack_from(record)[3]
         fold_claim(record, 0, options_size, codec.JOB.unpack_from(record)[6], agenda)
     elif kind in (Kind.PAUSED, Kind.RESUMED):
-        apply = agenda.apply_paused if kind == Kind.PAUSED else agenda.apply_resumed
+        apply = agenda.queues.apply_paused if kind == Kind.PAUSED else agenda.queues.apply_resumed
         apply(decode_queue(record))
     elif kind == Kind.RATED:
         fold_rated(record, agenda)
@@ -214,7 +214,7 @@ def fold_carried(
             if carried.cancel_wanted:
                 agenda.apply_cancel_asked(carried.job, carried.token)
         if extras.concurrency_key:
-            agenda.retire(lane)  # nothing came into it, if the job is dead or known
+            agenda.queues.retire(lane)  # nothing came into it, if the job is dead or known
     if dedup is not None and extras.key is not None:
         hashed = key_hash(queue_of(born), extras.key)
         if kind == Kind.REQUEUED:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.claimruns import apply_claimed_run
 from taskq.core.records import Kind
 from taskq.log import codec
 
@@ -51,5 +50,5 @@ def fold_plain_run(data: bytes, at: int, end: int, lsn: int, epoch: int, agenda:
     if head == _SUCCEEDED:
         agenda.apply_succeeded(jobs)
     else:
-        apply_claimed_run(agenda, jobs, attempts, owners, lsn, epoch)
+        agenda.apply_claimed_run(jobs, attempts, owners, lsn, epoch)
     return len(jobs)

@@ -52,7 +52,7 @@ class Gauges:
 
     def queues(self, agenda: Agenda, now_ns: int) -> tuple[QueueStats, ...]:
         """Counts, ages and throughput per queue, by name, at a moment of wall time."""
-        oldest = agenda.oldest_ready()
+        oldest = agenda.taking.oldest_ready()
         ready = {job for jobs in oldest.values() for job in jobs}
         self._since = {
             job: self._since.get(job) or self._ready_since(agenda.location(job), job)
@@ -65,7 +65,7 @@ class Gauges:
                 oldest_ready_seconds=self._age(oldest.get(stats.queue, ()), now_ns),
                 throughput_per_second=rates.get(stats.queue) if rates is not None else None,
             )
-            for stats in agenda.stats()
+            for stats in agenda.queues.stats()
         )
 
     def _age(self, jobs: tuple[int, ...], now_ns: int) -> float | None:

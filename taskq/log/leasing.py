@@ -177,5 +177,5 @@ def _take(agenda: Agenda, request: ClaimRequest) -> list[Taken]:
         agenda.groups.tell(request.limits, agenda.moment)
     count = min(request.count, CLAIMED_MAX)
     if request.weights is not None:
-        return request.weights.take(agenda, count, request.queues, request.tasks)
+        return request.weights.take(agenda.taking, count, request.queues, request.tasks)
     return agenda.take(count, request.queues, request.tasks)

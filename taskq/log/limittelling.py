@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskq.core.errors import UsageError
-from taskq.core.limits import Limit
-from taskq.core.rates import Rate
+from taskq.core.rates import Limit, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

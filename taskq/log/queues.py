@@ -22,19 +22,19 @@ class Queues:
     def pause(self, batch: Batch, queue: str) -> bool:
         """Let no job of the queue be claimed; False if it is paused already."""
         agenda = self._context.agenda
-        if queue in agenda.paused:
+        if queue in agenda.queues.paused:
             return False
         batch.add(encode_queue(Kind.PAUSED, queue, batch.lsn))
-        agenda.apply_paused(queue)
+        agenda.queues.apply_paused(queue)
         batch.interest |= INTEREST_READY
         return True
 
     def resume(self, batch: Batch, queue: str) -> bool:
         """Let its jobs be claimed again; False if it is not paused."""
         agenda = self._context.agenda
-        if queue not in agenda.paused:
+        if queue not in agenda.queues.paused:
             return False
         batch.add(encode_queue(Kind.RESUMED, queue, batch.lsn))
-        agenda.apply_resumed(queue)
+        agenda.queues.apply_resumed(queue)
         batch.interest |= INTEREST_READY
         return True

@@ -11,7 +11,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
-from taskq.core.limits import apply_rated, pack_group, unpack_group
+from taskq.core.limits import pack_group, unpack_group
 from taskq.core.rates import Times
 from taskq.core.records import Flag, Kind, Option
 from taskq.log import codec
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from taskq.core.agenda import Agenda, Taken
-    from taskq.core.limits import Limit
+    from taskq.core.rates import Limit
     from taskq.log.batch import Batch
 
     GroupKey = tuple[str, bytes]
@@ -73,7 +73,7 @@ def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: Agenda
         elif tag == _RATED:
             if len(value) != _RATE.size:
                 raise FormatError(f"option RATE has {len(value)} bytes: use a newer taskq")
-            apply_rated(agenda, job, *_RATE.unpack(value))
+            agenda.apply_rated(job, *_RATE.unpack(value))
 
 
 def chunks_of(agenda: Agenda) -> list[list[GroupKey]]:

@@ -213,7 +213,7 @@ class LogReader:
         def read(journal: Journal, now_ns: int) -> list[JobView]:
             agenda = Facets(journal).need_agenda()
             agenda.promote(now_ns, 2**62)
-            jobs = agenda.next_ready(count, None if queue is None else frozenset({queue}))
+            jobs = agenda.taking.next_ready(count, None if queue is None else frozenset({queue}))
             views = [tell(journal, job, now_ns) for job in jobs]
             return [view for view in views if view is not None]
 

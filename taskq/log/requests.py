@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from taskq.core.lanes import Lane
-    from taskq.core.limits import Limit
+    from taskq.core.rates import Limit
     from taskq.core.weights import Weights
 
 

@@ -70,6 +70,6 @@ def may_wait(committer: Committer, requests: list[Request], survey: Survey) -> b
     if not survey.ops <= PATIENT or committer.watchers:
         return False
     agenda = committer.facets.agenda
-    if agenda is None or agenda.any_ready() or len(requests) > _KEPT_MAX:
+    if agenda is None or agenda.queues.any_ready() or len(requests) > _KEPT_MAX:
         return False
     return Op.SETTLE_SOON in survey.ops

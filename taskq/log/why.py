@@ -58,7 +58,7 @@ def facts_of(
         now_ns=now_ns,
         directory=journal.path,
         owner=owner,
-        paused=job.queue in agenda.paused,
+        paused=job.queue in agenda.queues.paused,
         ahead_higher=higher,
         ahead_older=older,
         awaited=awaited(journal, agenda, lsn),
@@ -95,7 +95,7 @@ def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tupl
         for lane in agenda.lanes
         if not lane.blocked and any(serves(serving, lane.queue, lane.task) for serving in able)
     )
-    return agenda.ahead(job.lsn, lanes, AHEAD_MAX)
+    return agenda.taking.ahead(job.lsn, lanes, AHEAD_MAX)
 
 
 def _used_up(

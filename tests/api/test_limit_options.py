@@ -8,9 +8,8 @@ import pytest
 
 from taskq import TaskQ
 from taskq.core.errors import UsageError
-from taskq.core.limits import Limit
 from taskq.core.model import KEY_BYTES_MAX
-from taskq.core.rates import Rate
+from taskq.core.rates import Limit, Rate
 
 if TYPE_CHECKING:
     from pathlib import Path

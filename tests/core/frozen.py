@@ -22,6 +22,7 @@ from taskq.core.flows import Flows, needs_of
 from taskq.core.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
 from taskq.core.jobtable import META_EXPIRES, META_FLOW, Chunk, JobTable
 from taskq.core.lanes import Lane
+from taskq.core.laneset import Queues
 from taskq.core.leases import Leases
 from taskq.core.model import State
 from taskq.core.records import Kind
@@ -48,17 +49,29 @@ _KEYS: Final = (
     b"\x04\x04mailsend#2",
 )
 #: What becomes of each attribute. "kept" is in the columns, "derived" is made again from what is,
-#: and "reset" is only a place that was looked at last.
+#: "reset" is only a place that was looked at last, and "bound" belongs to another one of these.
 DECISIONS: Final[dict[type, dict[str, str]]] = {
     Agenda: {
-        "lanes": "kept", "paused": "kept", "schedules": "kept", "_by_key": "derived",
-        "_ready": "derived", "groups": "kept", "_families": "reset", "_free": "derived",
-        "table": "kept", "running": "kept", "leases": "kept", "dead": "kept",
-        "floor_lsn": "kept", "flows": "kept",
-        "times": "kept", "_overdue": "kept", "_scheduled": "kept", "_expiring": "kept",
-        "_left": "kept", "ages": "kept", "moment": "kept", "_aged_at": "reset",
+        "table": "kept", "dead": "kept", "running": "kept", "leases": "kept", "flows": "kept",
+        "times": "kept", "ages": "kept", "schedules": "kept", "queues": "kept",
+        "floor_lsn": "kept",
+        "_overdue": "kept", "_scheduled": "kept", "_expiring": "kept", "_left": "kept",
+        **dict.fromkeys(
+            (
+                "lanes", "groups", "taking", "lane", "take", "state", "note_running", "_open",
+                "_close", "_is_fresh", "_note_ready",
+            ),
+            "bound",
+        ),
     },
-    Ages: {"window_ns": "reset", "_lsns": "kept", "_moments": "kept"},
+    Queues: {
+        "lanes": "kept", "ready": "derived", "paused": "kept", "groups": "kept",
+        "_by_key": "derived", "_families": "reset", "_free": "derived", "_ages": "bound",
+    },
+    Ages: {
+        "window_ns": "reset", "moment": "kept", "aged_at": "reset", "_lsns": "kept",
+        "_moments": "kept",
+    },
     Lane: {
         "number": "derived", "key": "kept", "queue": "derived", "task": "derived",
         "body_at": "derived", "priority": "kept", "blocked": "kept", "entries": "kept",
@@ -104,10 +117,15 @@ def attributes(one: object) -> list[str]:
     return sorted(name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ()))
 
 
+def own(one: object) -> list[str]:
+    """All that is not bound to a part of something else."""
+    return [name for name in attributes(one) if DECISIONS[type(one)].get(name) != "bound"]
+
+
 def picture(one: Any) -> Any:
     """Everything that is reached from an object, as plain values; what is "reset" is left out."""
     if type(one) in DECISIONS:
-        names = [name for name in attributes(one) if DECISIONS[type(one)].get(name) != "reset"]
+        names = [name for name in own(one) if DECISIONS[type(one)].get(name) != "reset"]
         return {name: _attribute(one, name) for name in names}
     if isinstance(one, array):
         return one.typecode, one.tolist()
@@ -124,10 +142,10 @@ def _attribute(one: Any, name: str) -> Any:
         return one._chunks.index(value) if one._chunks else None
     if name == "_by_key":
         return [{key: lane.number for key, lane in level.items()} for level in value]
-    if name == "_ready":
+    if name == "ready" and isinstance(one, Queues):
         return [{lane.number for lane in _each_lane(level)} for level in value]
     if name == "groups":
-        rows = ((key, times.pairs()) for key, times in value.rows(one.moment))
+        rows = ((key, times.pairs()) for key, times in value.rows(one._ages.moment))
         return dict(rows), {key: group.running for key, group in value._groups.items()}
     if isinstance(one, Chunk) and isinstance(value, array):
         return picture(value[: one.used])
@@ -302,8 +320,8 @@ class Driven:
 
     def pause(self, number: int, _: int, resumes: bool) -> object:
         queue = ("default", "mail", "é")[number % 3]
-        (self.agenda.apply_resumed if resumes else self.agenda.apply_paused)(queue)
-        return self.agenda.any_ready()
+        (self.agenda.queues.apply_resumed if resumes else self.agenda.queues.apply_paused)(queue)
+        return self.agenda.queues.any_ready()
 
     def hold(self, number: int, count: int, ends: bool) -> object:
         """A job waits for others, or one of those ends."""

@@ -51,7 +51,7 @@ class Clocked:
         self.agenda.promote(self.now, ALL)
 
     def take(self, count: int = 1) -> list[int]:
-        expected = self.agenda.next_ready(count, None)
+        expected = self.agenda.taking.next_ready(count, None)
         jobs = [one[0] for one in self.agenda.take(count, None, None)]
         assert jobs == expected
         self.agenda.running.update(dict.fromkeys(jobs, (1, 1, 1)))
@@ -73,10 +73,10 @@ def test_a_job_rises_one_level_for_each_window(clocked: Clocked, level: int) -> 
     low = clocked.enqueue(0)
     clocked.wait(level * WINDOW - 1)
     rival = clocked.enqueue(level)
-    assert clocked.agenda.level(low) == level - 1
-    assert clocked.agenda.next_ready(2, None) == [rival, low]
+    assert clocked.agenda.taking.level(low) == level - 1
+    assert clocked.agenda.taking.next_ready(2, None) == [rival, low]
     clocked.wait(1)
-    assert clocked.agenda.level(low) == level
+    assert clocked.agenda.taking.level(low) == level
     assert clocked.take(2) == [low, rival]
 
 
@@ -135,13 +135,13 @@ def test_waiting_counts_from_when_a_job_became_ready() -> None:
     clocked.wait(4 * WINDOW)
     clocked.give_back(retried)
     clocked.wait(WINDOW)
-    assert clocked.agenda.level(retried) == 1
-    assert clocked.agenda.level(scheduled) == 0
+    assert clocked.agenda.taking.level(retried) == 1
+    assert clocked.agenda.taking.level(scheduled) == 0
     clocked.wait(WINDOW // 2)
     late = clocked.enqueue(1)
-    assert clocked.agenda.next_ready(9, None) == [retried, late, scheduled]
+    assert clocked.agenda.taking.next_ready(9, None) == [retried, late, scheduled]
     clocked.wait(WINDOW // 2)
-    assert clocked.agenda.next_ready(9, None) == [retried, scheduled, late]
+    assert clocked.agenda.taking.next_ready(9, None) == [retried, scheduled, late]
     assert clocked.take(9) == [retried, scheduled, late]
 
 
@@ -152,10 +152,10 @@ def test_a_job_that_is_given_back_keeps_its_place_among_those_of_its_level(
     assert clocked.take() == [first]
     clocked.wait(WINDOW // 2)
     clocked.give_back(first)
-    assert clocked.agenda.next_ready(9, None) == [first, second]
+    assert clocked.agenda.taking.next_ready(9, None) == [first, second]
     clocked.wait(WINDOW // 2)
     # Now the second has waited for a window, and the first for half of one.
-    assert clocked.agenda.next_ready(9, None) == [second, first]
+    assert clocked.agenda.taking.next_ready(9, None) == [second, first]
     clocked.wait(WINDOW // 2)
     assert clocked.take(9) == [first, second]
 
@@ -168,19 +168,19 @@ def test_a_step_of_the_clock_ages_nobody(clocked: Clocked) -> None:
     clocked.agenda.apply_clock(step)
     clocked.now += step
     clocked.wait(0)
-    assert clocked.agenda.level(low) == 0
+    assert clocked.agenda.taking.level(low) == 0
     high = clocked.enqueue(1)
-    assert clocked.agenda.next_ready(2, None) == [high, low]
+    assert clocked.agenda.taking.next_ready(2, None) == [high, low]
     clocked.wait(WINDOW // 2)
-    assert clocked.agenda.next_ready(2, None) == [low, high]
+    assert clocked.agenda.taking.next_ready(2, None) == [low, high]
 
 
 def test_a_paused_queue_ages_and_comes_back_with_its_age(clocked: Clocked) -> None:
     low = clocked.enqueue(0)
-    clocked.agenda.apply_paused("q")
+    clocked.agenda.queues.apply_paused("q")
     clocked.wait(3 * WINDOW)
     assert clocked.take() == []
-    clocked.agenda.apply_resumed("q")
+    clocked.agenda.queues.apply_resumed("q")
     high = clocked.enqueue(3)
     assert clocked.take(2) == [low, high]
 
@@ -190,7 +190,7 @@ def test_a_window_of_zero_turns_ageing_off() -> None:
     low = clocked.enqueue(0)
     clocked.wait(10**9)
     high = clocked.enqueue(1)
-    assert clocked.agenda.level(low) == 0
+    assert clocked.agenda.taking.level(low) == 0
     assert clocked.take(2) == [high, low]
     assert len(clocked.agenda.ages) == 0
 
@@ -205,7 +205,7 @@ def test_who_asks_for_some_queues_or_tasks_gets_the_aged_ones_of_those(clocked: 
     fresh = clocked.enqueue(1, task="mine")
     taken = [one[0] for one in clocked.agenda.take(9, None, frozenset({"mine"}))]
     assert taken == [mine, fresh]
-    assert clocked.agenda.next_ready(9, frozenset({"none"})) == []
+    assert clocked.agenda.taking.next_ready(9, frozenset({"none"})) == []
     assert [one[0] for one in clocked.agenda.take(9, frozenset({"q"}), None)] == [other]
 
 
@@ -216,10 +216,10 @@ def test_a_job_is_told_who_is_ahead_of_it(clocked: Clocked) -> None:
     older, asked = clocked.enqueue(5), clocked.enqueue(5)
     clocked.enqueue(9, count=4)
     clocked.enqueue(5)
-    assert clocked.agenda.level(risen) == 6
-    assert clocked.agenda.ahead(asked, clocked.agenda.lanes, 100) == (5, 1)
-    assert clocked.agenda.ahead(older, clocked.agenda.lanes, 100) == (5, 0)
-    assert clocked.agenda.ahead(risen, clocked.agenda.lanes, 100) == (4, 0)
+    assert clocked.agenda.taking.level(risen) == 6
+    assert clocked.agenda.taking.ahead(asked, clocked.agenda.lanes, 100) == (5, 1)
+    assert clocked.agenda.taking.ahead(older, clocked.agenda.lanes, 100) == (5, 0)
+    assert clocked.agenda.taking.ahead(risen, clocked.agenda.lanes, 100) == (4, 0)
 
 
 # -- what it costs ---------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_a_claimer_gets_only_its_queues_and_tasks() -> None:
     agenda = Agenda()
     for job, (queue, task) in enumerate((("a", "x"), ("b", "x"), ("a", "y"), ("b", "y")), 1):
         enqueue(agenda, lane_of(agenda, queue=queue, task=task), job)
-    assert agenda.next_ready(9, frozenset({"b"})) == [2, 4]
+    assert agenda.taking.next_ready(9, frozenset({"b"})) == [2, 4]
     assert [one[0] for one in agenda.take(9, frozenset({"b"}), frozenset({"y"}))] == [4]
     assert [one[0] for one in agenda.take(9, None, frozenset({"y", "z"}))] == [3]
     assert agenda.take(9, frozenset(), None) == []
@@ -86,7 +86,7 @@ def test_a_run_of_no_jobs_leaves_nothing_to_claim() -> None:
     """All of a run's callers may have withdrawn."""
     agenda = Agenda()
     agenda.apply_enqueued_run(7, [], lane_of(agenda), 0)
-    assert not agenda.any_ready()
+    assert not agenda.queues.any_ready()
     assert claim(agenda) == []
 
 
@@ -106,15 +106,15 @@ def test_a_blocked_lane_is_passed_over_until_it_is_unblocked() -> None:
     limited, free = lane_of(agenda, task="limited"), lane_of(agenda, task="free")
     enqueue(agenda, limited, 1, 2)
     assert claim(agenda, 1) == [1]
-    agenda.block(limited, 2)
-    assert not agenda.any_ready()
+    agenda.queues.block(limited, 2)
+    assert not agenda.queues.any_ready()
     agenda.apply_scheduled(3, 24, limited, 0, NOW, is_wall=False)
     agenda.promote(NOW)
     agenda.apply_back(Kind.RETRIED, 1, 1, 0, NOW)
     enqueue(agenda, limited, 4)
     enqueue(agenda, free, 5)
     assert claim(agenda) == [5]
-    agenda.unblock(limited, 2)
+    agenda.queues.unblock(limited, 2)
     assert claim(agenda) == [1, 2, 3, 4]
 
 
@@ -125,7 +125,7 @@ def test_a_job_that_was_released_often_is_claimed_once() -> None:
     for token in range(10, 30):
         agenda.apply_claimed(2, token, 1, 7, 1)
         agenda.apply_back(Kind.RELEASED, 2, 0, 0, NOW)
-    assert agenda.next_ready(9, None) == [1, 2, 3]
+    assert agenda.taking.next_ready(9, None) == [1, 2, 3]
     assert claim(agenda) == [1, 2, 3]
     assert claim(agenda) == []
 
@@ -306,7 +306,7 @@ def test_the_agenda_follows_the_table_of_transitions() -> None:
             else:
                 agenda.apply_ended(kind, 1)
             expected = allowed[-1] if waits else allowed[0]
-            counts = agenda.stats()[0]
+            counts = agenda.queues.stats()[0]
             if expected is State.ABSENT:
                 assert counts == QueueStats(queue=counts.queue)
                 continue

@@ -13,9 +13,8 @@ from taskq.core import agenda, blocks, jobtable, lanes, timetable
 from taskq.core.agenda import Agenda
 from taskq.core.jobtable import META_EXPIRES
 from taskq.core.laneset import GONE
-from taskq.core.limits import Limit, apply_rated
 from taskq.core.model import State
-from taskq.core.rates import RATE_WINDOW_NS_MIN, Rate
+from taskq.core.rates import RATE_WINDOW_NS_MIN, Limit, Rate
 from taskq.core.records import Kind
 from tests.core.agenda_model import Job, Model
 
@@ -174,7 +173,7 @@ class AgendaMachine(RuleBasedStateMachine):
     def take(self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> None:
         expected = self.model.claimable(queues, tasks)[:count]
         if tasks is None and not self.model.concurrency:
-            assert self.agenda.next_ready(count, queues) == expected
+            assert self.agenda.taking.next_ready(count, queues) == expected
         taken = self.agenda.take(count, queues, tasks)
         assert [one[0] for one in taken] == expected
         for number, location, attempt, lane, _ in taken:
@@ -191,8 +190,8 @@ class AgendaMachine(RuleBasedStateMachine):
         if self.model.concurrency:
             return
         expected = self.model.claimable(queues, None)[:count]
-        assert self.agenda.next_ready(count, queues) == expected
-        assert self.agenda.next_ready(count, queues) == expected
+        assert self.agenda.taking.next_ready(count, queues) == expected
+        assert self.agenda.taking.next_ready(count, queues) == expected
 
     @precondition(lambda self: self.model.in_state(State.READY))
     @rule(pick=PICK, count=st.integers(1, 9), oldest=st.booleans())
@@ -221,7 +220,7 @@ class AgendaMachine(RuleBasedStateMachine):
     def note_rated(self, number: int) -> None:
         """The record of another process's claim says that it counts against a rate."""
         if self.model.jobs[number].task in self.model.rates:
-            apply_rated(self.agenda, number, 3, RATE_WINDOW_NS_MIN)
+            self.agenda.apply_rated(number, 3, RATE_WINDOW_NS_MIN)
 
     # -- jobs go -----------------------------------------------------------------------------------
 
@@ -268,12 +267,12 @@ class AgendaMachine(RuleBasedStateMachine):
 
     @rule(where=PLACES)
     def block(self, where: tuple[int, str, str]) -> None:
-        self.agenda.block(self.lane((*where, b"")), 2)
+        self.agenda.queues.block(self.lane((*where, b"")), 2)
         self.model.blocked.add(where)
 
     @rule(where=PLACES)
     def unblock(self, where: tuple[int, str, str]) -> None:
-        self.agenda.unblock(self.lane((*where, b"")), 2)
+        self.agenda.queues.unblock(self.lane((*where, b"")), 2)
         self.model.blocked.discard(where)
 
     @rule(pick=PICK)
@@ -292,8 +291,8 @@ class AgendaMachine(RuleBasedStateMachine):
     @invariant()
     def counts_equal_a_recount(self) -> None:
         queues = {lane.queue for lane in self.agenda.lanes if lane is not GONE}
-        assert self.agenda.stats() == self.model.stats(queues)
-        assert self.agenda.any_ready() == bool(self.model.claimable(None, None))
+        assert self.agenda.queues.stats() == self.model.stats(queues)
+        assert self.agenda.queues.any_ready() == bool(self.model.claimable(None, None))
 
     @invariant()
     def every_job_is_in_its_state(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.core.ages import Ages
-from taskq.core.lanes import LATEST, NO_JOB
+from taskq.core.blocks import LATEST, NO_JOB
 
 WINDOW = 640
 STEP = 10

@@ -28,8 +28,8 @@ def test_a_requeued_job_is_ready_in_its_old_place_with_no_attempt_counted() -> N
     agenda.apply_enqueued(2, 16, lane, 0)
     apply_requeued(agenda, 1, 800, lane, 0)
     assert (agenda.state(1), agenda.attempt(1), agenda.location(1)) == (State.READY, 0, 800)
-    assert agenda.next_ready(9, None) == [1, 2]
-    assert agenda.stats() == (QueueStats(queue="mail", ready=2),)
+    assert agenda.taking.next_ready(9, None) == [1, 2]
+    assert agenda.queues.stats() == (QueueStats(queue="mail", ready=2),)
     assert [taken[:3] for taken in agenda.take(9, None, None)] == [(1, 800, 1), (2, 16, 1)]
 
 
@@ -48,24 +48,24 @@ def test_a_requeued_job_does_not_expire_by_the_moment_of_its_first_life() -> Non
 def test_a_purged_letter_is_in_no_count() -> None:
     agenda = Agenda()
     dead_letter(agenda, 1)
-    assert agenda.stats() == (QueueStats(queue="mail", dead=1),)
+    assert agenda.queues.stats() == (QueueStats(queue="mail", dead=1),)
     assert forget_dead(agenda, 1)
     assert not forget_dead(agenda, 1)
-    assert agenda.stats() == (QueueStats(queue="mail"),)
+    assert agenda.queues.stats() == (QueueStats(queue="mail"),)
 
 
 def test_a_paused_queue_is_told_among_the_counts_even_if_it_never_had_a_job() -> None:
     agenda = Agenda()
     agenda.apply_enqueued(1, 8, agenda.lane(5, KEY), 0)
-    agenda.apply_paused("mail")
-    agenda.apply_paused("never used")
-    assert agenda.stats() == (
+    agenda.queues.apply_paused("mail")
+    agenda.queues.apply_paused("never used")
+    assert agenda.queues.stats() == (
         QueueStats(queue="mail", ready=1, paused=True),
         QueueStats(queue="never used", paused=True),
     )
-    agenda.apply_resumed("never used")
-    agenda.apply_resumed("mail")
-    assert agenda.stats() == (QueueStats(queue="mail", ready=1),)
+    agenda.queues.apply_resumed("never used")
+    agenda.queues.apply_resumed("mail")
+    assert agenda.queues.stats() == (QueueStats(queue="mail", ready=1),)
 
 
 def test_whoever_waits_for_a_dead_letter_that_is_requeued_waits_on() -> None:

@@ -88,8 +88,8 @@ def check_same(history: History, agenda: Agenda, dedup: Dedup) -> None:
     assert [agenda.state(job) for job in jobs] == [live.state(job) for job in jobs]
     assert [agenda.attempt(job) for job in jobs] == [live.attempt(job) for job in jobs]
     assert agenda.running == live.running
-    assert agenda.stats() == live.stats()
-    assert agenda.next_ready(1_000, None) == live.next_ready(1_000, None)
+    assert agenda.queues.stats() == live.queues.stats()
+    assert agenda.taking.next_ready(1_000, None) == live.taking.next_ready(1_000, None)
     for hashed in history.hashes:
         for later in (0, 50, 150, 299, 301, ALL):
             moment = history.time_ns + later
@@ -98,7 +98,7 @@ def check_same(history: History, agenda: Agenda, dedup: Dedup) -> None:
     for span in (50, 100, 150, 200, ALL):
         for one in (live, agenda):
             one.promote(history.time_ns + span, ALL)
-        assert agenda.next_ready(1_000, None) == live.next_ready(1_000, None)
+        assert agenda.taking.next_ready(1_000, None) == live.taking.next_ready(1_000, None)
     assert sorted(agenda.expired(ALL, ALL)) == sorted(live.expired(ALL, ALL))
 
 
@@ -162,7 +162,7 @@ def test_a_watch_sees_every_end_once(steps: list[Step]) -> None:
         fold_frame(BASE, frame, None, None, watch)
     settled = [job for job, _ in watch.settled]
     assert len(settled) == len(set(settled))
-    counts = history.agenda.stats()
+    counts = history.agenda.queues.stats()
     assert len(settled) == sum(c.succeeded + c.dead + c.cancelled + c.expired for c in counts)
     for job, location in watch.settled:
         assert codec.JOB.unpack_from(data, location - BASE)[6] == job

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.core import blocks, lanes
-from taskq.core.lanes import NO_JOB, Lane
+from taskq.core.blocks import NO_JOB
+from taskq.core.lanes import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -58,7 +58,7 @@ def test_the_counts_of_stories_are_the_counts_of_the_agenda(steps: list[Step]) -
     history.run(forward(steps))
     history.agenda.promote(history.time_ns, ALL)
     views = [story.view(history.time_ns) for story in stories(history.segment()).values()]
-    for counts in history.agenda.stats():
+    for counts in history.agenda.queues.stats():
         for state in set(State) - {State.ABSENT}:
             told = [one for one in views if one.queue == counts.queue and one.state is state]
             assert len(told) == getattr(counts, state.name.lower())

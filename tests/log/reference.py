@@ -335,12 +335,12 @@ class Reference:
             if (lease := self.jobs[lsn].lease_ns) is not None
         }
         assert agenda.leases.asked == {job.lsn for job in self.jobs.values() if job.asked}
-        stats = agenda.stats()
+        stats = agenda.queues.stats()
         for state in (State.RUNNING, State.SUCCEEDED, State.DEAD, State.CANCELLED, State.EXPIRED):
             assert sum(getattr(one, state.name.lower()) for one in stats) == len(found[state])
         assert [chunk.ids[index] for chunk, index in agenda.dead] == found[State.DEAD]
-        assert {queue.encode() for queue in agenda.paused} == self.paused
-        ready = agenda.next_ready(10**6, None)
+        assert {queue.encode() for queue in agenda.queues.paused} == self.paused
+        ready = agenda.taking.next_ready(10**6, None)
         if self.may_fall:
             waiting = sum(one.ready + one.scheduled for one in stats)
             assert waiting == len(found[State.READY]) + len(found[State.SCHEDULED])

@@ -110,7 +110,7 @@ class Care:
 
     def _pause(self, process: Process) -> Made:
         """Most pauses are short, or nothing would go on."""
-        paused = sorted(process.catch_up().need_agenda().paused)
+        paused = sorted(process.catch_up().need_agenda().queues.paused)
         if paused and self.chance.random() < 0.8:
             return Op.RESUME, self.chance.choice(paused), lambda _: None
         self.counts["pauses"] += 1

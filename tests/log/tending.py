@@ -80,10 +80,10 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
         "asked": set(agenda.leases.asked),
         "dues": dues,
         "dead": {chunk.ids[at]: chunk.metas[at] for chunk, at in agenda.dead},
-        "paused": set(agenda.paused),
+        "paused": set(agenda.queues.paused),
         "schedules": dict(agenda.schedules),
-        "next": agenda.next_ready(10**6, None),
-        "counts": [one for one in agenda.stats() if any(_counts(one))],
+        "next": agenda.taking.next_ready(10**6, None),
+        "counts": [one for one in agenda.queues.stats() if any(_counts(one))],
         "keys": keys,
         "expiries": sorted(
             (job, moment)

@@ -207,16 +207,16 @@ def test_a_paused_queue_stays_paused() -> None:
     process.enqueue(b"x", spec=OTHER)
     grown(process, 8)
     tend(process)
-    assert world.fold().need_agenda().paused == {"other"}
+    assert world.fold().need_agenda().queues.paused == {"other"}
     assert world.process().claim() == []
 
 
 def test_counts_of_finished_jobs_do_not_fall() -> None:
     world, process = world_of(SMALL)
     grown(process, 8)
-    before = process.catch_up().need_agenda().stats()
+    before = process.catch_up().need_agenda().queues.stats()
     tend(process)
-    assert world.fold().need_agenda().stats() == before
+    assert world.fold().need_agenda().queues.stats() == before
 
 
 def test_another_process_whose_place_is_gone_folds_anew() -> None:

@@ -136,7 +136,7 @@ def test_a_resume_is_not_undone_by_the_pause_before_it() -> None:
     process.ask(Op.RESUME, "mail")
     for _ in range(2):
         compacted(process)
-        assert world.fold().need_agenda().paused == {"sync"}
+        assert world.fold().need_agenda().queues.paused == {"sync"}
 
 
 # -- any history ----------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class History(Random):
             super().act(name, number, key, other)
 
     def fill(self, process: Process) -> None:
-        paused = process.catch_up().need_agenda().paused
+        paused = process.catch_up().need_agenda().queues.paused
         for queue in sorted(paused):
             process.ask(Op.RESUME, queue)
         super().fill(process)

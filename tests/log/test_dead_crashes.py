@@ -149,7 +149,7 @@ def check_the_rest(story: Story, opener: Process, act: Act) -> None:
     world, jobs = story.world, story.jobs
     agenda = opener.catch_up().need_agenda()
     if act is pause:
-        paused = "default" in agenda.paused
+        paused = "default" in agenda.queues.paused
         assert opener.ask(Op.PAUSE, "default") is not paused
         assert world.kinds().count(Kind.PAUSED) == 1
         return

@@ -290,7 +290,9 @@ def test_a_purged_job_is_unknown_and_in_no_count() -> None:
     (refusal,) = purge(second, job)
     assert isinstance(refusal, NotDead)
     for process in (first, second, world.process()):
-        assert process.catch_up().need_agenda().stats() == (QueueStats(queue="default", dead=1),)
+        assert process.catch_up().need_agenda().queues.stats() == (
+            QueueStats(queue="default", dead=1),
+        )
         with pytest.raises(JobNotFound):
             outcome(process, job)
     assert world.view(job) is None
@@ -308,7 +310,7 @@ def test_the_fold_of_the_files_is_what_each_process_holds() -> None:
     kill(first, jobs[1])
     folded = world.fold().need_agenda()
     for agenda in (folded, *(one.catch_up().need_agenda() for one in (first, second))):
-        assert agenda.stats() == (QueueStats(queue="mail", ready=0, running=2, dead=3),)
+        assert agenda.queues.stats() == (QueueStats(queue="mail", ready=0, running=2, dead=3),)
         assert {chunk.ids[index] for chunk, index in agenda.dead} == {jobs[1], jobs[4], jobs[5]}
         assert set(agenda.running) == {jobs[0], jobs[2]}
 

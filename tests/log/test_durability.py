@@ -79,7 +79,9 @@ def test_an_outcome_that_another_process_wrote_waits_until_it_is_durable() -> No
 def test_a_look_waits_for_all_that_it_saw() -> None:
     _, first, second = _two()
     first.send(Op.ENQUEUE, (PLAIN, b"x", None))
-    look = second.send(Op.LOOK, (lambda one: one.facets.need_agenda().stats()[0].ready, True))
+    look = second.send(
+        Op.LOOK, (lambda one: one.facets.need_agenda().queues.stats()[0].ready, True)
+    )
     assert _waits_for(second, look) == 1
 
 

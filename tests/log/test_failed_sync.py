@@ -143,7 +143,7 @@ def test_a_second_failure_on_the_same_boot_is_noticed_by_all_who_stayed() -> Non
         facets = process.catch_up()
         assert not facets.damage
         assert facets.agenda is not None
-        assert facets.agenda.stats() == world.fold().need_agenda().stats()
+        assert facets.agenda.queues.stats() == world.fold().need_agenda().queues.stats()
     assert len(set(jobs)) == 4
 
 

@@ -15,9 +15,8 @@ from taskq.core.flows import Policy
 from taskq.core.freeze import freeze_agenda, thaw_agenda
 from taskq.core.jobtable import STATE_MASK
 from taskq.core.laneset import GONE
-from taskq.core.limits import Limit
 from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
-from taskq.core.rates import Rate
+from taskq.core.rates import Limit, Rate
 from taskq.core.records import Cause, Kind
 from taskq.flowplan import Chain, Group
 from taskq.log import snapshots, upkeep
@@ -283,7 +282,7 @@ def check_lanes(agenda: Agenda) -> None:
         states = row[State.SCHEDULED], row[State.READY], row[State.RUNNING]
         assert states == (lane.scheduled, lane.ready, lane.running), lane.key
         entry = lane if lane.family is None else lane.family
-        stands = entry in agenda._ready[lane.priority]
+        stands = entry in agenda.queues.ready[lane.priority]
         if lane.family is not None:
             stands = stands and lane in lane.family.ready
         assert stands == (lane.ready > 0 and not lane.blocked), lane.key

@@ -10,9 +10,8 @@ import pytest
 
 from taskq.core.agenda import Agenda
 from taskq.core.errors import FormatError
-from taskq.core.limits import Limit
 from taskq.core.model import SECOND_NS, Extras
-from taskq.core.rates import Rate, Times
+from taskq.core.rates import Limit, Rate, Times
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.ports import INTEREST_READY
@@ -57,7 +56,7 @@ def test_no_more_jobs_of_a_task_run_at_a_time_whoever_claims_and_from_whatever_q
     first.settle(held[0])
     assert jobs(claim(second)) == [mail[2]]
     assert claim(first) == []
-    assert first.catch_up().agenda.stats()[0].ready == 1  # type: ignore[union-attr]
+    assert first.catch_up().agenda.queues.stats()[0].ready == 1  # type: ignore[union-attr]
     assert bulk not in mail
 
 
@@ -146,7 +145,7 @@ def test_the_moment_at_which_a_rate_allows_more_is_known_to_who_sleeps() -> None
     claim(process)
     agenda = process.committer.facets.agenda
     assert agenda is not None
-    assert not agenda.any_ready()
+    assert not agenda.queues.any_ready()
     assert agenda.next_rate_ns() == world.clock.wall_ns() + SECOND_NS
 
 
@@ -290,7 +289,7 @@ def test_keys_that_have_no_job_any_more_take_no_room() -> None:
         assert agenda is not None
         assert len(agenda.lanes) <= 2
         assert len(agenda.groups) <= 1
-        assert agenda.stats()[0].succeeded == 2_000
+        assert agenda.queues.stats()[0].succeeded == 2_000
 
 
 def test_ten_thousand_blocked_lanes_are_not_looked_at() -> None:
@@ -303,8 +302,8 @@ def test_ten_thousand_blocked_lanes_are_not_looked_at() -> None:
         pass
     agenda = process.committer.facets.agenda
     assert agenda is not None
-    assert not agenda.any_ready()
-    assert agenda.stats()[0].ready == 1_000
+    assert not agenda.queues.any_ready()
+    assert agenda.queues.stats()[0].ready == 1_000
 
 
 class Lives:
@@ -362,7 +361,7 @@ class Lives:
             if not self.held and not agenda.table.live:
                 return
             if not self.held:
-                states = [one for one in agenda.stats() if one.ready or one.running]
+                states = [one for one in agenda.queues.stats() if one.ready or one.running]
                 self.world.clock.advance(3)
                 claims = claim(self.processes[0])
                 assert claims or not states

@@ -225,7 +225,7 @@ def test_a_machine_that_boots_in_1970_keeps_delays_windows_and_order() -> None:
     assert isinstance(second.offer(extras=keyed), int)
     facets = second.catch_up()
     assert facets.agenda is not None
-    assert facets.agenda.stats() == world.fold().need_agenda().stats()
+    assert facets.agenda.queues.stats() == world.fold().need_agenda().queues.stats()
 
 
 @pytest.mark.parametrize("hands_on", [True, False])

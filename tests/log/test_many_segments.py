@@ -145,7 +145,7 @@ def test_thousands_of_expired_jobs_do_not_delay_a_valid_one() -> None:
         batches += 1
     assert [delivery.job for delivery in future.result(0)] == [valid]
     assert batches <= 3
-    (queue,) = process.catch_up().need_agenda().stats()
+    (queue,) = process.catch_up().need_agenda().queues.stats()
     assert (queue.expired, queue.running) == (count, 1)
     assert process.world.kinds().count(Kind.EXPIRED) == count
 

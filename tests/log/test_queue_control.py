@@ -58,8 +58,8 @@ def test_a_queue_can_be_paused_before_it_has_jobs_and_stays_so_after_a_power_los
     job = process.enqueue(spec=EnqueueSpec(queue="später/?"))
     assert process.claim() == []
     for agenda in (process.catch_up().need_agenda(), world.fold().need_agenda()):
-        assert agenda.stats() == (QueueStats(queue="später/?", ready=1, paused=True),)
-        assert agenda.next_ready(9, None) == []
+        assert agenda.queues.stats() == (QueueStats(queue="später/?", ready=1, paused=True),)
+        assert agenda.taking.next_ready(9, None) == []
     process.ask(Op.RESUME, "später/?")
     assert [one.job for one in process.claim()] == [job]
 
@@ -117,7 +117,7 @@ def test_withdrawing_many_cancels_those_that_wait_and_leaves_the_others() -> Non
     assert done == [jobs[1], jobs[2], late]
     assert running.job == jobs[0]
     stats = QueueStats(queue="mail", ready=1, running=1, cancelled=3)
-    assert process.catch_up().need_agenda().stats() == (stats,)
+    assert process.catch_up().need_agenda().queues.stats() == (stats,)
     causes = {one.cause for one in world.records() if one.kind == Kind.CANCELLED}
     assert causes == {Cause.PURGE}
     process.settle(running)

@@ -123,7 +123,7 @@ def _picture(world: World) -> Any:
             (chunk.ids[index], chunk.locations[index]) for chunk, index in agenda.table
         ]
     ]
-    return agenda.stats(), dict(agenda.running), agenda.next_ready(99, None), states
+    return agenda.queues.stats(), dict(agenda.running), agenda.taking.next_ready(99, None), states
 
 
 def _repair(world: World) -> RepairReport:

@@ -176,7 +176,7 @@ def test_a_mixed_batch_on_a_full_disk_loses_nothing_and_writes_nothing_twice(
     assert kinds.count(Kind.CLAIMED) == 3
     facets = first.catch_up()
     assert facets.agenda is not None
-    assert facets.agenda.stats() == world.fold().need_agenda().stats()
+    assert facets.agenda.queues.stats() == world.fold().need_agenda().queues.stats()
 
 
 def test_a_quota_that_the_free_bytes_do_not_show_is_a_full_disk_too() -> None:

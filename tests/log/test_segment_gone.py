@@ -38,7 +38,7 @@ def test_a_job_that_ended_in_a_segment_that_went_is_not_run_again(
     world = World()
     idle, busy = world.process(), world.process()
     job = idle.enqueue(b"ends while the first process looks away")
-    assert idle.catch_up().need_agenda().next_ready(9, None) == [job]
+    assert idle.catch_up().need_agenda().taking.next_ready(9, None) == [job]
     rotate(busy)
     if listed:
         idle.journal.files.refresh()
@@ -90,7 +90,7 @@ def test_it_begins_with_a_snapshot_if_there_is_one() -> None:
     write(busy)
     world.remove_oldest(2)
     # What the segments knew that are gone, the snapshot knows still.
-    assert idle.catch_up().need_agenda().stats()[0].succeeded == 3
+    assert idle.catch_up().need_agenda().queues.stats()[0].succeeded == 3
     assert [one.payload for one in idle.claim(9)] == [b"lives"]
 
 
@@ -115,7 +115,7 @@ def test_segments_that_go_while_it_folds_make_it_begin_again(facet: str) -> None
     late.journal.refresh()
     facets = late.committer.facets
     if facet == "agenda":
-        assert facets.need_agenda().next_ready(9, None) == [job]
+        assert facets.need_agenda().taking.next_ready(9, None) == [job]
     else:
         assert facets.need_dedup().size == 1
     assert len(world.segments()) == 2

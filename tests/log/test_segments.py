@@ -42,10 +42,10 @@ def test_all_processes_follow_into_the_next_segment() -> None:
     jobs = [processes[number % 3].enqueue(_LARGE) for number in range(24)]
     assert len(world.segments()) > 5
     assert jobs == list(range(1, 25))
-    fold = world.fold().need_agenda().stats()
+    fold = world.fold().need_agenda().queues.stats()
     for process in processes:
         facets = process.catch_up()
-        assert facets.need_agenda().stats() == fold
+        assert facets.need_agenda().queues.stats() == fold
     assert [one.payload for one in processes[0].claim(99)] == [_LARGE] * 24
 
 
@@ -105,7 +105,10 @@ def test_a_new_segment_begun_by_a_process_that_died_in_it_costs_nothing(
             assert set(claimed) >= {*jobs, new}
             assert len(set(claimed)) == len(claimed)
             assert not third.catch_up().damage
-            assert third.catch_up().need_agenda().stats() == world.fold().need_agenda().stats()
+            assert (
+                third.catch_up().need_agenda().queues.stats()
+                == world.fold().need_agenda().queues.stats()
+            )
     assert step > 8
 
 

@@ -193,7 +193,7 @@ def test_the_oldest_segments_may_be_gone() -> None:
     world.remove_oldest(2)
     fresh = world.process()
     assert fresh.catch_up().caught_up == 0
-    assert fresh.catch_up().need_agenda().stats()[0].succeeded == 4
+    assert fresh.catch_up().need_agenda().queues.stats()[0].succeeded == 4
 
 
 # -- crashes ---------------------------------------------------------------------------------------

@@ -82,12 +82,12 @@ def test_a_moment_of_the_past_is_told_without_snapshots() -> None:
     process.catch_up()
     world.clock.advance(60)
     process.send(Op.CLAIM, ClaimRequest(0, wait_until_ns=0))
-    assert process.catch_up().need_agenda().stats()[0].ready == 1
+    assert process.catch_up().need_agenda().queues.stats()[0].ready == 1
     write(process)
     reader = world.reader()
     reader.is_past = True
     facets = Facets(reader)
-    assert facets.need_agenda().stats()[0].scheduled == 1
+    assert facets.need_agenda().queues.stats()[0].scheduled == 1
 
 
 # -- when ------------------------------------------------------------------------------------------

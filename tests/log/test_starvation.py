@@ -27,7 +27,7 @@ def order(world: World) -> list[int]:
     """What somebody who folds the log anew would claim, in turn."""
     agenda = world.fold().need_agenda()
     agenda.promote(world.clock.wall_ns())
-    return agenda.next_ready(10**6, None)
+    return agenda.taking.next_ready(10**6, None)
 
 
 def mixed(world: World, process: Process) -> None:
@@ -80,7 +80,7 @@ def test_whoever_folds_the_log_finds_the_same_order(world: World) -> None:
         for one in (process, other):
             agenda = one.catch_up().need_agenda()
             agenda.promote(world.clock.wall_ns())
-            assert agenda.next_ready(10**6, None) == expected
+            assert agenda.taking.next_ready(10**6, None) == expected
     process.kill()
     assert [one.job for one in world.process().claim(1_000)] == expected
 
@@ -110,7 +110,9 @@ def test_a_snapshot_keeps_the_ages(world: World) -> None:
             agendas.append(facets.need_agenda())
             agendas[-1].promote(world.clock.wall_ns())
         assert len(agendas[0].ages) == len(agendas[1].ages) > 10
-        assert agendas[0].next_ready(10**6, None) == agendas[1].next_ready(10**6, None)
+        assert agendas[0].taking.next_ready(10**6, None) == agendas[1].taking.next_ready(
+            10**6, None
+        )
 
 
 def test_jobs_that_compaction_writes_again_keep_their_ages() -> None:

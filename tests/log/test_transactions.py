@@ -112,7 +112,7 @@ def test_everything_happens_in_one_frame() -> None:
     assert view is not None
     assert view.result == b"42"
     fold = scene.world.fold().need_agenda()
-    assert fold.next_ready(9, None) == [scene.jobs[2], *done.jobs]
+    assert fold.taking.next_ready(9, None) == [scene.jobs[2], *done.jobs]
 
 
 def test_a_new_job_takes_the_key_that_the_acked_one_frees(world: World, process: Process) -> None:

@@ -46,14 +46,14 @@ def told(facets: Facets, now_ns: int) -> dict[str, Any]:
     ready = []
     for span_ns in _SPANS_NS:
         agenda.promote(now_ns + span_ns, 2**62)
-        ready.append(agenda.next_ready(10**6, None))
+        ready.append(agenda.taking.next_ready(10**6, None))
     return {
         "jobs": _rows(facets, agenda.table),
         "dead": _rows(facets, agenda.dead),
         "running": agenda.running,
         "leases": agenda.leases.all(),
         "asked": agenda.leases.asked,
-        "stats": agenda.stats(),
+        "stats": agenda.queues.stats(),
         "floor": agenda.floor_lsn,
         "ready": ready,
         "keys": [

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Mapping
 
-    from taskq.core.limits import Limit
+    from taskq.core.rates import Limit
     from taskq.core.weights import Weights
     from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery

@@ -152,7 +152,7 @@ class Gate(ABC):
         """Whether jobs wait that it keeps back."""
         queues, tasks = self.selection()
         found: bool = await self.hall.port.look(
-            lambda one: one.facets.need_agenda().has_ready(queues, tasks)
+            lambda one: one.facets.need_agenda().taking.has_ready(queues, tasks)
         )
         return found
 

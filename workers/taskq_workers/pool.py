@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.core.durations import Duration
-    from taskq.core.limits import Limit
+    from taskq.core.rates import Limit
     from taskq.core.records import Kind
     from taskq.log.listeners import DeadLetter
     from taskq.log.requests import Delivery

@@ -100,7 +100,7 @@ class StrayWatch:
 
 def _counts(committer: Committer) -> tuple[dict[tuple[str, str], int], set[str]]:
     agenda = committer.facets.need_agenda()
-    return ready_jobs(agenda), {stats.queue for stats in agenda.stats()}
+    return ready_jobs(agenda), {stats.queue for stats in agenda.queues.stats()}
 
 
 def _told(name: str, known: set[str]) -> str:
