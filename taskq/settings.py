@@ -169,19 +169,19 @@ class Settings(BaseSettings):
     data_dir: Path = Path("taskq-data")
     #: what an awaited enqueue survives
     durability: Durability = Durability.FSYNC
-    #: seconds, with "interval": the longest time until the next fsync
+    #: with durability "interval": the longest time until the next fsync
     interval: Annotated[float, BeforeValidator(_seconds)] = 0.05
-    #: size at which the log begins its next file; "64MiB" is understood
+    #: size at which the log begins its next file
     segment_bytes: ByteSize = ByteSize(64 * 2**20)
-    #: bytes of the disk that enqueues leave free; 16 MiB, or 2 % of a small disk, unless given
+    #: room on the disk that enqueues leave free; 16 MiB, or 2 % of a small disk, unless given
     min_free: ByteSize | None = None
-    #: bytes set aside for settling jobs on a full disk; 1 MiB, or 2 % of a small disk, unless given
+    #: room set aside for settling jobs on a full disk; 1 MiB, or 2 % of a small disk, unless given
     reserve: ByteSize | None = None
-    #: seconds to wait for another process's writer lock
+    #: longest wait for another process's writer lock
     lock_wait: Annotated[float, BeforeValidator(_seconds)] = 30.0
     #: keep other processes out
     exclusive: bool = False
-    #: shown by ``taskq workers``
+    #: what ``taskq workers`` calls the process
     name: str = ""
     #: what ``taskq worker`` writes to stderr: from which level on
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
@@ -189,17 +189,17 @@ class Settings(BaseSettings):
     compress: Compression = "none"
     #: whether those over 1 MiB may go to files beside the log, where nothing else is said
     spill: bool = False
-    #: largest payload or result that may
+    #: largest payload or result that may go to such a file
     spill_bytes_max: ByteSize = ByteSize(SPILL_BYTES_MAX)
-    #: what would become larger is not decompressed
+    #: a body that would become larger is not decompressed
     decompressed_bytes_max: ByteSize = ByteSize(DECOMPRESSED_BYTES_MAX)
-    #: seconds, or text such as "7d": how long finished jobs are kept after their end, or "never"
+    #: how long finished jobs are kept after their end; "never": they never go
     keep: Annotated[float | None, BeforeValidator(_seconds_or_never)] = KEEP_SECONDS
     #: the log's size beyond which the oldest finished jobs go, whatever their age
     keep_bytes: ByteSize | None = None
-    #: likewise, a number of sealed segments
+    #: likewise, the number of full segments
     keep_segments: int | None = None
-    #: seconds, or text such as "30d": how long dead letters are kept, or "never"
+    #: how long dead letters are kept after their death; "never", the default: they never go
     keep_dead: Annotated[float | None, BeforeValidator(_seconds_or_never)] = None
     #: most dead letters; the oldest deaths go first
     dead_max: int | None = None
@@ -207,8 +207,7 @@ class Settings(BaseSettings):
     reader_lag_bytes: ByteSize | None = None
     #: whether a process that works also keeps the log in order
     upkeep: bool = True
-    #: seconds, or text such as "10m": a job that waits longer rises one priority for each such
-    #: window, up to 9; or "never"
+    #: a job that waits longer rises one priority for each such window, up to 9; or "never"
     starvation: Annotated[float | None, BeforeValidator(_seconds_or_never)] = STARVATION_SECONDS
     #: most dedup keys that are held at a time; an enqueue with another is refused
     keys_max: int = KEYS_MAX

@@ -8,6 +8,7 @@ import inspect
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import zip_longest
@@ -367,6 +368,12 @@ def test_the_front_page_fits_three_screens() -> None:
     front = TEXTS["README.md"]
     assert len(front.splitlines()) <= FRONT_LINES_MAX
     assert len(front.encode()) <= FRONT_BYTES_MAX
+
+
+def test_the_extras_that_are_told_are_those_that_there_are() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (line,) = re.findall(r"^Extras .*$", TEXTS["README.md"], re.MULTILINE)
+    assert set(re.findall(r"`([\w-]+)`", line)) == set(project["optional-dependencies"])
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
