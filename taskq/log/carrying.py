@@ -13,17 +13,15 @@ from taskq.core.errors import FormatError
 from taskq.core.model import State
 from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
 from taskq.log import codec
+from taskq.log.codec import CRC_SIZE, KIND_AT, option
 from taskq.log.flows import decode_needs, decode_unlocks, encode_needs, encode_unlocks
 from taskq.log.options import each_option
 
 if TYPE_CHECKING:
     from taskq.core.lanes import Lane
 
-_OPTION: Final = struct.Struct("<BH")
 _I64: Final = struct.Struct("<q")
 _CLAIM: Final = struct.Struct("<QQ")
-_CRC_SIZE: Final = 4
-_KIND_AT: Final = 4
 #: A carried record without a result says so by DROP_RESULT: an empty one is a result, too.
 _OWN_FLAGS: Final = int(Flag.CHECKED | Flag.DROP_RESULT)
 _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
@@ -93,7 +91,7 @@ def decode_carried(record: bytes) -> Carried:
         codec.CARRIED.unpack_from(record)
     )
     at = codec.CARRIED.size + options_size
-    end = length - _CRC_SIZE
+    end = length - CRC_SIZE
     born = born_in(record)
     rest = at + len(born)
     values: dict[str, int] = {}
@@ -132,17 +130,17 @@ def born_in(record: bytes) -> bytes:
     if len(record) < codec.CARRIED.size + codec.ENQUEUED.size:
         raise FormatError("a carried record is shorter than what it holds")
     at = codec.CARRIED.size + codec.PREFIX.unpack_from(record)[3]
-    if at + codec.ENQUEUED.size > len(record) - _CRC_SIZE:
+    if at + codec.ENQUEUED.size > len(record) - CRC_SIZE:
         raise FormatError("a carried record is shorter than what it holds")
     length = codec.LENGTH.unpack_from(record, at)[0]
-    if length < codec.ENQUEUED.size or at + length > len(record) - _CRC_SIZE:
+    if length < codec.ENQUEUED.size or at + length > len(record) - CRC_SIZE:
         raise FormatError(f"a carried record holds one of {length} bytes")
     return record[at : at + length]
 
 
 def is_carrying(record: bytes) -> bool:
     """Whether the record holds a job's ENQUEUED record."""
-    return len(record) > _KIND_AT and record[_KIND_AT] in _CARRYING
+    return len(record) > KIND_AT and record[KIND_AT] in _CARRYING
 
 
 def encode_queue(kind: Kind, queue: str, lsn: int) -> bytes:
@@ -153,7 +151,7 @@ def encode_queue(kind: Kind, queue: str, lsn: int) -> bytes:
 
 def decode_queue(record: bytes) -> str:
     """The queue of a PAUSED or RESUMED record."""
-    return record[codec.NAME.size : -_CRC_SIZE].decode("utf-8", "replace")
+    return record[codec.NAME.size : -CRC_SIZE].decode("utf-8", "replace")
 
 
 def encode_tally(lane: Lane, lsn: int) -> bytes:
@@ -173,7 +171,7 @@ def encode_compacted(floor_lsn: int, lsn: int) -> bytes:
 
 def encode_lease(deadline_ns: int) -> bytes:
     """The option of a claim that ends at a moment."""
-    return _OPTION.pack(Option.LEASE, _I64.size) + _I64.pack(deadline_ns)
+    return option(Option.LEASE, _I64.pack(deadline_ns))
 
 
 def find_moment(data: bytes, at: int, size: int, wanted: int) -> int:
@@ -203,13 +201,13 @@ def _encode_options(carried: Carried) -> bytes:
         (Option.DUE_WALL, carried.due_ns if carried.due_is_wall else 0),
         (Option.EXPIRES_RELATIVE, carried.expires_ns),
     )
-    parts += [_OPTION.pack(tag, _I64.size) + _I64.pack(moment) for tag, moment in moments if moment]
+    parts += [option(tag, _I64.pack(moment)) for tag, moment in moments if moment]
     if carried.token:
-        parts.append(_OPTION.pack(Option.CLAIM, _CLAIM.size) + _CLAIM.pack(*carried.claim))
+        parts.append(option(Option.CLAIM, _CLAIM.pack(*carried.claim)))
     if carried.history:
-        parts.append(_OPTION.pack(Option.HISTORY, len(carried.history)) + carried.history)
+        parts.append(option(Option.HISTORY, carried.history))
     if carried.cancel_wanted:
-        parts.append(_OPTION.pack(Option.CANCEL_WANTED, 0))
+        parts.append(option(Option.CANCEL_WANTED, b""))
     if carried.needs is not None:
         parts.append(encode_needs(carried.needs))
     if carried.waited:

@@ -20,7 +20,7 @@ from taskq.core.model import Damage
 from taskq.core.records import Kind
 from taskq.log import codec
 from taskq.log.carrying import encode_compacted
-from taskq.log.codec import LOST, NO_LINK, Link
+from taskq.log.codec import KIND_AT, LOST, NO_LINK, Link
 from taskq.log.config import LSN_SKIP
 from taskq.log.files import SegmentGone
 from taskq.log.logrecord import places
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from taskq.log.segment import Frame
 
 _HEAD: Final = codec.SEGMENT_HEADER.size
-_KIND_AT: Final = 4
 _COMPACTED: Final = int(Kind.COMPACTED)
 #: What a COMPACTED record starts with, whatever it says.
 _COMPACTED_HEAD: Final = encode_compacted(0, 0)[: codec.PREFIX.size]
@@ -227,7 +226,7 @@ def compactions(frame: Frame) -> list[tuple[int, int]]:
     return [
         (lsn, codec.OWNER.unpack_from(frame.data, at)[6])
         for lsn, at, _ in places(frame)
-        if frame.data[at + _KIND_AT] == _COMPACTED
+        if frame.data[at + KIND_AT] == _COMPACTED
     ]
 
 

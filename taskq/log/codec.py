@@ -159,10 +159,20 @@ ADOPTED: Final = struct.Struct("<IBBHII16sQQQQ")
 LENGTH: Final = struct.Struct("<I")
 #: What every record starts with: length, type, byte, size of the options, flags.
 PREFIX: Final = struct.Struct("<IBBHI")
-_OPTION: Final = struct.Struct("<BH")
-_I64: Final = struct.Struct("<q")
+#: What every option starts with: tag, length of the value.
+OPTION: Final = struct.Struct("<BH")
 _U64: Final = struct.Struct("<Q")
-_CRC_SIZE: Final = 4
+#: Where fields stand in every record, ...
+KIND_AT: Final = 4
+FLAGS_AT: Final = 8
+#: ... the state in CARRIED and REQUEUED, ...
+STATE_AT: Final = 5
+#: ... the job in all records but its own ENQUEUED, ...
+JOB_AT: Final = 16
+#: ... and the length of the queue's name in that.
+QUEUE_SIZE_AT: Final = 14
+#: What a record ends in, if it has flag CHECKED.
+CRC_SIZE: Final = 4
 _CRC_PIECE: Final = 5_120
 #: Plain numbers: an operation on an enum's member costs a microsecond.
 _CHECKED: Final = int(Flag.CHECKED)
@@ -421,8 +431,13 @@ def encode_owner(owner: int, description: bytes, lsn: int) -> bytes:
     return encode_checked(fixed[4:], description, lsn)
 
 
+def option(tag: int, value: bytes) -> bytes:
+    """Encode one of the optional fields of a record."""
+    return OPTION.pack(tag, len(value)) + value
+
+
 def enqueue_body(record: bytes) -> bytes:
     """The payload of an ENQUEUED record."""
     length, _, _, options_size, flags, _, queue_size, task_size = ENQUEUED.unpack_from(record)
-    end = length - _CRC_SIZE if flags & _CHECKED else length
+    end = length - CRC_SIZE if flags & _CHECKED else length
     return record[ENQUEUED.size + queue_size + task_size + options_size : end]

@@ -20,6 +20,7 @@ from taskq.core.records import CARRYING_KINDS, PACKED
 from taskq.log import codec
 from taskq.log.carrying import decode_carried
 from taskq.log.chain import describe_loss
+from taskq.log.codec import FLAGS_AT, KIND_AT
 from taskq.log.files import OFFSET_BITS
 from taskq.log.inboxfiles import Inbox
 from taskq.log.keeper import Needed
@@ -49,8 +50,6 @@ _PASSES_MAX: Final = 8
 _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
 #: About what a job takes of which only the key is needed.
 _KEY_BYTES: Final = 256
-_KIND_AT: Final = 4
-_FLAGS_AT: Final = 8
 
 
 class Compaction:
@@ -288,7 +287,7 @@ class Compaction:
         length = codec.LENGTH.unpack_from(frame.data, at)[0]
         record = frame.data[at : at + length]
         born, enqueued_ns, before = record, frame.header.time_ns, b""
-        if record[_KIND_AT] in _CARRYING:
+        if record[KIND_AT] in _CARRYING:
             carried = decode_carried(record)
             born, enqueued_ns, before = carried.born, carried.enqueued_ns, carried.history
         location = self._low + offset
@@ -342,7 +341,7 @@ def without_body(born: bytes, job: int) -> bytes:
     _, _, _, options_size, flags, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
     end = codec.ENQUEUED.size + queue_size + task_size + options_size
     plain = codec.LENGTH.pack(flags & ~PACKED)
-    return codec.encode_checked(born[4:_FLAGS_AT] + plain + born[_FLAGS_AT + 4 : end], b"", job)
+    return codec.encode_checked(born[4:FLAGS_AT] + plain + born[FLAGS_AT + 4 : end], b"", job)
 
 
 def _place(frame: Frame, offset: int) -> int:

@@ -8,9 +8,8 @@ from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.core.transitions import after
 from taskq.log import codec
+from taskq.log.codec import KIND_AT, STATE_AT
 
-_KIND_AT: Final = 4
-_STATE_AT: Final = 5
 #: The state of a job of which nothing is known but that it was enqueued, as a plain number.
 BORN: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 #: What a record makes of its job, where it ends or revives it. A kind leads to the same state
@@ -25,7 +24,7 @@ ENDINGS: Final[dict[int, int]] = {
 
 def carried_state(record: bytes) -> int:
     """What a CARRIED or REQUEUED record makes of its job."""
-    return ENDINGS.get(record[_KIND_AT], record[_STATE_AT])
+    return ENDINGS.get(record[KIND_AT], record[STATE_AT])
 
 
 def is_named(data: bytes, at: int, queue: bytes | None, task: bytes | None) -> bool:

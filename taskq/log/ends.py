@@ -17,6 +17,7 @@ from taskq.core.jobtable import META_FLOW, META_KEYED
 from taskq.core.model import REASON_BYTES_MAX
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log import codec
+from taskq.log.codec import FLAGS_AT
 from taskq.log.flows import FLOW_FLAG, encode_unlocks, is_of_flow, takes_of
 from taskq.log.options import encode_key_hash, enqueue_extras, queue_of
 from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 #: Held jobs that are released or cancelled in one frame; what is left is done in the next.
 FOLLOWED_MAX: Final = 4_096
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
-_FLAGS_AT: Final = 8
 
 
 def check_claim(agenda: Agenda, delivery: Delivery) -> None:
@@ -107,7 +107,7 @@ class Ends:
 
     def untie(self, batch: Batch, kind: Kind, record: bytes, job: int) -> bytes:
         """Let go of what the job's end lets go of; returns the options that tell so."""
-        flags, options = record[_FLAGS_AT], b""
+        flags, options = record[FLAGS_AT], b""
         if flags & FLOW_FLAG:
             options = self.ending(batch, kind, job, record)
         if flags & _KEYED:

@@ -17,6 +17,7 @@ from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Kind
 from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import born_in
+from taskq.log.codec import STATE_AT
 from taskq.log.endings import encoded, is_named
 from taskq.log.history import Story
 from taskq.log.logrecord import decode_record
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from taskq.log.journal import Journal
     from taskq.log.walking import Entry
 
-_STATE_AT: Final = 5
 _ENQUEUED: Final = int(Kind.ENQUEUED)
 _CLOCK: Final = int(Kind.CLOCK)
 _CARRIED: Final = int(Kind.CARRIED)
@@ -129,7 +129,7 @@ class _Walk:
         if not self._fits(born_in(record), 0, codec.CARRIED.unpack_from(record)[9]):
             return None
         self._open[job] = array("Q", (entry.lsn, entry.time_ns, entry.location))
-        state = State(record[_STATE_AT]) if kind == _CARRIED else None
+        state = State(record[STATE_AT]) if kind == _CARRIED else None
         if state in _OVER and entry.lsn < self._second:
             self._told.add(job)
         return state

@@ -16,6 +16,7 @@ from taskq.core.records import Cause, Kind
 from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import born_in, is_carrying
+from taskq.log.codec import JOB_AT, KIND_AT
 from taskq.log.flows import Takes, takes_of
 from taskq.log.history import _about, find_end, job_records, read_outcome, tell
 
@@ -34,9 +35,7 @@ _NAMED_MAX: Final = 5
 #: Inputs of a cancelled job that are looked at for one that failed.
 _LOOKED_AT_MAX: Final = 16
 _FAILED: Final = SETTLED_STATES - {after(State.RUNNING, Kind.SUCCEEDED)}
-_KIND_AT: Final = 4
 _ENQUEUED: Final = int(Kind.ENQUEUED)
-_JOB_AT: Final = 16
 _ENDS: Final = frozenset(map(int, (Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED)))
 
 
@@ -58,7 +57,7 @@ def look_at_ties(committer: Committer, job: int) -> Takes | None:
 def ties_of(journal: Journal, job: int) -> Takes | None:
     """The same, of any open log."""
     for found in _about(journal, job):
-        if found.record[_KIND_AT] == _ENQUEUED:
+        if found.record[KIND_AT] == _ENQUEUED:
             return takes_of(found.record)
         if is_carrying(found.record):
             return takes_of(born_in(found.record))
@@ -134,6 +133,6 @@ def _outcome(committer: Committer, job: int) -> Outcome | None:
 
 
 def _is_end_of(record: bytes, job: int) -> bool:
-    if len(record) < codec.JOB.size or record[_KIND_AT] not in _ENDS:
+    if len(record) < codec.JOB.size or record[KIND_AT] not in _ENDS:
         return False
-    return int.from_bytes(record[_JOB_AT : _JOB_AT + 8], "little") == job
+    return int.from_bytes(record[JOB_AT : JOB_AT + 8], "little") == job

@@ -15,6 +15,7 @@ from taskq.core.flows import Policy, needs_of
 from taskq.core.jobtable import META_FLOW
 from taskq.core.records import Flag, Option
 from taskq.log import codec
+from taskq.log.codec import FLAGS_AT, OPTION, option
 from taskq.log.options import each_option
 
 if TYPE_CHECKING:
@@ -23,14 +24,12 @@ if TYPE_CHECKING:
 
 #: All options of a record together: their length is a u16.
 OPTIONS_BYTES_MAX: Final = 2**16 - 1
-_OPTION: Final = struct.Struct("<BH")
 _NEEDS: Final = struct.Struct("<IB")
 _RUN: Final = struct.Struct("<QI")
 _FLOW: Final = struct.Struct("<II")
 _DOOMED: Final = 128
 #: More than any transaction holds.
 _JOBS_MAX: Final = 2**20
-_FLAGS_AT: Final = 8
 FLOW_FLAG: Final = int(Flag.FLOW)
 _UNLOCKS: Final = int(Option.UNLOCKS)
 
@@ -64,11 +63,11 @@ def encode_part(part: FlowPart, lsn: int) -> bytes:
     if part.inputs:
         parts.append(encode_needs(needs_of(part.needs, part.policy)))
         runs = b"".join(_RUN.pack(base + first, count) for first, count in part.inputs)
-        parts.append(_option(Option.INPUTS, runs))
+        parts.append(option(Option.INPUTS, runs))
     if part.shape:
-        parts.append(_option(Option.SHAPE, part.shape))
+        parts.append(option(Option.SHAPE, part.shape))
     if part.jobs:
-        parts.append(_option(Option.FLOW, _FLOW.pack(part.jobs, part.ends) + part.result))
+        parts.append(option(Option.FLOW, _FLOW.pack(part.jobs, part.ends) + part.result))
     return b"".join(parts)
 
 
@@ -88,12 +87,12 @@ def check_size(size: int) -> None:
 def encode_needs(needs: int) -> bytes:
     """The option that tells what a held job waits for."""
     doomed = _DOOMED if needs >> 40 else 0
-    return _option(Option.NEEDS, _NEEDS.pack(needs & 0xFFFFFFFF, needs >> 32 & 0x7F | doomed))
+    return option(Option.NEEDS, _NEEDS.pack(needs & 0xFFFFFFFF, needs >> 32 & 0x7F | doomed))
 
 
 def encode_unlocks(jobs: list[int]) -> bytes:
     """The option that names jobs that wait."""
-    return _option(Option.UNLOCKS, struct.pack(f"<{len(jobs)}Q", *jobs))
+    return option(Option.UNLOCKS, struct.pack(f"<{len(jobs)}Q", *jobs))
 
 
 def decode_needs(value: bytes) -> int:
@@ -125,7 +124,7 @@ def held_needs(meta: int, data: bytes, at: int, size: int) -> int | None:
 
 def is_of_flow(record: bytes) -> bool:
     """Whether the ENQUEUED record is of a flow's job."""
-    return bool(record[_FLAGS_AT] & FLOW_FLAG)
+    return bool(record[FLAGS_AT] & FLOW_FLAG)
 
 
 def takes_of(record: bytes) -> Takes:
@@ -164,16 +163,12 @@ def fold_end(data: bytes, at: int, room: int, job: int, location: int, agenda: A
     Raises:
         FormatError: the option is longer than that, or holds no whole numbers.
     """
-    tag, length = _OPTION.unpack_from(data, at)
+    tag, length = OPTION.unpack_from(data, at)
     if tag == _UNLOCKS:
-        if _OPTION.size + length > room or length % 8:
+        if OPTION.size + length > room or length % 8:
             raise FormatError(
                 f"option UNLOCKS has {length} bytes in a record that ends job {job} and has room "
                 f"for {room}: use a newer taskq"
             )
-        start = at + _OPTION.size
+        start = at + OPTION.size
         agenda.flows.apply_end(job, location, decode_unlocks(data[start : start + length]))
-
-
-def _option(tag: Option, value: bytes) -> bytes:
-    return _OPTION.pack(tag, len(value)) + value

@@ -15,6 +15,7 @@ from taskq.core.jobtable import META_EXPIRES
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.records import Flag, Kind, Option
 from taskq.log import codec
+from taskq.log.codec import JOB_AT
 from taskq.log.flows import fold_end, held_needs
 from taskq.log.foldother import (
     OTHER_KINDS,
@@ -57,7 +58,6 @@ _SIZES: Final = [codec.FIXED_SIZES.get(kind, codec.PREFIX.size) for kind in rang
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_ONLY: Final = struct.Struct("<Q")
-_JOB_AT: Final = 16
 _FIELDS_AT: Final = 12
 
 
@@ -154,7 +154,7 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
                 if options_size:
                     fold_claim(data, at, options_size, job, agenda)
         elif kind in FINAL_KINDS:
-            job = _JOB_ONLY.unpack_from(data, at + _JOB_AT)[0]
+            job = _JOB_ONLY.unpack_from(data, at + JOB_AT)[0]
             if agenda is not None:
                 agenda.apply_ended(Kind(kind), job, time_ns)
                 if options_size:

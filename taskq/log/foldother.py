@@ -26,6 +26,7 @@ from taskq.core.schedules import apply_ticked
 from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import decode_carried, decode_queue
+from taskq.log.codec import JOB_AT
 from taskq.log.flows import FLOW_FLAG, fold_end
 from taskq.log.options import decode_key_hash, enqueue_extras, queue_of
 from taskq.log.rating import fold_claim, fold_rated
@@ -56,7 +57,6 @@ _PLAIN_CARRIED: Final = codec.CARRIED.pack(
 )[4:16]
 #: What an ENQUEUED record has between its length and its names.
 _BORN_HEAD: Final = 12
-_JOB_AT: Final = 16
 
 
 class Watch:
@@ -255,7 +255,7 @@ def fold_carried_run(
     names_end = born_at + 12
     if names_end <= end:
         names_end += data[names_end - 2] + data[names_end - 1]
-    head, born = data[at + 4 : at + _JOB_AT], data[born_at:names_end]
+    head, born = data[at + 4 : at + JOB_AT], data[born_at:names_end]
     jobs: list[int] = []
     locations: list[int] = []
     since: list[int] = []
@@ -265,7 +265,7 @@ def fold_carried_run(
         while at + _CARRIED_SIZE + 4 + size <= end:
             length, number, token, ready_ns, enqueued_ns = unpack(data, at)
             begin = at + _CARRIED_SIZE + 4
-            if data[at + 4 : at + _JOB_AT] != head or data[begin : begin + size] != born:
+            if data[at + 4 : at + JOB_AT] != head or data[begin : begin + size] != born:
                 break
             if token or number <= job or at + length > end:
                 break

@@ -13,7 +13,7 @@ from taskq.core.model import SETTLED_STATES, AttemptView, JobView, State
 from taskq.core.records import CARRYING_KINDS, PACKED, Cause, Kind
 from taskq.core.transitions import BY_TIME, after
 from taskq.log.attempts import decode_history
-from taskq.log.codec import LSN_MAX
+from taskq.log.codec import KIND_AT, LSN_MAX, STATE_AT
 from taskq.log.fold import FINAL_KINDS
 from taskq.log.logrecord import LogRecord, decode_record, places
 from taskq.log.requests import Outcome
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 #: Attempts of one job that are kept for display; of more, the latest.
 _ATTEMPTS_SHOWN: Final = 100
-_KIND_AT: Final = 4
-_STATE_AT: Final = 5
 _ENQUEUED: Final = int(Kind.ENQUEUED)
 _CARRIED: Final = int(Kind.CARRIED)
 _REQUEUED: Final = int(Kind.REQUEUED)
@@ -68,7 +66,7 @@ def is_job(journal: Journal, lsn: int) -> bool:
     """Whether the log knows of a job of this number."""
     found = _patiently(journal, lambda: journal.indexes.find(lsn))
     if found is not None:
-        return found.record[_KIND_AT] == _ENQUEUED
+        return found.record[KIND_AT] == _ENQUEUED
     return any(_begins(found.record) for found in _about(journal, lsn))
 
 
@@ -81,10 +79,10 @@ def find_end(journal: Journal, job: int) -> int | None:
     end: int | None = None
     known = False
     for found in _about(journal, job):
-        kind = found.record[_KIND_AT]
+        kind = found.record[KIND_AT]
         if not known:
             known = _begins(found.record)
-            if kind == _CARRIED and found.record[_STATE_AT] in SETTLED_STATES:
+            if kind == _CARRIED and found.record[STATE_AT] in SETTLED_STATES:
                 end = found.location
         elif kind in _ENDS:
             end = found.location
@@ -313,7 +311,7 @@ def _until_final(found: Iterator[Found]) -> Iterator[Found]:
         yield one
         # The end of a job whose beginning is gone may be told again further on, with all of it.
         begun = begun or _begins(one.record)
-        if begun and one.record[_KIND_AT] in _FOR_GOOD:
+        if begun and one.record[KIND_AT] in _FOR_GOOD:
             return
 
 
@@ -331,8 +329,8 @@ def _patiently(journal: Journal, look: Callable[[], Answer]) -> Answer:
 
 def _begins(record: bytes) -> bool:
     """Whether a job's story may begin with it."""
-    kind = record[_KIND_AT]
-    return kind == _ENQUEUED or (kind in _CARRYING and record[_STATE_AT] != State.ABSENT)
+    kind = record[KIND_AT]
+    return kind == _ENQUEUED or (kind in _CARRYING and record[STATE_AT] != State.ABSENT)
 
 
 def _outcome(kind: Kind, cause: Cause) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from taskq.core.records import JOB_KINDS, Kind
 from taskq.log import codec
+from taskq.log.codec import JOB_AT, KIND_AT
 from taskq.log.cursor import Cursor
 from taskq.log.indexbuild import IndexBuilder
 from taskq.log.indexfile import IndexDamaged, SegmentIndex
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
     Answer = TypeVar("Answer")
 
-_KIND_AT: Final = 4
-_JOB_AT: Final = 16
 _ENQUEUED: Final = int(Kind.ENQUEUED)
 _JOB_KINDS: Final = frozenset(map(int, JOB_KINDS))
 #: Index files that are open at a time, and indexes of sealed segments that are held in memory.
@@ -106,7 +105,7 @@ class SegmentIndexes:
         home = bisect_right(segments, job) - 1
         if home >= 0:
             born = self.find(job)
-            if born is None or born.record[_KIND_AT] != _ENQUEUED:
+            if born is None or born.record[KIND_AT] != _ENQUEUED:
                 return
             yield born
         latest = job
@@ -413,5 +412,5 @@ def _frame_of(entry: Entry | None) -> int:
 
 def _concerns(record: bytes, job: int) -> bool:
     """Whether that is what stands there: a segment is not as it was indexed if it is not."""
-    number = int.from_bytes(record[_JOB_AT : _JOB_AT + 8], "little")
-    return record[_KIND_AT] in _JOB_KINDS and number == job
+    number = int.from_bytes(record[JOB_AT : JOB_AT + 8], "little")
+    return record[KIND_AT] in _JOB_KINDS and number == job

@@ -14,6 +14,7 @@ from taskq.core.dedup import key_hash
 from taskq.core.errors import FormatError
 from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Flag, Kind, Option
 from taskq.log import codec
+from taskq.log.codec import CRC_SIZE, FLAGS_AT, JOB_AT
 from taskq.log.columns import column
 from taskq.log.jobplaces import JobPlaces
 from taskq.log.options import each_option
@@ -36,19 +37,16 @@ _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
 _PLAIN: Final = frozenset(int(kind) for kind in JOB_KINDS) - _CARRYING
 #: What a record is to a run: 0 none, 1 an enqueue without options, 2 one of ``_PLAIN``.
 _CLASSES: Final = [1 if kind == _ENQUEUED else 2 * (kind in _PLAIN) for kind in range(256)]
-_JOB_AT: Final = 16
-_FLAGS_AT: Final = 8
 _NO_OPTIONS: Final = ((6, b"\0"), (7, b"\0"))
 _UNSPILLED: Final = bytes(value for value in range(256) if not value & _SPILLED)
 _CHECKS: Final = (
     (),
-    ((4, bytes((_ENQUEUED,))), (_FLAGS_AT, _UNSPILLED), *_NO_OPTIONS),
-    ((4, bytes(sorted(_PLAIN))), (_FLAGS_AT, _UNSPILLED)),
+    ((4, bytes((_ENQUEUED,))), (FLAGS_AT, _UNSPILLED), *_NO_OPTIONS),
+    ((4, bytes(sorted(_PLAIN))), (FLAGS_AT, _UNSPILLED)),
 )
 _ONE_BYTE: Final = [bytes((value,)) for value in range(256)].__getitem__
 _WINDOW_FIRST: Final = 32
 _WINDOW_LAST: Final = 4_096
-_CRC_SIZE: Final = 4
 
 
 class IndexBuilder:
@@ -164,7 +162,7 @@ class IndexBuilder:
                 self.places.add(int.from_bytes(data[at + 16 : at + 24], "little"), start + at)
                 if flags & _SPILLED:
                     body = at + _SIZES[kind] + options_size
-                    self._feed_spilled(data, body, at + length - _CRC_SIZE)
+                    self._feed_spilled(data, body, at + length - CRC_SIZE)
             else:
                 self._feed_other(data, at, length, kind, options_size, flags, lsn, start)
             at += length
@@ -185,7 +183,7 @@ class IndexBuilder:
             self.places.add(int.from_bytes(data[at + 16 : at + 24], "little"), start + at)
             born = at + codec.CARRIED.size + options_size
             born_length, _, _, size, born_flags = codec.PREFIX.unpack_from(data, born)
-            end = at + length - _CRC_SIZE
+            end = at + length - CRC_SIZE
             if born_length < codec.ENQUEUED.size or born + born_length > end:
                 raise FormatError(f"record at lsn {lsn} carries one of {born_length} bytes")
             self._feed_enqueued(data, born, born_length, size, born_flags)
@@ -203,7 +201,7 @@ class IndexBuilder:
         start = at + codec.ENQUEUED.size
         names = start + data[at + 14] + data[at + 15]
         if flags & _SPILLED:
-            self._feed_spilled(data, names + options_size, at + length - _CRC_SIZE)
+            self._feed_spilled(data, names + options_size, at + length - CRC_SIZE)
         for tag, value in each_option(data, names, options_size):
             if tag == Option.KEY:
                 self.keys.append(key_hash(data[start : start + data[at + 14]], value))
@@ -221,10 +219,10 @@ class IndexBuilder:
         if length % 8:
             gathered = bytearray(8 * count)
             for byte in range(8):
-                gathered[byte::8] = data[at + _JOB_AT + byte : stop : length]
+                gathered[byte::8] = data[at + JOB_AT + byte : stop : length]
             jobs = column("Q", gathered)
         else:
-            jobs = column("Q", data[at:stop])[_JOB_AT // 8 :: length // 8]
+            jobs = column("Q", data[at:stop])[JOB_AT // 8 :: length // 8]
         self.places.extend(jobs, start + at, length)
 
     def _enter(self, lsn: int, offset: int, frame: int) -> None:

@@ -13,6 +13,7 @@ from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.attempts import encode_history
 from taskq.log.carrying import decode_carried, find_moment
+from taskq.log.codec import FLAGS_AT
 from taskq.log.flows import FLOW_FLAG, is_of_flow, takes_of
 from taskq.log.fold import FINAL_KINDS
 from taskq.log.foldother import key_of
@@ -35,7 +36,6 @@ _DEAD: Final = after(State.RUNNING, Kind.DIED)
 _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
 _ENDED_NO_MORE: Final = frozenset({int(Kind.REQUEUED), int(Kind.PURGED)})
 _BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
-_FLAGS_AT: Final = 8
 #: Records of a frame that are looked at in one step.
 _RECORDS: Final = 1_024
 
@@ -154,7 +154,7 @@ class Retained:
             if kind == _ENQUEUED:
                 survey.born(lsn, base + at)
                 if self._drops_finished:
-                    is_special = frame.data[at + _FLAGS_AT] & FLOW_FLAG != 0
+                    is_special = frame.data[at + FLAGS_AT] & FLOW_FLAG != 0
                 else:
                     is_special = bool(self._queues or frame.data[at + 6] or frame.data[at + 7])
                 if is_special:

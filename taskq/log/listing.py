@@ -21,6 +21,7 @@ from taskq.core.records import CARRYING_KINDS, Kind
 from taskq.core.transitions import after
 from taskq.log import codec
 from taskq.log.carrying import born_in
+from taskq.log.codec import JOB_AT, KIND_AT
 from taskq.log.cursor import Cursor
 from taskq.log.endings import BORN, ENDINGS, carried_state, encoded, is_named
 from taskq.log.facets import Facets
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from taskq.log.journal import Journal
     from taskq.log.segment import Frame
 
-_KIND_AT: Final = 4
-_JOB_AT: Final = 16
 _JOB: Final = struct.Struct("<Q")
 _ENQUEUED: Final = int(Kind.ENQUEUED)
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
@@ -112,7 +111,7 @@ def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | No
         jobs: list[int] = []
 
         def is_birth(lsn: int, record: bytes, jobs: list[int] = jobs) -> bool:
-            fits = record[_KIND_AT] == _ENQUEUED and is_named(record, 0, queue, task)
+            fits = record[KIND_AT] == _ENQUEUED and is_named(record, 0, queue, task)
             if fits:
                 jobs.append(lsn)
             return fits
@@ -211,7 +210,7 @@ class _Backwards:
         for frame in self._frames(number):
             data = frame.data
             for lsn, at, length in places(frame):
-                kind = data[at + _KIND_AT]
+                kind = data[at + KIND_AT]
                 if kind == _ENQUEUED:
                     if is_named(data, at, self._queue, self._task):
                         jobs.append(lsn)
@@ -222,7 +221,7 @@ class _Backwards:
                 if kind not in ENDINGS:
                     check_known(kind, lsn)
                     continue
-                job = _JOB.unpack_from(data, at + _JOB_AT)[0]
+                job = _JOB.unpack_from(data, at + JOB_AT)[0]
                 if job < segment:
                     pairs = later.setdefault(self._home(job), array("Q"))
                     pairs.append(job << _STATE_BITS | ENDINGS[kind])
@@ -252,7 +251,7 @@ class _Backwards:
 
     def _note_carried(self, record: bytes) -> None:
         """A job that began in a segment which is gone stands here."""
-        job = _JOB.unpack_from(record, _JOB_AT)[0]
+        job = _JOB.unpack_from(record, JOB_AT)[0]
         if job < self._segments[0] and is_named(born_in(record), 0, self._queue, self._task):
             # The segments are read backwards: the first that is seen of a job is its latest.
             self._carried.setdefault(job, carried_state(record))

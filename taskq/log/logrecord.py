@@ -11,6 +11,7 @@ from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Cause, Flag, K
 from taskq.log import codec
 from taskq.log.adopted import Adopted, decode_adopted
 from taskq.log.carrying import decode_carried, find_moment
+from taskq.log.codec import CRC_SIZE
 from taskq.log.options import decode_key_hash, enqueue_extras
 from taskq.log.rating import decode_rated
 from taskq.log.ticks import decode_ticked
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from taskq.log.carrying import Carried
     from taskq.log.segment import Frame
 
-_CRC_SIZE: Final = 4
 _CHECKED: Final = int(Flag.CHECKED)
 _SKIPPABLE: Final = 128
 _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
@@ -116,7 +116,7 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
         if kind >= _SKIPPABLE:
             return LogRecord(kind, lsn, epoch, time_ns, flags)
         raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
-    end = length - _CRC_SIZE if flags & _CHECKED else length
+    end = length - CRC_SIZE if flags & _CHECKED else length
     if kind == Kind.ENQUEUED:
         _, _, _, _, _, attempts, queue_size, task_size = codec.ENQUEUED.unpack_from(data)
         at = fixed + queue_size + task_size

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.records import Flag
 from taskq.log import codec
+from taskq.log.codec import FLAGS_AT
 from taskq.log.locate import hop
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 #: What is read of a frame to find one record.
 _WINDOW: Final = 16 * 1024
-_FLAGS_AT: Final = 8
 _CHECKED: Final = int(Flag.CHECKED)
 #: Frames that are kept in memory after they were checked, ...
 _BODIES_MAX: Final = 8
@@ -176,7 +176,7 @@ def _cut(data: bytes, place: int) -> bytes:
 def _checked(data: bytes, place: int, lsn: int) -> bytes:
     """The record at a place, empty if it is not whole by a CRC of its own."""
     record = _cut(data, place)
-    if not record or not record[_FLAGS_AT] & _CHECKED:
+    if not record or not record[FLAGS_AT] & _CHECKED:
         return b""
     crc = codec.crc32(record[:-4], lsn & 0xFFFFFFFF)
     return record if crc == int.from_bytes(record[-4:], "little") else b""

@@ -9,16 +9,17 @@ from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
 from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, Extras
 from taskq.core.records import Flag, Option
 from taskq.log import codec
+from taskq.log.codec import OPTION, QUEUE_SIZE_AT, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from typing_extensions import Buffer
 
-_OPTION: Final = struct.Struct("<BH")
 _I64: Final = struct.Struct("<q")
-_QUEUE_SIZE_AT: Final = 14
 _U64: Final = struct.Struct("<Q")
+#: A whole option that holds a number.
+_NUMBERED: Final = struct.Struct("<BHQ")
 _DUE_WALL: Final = int(Option.DUE_WALL)
 _EXPIRES: Final = int(Option.EXPIRES)
 _EXPIRES_RELATIVE: Final = int(Option.EXPIRES_RELATIVE)
@@ -31,12 +32,12 @@ _U64_MASK: Final = 2**64 - 1
 
 def encode_key_hash(hashed: int) -> bytes:
     """The option that frees a key when its job ends."""
-    return _OPTION.pack(Option.KEY_HASH, 8) + _U64.pack(hashed)
+    return _NUMBERED.pack(Option.KEY_HASH, 8, hashed)
 
 
 def encode_replaces(job: int) -> bytes:
     """The option of a job that took its key over from another."""
-    return _OPTION.pack(Option.REPLACES, 8) + _U64.pack(job)
+    return _NUMBERED.pack(Option.REPLACES, 8, job)
 
 
 def encode_extras(extras: Extras, now_ns: int) -> bytes:
@@ -48,20 +49,20 @@ def encode_extras(extras: Extras, now_ns: int) -> bytes:
     parts: list[bytes] = []
     if extras.due_ns:
         if extras.due_is_wall:
-            parts.append(_option(Option.DUE_WALL, _I64.pack(extras.due_ns)))
+            parts.append(option(Option.DUE_WALL, _I64.pack(extras.due_ns)))
         else:
-            parts.append(_option(Option.DUE, _I64.pack(now_ns + extras.due_ns)))
+            parts.append(option(Option.DUE, _I64.pack(now_ns + extras.due_ns)))
     if extras.expires_ns:
         if extras.expires_is_wall:
-            parts.append(_option(Option.EXPIRES, _I64.pack(extras.expires_ns)))
+            parts.append(option(Option.EXPIRES, _I64.pack(extras.expires_ns)))
         else:
             moment = _I64.pack(now_ns + extras.expires_ns)
-            parts.append(_option(Option.EXPIRES_RELATIVE, moment))
+            parts.append(option(Option.EXPIRES_RELATIVE, moment))
     parts += _encode_keys(extras)
     if extras.keep_ns:
-        parts.append(_option(Option.KEEP, _I64.pack(extras.keep_ns)))
+        parts.append(option(Option.KEEP, _I64.pack(extras.keep_ns)))
     if extras.headers:
-        parts.append(_option(Option.HEADERS, _encode_headers(extras.headers)))
+        parts.append(option(Option.HEADERS, _encode_headers(extras.headers)))
     return b"".join(parts)
 
 
@@ -72,21 +73,17 @@ def _encode_keys(extras: Extras) -> list[bytes]:
             raise UsageError(
                 f"a dedup key has {len(extras.key)} bytes, it must have 1 to {KEY_BYTES_MAX}"
             )
-        parts.append(_option(Option.KEY, extras.key))
+        parts.append(option(Option.KEY, extras.key))
         if extras.window_ns:
-            parts.append(_option(Option.WINDOW, _I64.pack(extras.window_ns)))
+            parts.append(option(Option.WINDOW, _I64.pack(extras.window_ns)))
     if extras.concurrency_key:
         if len(extras.concurrency_key) > KEY_BYTES_MAX:
             raise UsageError(
                 f"a concurrency key has {len(extras.concurrency_key)} bytes, it must have at most "
                 f"{KEY_BYTES_MAX}"
             )
-        parts.append(_option(Option.CONCURRENCY_KEY, extras.concurrency_key))
+        parts.append(option(Option.CONCURRENCY_KEY, extras.concurrency_key))
     return parts
-
-
-def _option(tag: Option, value: bytes) -> bytes:
-    return _OPTION.pack(tag, len(value)) + value
 
 
 def _encode_headers(headers: dict[str, str]) -> bytes:
@@ -123,9 +120,9 @@ def each_option(data: Buffer, at: int, size: int) -> Iterator[tuple[int, bytes]]
     """(tag, value) of each option in ``data[at:at + size]``."""
     view = memoryview(data)[at : at + size]
     place = 0
-    while place + _OPTION.size <= len(view):
-        tag, length = _OPTION.unpack_from(view, place)
-        place += _OPTION.size
+    while place + OPTION.size <= len(view):
+        tag, length = OPTION.unpack_from(view, place)
+        place += OPTION.size
         yield tag, bytes(view[place : place + length])
         place += length
 
@@ -152,9 +149,9 @@ def decode_times(data: bytes, at: int, size: int) -> tuple[int, bool, int, bool,
     is_wall = expires_is_wall = False
     key = b""
     end = at + size
-    while at + _OPTION.size <= end:
-        tag, length = _OPTION.unpack_from(data, at)
-        at += _OPTION.size
+    while at + OPTION.size <= end:
+        tag, length = OPTION.unpack_from(data, at)
+        at += OPTION.size
         if tag <= _LAST_MOMENT or tag == _EXPIRES_RELATIVE:
             if length != _I64.size or at + length > end:
                 raise FormatError(f"option {tag} has {length} bytes, a moment has {_I64.size}")
@@ -215,4 +212,4 @@ def enqueue_extras(record: bytes) -> Extras:
 def queue_of(record: bytes) -> bytes:
     """The name of the queue in an ENQUEUED record."""
     start = codec.ENQUEUED.size
-    return record[start : start + record[_QUEUE_SIZE_AT]]
+    return record[start : start + record[QUEUE_SIZE_AT]]

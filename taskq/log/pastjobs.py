@@ -16,6 +16,7 @@ from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import CARRYING_KINDS, Kind
 from taskq.log import codec
 from taskq.log.carrying import born_in
+from taskq.log.codec import JOB_AT, KIND_AT
 from taskq.log.cursor import Cursor
 from taskq.log.endings import BORN, ENDINGS, carried_state, is_named
 from taskq.log.logrecord import decode_record, places
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from taskq.log.logrecord import LogRecord
     from taskq.log.segment import Frame
 
-_KIND_AT: Final = 4
-_JOB_AT: Final = 16
 _JOB: Final = struct.Struct("<Q")
 _ENQUEUED: Final = int(Kind.ENQUEUED)
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
@@ -99,7 +98,7 @@ class _Survey:
     def look_at(self, frame: Frame, lsn: int, at: int, length: int) -> None:
         """Take the next record in."""
         data = frame.data
-        kind = data[at + _KIND_AT]
+        kind = data[at + KIND_AT]
         if kind == _ENQUEUED:
             if self._fits(data, at, frame.header.time_ns):
                 self._jobs.append(lsn)
@@ -115,7 +114,7 @@ class _Survey:
             end = ENDINGS.get(kind)
         else:
             end = ENDINGS.get(kind)
-            job = _JOB.unpack_from(data, at + _JOB_AT)[0] if end is not None else 0
+            job = _JOB.unpack_from(data, at + JOB_AT)[0] if end is not None else 0
         if end is None:
             return
         if job in self._carried:
@@ -154,16 +153,16 @@ def _records(journal: Journal, start: Cursor) -> Iterator[tuple[Frame, int, int,
     for _, item in journal.frames(cursor):
         if not isinstance(item, Gap):
             for lsn, at, length in places(item):
-                check_known(item.data[at + _KIND_AT], lsn)
+                check_known(item.data[at + KIND_AT], lsn)
                 yield item, lsn, at, length
 
 
 def _born(frame: Frame, lsn: int, at: int) -> int | None:
     """The job whose ENQUEUED record this is, or carries."""
-    kind = frame.data[at + _KIND_AT]
+    kind = frame.data[at + KIND_AT]
     if kind == _ENQUEUED:
         return lsn
     if kind in _CARRYING:
-        job: int = _JOB.unpack_from(frame.data, at + _JOB_AT)[0]
+        job: int = _JOB.unpack_from(frame.data, at + JOB_AT)[0]
         return job
     return None

@@ -15,6 +15,7 @@ from taskq.core.limits import pack_group, unpack_group
 from taskq.core.rates import Times
 from taskq.core.records import Flag, Kind, Option
 from taskq.log import codec
+from taskq.log.codec import CRC_SIZE
 from taskq.log.options import each_option
 
 if TYPE_CHECKING:
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
     GroupKey = tuple[str, bytes]
 
-_OPTION: Final = struct.Struct("<BH")
 _RATE: Final = struct.Struct("<Iq")
+#: The whole option.
+_RATE_OPTION: Final = struct.Struct("<BHIq")
 _I64: Final = struct.Struct("<q")
 _SIZE: Final = struct.Struct("<H")
 _PAIR: Final = struct.Struct("<qI")
-_CRC_SIZE: Final = 4
 _LEASE: Final = int(Option.LEASE)
 _RATED: Final = int(Option.RATE)
 #: Times that go into one batch, unless those of one group are more; ...
@@ -49,13 +50,13 @@ def mark_rated(batch: Batch, taken: list[Taken], limits: Mapping[str, Limit] | N
         limit = None if lane.group is None else lane.group.limit
         if limit is None or limit.rate is None:
             continue
-        option = _OPTION.pack(_RATED, _RATE.size)
-        option += _RATE.pack(limit.rate.count, limit.rate.window_ns)
+        rate = limit.rate
+        rated = _RATE_OPTION.pack(_RATED, _RATE.size, rate.count, rate.window_ns)
         claim = parts[number]
         size, kind, byte, options_size, flags = codec.PREFIX.unpack_from(claim)
-        more = len(option)
+        more = len(rated)
         head = codec.PREFIX.pack(size + more, kind, byte, options_size + more, flags)
-        parts[number] = head + claim[codec.PREFIX.size :] + option
+        parts[number] = head + claim[codec.PREFIX.size :] + rated
         batch.size += more
 
 
@@ -115,7 +116,7 @@ def decode_rated(record: bytes, shift_ns: int = 0) -> tuple[GroupKey, Times]:
         FormatError: lengths do not fit.
     """
     most, window_ns = codec.RATED.unpack_from(record)[6:]
-    body = record[codec.RATED.size : -_CRC_SIZE]
+    body = record[codec.RATED.size : -CRC_SIZE]
     try:
         start = _SIZE.size + _SIZE.unpack_from(body)[0]
         key = unpack_group(body[_SIZE.size : start])

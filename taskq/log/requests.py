@@ -26,6 +26,7 @@ from taskq.core.model import (
 from taskq.core.records import PACKED, Cause, Flag, Kind
 from taskq.log import codec
 from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, decompress
+from taskq.log.codec import FLAGS_AT
 from taskq.log.options import enqueue_extras
 
 if TYPE_CHECKING:
@@ -298,7 +299,6 @@ class ClaimRequest:
 
 
 _NO_OPTIONS: Final = bytes(2)
-_FLAGS_AT: Final = 8
 _SPILLED: Final = int(Flag.SPILLED)
 _ENQUEUED_HEAD: Final = struct.Struct("<IBBHIHBB")
 
@@ -358,7 +358,7 @@ class Delivery(_DeliveryFields):
             CompressionUnavailable: they are compressed in a way that is not installed here.
             UsageError: they are in a file beside the log, which ``BodyStore.payload`` reads.
         """
-        flags = self.record[_FLAGS_AT] & PACKED
+        flags = self.record[FLAGS_AT] & PACKED
         if not flags:
             return self.stored_payload
         what = f"the payload of job {self.job_id}"
@@ -369,7 +369,7 @@ class Delivery(_DeliveryFields):
     @property
     def payload_flags(self) -> int:
         """How the payload is stored, as flags of its record; 0: as it was given."""
-        return self.record[_FLAGS_AT] & PACKED
+        return self.record[FLAGS_AT] & PACKED
 
     @property
     def stored_payload(self) -> bytes:

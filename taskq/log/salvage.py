@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.records import Flag
 from taskq.log import codec
+from taskq.log.codec import CRC_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,6 @@ _HOPS_MAX: Final = 1_024
 _GUESSES_MAX: Final = 2**16
 #: The CRC of every beginning is kept whose size is a multiple of this.
 _STEP: Final = 256
-_CRC_SIZE: Final = 4
 _CHECKED: Final = int(Flag.CHECKED)
 _WORD: Final = 0xFFFFFFFF
 #: Powers of two that a record's size may be made of.
@@ -77,7 +77,7 @@ def _size_at(data: bytes, at: int) -> int:
 def _may_be_checked(data: bytes, at: int, size: int) -> bool:
     _, kind, _, _, flags = codec.PREFIX.unpack_from(data, at)
     fixed = codec.FIXED_SIZES.get(kind)
-    return fixed is not None and flags & _CHECKED != 0 and size >= fixed + _CRC_SIZE
+    return fixed is not None and flags & _CHECKED != 0 and size >= fixed + CRC_SIZE
 
 
 def _whole_size(data: bytes, at: int, lsn: int) -> int:
@@ -85,7 +85,7 @@ def _whole_size(data: bytes, at: int, lsn: int) -> int:
     size = _size_at(data, at)
     if not size or not _may_be_checked(data, at, size):
         return 0
-    end = at + size - _CRC_SIZE
+    end = at + size - CRC_SIZE
     crc = codec.crc32(memoryview(data)[at:end], lsn & _WORD)
     return size if crc == codec.LENGTH.unpack_from(data, end)[0] else 0
 
@@ -124,7 +124,7 @@ class _Seeds:
                 if self._guesses > _GUESSES_MAX:
                     return None
                 # So many records at most can have stood before it.
-                lost = self._seed(place, size - _CRC_SIZE) - lsn & _WORD
+                lost = self._seed(place, size - CRC_SIZE) - lsn & _WORD
                 if lost <= (place - at) // codec.PREFIX.size:
                     return place, lsn + lost
         return None

@@ -8,6 +8,7 @@ from taskq.core.errors import TaskqError
 from taskq.core.model import REASON_BYTES_MAX
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log import codec
+from taskq.log.codec import FLAGS_AT
 from taskq.log.ends import check_claim
 from taskq.log.ports import INTEREST_OUTCOME
 
@@ -24,7 +25,6 @@ _SUCCEEDED: Final = Kind.SUCCEEDED
 _SUCCEEDED_CODE: Final = int(Kind.SUCCEEDED)
 #: What others have to do with the end of a job of these flags.
 _TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
-_FLAGS_AT: Final = 8
 #: Causes of a release that burns no attempt.
 _KEEPS_ATTEMPT: Final = frozenset({Cause.DRAIN, Cause.SNOOZE, Cause.CONDITION, Cause.BREAKER})
 
@@ -62,7 +62,7 @@ class Settles:
                 or claim is None
                 or claim[0] != delivery.token
                 or claim[1] != delivery.epoch
-                or delivery.record[_FLAGS_AT] & _TIED
+                or delivery.record[FLAGS_AT] & _TIED
                 or job in other_jobs
             ):
                 others.append(item)
@@ -108,7 +108,7 @@ class Settles:
         check_claim(agenda, delivery)
         job = delivery.job
         attempt = delivery.attempt
-        tied = delivery.record[_FLAGS_AT] & _TIED
+        tied = delivery.record[FLAGS_AT] & _TIED
         if kind is not _SUCCEEDED and job in agenda.leases.asked:
             kind, cause = Kind.CANCELLED, Cause.ASKED
         if flags:

@@ -5,7 +5,6 @@ A TICKED record holds the whole state of its schedule, so that compaction can wr
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, UsageError
@@ -20,6 +19,7 @@ from taskq.core.schedules import (
     apply_ticked,
 )
 from taskq.log import codec
+from taskq.log.codec import CRC_SIZE, option
 from taskq.log.options import each_option
 
 if TYPE_CHECKING:
@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from taskq.log.enqueues import Enqueues
     from taskq.log.requests import Duplicate, Enrolment, Steer, Turn
 
-_OPTION: Final = struct.Struct("<BH")
 _PAUSED: Final = 1
 _GONE: Final = 2
-_CRC_SIZE: Final = 4
 
 
 def encode_ticked(ticked: Ticked, lsn: int) -> bytes:
@@ -42,7 +40,7 @@ def encode_ticked(ticked: Ticked, lsn: int) -> bytes:
     options = b""
     if ticked.has_rule and not ticked.is_gone:
         for tag, value in ((Option.RULE, state.rule), (Option.DETAILS, state.details)):
-            options += _OPTION.pack(tag, len(value)) + value
+            options += option(tag, value)
     byte = (_PAUSED if state.is_paused else 0) | (_GONE if ticked.is_gone else 0)
     fixed = codec.TICKED.pack(
         0, Kind.TICKED, byte, len(options), Flag.CHECKED, 0, state.last_ns, state.done_ns
@@ -58,7 +56,7 @@ def decode_ticked(record: bytes) -> Ticked:
         FormatError: its name is longer than any can be.
     """
     _, _, byte, options_size, _, _, last_ns, done_ns = codec.TICKED.unpack_from(record)
-    name = record[codec.TICKED.size + options_size : -_CRC_SIZE]
+    name = record[codec.TICKED.size + options_size : -CRC_SIZE]
     if len(name) > NAME_BYTES_MAX:
         raise FormatError(f"the name of a schedule has {len(name)} bytes")
     rule = details = b""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 from taskq.core.records import Option
 from taskq.log import codec
+from taskq.log.codec import option
 from taskq.log.options import each_option
 
 #: When the job was to be due, and when it was to expire.
 DUE_OPTIONS: Final = frozenset(map(int, (Option.DUE, Option.DUE_WALL)))
 EXPIRY_OPTIONS: Final = frozenset(map(int, (Option.EXPIRES, Option.EXPIRES_RELATIVE)))
-
-_OPTION: Final = struct.Struct("<BH")
 
 
 def timeless(born: bytes, job: int, dropped: frozenset[int]) -> bytes:
@@ -21,9 +19,7 @@ def timeless(born: bytes, job: int, dropped: frozenset[int]) -> bytes:
     _, _, priority, size, flags, attempts, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
     at = codec.ENQUEUED.size + queue_size + task_size
     kept = b"".join(
-        _OPTION.pack(tag, len(value)) + value
-        for tag, value in each_option(born, at, size)
-        if tag not in dropped
+        option(tag, value) for tag, value in each_option(born, at, size) if tag not in dropped
     )
     if len(kept) == size:
         return born

@@ -12,6 +12,7 @@ from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import CARRYING_KINDS, Cause, Kind
 from taskq.log import codec
 from taskq.log.attempts import decode_history
+from taskq.log.codec import KIND_AT
 from taskq.log.cursor import Cursor
 from taskq.log.history import job_records
 from taskq.log.logrecord import decode_record, places
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from taskq.log.journal import Journal
     from taskq.log.logrecord import LogRecord
 
-_KIND_AT: Final = 4
 #: Records that end a claim or a job, and say why.
 _WITH_CAUSE: Final = frozenset(
     {Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED}
@@ -215,7 +215,7 @@ def _introduction(owner: int) -> bytes:
     The record's options, flags and reserved bytes are fixed, so one search finds it among records
     of a frame without a look at any.
     """
-    return codec.encode_owner(owner, b"", 0)[_KIND_AT : codec.OWNER.size]
+    return codec.encode_owner(owner, b"", 0)[KIND_AT : codec.OWNER.size]
 
 
 def _introductions(
@@ -232,7 +232,7 @@ def _introductions(
             for pattern in list(wanted.values())
         )
         for lsn, at, length in places(frame) if found else ():
-            if data[at + _KIND_AT] == Kind.OWNER:
+            if data[at + KIND_AT] == Kind.OWNER:
                 record = decode_record(data[at : at + length], lsn, header.epoch, header.time_ns)
                 if record.token in wanted:
                     told = decode_description(record.body or b"")

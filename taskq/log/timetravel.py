@@ -21,6 +21,7 @@ from taskq.core.model import SECOND_NS
 from taskq.core.records import Kind
 from taskq.log import codec
 from taskq.log.chain import compactions
+from taskq.log.codec import KIND_AT
 from taskq.log.cursor import Cursor
 from taskq.log.segment import Gap
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from taskq.log.journal import Journal
     from taskq.log.segment import Frame
 
-_KIND_AT: Final = 4
 _CLOCK: Final = int(Kind.CLOCK)
 _FORMS: Final = 'give a span back from now ("2h"), a time ("2024-05-01T12:00") or an lsn (4711)'
 
@@ -156,7 +156,7 @@ def _survey(journal: Journal) -> _Survey:
 
 def _step_of(frame: Frame) -> int:
     """The step of the clock that a frame opens with, 0 for none."""
-    if frame.data[frame.at + _KIND_AT] != _CLOCK:
+    if frame.data[frame.at + KIND_AT] != _CLOCK:
         return 0
     step_ns: int = codec.CLOCK.unpack_from(frame.data, frame.at)[6]
     return step_ns

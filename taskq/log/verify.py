@@ -8,6 +8,7 @@ from taskq.core.errors import LogError
 from taskq.core.model import Damage, VerifyReport
 from taskq.core.records import CARRYING_KINDS, Flag, Kind
 from taskq.log import codec
+from taskq.log.codec import FLAGS_AT, KIND_AT
 from taskq.log.cursor import Cursor
 from taskq.log.facets import DAMAGE_MAX
 from taskq.log.history import records
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from taskq.log.journal import Journal
     from taskq.log.segment import Frame
 
-_KIND_AT: Final = 4
-_FLAGS_AT: Final = 8
 _SPILLED: Final = int(Flag.SPILLED)
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
 #: Records that name the claim under which they were written.
@@ -58,9 +57,9 @@ def verify(journal: Journal) -> VerifyReport:
                 missing.append((next_lsn, item.header.first_lsn))
             epoch, next_lsn = item.header.epoch, item.header.next_lsn
             for lsn, at, length in places(item):
-                kind = item.data[at + _KIND_AT]
+                kind = item.data[at + KIND_AT]
                 check_known(kind, lsn)
-                if item.data[at + _FLAGS_AT] & _SPILLED or kind in _CARRYING:
+                if item.data[at + FLAGS_AT] & _SPILLED or kind in _CARRYING:
                     record = decode_record(item.data[at : at + length], lsn, 0, 0)
                     named.update(dict.fromkeys(files_named(record), record.job))
             continue

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from taskq.core.errors import FormatError
 from taskq.core.records import JOB_KINDS, Kind
 from taskq.log import codec
+from taskq.log.codec import JOB_AT, KIND_AT
 from taskq.log.logrecord import decode_record, places
 from taskq.log.salvage import salvage
 from taskq.log.segment import Gap
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from taskq.log.journal import Journal
     from taskq.log.logrecord import LogRecord
 
-_KIND_AT: Final = 4
-_JOB_AT: Final = 16
 _JOB: Final = struct.Struct("<Q")
 _ENQUEUED: Final = int(Kind.ENQUEUED)
 _CLOCK: Final = int(Kind.CLOCK)
@@ -36,11 +35,11 @@ def records_of(journal: Journal, jobs: list[int]) -> Iterator[LogRecord]:
             continue
         data, header = item.data, item.header
         for lsn, at, length in places(item):
-            kind = data[at + _KIND_AT]
+            kind = data[at + KIND_AT]
             if kind == _ENQUEUED:
                 fits = lsn in wanted
             elif kind in _JOB_KINDS:
-                fits = job_at(data, at + _JOB_AT)[0] in wanted
+                fits = job_at(data, at + JOB_AT)[0] in wanted
             elif kind == _CLOCK:
                 fits = True
             else:
@@ -74,12 +73,12 @@ class Entry(NamedTuple):
     @property
     def kind(self) -> int:
         """Its type."""
-        return self.data[self.at + _KIND_AT]
+        return self.data[self.at + KIND_AT]
 
     @property
     def job(self) -> int:
         """The job that it concerns, of one of JOB_KINDS."""
-        job: int = _JOB.unpack_from(self.data, self.at + _JOB_AT)[0]
+        job: int = _JOB.unpack_from(self.data, self.at + JOB_AT)[0]
         return job
 
     def decode(self) -> LogRecord:

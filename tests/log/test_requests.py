@@ -1,0 +1,14 @@
+"""The table of operations."""
+
+from __future__ import annotations
+
+from taskq.log.requests import Op, Trait, ops_that
+from tests.log.world import World
+
+
+def test_every_operation_is_decided_in_one_place() -> None:
+    decided = set(World().process().committer.operations.table)
+    by_the_run = {Op.ENQUEUE, Op.CLAIM, Op.SETTLE_SOON}
+    no_decisions = {Op.OUTCOME, *ops_that(Trait.READS)}
+    assert decided.isdisjoint(by_the_run | no_decisions)
+    assert decided | by_the_run | no_decisions == set(Op)
