@@ -95,7 +95,7 @@ async def work(path: Path, clock: FastClock) -> None:
     """One worker process, until SIGTERM."""
     app = make_app(path, clock)
     worker = Worker(app, concurrency=4, schedules=False)
-    worker.services.add(Scheduler(app, look_seconds=0.02))
+    worker.services.append(Scheduler(app, look_seconds=0.02))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.request_stop)
     await worker.run()
     await app.close()

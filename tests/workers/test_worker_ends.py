@@ -7,12 +7,15 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from anyio import CancelScope, sleep_forever
 
 from taskq.core.errors import TaskqError
 from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from anyio.abc import TaskStatus
 
     from taskq import DeadLetter, TaskQ
     from taskq.log.store import Store
@@ -23,11 +26,12 @@ pytestmark = pytest.mark.anyio
 SECONDS = 10
 
 
-def end_loop() -> list[asyncio.Task[object]]:
+def end_loop(but: str = "") -> list[asyncio.Task[object]]:
     """Cancel all tasks but this one, as a loop that ends does; these."""
     others = [one for one in asyncio.all_tasks() if one is not asyncio.current_task()]
     # Not the runner of the tests, which waits for this very task.
     others = [one for one in others if one.get_name().startswith("taskq")]
+    others = [one for one in others if one.get_name() != but]
     for one in others:
         one.cancel()
     return others
@@ -46,18 +50,17 @@ class Slow:
 
     def __init__(self) -> None:
         self.leaves = asyncio.Event()
-        self.left = 0
 
-    def start(self, store: Store) -> None:
-        """Nothing begins."""
-
-    def drain(self) -> None:
-        """Nothing ends."""
-
-    async def leave(self) -> None:
-        """Wait for ever, the first time."""
-        self.leaves.set()
-        await asyncio.Event().wait()
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Leave only when the loop ends."""
+        del store
+        task_status.started()
+        try:
+            await sleep_forever()
+        finally:
+            self.leaves.set()
+            with CancelScope(shield=True):
+                await sleep_forever()
 
 
 async def test_a_loop_that_ends_while_the_worker_cleans_up_ends_run(fake: FakeApp) -> None:
@@ -69,15 +72,12 @@ async def test_a_loop_that_ends_while_the_worker_cleans_up_ends_run(fake: FakeAp
         ended.append("lifespan")
 
     worker, slow = Worker(fake), Slow()
-    worker.services.add(slow)
+    worker.services.append(slow)
     running = asyncio.create_task(worker.run(), name="taskq-run")
     await worker.started.wait()
     worker.request_stop()
     await slow.leaves.wait()
-    keeper = worker._keeper
-    assert keeper is not None
-    keeper.cancel()
-    running.cancel()
+    end_loop(but="taskq-lifespans")
     done, _ = await asyncio.wait({running}, timeout=SECONDS)
     assert done
     assert ended == ["lifespan"]
@@ -110,18 +110,15 @@ async def test_a_hook_and_a_job_that_hang_share_the_time_of_the_drain(app: TaskQ
 
 
 class Broken(Slow):
-    def start(self, store: Store) -> None:
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Fail."""
-        del store
+        del store, task_status
         raise RuntimeError("it does not begin")
-
-    async def leave(self) -> None:
-        """Nothing to leave."""
 
 
 async def test_whatever_stops_the_start_is_raised_there(fake: FakeApp) -> None:
     worker = Worker(fake)
-    worker.services.add(Broken())
+    worker.services.append(Broken())
     with pytest.raises(RuntimeError, match="does not begin"):
         await worker.start()
     assert worker.stopped.is_set()

@@ -250,7 +250,7 @@ async def test_a_lifespan_that_hangs_at_its_end_is_cancelled(
         finally:
             ended.append("cleaned")
 
-    holder = LifespanHolder(app, lambda _: None, exit_seconds=0.01)
+    holder = LifespanHolder(app, exit_seconds=0.01)
     await holder.enter()
     await holder.leave()
     assert ended == ["cleaned"]
@@ -270,7 +270,7 @@ async def test_one_that_ignores_even_that_is_left_behind(
                 await go_on.wait()
 
     monkeypatch.setattr(lifespans, "CANCEL_SECONDS", 0.01)
-    holder = LifespanHolder(app, lambda _: None, exit_seconds=0.01)
+    holder = LifespanHolder(app, exit_seconds=0.01)
     await holder.enter()
     held = holder._task
     assert held is not None
@@ -335,7 +335,7 @@ async def test_what_is_no_lifespan_is_refused(app: TaskQ, kind: str) -> None:
 
     async def use() -> None:
         app.lifespan(functions[kind])  # type: ignore[type-var]
-        await LifespanHolder(app, lambda _: None).enter()
+        await LifespanHolder(app).enter()
 
     with pytest.raises(UsageError, match=f"{kind}"):
         await use()

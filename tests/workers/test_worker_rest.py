@@ -14,6 +14,8 @@ from taskq_workers.pool import Worker
 from tests.workers.resting import Schedule
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
     from taskq import TaskQ
     from tests.workers.fakes import FakeApp
 
@@ -24,9 +26,9 @@ class _Unwatched:
     """In place of the watch over the loop, which asks on the real clock."""
 
     def __init__(self, *_: object) -> None: ...
-    def start(self, _: object) -> None: ...
-    def drain(self) -> None: ...
-    async def leave(self) -> None: ...
+
+    async def run(self, _: object, *, task_status: TaskStatus[None]) -> None:
+        task_status.started()
 
 
 async def _routed(_: object) -> bool:

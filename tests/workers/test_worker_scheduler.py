@@ -14,14 +14,16 @@ from taskq import TaskQ, current_job
 from taskq.core.errors import InvalidCall, UsageError
 from taskq.schedulestimes import CATCH_UP_MAX
 from taskq.testing.clock import FakeClock, TravelClock, use_clock
+from taskq_workers.pool import Worker
 from taskq_workers.scheduler import LOOK_SECONDS, Scheduler
-from taskq_workers.services import Services
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from taskq.core.model import JobView
+    from taskq.log.store import Store
+    from tests.workers.fakes import FakeApp
 
 BERLIN = ZoneInfo("Europe/Berlin")
 #: Half an hour before the clocks go forward there.
@@ -282,10 +284,10 @@ async def test_a_worker_ticks_and_its_jobs_know_for_when_they_are(tmp_path: Path
     use_clock(app, clock)
     ran: asyncio.Queue[tuple[Any, str]] = asyncio.Queue()
 
-    async with app, app.worker(queues=["none of this"], schedules=False) as worker:
-        scheduler = Scheduler(app, look_seconds=0.01)
-        worker.services.add(scheduler)
-
+    worker = Worker(app, queues=["none of this"], schedules=False)
+    scheduler = Scheduler(app, look_seconds=0.01)
+    worker.services.append(scheduler)
+    async with app, worker:
         # Known only once the worker runs.
         @app.every("1h", name="hourly", catch_up="all")
         @app.task
@@ -306,15 +308,19 @@ async def test_a_worker_ticks_and_its_jobs_know_for_when_they_are(tmp_path: Path
     ]
 
 
-async def test_a_worker_without_schedules_has_no_task_for_them(app: TaskQ) -> None:
-    services = Services()
-    scheduler = Scheduler(app)
-    services.add(scheduler)
-    services.start((await app.open()).store())
-    assert scheduler._task is None
-    services.drain()
-    await services.leave()
-    await services.leave()
+class Unasked(Scheduler):
+    """Fails the worker that looks for schedules."""
+
+    async def look(self, store: Store) -> float:
+        raise AssertionError(f"it looks into {store}")
+
+
+async def test_a_worker_without_schedules_looks_for_none(fake: FakeApp) -> None:
+    worker = Worker(fake, schedules=False)
+    worker.services.append(Unasked(fake))
+    async with worker:
+        fake.put(fake.task(name="work")(print))
+        await fake.fake.settlements(1)
 
 
 async def test_a_schedule_whose_arguments_do_not_fit_stops_the_worker(app: TaskQ) -> None:

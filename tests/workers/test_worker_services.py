@@ -1,89 +1,135 @@
-"""The background parts of a worker: started before the first claim, stopped after the last job."""
+"""What runs beside the jobs of a worker: begun before its first claim, ended as it drains."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 import pytest
+from anyio import sleep_forever
 
-from taskq import TaskQ
 from taskq.core.errors import LogError
+from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from anyio.abc import TaskStatus
 
+    from taskq import TaskQ
     from taskq.log.store import Store
+
+SECONDS = 10
 
 
 class Part:
-    """Notes what it is told."""
+    """Notes what befalls it."""
 
     def __init__(self, said: list[str], name: str) -> None:
         self._said = said
         self._name = name
+        self.ended = asyncio.Event()
 
-    def start(self, store: Store) -> None:
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         assert store.usable
-        self._said.append(f"{self._name} starts")
+        self._said.append(f"{self._name} begins")
+        task_status.started()
+        try:
+            await self.work()
+        finally:
+            self._said.append(f"{self._name} ends")
+            self.ended.set()
 
-    def drain(self) -> None:
-        self._said.append(f"{self._name} drains")
-
-    async def leave(self) -> None:
-        self._said.append(f"{self._name} leaves")
+    async def work(self) -> None:
+        await sleep_forever()
 
 
 class Failing(Part):
-    """Raises whatever it is told."""
+    """Fails as soon as somebody says so."""
 
-    def drain(self) -> None:
-        raise ValueError("cannot drain")
+    def __init__(self, said: list[str], name: str) -> None:
+        super().__init__(said, name)
+        self.fails = asyncio.Event()
 
-    async def leave(self) -> None:
-        raise ValueError("cannot leave")
+    async def work(self) -> None:
+        await self.fails.wait()
+        raise ValueError("it cannot go on")
 
 
-async def test_parts_live_as_long_as_their_worker(tmp_path: Path) -> None:
+class Unable(Part):
+    """Never begins."""
+
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        del task_status
+        raise LogError(f"this part cannot work in {store.config.durability}")
+
+
+async def test_parts_live_as_long_as_their_worker_claims(app: TaskQ) -> None:
     said: list[str] = []
-    async with TaskQ(tmp_path) as app:
-        worker = app.worker()
-        worker.services.add(Part(said, "one"))  # type: ignore[attr-defined]
-        worker.services.add(Part(said, "two"))  # type: ignore[attr-defined]
+    runs, goes_on = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work() -> None:
+        runs.set()
+        await goes_on.wait()
+
+    async with app:
+        worker, parts = Worker(app), [Part(said, "one"), Part(said, "two")]
+        worker.services += parts
+        await work.enqueue()
         async with worker:
-            assert said == ["one starts", "two starts"]
-            worker.services.add(Part(said, "late"))  # type: ignore[attr-defined]
-            assert said[2:] == ["late starts"]
-    assert said[3:6] == ["late drains", "two drains", "one drains"]
-    assert said[6:] == ["late leaves", "two leaves", "one leaves"]
+            assert said == ["one begins", "two begins"]
+            await runs.wait()
+            worker.request_stop()
+            await asyncio.gather(*(part.ended.wait() for part in parts))
+            assert sorted(said[2:]) == ["one ends", "two ends"]
+            assert worker.running == 1
+            goes_on.set()
 
 
-async def test_a_part_that_fails_keeps_no_worker_from_stopping(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_part_that_fails_stops_its_worker_after_its_jobs(
+    app: TaskQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     said: list[str] = []
-    async with TaskQ(tmp_path) as app:
-        worker = app.worker()
-        worker.services.add(Part(said, "one"))  # type: ignore[attr-defined]
-        worker.services.add(Failing(said, "two"))  # type: ignore[attr-defined]
+    runs, goes_on = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work() -> int:
+        runs.set()
+        await goes_on.wait()
+        return 7
+
+    async with app:
+        worker, part, failing = Worker(app), Part(said, "one"), Failing(said, "two")
+        worker.services += [part, failing]
+        job = await work.enqueue()
+        running = asyncio.create_task(worker.run())
+        await runs.wait()
         with caplog.at_level(logging.ERROR, "taskq.worker"):
-            async with worker:
-                pass
-    assert said == ["one starts", "two starts", "one drains", "one leaves"]
+            failing.fails.set()
+            await part.ended.wait()
+        goes_on.set()
+        with pytest.raises(ValueError, match="it cannot go on"):
+            await running
+        assert await job.result(timeout=SECONDS) == 7
+    assert said == ["one begins", "two begins", "two ends", "one ends"]
     assert [record.getMessage() for record in caplog.records] == [
-        "Failing failed as the worker drained",
-        "Failing failed as the worker stopped",
+        "the worker stops: it cannot go on"
     ]
 
 
-async def test_a_part_that_cannot_start_stops_its_worker(tmp_path: Path) -> None:
-    class Unable(Part):
-        def start(self, store: Store) -> None:
-            raise LogError(f"this part cannot work in {store.config.durability}")
-
-    async with TaskQ(tmp_path) as app:
-        worker = app.worker()
-        worker.services.add(Unable([], "one"))  # type: ignore[attr-defined]
+async def test_a_part_that_cannot_begin_stops_its_worker(app: TaskQ) -> None:
+    said: list[str] = []
+    async with app:
+        worker = Worker(app)
+        worker.services += [Part(said, "one"), Unable(said, "two")]
         with pytest.raises(LogError, match="cannot work in"):
             async with worker:
                 raise AssertionError("it started")
+    assert said == ["one begins", "one ends"]
+
+
+def test_a_worker_says_at_once_that_it_needs_a_loop_of_asyncio(app: TaskQ) -> None:
+    """As it is under trio, whose loop drives coroutines as this test does."""
+    with pytest.raises(Exception, match="none runs here: under trio use") as caught:
+        Worker(app).start().send(None)
+    assert "\n" not in str(caught.value)

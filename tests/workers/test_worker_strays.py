@@ -46,8 +46,9 @@ async def test_jobs_that_nobody_knows_are_told_at_the_start_and_again_and_again(
 ) -> None:
     async with app:
         await app.enqueue_by_name("proj.send")
-        async with Worker(app, warns=False) as worker:
-            worker.services.add(StrayWatch(app, None, look_seconds=0.01))
+        worker = Worker(app, warns=False)
+        worker.services.append(StrayWatch(app, None, look_seconds=0.01))
+        async with worker:
             assert [await heard.texts.get() for _ in range(3)] == [_UNKNOWN] * 3
 
 
@@ -59,7 +60,7 @@ async def test_a_worker_tells_by_itself_unless_it_is_one_of_several(
         async with app.worker():
             assert await heard.texts.get() == _UNKNOWN
         async with app.worker(warns=False) as worker:
-            parts = {type(part) for part in worker.services._parts}
+            parts = {type(part) for part in worker.services}
             assert StrayWatch not in parts
 
 

@@ -15,12 +15,16 @@ import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from anyio import sleep_forever
+
 from taskq.core.errors import TaskqError
 from taskq_workers.reasons import is_machinery
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+
+    from anyio.abc import TaskStatus
 
     from taskq.log.requests import Delivery, Settlement
     from taskq.log.store import Store
@@ -64,20 +68,18 @@ class LoopWatch:
         self._answered = threading.Event()
         self._pause_seconds = _ASK_SECONDS
         self._told: dict[tuple[str, int], float] = {}
-        self._thread = threading.Thread(target=self._watch, name="taskq-watch", daemon=True)
 
-    def start(self, store: Store) -> None:
-        """Watch from now on."""
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Watch until cancelled: jobs that still run while the worker drains may block as well."""
         self._store = store
-        self._thread.start()
-
-    def drain(self) -> None:
-        """Nothing changes: jobs that still run may block as well."""
-
-    async def leave(self) -> None:
-        """Watch no more; legal twice."""
-        self._over.set()
-        self._answered.set()
+        # A daemon of our own: it is there for when the loop turns no more, whatever else waits.
+        threading.Thread(target=self._watch, name="taskq-watch", daemon=True).start()
+        try:
+            task_status.started()
+            await sleep_forever()
+        finally:
+            self._over.set()
+            self._answered.set()
 
     def _watch(self) -> None:
         while not self._over.wait(self._pause_seconds):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
+from anyio import sleep
+
 from taskq.conditionsbase import INTERVAL_SECONDS
 from taskq.conditionsnetwork import is_anywhere_routed
 from taskq.core.model import Hold
@@ -134,7 +136,7 @@ class Breaker(Gate):
             if left <= 0 and not (away and self.rule.probe is not None):
                 return
             was_away = away
-            await asyncio.sleep(min(left, INTERVAL_SECONDS) if left > 0 else INTERVAL_SECONDS)
+            await sleep(min(left, INTERVAL_SECONDS) if left > 0 else INTERVAL_SECONDS)
 
     async def _is_away(self) -> bool:
         probe = self.rule.probe

@@ -11,12 +11,14 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from anyio import sleep_forever
+
 from taskq.context import _current
 from taskq.core.records import Cause, Kind
 from taskq.log.requests import Settlement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from anyio.abc import TaskStatus
 
     from taskq.log.requests import Ask, Delivery
     from taskq.log.store import Store
@@ -30,19 +32,14 @@ class CancelListener:
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
-        self._leave: Callable[[], None] | None = None
 
-    def start(self, store: Store) -> None:
-        """Listen from now on."""
-        self._leave = store.on_cancel(self._on_ask)
-
-    def drain(self) -> None:
-        """Jobs that still run may be cancelled."""
-
-    async def leave(self) -> None:
-        """Listen no more. Legal twice, and before the start."""
-        leave, self._leave = self._leave, None
-        if leave is not None:
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Listen until cancelled: jobs that still run while the worker drains may be cancelled."""
+        leave = store.on_cancel(self._on_ask)
+        try:
+            task_status.started()
+            await sleep_forever()
+        finally:
             leave()
 
     def _on_ask(self, ask: Ask, _: None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
+from anyio import move_on_after, sleep
+
 from taskq.conditionsbase import INTERVAL_SECONDS
 from taskq.core.model import Hold
 from taskq_workers.conditions import HELD_SECONDS, Probe, Probes
@@ -82,7 +84,7 @@ class ConditionGate(Gate):
                 self._shut(unmet)
                 self._release(self.cause)
                 self.hall.stop_running(self.tasks)
-                await asyncio.sleep(unmet.condition.interval_seconds)
+                await sleep(unmet.condition.interval_seconds)
 
     async def _let_through(self) -> Probe | None:
         """Let jobs run until a condition is lost, or there are none; returns what was lost."""
@@ -105,11 +107,8 @@ class ConditionGate(Gate):
         """Return once a condition is lost, or nothing of its tasks runs or waits any more."""
         while True:
             self._alarm.clear()
-            try:
-                async with asyncio.timeout(HELD_SECONDS):
-                    await self._alarm.wait()
-            except TimeoutError:
-                pass
+            with move_on_after(HELD_SECONDS):
+                await self._alarm.wait()
             if not self.hall.is_running(self.tasks) and not await self.demand():
                 return None
             unmet = await self._unmet()

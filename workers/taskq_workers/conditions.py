@@ -6,11 +6,18 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from anyio import CancelScope, sleep_forever
+
+from taskq_workers.foreign import begin, until_done
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from anyio.abc import TaskStatus
+
     from taskq.conditionsbase import Condition
+    from taskq.log.store import Store
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -53,11 +60,10 @@ class Probe:
         loop = asyncio.get_running_loop()
         if self.problem is None or loop.time() - self.probed_at > age_seconds:
             if self._running is None:
-                self._running = loop.create_task(self._probe(loop.time()), name="taskq-probe")
+                self._running = begin(self._probe(loop.time()), "taskq-probe")
             # Whoever gives up waiting must not end it for the others.
             running, limit = self._running, self.condition.timeout_seconds
-            await asyncio.wait({running}, timeout=limit + DEAF_SECONDS)
-            if not running.done():
+            if not await until_done({running}, limit + DEAF_SECONDS):
                 self._learn(f"its probe took over {limit:g} s and goes on", loop.time())
             elif running.cancelled():
                 self._learn("its probe was cancelled", loop.time())
@@ -69,10 +75,11 @@ class Probe:
         """Stop a probe that runs."""
         if self._running is not None:
             self._running.cancel()
-            await asyncio.wait({self._running}, timeout=DEAF_SECONDS)
+            await until_done({self._running}, DEAF_SECONDS)
 
     async def _probe(self, now: float) -> None:
         condition = self.condition
+        # Not a cancel scope, which would cancel a probe that is deaf to that for ever.
         limit = asyncio.timeout(condition.timeout_seconds)
         try:
             async with limit:
@@ -147,6 +154,12 @@ class Probes(dict["Condition", Probe]):
         )
         return next((one for one, problem in zip(probes, problems, strict=True) if problem), None)
 
-    async def leave(self) -> None:
-        """Stop all that run."""
-        await asyncio.gather(*(probe.leave() for probe in set(self.values())))
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Stop all that run when it is cancelled; until then they are run by those who ask."""
+        del store
+        task_status.started()
+        try:
+            await sleep_forever()
+        finally:
+            with CancelScope(shield=True):
+                await asyncio.gather(*(probe.leave() for probe in set(self.values())))

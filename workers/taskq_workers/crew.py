@@ -50,6 +50,9 @@ class Crew:
     Attributes:
         leaving: slots end when they find no more work.
         gone: set once all have left.
+
+    Args:
+        is_cancelled: whether somebody cancels the worker itself.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Crew:
         tasks: Callable[[], frozenset[str]],
         hook: Hook | None,
         stop: Callable[[BaseException | None], None],
+        is_cancelled: Callable[[], bool],
         burst_clock: Callable[[], int] | None,
         max_jobs: int | None = None,
     ) -> None:
@@ -83,7 +87,7 @@ class Crew:
         #: what jobs did that ended the worker, by their tokens
         self._blamed: dict[int, BaseException] = {}
         self._warned = False
-        self._keeper = asyncio.current_task()
+        self._is_cancelled = is_cancelled
         self._slots: set[Slot] = set()
         self._resting: dict[Slot, asyncio.Future[None]] = {}
         self._called: set[Slot] = set()
@@ -139,7 +143,7 @@ class Crew:
     def interrupting(self) -> bool:
         """Whether a cancellation now comes from the worker's end, and not from the job itself."""
         # The loop's own end cancels all tasks, the worker's keeper among them.
-        return self._interrupted or (self._keeper is not None and self._keeper.cancelling() > 0)
+        return self._interrupted or self._is_cancelled()
 
     def blamed(self, delivery: Delivery) -> BaseException | None:
         """What the job did if it is the one that ends the worker."""

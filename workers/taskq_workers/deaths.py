@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import inspect
 import logging
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio import CancelScope, sleep_forever
+
+from taskq_workers.foreign import begin, until_done
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import asyncio
+    from collections.abc import Callable
+
+    from anyio.abc import TaskStatus
 
     from taskq.app import TaskQ
     from taskq.log.listeners import DeadLetter
@@ -24,47 +32,52 @@ class DeathHooks:
     """Calls hooks with each dead letter; what they raise is logged and stops nothing.
 
     A hook may be a coroutine function: then it runs as a task of its own.
+
+    Args:
+        app: whose hooks, and its tasks', are called.
+        hook: a further one.
+
+    Attributes:
+        until: when the worker's drain is over, in monotonic seconds.
     """
 
-    def __init__(self, hooks: Iterable[Callable[[DeadLetter], Any]]) -> None:
-        self._hooks = list(hooks)
-        self._leave: list[Callable[[], None]] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
+    def __init__(self, app: TaskQ, hook: Callable[[DeadLetter], Any] | None) -> None:
+        self.until = 0.0
+        self._app = app
+        self._hook = hook
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def listen(
-        self,
-        store: Store,
-        more: Iterable[Callable[[DeadLetter], Any]] = (),
-        app: TaskQ | None = None,
-    ) -> None:
-        """Hear of the deaths that this process records from now on.
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Hear of the deaths that this process records, until cancelled."""
+        try:
+            with contextlib.ExitStack() as stack:
+                self._listen(store, stack)
+                task_status.started()
+                await sleep_forever()
+        finally:
+            with CancelScope(shield=True):
+                await self._end()
 
-        Args:
-            store: of this process.
-            more: further hooks.
-            app: those of its tasks that have an ``on_dead`` of their own get their letters there.
-        """
-        for hook in (*self._hooks, *more):
-            self._leave.append(store.on_death(hook, self._call))
-        if app is not None and any(task.on_dead is not None for task in app._tasks.values()):
-            # The app stands for their hooks, so that two workers of one app tell each but once.
-            self._leave.append(store.on_death(app, self._call_of_task))
-
-    async def leave(self, seconds: float) -> None:
-        """Hear of no more, and give what still runs so long to end, or a moment. Legal twice."""
-        for leave in self._leave:
-            leave()
-        self._leave.clear()
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=max(seconds, MOMENT_SECONDS))
-            for task in late:
+    async def _end(self) -> None:
+        """Give hooks that still run what is left of the drain, or a moment, and cancel them."""
+        seconds = max(self.until - monotonic(), MOMENT_SECONDS)
+        if self._tasks and not await until_done(self._tasks, seconds):
+            for task in self._tasks:
                 task.cancel()
+
+    def _listen(self, store: Store, stack: contextlib.ExitStack) -> None:
+        app, hooks = self._app, [] if self._hook is None else [self._hook]
+        for hook in (*hooks, *app._death_hooks):
+            stack.callback(store.on_death(hook, self._call))
+        if any(task.on_dead is not None for task in app._tasks.values()):
+            # The app stands for their hooks, so that two workers of one app tell each but once.
+            stack.callback(store.on_death(app, self._call_of_task))
 
     def _call(self, letter: DeadLetter, hook: Callable[[DeadLetter], Any]) -> None:
         try:
             result = hook(letter)
             if inspect.isawaitable(result):
-                task = asyncio.ensure_future(self._await(letter, result))
+                task = begin(self._await(letter, result), "taskq-on-dead")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         except Exception:  # noqa: BLE001 - a hook is somebody else's code

@@ -13,6 +13,8 @@ import logging
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, Protocol
 
+from anyio import CancelScope, move_on_after, sleep
+
 from taskq.core.errors import TaskqError
 from taskq.core.records import Cause
 
@@ -80,7 +82,7 @@ class Hall(Protocol):
 
 
 class Gate(ABC):
-    """What gates of both kinds share; each lives in one asyncio task.
+    """What gates of both kinds share; each lives in a task of the worker's.
 
     Attributes:
         mode: what becomes of its jobs now.
@@ -98,27 +100,30 @@ class Gate(ABC):
         self.hall = hall
         self.mode = Mode.IDLE
         self.hold: Hold | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._life: CancelScope | None = None
+        self._is_drained = False
         #: claimed, and neither running nor given back
         self._claimed: list[Delivery] = []
         #: tokens of those that run in the present step, and what ends it
         self._flying: set[int] = set()
         self._landed = asyncio.Event()
 
-    def start(self, name: str) -> None:
-        """Begin to live."""
-        self._task = asyncio.create_task(self._live_on(), name=f"taskq-gate-{name}")
+    async def run(self) -> None:
+        """Live until drained, also after the log refused something for a while."""
+        with CancelScope() as self._life:
+            try:
+                while not self._is_drained:
+                    await self._live_once()
+                    await sleep(REST_SECONDS)
+            finally:
+                self._release(Cause.DRAIN)
 
     def drain(self) -> None:
-        """Claim no more, and give back what does not run yet. Legal twice."""
-        if self._task is not None:
-            self._task.cancel()
+        """Claim no more, and give back what does not run yet. Legal twice, and before ``run``."""
+        self._is_drained = True
+        if self._life is not None:
+            self._life.cancel()
         self._release(Cause.DRAIN)
-
-    async def leave(self) -> None:
-        """Return once it is gone."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
 
     @abstractmethod
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
@@ -180,15 +185,13 @@ class Gate(ABC):
         count = self.hall.feed.allowed(count)
         if count <= 0:
             # The worker is about to end: it has claimed as many jobs as it may.
-            await asyncio.sleep(REST_SECONDS)
+            await sleep(REST_SECONDS)
             return
         queues, tasks = self.selection()
         claim = self.hall.port.claim(self.hall.feed.request(count, queues, tasks))
         try:
-            async with asyncio.timeout(seconds):
+            with move_on_after(seconds):
                 await claim
-        except TimeoutError:
-            pass
         finally:
             # Jobs that came at the very moment when the wait was given up must not be lost.
             if claim.done() and not claim.cancelled() and claim.exception() is None:
@@ -223,26 +226,16 @@ class Gate(ABC):
         self._landed.clear()
         # A queue may have begun to back off since they were claimed.
         self.hall.feed.add(self.hall.passed(deliveries))
-        try:
-            async with asyncio.timeout(seconds):
-                await self._landed.wait()
-        except TimeoutError:
-            pass
+        with move_on_after(seconds):
+            await self._landed.wait()
 
-    async def _live_on(self) -> None:
-        """Live, also after the log refused something for a while."""
-        while True:
-            try:
-                await self._live()
-            except asyncio.CancelledError:
-                self._release(Cause.DRAIN)
-                raise
-            except TaskqError as error:
-                self._release(Cause.DRAIN)
-                # The common claim meets the same error, and says so.
-                _log.debug("%r rests: %s", self, error)
-                await asyncio.sleep(REST_SECONDS)
-            except Exception:  # noqa: BLE001 - a gate that died would keep its jobs for ever
-                self._release(Cause.DRAIN)
-                _log.exception("%r failed; it goes on", self)
-                await asyncio.sleep(REST_SECONDS)
+    async def _live_once(self) -> None:
+        """Live until something fails."""
+        try:
+            await self._live()
+        except TaskqError as error:
+            # The common claim meets the same error, and says so.
+            _log.debug("%r rests: %s", self, error)
+        except Exception:  # noqa: BLE001 - a gate that died would keep its jobs for ever
+            _log.exception("%r failed; it goes on", self)
+        self._release(Cause.DRAIN)

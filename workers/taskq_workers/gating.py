@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+from anyio import create_task_group, move_on_after
 
 from taskq.core.errors import TaskqError
 from taskq.core.records import Cause, Kind
@@ -15,7 +17,9 @@ from taskq_workers.crew import Crew
 from taskq_workers.gates import Gate, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
+
+    from anyio.abc import TaskStatus
 
     from taskq.app import TaskQ
     from taskq.conditionsbase import Condition
@@ -71,14 +75,17 @@ class Gates:
         self.concurrency = concurrency
         self.moved = asyncio.Event()
         self.port: LoopPort
-        self.probes: Probes
+        self.probes = Probes(app.data_dir, self.wall_ns)
         self._hands = hands
         self._settler = hands.settler
         self._queues = queues
         self._changed = changed
         self._store: Store | None = None
         self._is_draining = False
-        self._ending: asyncio.Task[None] | None = None
+        self._is_ending = False
+        #: what is to live as a task of this part, by name, and that there is more of it
+        self._begun: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
+        self._asked = asyncio.Event()
         self._by_conditions: dict[frozenset[Condition], ConditionGate] = {}
         self._by_task: dict[str, ConditionGate] = {}
         self._breakers: dict[str, Breaker] = {}
@@ -87,11 +94,25 @@ class Gates:
 
     # -- as a service -----------------------------------------------------------------------------
 
-    def start(self, store: Store) -> None:
-        """Know the app's tasks and breakers, and keep back what needs it."""
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Know the app's tasks and breakers, and keep back what needs it, until cancelled."""
         self._store = store
         self.port = store.port()
-        self.probes = Probes(self._app.data_dir, self.wall_ns)
+        async with create_task_group() as group:
+            self._begin_breakers()
+            self.learn()
+            task_status.started()
+            try:
+                while True:
+                    begun, self._begun = self._begun, []
+                    for name, live in begun:
+                        group.start_soon(live, name=name)
+                    await self._asked.wait()
+                    self._asked.clear()
+            finally:
+                self._is_draining = True
+
+    def _begin_breakers(self) -> None:
         if self._app._breakers:
             # Imported where it is used, as the gates of conditions are: most workers have none.
             from taskq_workers.breaker import Breaker  # noqa: PLC0415
@@ -100,7 +121,6 @@ class Gates:
                 if self._queues is None or queue in self._queues:
                     self._breakers[queue] = Breaker(self, rule)
                     self._begin(self._breakers[queue], queue)
-        self.learn()
 
     def learn(self) -> None:
         """Keep back what tasks need that were registered, or took a new form, since."""
@@ -125,23 +145,6 @@ class Gates:
                 self._begin(gate, name)
         self._by_task = {name: gate for gate in self._by_conditions.values() for name in gate.tasks}
         self._sum_up()
-
-    def drain(self) -> None:
-        """Claim no more, and probe nothing."""
-        self._is_draining = True
-        for gate in self._all():
-            gate.drain()
-
-    async def leave(self) -> None:
-        """Stop the gates and their probes."""
-        self.drain()
-        for gate in self._all():
-            await gate.leave()
-        if self._ending is not None:
-            self._ending.cancel()
-            await asyncio.gather(self._ending, return_exceptions=True)
-        if self._store is not None:
-            await self.probes.leave()
 
     # -- as a barrier -----------------------------------------------------------------------------
 
@@ -263,10 +266,11 @@ class Gates:
 
     def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
         """Nothing is ready of what may be claimed: stop, unless a gate is about to open."""
-        if self._ending is None or self._ending.done():
-            self._ending = asyncio.create_task(self._end(stop), name="taskq-burst-end")
-        else:
+        if self._is_ending:
             self.feed.linger()
+        elif not self._is_draining:
+            self._is_ending = True
+            self._start_soon("taskq-burst-end", partial(self._end, stop))
 
     async def _end(self, stop: Callable[[BaseException | None], None]) -> None:
         try:
@@ -274,6 +278,8 @@ class Gates:
         except TaskqError as error:
             stop(error)
             return
+        finally:
+            self._is_ending = False
         if is_done and not self.feed.is_asking:
             stop(None)
         else:
@@ -290,9 +296,8 @@ class Gates:
             waited = True
             self.feed.linger()
             # What a gate was to have another worker may have taken, and then it does not move.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self.moved.wait()
+            with move_on_after(LOOK_SECONDS):
+                await self.moved.wait()
 
     async def _is_pending(self, gate: Gate) -> bool:
         if gate.mode is Mode.CHECKING or gate.is_flying:
@@ -311,7 +316,12 @@ class Gates:
         self._settler.observer = self._on_ended
         if isinstance(self._hands, Crew):
             self._hands.gates = self
-        gate.start(name)
+        self._start_soon(f"taskq-gate-{name}", gate.run)
+
+    def _start_soon(self, name: str, live: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        # Asked for in callbacks of the loop, where a task group starts nothing.
+        self._begun.append((name, live))
+        self._asked.set()
 
     def _on_ended(self, settlements: list[Settlement]) -> None:
         for gate in self._all():

@@ -13,14 +13,20 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio import TASK_STATUS_IGNORED
+
 from taskq.core.errors import TaskqError, UsageError
 from taskq.injection import Resources
+from taskq_workers.foreign import begin, until_done
 from taskq_workers.reasons import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from anyio.abc import TaskStatus
+
     from taskq.app import TaskQ
+    from taskq.log.store import Store
     from taskq.tasks import Task
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -56,7 +62,6 @@ class LifespanHolder:
 
     Args:
         app: whose lifespans.
-        ended: called with the error when one ends although nobody asked it to.
         lends: False where jobs run elsewhere: nothing is entered, and no task may take anything.
         exit_seconds: what they may take to close.
 
@@ -65,39 +70,26 @@ class LifespanHolder:
     """
 
     def __init__(
-        self,
-        app: TaskQ,
-        ended: Callable[[BaseException], None],
-        *,
-        lends: bool = True,
-        exit_seconds: float = EXIT_SECONDS,
+        self, app: TaskQ, *, lends: bool = True, exit_seconds: float = EXIT_SECONDS
     ) -> None:
         self.resources = Resources()
         self._lends = lends
         self._app = app
-        self._ended = ended
         self._exit_seconds = exit_seconds
         self._leave_asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def entered(self, stop: asyncio.Event) -> bool:
-        """Enter all and look whether each task gets what it takes; False if a stop came first.
+    async def enter(self) -> None:
+        """Enter all, in the order of their declaration, and look whether each task gets its own.
+
+        Cancelling this cancels and leaves them.
 
         Raises:
             UsageError: a task takes what no lifespan yields; the message names both.
-            TaskqError: a lifespan failed.
+            TaskqError: a lifespan failed; those before it were left again.
         """
         if self._lends and self._app._lifespans:
-            entering = asyncio.ensure_future(self.enter())
-            stopping = asyncio.ensure_future(stop.wait())
-            try:
-                await asyncio.wait({entering, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if not entering.done():
-                    return False
-                self.resources = entering.result()
-            finally:
-                entering.cancel()
-                stopping.cancel()
+            self.resources = await self._entered()
         for task in self._app._tasks.values():
             if self._lends:
                 bound(task, self.resources)
@@ -106,19 +98,10 @@ class LifespanHolder:
                     f"{task.name} takes what a lifespan yields, and executors open nothing for "
                     f"their jobs: leave it out of the app that is served there"
                 )
-        return True
 
-    async def enter(self) -> Resources:
-        """Enter all, in the order of their declaration; cancelling this cancels and leaves them.
-
-        Raises:
-            TaskqError: one failed; those before it were left again.
-        """
-        lifespans = self._app._lifespans
-        if not lifespans:
-            return Resources()
+    async def _entered(self) -> Resources:
         ready: asyncio.Future[Resources] = asyncio.get_running_loop().create_future()
-        task = self._task = asyncio.create_task(self._hold(ready), name="taskq-lifespans")
+        task = self._task = begin(self._hold(ready), "taskq-lifespans")
         either: set[asyncio.Future[Any]] = {task, ready}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -132,18 +115,32 @@ class LifespanHolder:
             task.result()
         raise TaskqError("the app's lifespans were cancelled as they started, by themselves")
 
+    async def run(self, store: Store | None, *, task_status: TaskStatus[None]) -> None:
+        """Watch over them until cancelled.
+
+        Raises:
+            TaskqError: one ended although nobody asked it to.
+        """
+        del store
+        task_status.started()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+            error = None if self._task.cancelled() else self._task.exception()
+            told = "it was cancelled" if error is None else describe(error)
+            raise TaskqError(f"a lifespan ended while the worker ran: {told}")
+
     async def leave(self) -> None:
         """Leave all, last entered first; one that hangs is cancelled, then left behind."""
         task, self._task = self._task, None
         if task is None:
             return
         self._leave_asked.set()
-        if not await _done(task, self._exit_seconds):
+        if not await until_done({task}, self._exit_seconds):
             _log.error(
                 "the app's lifespans did not close within %g s: cancelled", self._exit_seconds
             )
             task.cancel()
-            if not await _done(task, CANCEL_SECONDS):
+            if not await until_done({task}, CANCEL_SECONDS):
                 _log.error("nor when cancelled: they are left behind")
                 return
         if task.cancelled():
@@ -165,23 +162,9 @@ class LifespanHolder:
                     raise TaskqError(
                         f"the lifespan {lifespan.name} failed at its start: {describe(error)}"
                     ) from error
-            if self._task is not None:
-                self._task.add_done_callback(self._on_done)
             if not ready.done():
                 ready.set_result(resources)
             await self._leave_asked.wait()
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        if self._leave_asked.is_set():
-            return
-        error = None if task.cancelled() else task.exception()
-        told = "it was cancelled" if error is None else describe(error)
-        self._ended(TaskqError(f"a lifespan ended while the worker ran: {told}"))
-
-
-async def _done(task: asyncio.Task[None], seconds: float) -> bool:
-    await asyncio.wait({task}, timeout=seconds)
-    return task.done()
 
 
 @contextlib.contextmanager
@@ -201,19 +184,25 @@ def resources_in_thread(app: TaskQ) -> Iterator[Resources]:
     thread = threading.Thread(target=_run, args=(loop,), name="taskq-lifespans", daemon=True)
     thread.start()
 
-    async def make() -> LifespanHolder:
-        return LifespanHolder(app, partial(_log.error, "%s"))
-
+    holder = LifespanHolder(app)
     try:
-        holder = asyncio.run_coroutine_threadsafe(make(), loop).result()
-        resources = asyncio.run_coroutine_threadsafe(holder.enter(), loop).result()
+        asyncio.run_coroutine_threadsafe(holder.enter(), loop).result()
+        watching = asyncio.run_coroutine_threadsafe(_watch(holder), loop)
         try:
-            yield resources
+            yield holder.resources
         finally:
+            watching.cancel()
             asyncio.run_coroutine_threadsafe(holder.leave(), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(CANCEL_SECONDS)
+
+
+async def _watch(holder: LifespanHolder) -> None:
+    try:
+        await holder.run(None, task_status=TASK_STATUS_IGNORED)
+    except TaskqError as error:
+        _log.error("%s", error)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

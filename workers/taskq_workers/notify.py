@@ -10,10 +10,9 @@ import contextlib
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    import asyncio
+from anyio import sleep
 
 _SOCKET: Final = "NOTIFY_SOCKET"
 _WATCHDOG_MICROSECONDS: Final = "WATCHDOG_USEC"
@@ -32,7 +31,6 @@ class Notifier:
     def __init__(self) -> None:
         self._address = os.environ.get(_SOCKET, "")
         self.watchdog_seconds = _watchdog_seconds() if self._address else 0.0
-        self._timer: asyncio.TimerHandle | None = None
 
     def ready(self, status: str) -> None:
         """It claims jobs, or claims them again after ``reloading``."""
@@ -51,16 +49,11 @@ class Notifier:
         """A sign of life."""
         self._send("WATCHDOG=1")
 
-    def keep_alive(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def keep_alive(self) -> None:
         """Send signs of life for as long as the loop turns; a loop that hangs sends none."""
-        if self.watchdog_seconds:
+        while self.watchdog_seconds:
             self.alive()
-            self._timer = loop.call_later(self.watchdog_seconds, self.keep_alive, loop)
-
-    def close(self) -> None:
-        """Send no more signs of life. Legal twice."""
-        if self._timer is not None:
-            self._timer.cancel()
+            await sleep(self.watchdog_seconds)
 
     def _send(self, *lines: str) -> None:
         if not self._address:

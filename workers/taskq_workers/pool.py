@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Never, Self
 
+from anyio import CancelScope, create_task_group, move_on_after, sleep
+
 from taskq.core.counts import whole
-from taskq.core.errors import LogError, TaskqError, UsageError
+from taskq.core.errors import LogError, UsageError
 from taskq.core.model import Serving
 from taskq.core.weights import Weights
 from taskq.limiting import limits_of
@@ -28,13 +30,14 @@ from taskq_workers.limits import checked_limits, drain_seconds
 from taskq_workers.loader import import_included
 from taskq_workers.plans import Plans
 from taskq_workers.scheduler import Scheduler
-from taskq_workers.services import Services
 from taskq_workers.straywatch import StrayWatch
 from taskq_workers.tracing import traced_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
+
+    from anyio.abc import TaskStatus
 
     from taskq.app import TaskQ
     from taskq.core.durations import Duration
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from taskq.tasks import Task
     from taskq_workers.events import Hook
     from taskq_workers.hands import Hands
+    from taskq_workers.services import Service
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -109,7 +113,7 @@ class Worker:
         started: set once the log is open and the first claim waits.
         stopped: set once everything is settled.
         executor: where the jobs run, "" for here.
-        services: its background parts.
+        services: what claims or makes work beside it, begun with it and ended as it drains.
 
     Raises:
         UsageError: an option is out of its range.
@@ -155,30 +159,29 @@ class Worker:
         self._task_limits: Mapping[str, Limit] | None = None
         self.started = asyncio.Event()
         self.stopped = asyncio.Event()
-        self.services = Services()
-        if schedules and not burst:
-            self.services.add(Scheduler(app))
-        self._burst = burst
-        self._warns = warns
-        self._max_jobs = max_jobs
+        self._begun = asyncio.Event()
+        self.services: list[Service] = [Scheduler(app)] if schedules and not burst else []
+        self._beside: list[Service] = []
+        self._burst, self._warns, self._max_jobs = burst, warns, max_jobs
         self.drain_seconds = drain_seconds(drain_timeout)
         self._hook = on_event
-        self._deaths = DeathHooks([] if on_dead is None else [on_dead])
+        self._deaths = DeathHooks(app, on_dead)
         self._phase = Phase.NEW
         self._stop_asked = asyncio.Event()
         self._cancel_asked = asyncio.Event()
         self._error: BaseException | None = None
         self._keeper: Keeper | None = None
+        self._opening: CancelScope | None = None
         self._crew: Hands | None = None
         self._places: Executors | None = None
         #: the app's tasks when they were last looked at, and their names
         self._tasks: Mapping[str, Task[..., Any]] = {}
         self._known: frozenset[str] = frozenset()
-        self._unlisten: list[Callable[[], None]] = []
-        self._lifespans = LifespanHolder(app, self._on_end, lends=self.lends)
+        #: takes back what was hung on the app and its loop
+        self._undo = contextlib.ExitStack()
+        self._lifespans = LifespanHolder(app, lends=self.lends)
         self._store: Store | None = None
         self._gates: Gates | None = None
-        self._free_loop: Callable[[], None] = lambda: None
 
     def __await__(self) -> Never:
         """Refuse to be awaited, and say what to write."""
@@ -215,23 +218,25 @@ class Worker:
 
         Raises:
             LogError: the directory cannot be used.
-            UsageError: it was started before, or a module that the app includes does not import.
+            UsageError: it was started before, a module that the app includes does not import, or
+                no loop of asyncio runs here.
         """
         if self._phase is Phase.STOPPED:
             return
         if self._phase is not Phase.NEW:
             raise UsageError("this worker was started before: make a new one with app.worker()")
+        loop = _running_loop()
         import_included(self.app)
         self._phase = Phase.RUNNING
-        loop = asyncio.get_running_loop()
+        # The root of all its tasks: whoever stops a worker is often not the task that started it.
         self._keeper = Keeper(self._keep(), loop=loop, name="taskq-worker")
         self._keeper.add_done_callback(self._on_kept)
         try:
-            await _wait_any(None, self.started, other=self._keeper)
+            await self._begun.wait()
         except asyncio.CancelledError:
             self.request_stop()
             raise
-        if self._keeper.done() and not self.started.is_set():
+        if not self.started.is_set():
             self._raise_error()
 
     async def run(self) -> None:
@@ -261,6 +266,8 @@ class Worker:
             self._phase = Phase.STOPPED
             self.stopped.set()
         self._stop_asked.set()
+        if self._opening is not None:
+            self._opening.cancel()
 
     def request_cancel(self) -> None:
         """Stop without waiting for running jobs: cancel and release them. Returns at once."""
@@ -282,89 +289,131 @@ class Worker:
             self._raise_error()
 
     async def _keep(self) -> None:
-        """The worker's whole life, in one task of its own."""
-        crew = None
-        try:
-            store = await self._open()
-            if store is None or not await self._lifespans.entered(self._stop_asked):
-                return
-            crew = self._crew = self._hire(store)
-            self._listen()
-            self.services.start(store)
-            crew.feed.refill()
-            self.started.set()
-            await self._stop_asked.wait()
-            until = monotonic() + self.drain_seconds
-            await self._drain(crew)
-            await crew.settler.settle_all()
-            await self._deaths.leave(until - monotonic())
-        except asyncio.CancelledError:
-            # The loop itself ends, and cancels all tasks: release what can be released in time.
-            if crew is not None:
-                crew.leave()
-                crew.interrupt()
-                crew.settler.flush()
-            if self._places is not None:
-                self._places.close()
-            raise
-        except TaskqError as error:
-            self._error = self._error or error
-        finally:
-            # Each of them, last first, even if the loop ends in the midst of another.
-            async with contextlib.AsyncExitStack() as stack:
-                stack.push_async_callback(self._lifespans.leave)
-                stack.push_async_callback(self._deaths.leave, 0)
-                stack.push_async_callback(self.services.leave)
-                if self._places is not None:
-                    stack.push_async_callback(self._places.leave)
+        """Own all that runs for the worker; nothing but the loop's end cancels this very task."""
+        async with create_task_group() as group:
+            group.start_soon(self._live, name="taskq-worker-life")
 
     def _on_kept(self, keeper: asyncio.Task[None]) -> None:
         """The keeper is gone, perhaps before its first step: nobody may wait for it any more."""
         if not keeper.cancelled():
-            self._error = self._error or keeper.exception()
-        self._free_loop()
-        for unlisten in self._unlisten:
-            unlisten()
+            self._error = self._error or _only(keeper.exception())
+        self._undo.close()
         self._phase = Phase.STOPPED
+        self._begun.set()
         self.stopped.set()
 
-    async def _open(self) -> Store | None:
-        """The open store; None if a stop came first, as opening may wait long for a lock."""
-        opening = asyncio.ensure_future(self.app.open())
+    async def _live(self) -> None:
+        """The worker's whole life."""
         try:
-            await _wait_any(None, self._stop_asked, other=opening)
-            if self._stop_asked.is_set():
-                return None
-            await opening
+            store = await self._open()
+            if store is not None:
+                await self._serve(store)
+        except asyncio.CancelledError:
+            if self._places is not None:
+                self._places.close()
+            raise
         finally:
-            opening.cancel()
-        return self.app.store()
+            # Each of them, even if the loop ends in the midst of another: no shield keeps that out.
+            with CancelScope(shield=True):
+                async with contextlib.AsyncExitStack() as stack:
+                    stack.push_async_callback(self._lifespans.leave)
+                    if self._places is not None:
+                        stack.push_async_callback(self._places.leave)
+
+    async def _open(self) -> Store | None:
+        """The open store, lifespans entered; None if a stop came first, as both may take long."""
+        with CancelScope() as self._opening:
+            if not self._stop_asked.is_set():
+                await self.app.open()
+                await self._lifespans.enter()
+        self._opening = None
+        return None if self._stop_asked.is_set() else self.app.store()
+
+    async def _serve(self, store: Store) -> None:
+        """Run jobs until a stop, beside what watches them until the last one is settled."""
+        crew = self._crew = self._hire(store)
+        self._listen()
+        async with create_task_group() as beside:
+            try:
+                for part in self._beside:
+                    await beside.start(self._run_part, part, store)
+                await self._claim(store, crew)
+                await crew.settler.settle_all()
+            except asyncio.CancelledError:
+                # The loop itself ends, and cancels all tasks: release what can be in time.
+                crew.leave()
+                crew.interrupt()
+                crew.settler.flush()
+                raise
+            beside.cancel_scope.cancel()
+
+    async def _claim(self, store: Store, crew: Hands) -> None:
+        """Claim until a stop is asked for; return when the last job has ended, or was given up."""
+        async with create_task_group() as ending:
+            async with create_task_group() as claiming:
+                for part in self.services:
+                    await claiming.start(self._run_part, part, store)
+                crew.feed.refill()
+                self.started.set()
+                self._begun.set()
+                await self._stop_asked.wait()
+                self._phase = Phase.DRAINING
+                self._deaths.until = monotonic() + self.drain_seconds
+                crew.leave()
+                store.serve(self, None)
+                ending.start_soon(self._interrupt, crew)
+                claiming.cancel_scope.cancel()
+            await crew.gone.wait()
+            ending.cancel_scope.cancel()
+
+    async def _interrupt(self, crew: Hands) -> None:
+        """Cancel the jobs that outlast the drain, and give up those that outlast that."""
+        with move_on_after(self.drain_seconds):
+            await self._cancel_asked.wait()
+        self._phase = Phase.CANCELLING
+        crew.interrupt()
+        await sleep(CANCEL_SECONDS)
+        crew.abandon()
+        crew.gone.set()
+
+    async def _run_part(
+        self, part: Service, store: Store, *, task_status: TaskStatus[None]
+    ) -> None:
+        """Run a part; if it fails the worker drains first, as when its log fails."""
+        try:
+            await part.run(store, task_status=task_status)
+        except Exception as error:
+            if not self.started.is_set():
+                raise
+            self._on_end(error)
 
     def _hire(self, store: Store) -> Hands:
         self._store = store
-        self._deaths.listen(store, self.app._death_hooks, self.app)
         self._tell_what_it_serves()
         hands = self._hands(store)
         hands.feed.limits, hands.feed.weights = self._task_limits, self._weights
-        self._gates = Gates(
+        gates = self._gates = Gates(
             self.app,
             hands,
             concurrency=self.concurrency,
             queues=self.queues,
             changed=self._tell_what_it_serves,
         )
-        self.services.add(self._gates)
+        self._beside += [self._lifespans, self._deaths, gates.probes]
+        self.services.append(gates)
         if self._warns:
-            self.services.add(StrayWatch(self.app, self.queues))
+            self.services.append(StrayWatch(self.app, self.queues))
         return hands
 
     def _hands(self, store: Store) -> Hands:
         """Whoever runs the jobs: slots of this process, unless a worker of another kind says so."""
+        keeper = self._keeper
+        assert keeper is not None
         self._places = Executors(self.app, self._room, self._lifespans.resources)
         traced = traced_runs(self._hook)
         plans = Plans(lambda: self.app._tasks, self._places, traced)
         # From here on each job is run by the task that is there when it begins.
-        self._unlisten.append(self.app._task_listeners.listen(plans.clear))
+        self._undo.callback(self.app._task_listeners.listen(plans.clear))
         crew = Crew(
             self.app,
             store.port(),
@@ -374,31 +423,16 @@ class Worker:
             tasks=self._task_names,
             hook=traced or self._hook,
             stop=self._on_end,
+            is_cancelled=lambda: keeper.cancelling() > 0,
             burst_clock=store.steady_ns if self._burst else None,
             max_jobs=self._max_jobs,
         )
         # Asked from another thread: a copy of the slots is made in one step of the interpreter.
-        self.services.add(CancelListener(crew))
-        self.services.add(LoopWatch(lambda: not crew.running(), crew.delivery_of, crew.surrender))
-        assert self._keeper is not None
-        self._keeper.blame = crew.blame
-        self._free_loop = forbid_stop(crew.loop, crew.runs)
+        watch = LoopWatch(lambda: not crew.running(), crew.delivery_of, crew.surrender)
+        self._beside += [CancelListener(crew), watch]
+        keeper.blame = crew.blame
+        self._undo.callback(forbid_stop(crew.loop, crew.runs))
         return crew
-
-    async def _drain(self, crew: Hands) -> None:
-        self._phase = Phase.DRAINING
-        crew.leave()
-        self.services.drain()
-        if self._store is not None:
-            self._store.serve(self, None)
-        await _wait_any(self.drain_seconds, crew.gone, self._cancel_asked)
-        if crew.gone.is_set():
-            return
-        self._phase = Phase.CANCELLING
-        crew.interrupt()
-        await _wait_any(CANCEL_SECONDS, crew.gone)
-        if not crew.gone.is_set():
-            crew.abandon()
 
     def _task_names(self) -> frozenset[str]:
         tasks = self.app._tasks
@@ -426,7 +460,7 @@ class Worker:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._learn)
 
-        self._unlisten.append(self.app._task_listeners.listen(on_new))
+        self._undo.callback(self.app._task_listeners.listen(on_new))
 
     def _tell_what_it_serves(self) -> None:
         """Let people who ask why a job does not run know what this worker claims."""
@@ -453,14 +487,18 @@ class Worker:
             raise self._error
 
 
-async def _wait_any(
-    seconds: float | None, *events: asyncio.Event, other: asyncio.Future[Any] | None = None
-) -> None:
-    """Return once one of the events is set, ``other`` is done, or the seconds are over."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
+def _only(error: BaseException | None) -> BaseException | None:
+    """The error itself, out of the groups of the task groups that it went through."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
     try:
-        everything = waits if other is None else [*waits, other]
-        await asyncio.wait(everything, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise UsageError(
+            "a worker runs on an event loop of asyncio, and none runs here: under trio use "
+            "with app.worker_thread(): ..."
+        ) from None

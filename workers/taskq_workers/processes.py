@@ -12,6 +12,8 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio import move_on_after
+
 from taskq import telemetry
 from taskq.context import _current
 from taskq.core.records import Kind
@@ -152,17 +154,12 @@ class ProcessRunner:
                 child.kill()
             else:
                 child.leave()
-        waits = [asyncio.ensure_future(child.gone.wait()) for child in self._children]
-        if not waits:
-            return
         try:
-            await asyncio.wait(waits)
+            for child in list(self._children):
+                await child.gone.wait()
         except asyncio.CancelledError:
             self.close()
             raise
-        finally:
-            for wait in waits:
-                wait.cancel()
 
     # Who gets which child.
 
@@ -262,10 +259,9 @@ class ProcessRunner:
     async def _end(self, child: Child) -> None:
         """Kill it, and return once it runs no more, so that nobody else begins before that."""
         child.kill()
-        try:
-            async with asyncio.timeout(KILL_SECONDS):
-                await child.gone.wait()
-        except TimeoutError:
+        with move_on_after(KILL_SECONDS):
+            await child.gone.wait()
+        if not child.gone.is_set():
             _log.warning("child process %d was killed, but is still there", child.pid)
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from typing import TYPE_CHECKING, Any, Final
+
+from anyio import CancelScope, move_on_after
 
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX
@@ -18,7 +21,7 @@ from taskq.schedulestimes import CATCH_UP_MAX, due_ticks, next_due_ns
 from taskq_workers.settling import Pause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from anyio.abc import TaskStatus
 
     from taskq.app import TaskQ
     from taskq.core.schedules import ScheduleState
@@ -50,69 +53,50 @@ class Scheduler:
     def __init__(self, app: TaskQ, *, look_seconds: float = LOOK_SECONDS) -> None:
         self._app = app
         self._look_seconds = look_seconds
-        self._task: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
-        self._is_leaving = False
-        self._unlisten: Callable[[], None] | None = None
         self._enrolled: set[Schedule] = set()
         #: names of those that another worker has a newer rule for
         self._outdated: set[str] = set()
         #: by schedule: up to where it was done with, and when its next tick is due
         self._next: dict[str, tuple[int, int]] = {}
 
-    def start(self, store: Store) -> None:
-        """Begin to tick; costs nothing while the app has no schedule.
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Tick until cancelled; costs nothing while the app has no schedule.
 
         Raises:
             UsageError: the call of a schedule is wrong.
         """
-        loop = asyncio.get_running_loop()
-        for schedule in self._app._planned.all.values():
+        planned, wake, loop = self._app._planned, asyncio.Event(), asyncio.get_running_loop()
+        for schedule in planned.all.values():
             schedule.enrolment()
 
         def on_new() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._begin, store)
+                loop.call_soon_threadsafe(wake.set)
 
-        self._unlisten = self._app._planned.listeners.listen(on_new)
-        self._begin(store)
-
-    def drain(self) -> None:
-        """Tick no more."""
-        self._is_leaving = True
-        self._wake.set()
-
-    async def leave(self) -> None:
-        """Return once the last tick is written."""
-        self.drain()
-        unlisten, self._unlisten = self._unlisten, None
-        if unlisten is not None:
+        unlisten = planned.listeners.listen(on_new)
+        try:
+            task_status.started()
+            await self._tick_on(store, wake)
+        finally:
             unlisten()
-        task, self._task = self._task, None
-        if task is not None:
-            await asyncio.wait([task])
 
-    def _begin(self, store: Store) -> None:
-        if self._is_leaving or not self._app._planned.all:
-            return
-        self._wake.set()
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(store), name="taskq-scheduler")
-
-    async def _run(self, store: Store) -> None:
+    async def _tick_on(self, store: Store, wake: asyncio.Event) -> None:
         pause = Pause(asyncio.get_running_loop().time)
-        while not self._is_leaving:
-            self._wake.clear()
-            try:
-                seconds = await self.look(store)
-            except LogClosed:
-                return
-            except TaskqError as error:
-                seconds = pause.next()
-                _log.warning("no schedule ticks for %.1f s, because: %s", seconds, error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._wake.wait()
+        while True:
+            wake.clear()
+            seconds = math.inf
+            if self._app._planned.all:
+                try:
+                    # What it has begun it ends; the log's own waits are limited.
+                    with CancelScope(shield=True):
+                        seconds = await self.look(store)
+                except LogClosed:
+                    return
+                except TaskqError as error:
+                    seconds = pause.next()
+                    _log.warning("no schedule ticks for %.1f s, because: %s", seconds, error)
+            with move_on_after(seconds):
+                await wake.wait()
 
     async def look(self, store: Store) -> float:
         """Write what is due now; how many seconds to sleep then.

@@ -8,12 +8,16 @@ import difflib
 import logging
 from typing import TYPE_CHECKING, Final
 
+from anyio import move_on_after, sleep
+
 from taskq.core.errors import TaskqError
 from taskq.core.model import Serving
 from taskq.core.strays import ready_jobs, strays_of
 from taskq.log.why import live_workers
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
     from taskq.app import TaskQ
     from taskq.log.committer import Committer
     from taskq.log.port import LoopPort
@@ -46,35 +50,26 @@ class StrayWatch:
         self._app = app
         self._queues = queues
         self._look_seconds = look_seconds
-        self._task: asyncio.Task[None] | None = None
-        self._looked = asyncio.Event()
 
-    def start(self, store: Store) -> None:
-        """Look now, and then each minute."""
-        self._task = asyncio.create_task(self._work(store), name="taskq-strays")
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Look now, and then each minute, until cancelled."""
+        task_status.started()
+        has_looked = False
+        try:
+            while True:
+                await self._warn(store)
+                has_looked = True
+                await sleep(self._look_seconds)
+        finally:
+            if not has_looked:
+                with move_on_after(_FIRST_LOOK_SECONDS, shield=True):
+                    await self._warn(store)
 
-    def drain(self) -> None:
-        """Look no more, but once."""
-        if self._task is not None and self._looked.is_set():
-            self._task.cancel()
-
-    async def leave(self) -> None:
-        """Look no more; the first look is waited for a little."""
-        if self._task is None:
-            return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._looked.wait(), _FIRST_LOOK_SECONDS)
-        self._task.cancel()
-        await asyncio.wait([self._task])
-
-    async def _work(self, store: Store) -> None:
-        while True:
-            # A log that fails is told by those who cannot go on without it.
-            with contextlib.suppress(TaskqError):
-                for warning in await self._look(store):
-                    _log.warning("%s", warning)
-            self._looked.set()
-            await asyncio.sleep(self._look_seconds)
+    async def _warn(self, store: Store) -> None:
+        # A log that fails is told by those who cannot go on without it.
+        with contextlib.suppress(TaskqError):
+            for warning in await self._look(store):
+                _log.warning("%s", warning)
 
     async def _look(self, store: Store) -> list[str]:
         port: LoopPort = store.port()

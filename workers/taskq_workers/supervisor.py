@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from anyio import create_task_group
+
 from taskq_workers.forked import keep_from_children
 from taskq_workers.lines import drain_lines, overdue_lines, stopped_line
 from taskq_workers.loops import END_SECONDS, drive, end
@@ -134,10 +136,12 @@ class Supervisor:
             async with self._worker:
                 if self._worker.started.is_set():
                     await self._tell_ready()
-                await self._worker.stopped.wait()
+                    async with create_task_group() as beside:
+                        beside.start_soon(self._notifier.keep_alive)
+                        await self._worker.stopped.wait()
+                        beside.cancel_scope.cancel()
         finally:
             self._notifier.stopping()
-            self._notifier.close()
             self._store = None
             await self._app.close()
 
@@ -149,7 +153,6 @@ class Supervisor:
         self._ready_at = time.monotonic()
         self._on_ready(store, stats)
         self._notifier.ready(f"{self._worker.concurrency} jobs at a time")
-        self._notifier.keep_alive(self._loop)
 
     def _take_signals(self) -> None:
         # The system may have another thread take a signal, and the loop would sleep on: Python
