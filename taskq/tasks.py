@@ -127,7 +127,7 @@ class Enqueuer(Composing[P, R]):
             if telemetry.is_active(self._connection):  # a provider was looked for just now
                 return await task.app.enqueue(self.call(*args, **kwargs))
         port = store.port()
-        if store.full:
+        if port.full:
             await port.room()
         answer = await port.ask(spec, body, extras)
         if type(answer) is int:

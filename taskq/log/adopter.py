@@ -165,7 +165,7 @@ class Adopter:
         orders, self._orders = self._orders, []
         for (port, future), before in orders:
             answer = self._jobs - before if error is None else error
-            self._committer.now.append((port, future, answer))
+            self._committer.answers.now.append((port, future, answer))
 
     # -- the work ---------------------------------------------------------------------------------
 

@@ -11,19 +11,28 @@ import logging
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import DuplicateKey, LogError, LogFailed, OutcomeUnknown, TaskqError
+from taskq.core.errors import (
+    AppendFailed,
+    DuplicateKey,
+    LogError,
+    LogFailed,
+    OutcomeUnknown,
+    TaskqError,
+)
 from taskq.core.model import SECOND_NS, Durability
 from taskq.core.records import Flag
 from taskq.log import codec
 from taskq.log.batch import Batch
-from taskq.log.desk import Desk
+from taskq.log.desk import Answers, Undecided, refusals, tell_all
+from taskq.log.facets import Facets
 from taskq.log.gauges import Gauges
 from taskq.log.operations import Operations, failure
 from taskq.log.otherowners import OtherOwners
 from taskq.log.ports import INTEREST_GROWTH
 from taskq.log.requests import Op, Request, Trait, ops_that
 from taskq.log.room import Room, is_full
-from taskq.log.survey import Survey, claims, parted, refusals
+from taskq.log.survey import Survey, parted
+from taskq.log.watchers import Waiters, claim_requests
 
 if TYPE_CHECKING:
     from taskq.log.config import LogConfig
@@ -44,13 +53,23 @@ _AT_ONCE: Final = ops_that(Trait.AT_ONCE)
 _READS: Final = ops_that(Trait.READS)
 
 
-class Committer(Desk):
-    """The storage side of one process."""
+class Committer:
+    """The storage side of one process.
+
+    Attributes:
+        answers: those on their way out.
+        waiters: who waits for what the log does not hold yet.
+        undecided: requests that wait for the lock, or for the next batch.
+    """
 
     def __init__(
         self, journal: Journal, peers: Peers, config: LogConfig, description: bytes
     ) -> None:
-        super().__init__(journal)
+        self.journal = journal
+        self.facets = Facets(journal)
+        self.answers = Answers()
+        self.waiters = Waiters(journal, self.facets)
+        self.undecided = Undecided()
         self.peers = peers
         self.config = config
         self.operations = Operations(journal, self.facets, peers.owner, description)
@@ -74,14 +93,14 @@ class Committer(Desk):
 
     def commit(self, requests: list[Request], survey: Survey | None = None) -> None:
         """Decide and append everything, or answer every request with what went wrong."""
-        if self.held or survey is None:
-            requests = [*self.take_held(), *requests]
+        if self.undecided.held or survey is None:
+            requests = [*self.undecided.take_held(), *requests]
             survey = Survey.of(requests)
         looks: list[Request] = []
         if not survey.ops.isdisjoint(_READS):
             looks = [request for request in requests if request[0] in _READS]
             requests = [request for request in requests if request[0] not in _READS]
-        if requests or self.waiting or not looks:
+        if requests or self.waiters.claims or not looks:
             self._commit(requests, survey)
         # After the writes of the same batch, so that a caller reads what it wrote; without the
         # lock.
@@ -92,27 +111,27 @@ class Committer(Desk):
         now_ns = self.journal.clock.steady_ns()
         self.gauges.sample(self.facets.agenda, now_ns)
         requests, survey, refused = self.room.admit(requests, survey, now_ns)
-        self.now += refused
+        self.answers.now += refused
         if self.room.refused is not None and not self.room.may_try(survey.size):
             self._make_do(requests, self.room.refused)
             return
-        self.in_flight = requests
+        self.undecided.in_flight = requests
         try:
             self._check_owner(now_ns)
             if self._build_before_lock(survey):
                 requests, survey = self._put_off(requests)
-                self.in_flight = requests
+                self.undecided.in_flight = requests
                 if not requests:
                     return
             self.journal.lock()
         except TaskqError as error:
-            self._refuse(self.take_in_flight(), error)
+            self._refuse(self.undecided.take_in_flight(), error)
             return
         except OSError as error:
-            self._make_do(self.take_in_flight(), error)
+            self._make_do(self.undecided.take_in_flight(), error)
             return
         # Some callers may have been told meanwhile that the lock was not to be had.
-        requests = self.take_in_flight()
+        requests = self.undecided.take_in_flight()
         refusal: OSError | None = None
         try:
             refusal = self._locked(requests, survey)
@@ -131,31 +150,31 @@ class Committer(Desk):
     def _make_do(self, requests: list[Request], error: OSError) -> None:
         """The disk refused: try again without the enqueues, or with the reserve; or give up."""
         rest, refused = self.room.sort_out(requests, error)
-        self.now += refused
+        self.answers.now += refused
         if refused or (is_full(error) and self.room.give_up_reserve()):
             rest = self._not_watched(rest)
-            if rest or self.waiting:
+            if rest or self.waiters.claims:
                 self._commit(rest, Survey.of(rest))
         else:
             self._give_up(rest, error)
 
     def _one_by_one(self, requests: list[Request], error: Exception) -> None:
         """Nothing of a batch was appended since something in it broke: find out what."""
-        waiting, self.waiting = self.waiting, []
+        waiting, self.waiters.claims = self.waiters.claims, []
         requests = parted(requests)
         if requests and (waiting or len(requests) > 1):
             for request in requests:
                 try:
                     survey = Survey.of([request])
                 except Exception as refusal:  # noqa: BLE001 - its operand is none
-                    self.now += refusals([request], failure(refusal))
+                    self.answers.now += refusals([request], failure(refusal))
                 else:
                     self._commit([request], survey)
-            self.waiting = waiting + self.waiting
+            self.waiters.claims = waiting + self.waiters.claims
             self._commit([], Survey())  # they get what the good ones brought
             return
         _log.error("%s: a request broke its batch", self.journal.path, exc_info=error)
-        self.now += refusals([*requests, *claims(waiting)], failure(error))
+        self.answers.now += refusals([*requests, *claim_requests(waiting)], failure(error))
 
     def _look(self, request: Request) -> None:
         """Answer a request that only reads."""
@@ -164,21 +183,23 @@ class Committer(Desk):
             self.journal.check_files()
             self.journal.refresh()
             if op == _FOLLOW:
-                self.followers.add(operand, port, future)
+                self.waiters.growth.add(operand, port, future)
                 return
             look, needs_agenda = operand
             if self.builds_in_steps and self.facets.lacks(agenda=needs_agenda, keys=False):
-                self.held_back([request])
+                self.undecided.hold([request])
                 return
             self.facets.catch_up()
             if needs_agenda:
                 self.facets.need_agenda()
-            self._answer_later(port, future, look(self))
+            self.answers.add_later([(port, future, look(self))], self.journal.next_lsn)
         except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
-            self.now.append((port, future, failure(error)))
+            self.answers.now.append((port, future, failure(error)))
 
     def _wants_agenda(self, survey: Survey) -> bool:
-        return bool(self.waiting) or survey.replaces or not survey.ops.isdisjoint(_NEEDS_AGENDA)
+        if self.waiters.claims or survey.replaces:
+            return True
+        return not survey.ops.isdisjoint(_NEEDS_AGENDA)
 
     def _build_before_lock(self, survey: Survey) -> bool:
         """Read what others wrote before taking the lock: the first build reads the whole log.
@@ -202,7 +223,7 @@ class Committer(Desk):
 
     def _put_off(self, requests: list[Request]) -> tuple[list[Request], Survey]:
         """Hold back what needs a fold that is still being built; returns the rest."""
-        waiting, self.waiting = claims(self.waiting), []
+        waiting = self.waiters.take_claims()
         rest: list[Request] = []
         held: list[Request] = []
         for request in (*requests, *waiting):
@@ -215,13 +236,16 @@ class Committer(Desk):
                 rest.append(request)
             elif future is None or not future.done():
                 held.append(request)
-        self.held_back(held)
+        self.undecided.hold(held)
         return rest, Survey.of(rest)
 
     def _locked(self, requests: list[Request], survey: Survey) -> OSError | None:
         """Decide and append; returns what the disk said if it refused: then nothing happened."""
-        before = len(self.now), len(self.later), self.later_lsn, list(self.waiting)
-        claims_lsn = self._claims_lsn
+        before, claims, claims_lsn = (
+            self.answers.stand(),
+            list(self.waiters.claims),
+            self._claims_lsn,
+        )
         journal = self.journal
         try:
             journal.rotate_if_full()
@@ -229,7 +253,7 @@ class Committer(Desk):
             batch = Batch(journal, time_ns)
             self._catch_up(batch, step_ns, survey)
             self._run(batch, requests)
-            self._add_later(self.operations.deaths.told(), batch.lsn)
+            self.answers.add_later(self.operations.deaths.told(), batch.lsn)
             self.operations.close(batch)
             if batch.count:
                 journal.allow(batch.features)
@@ -241,9 +265,8 @@ class Committer(Desk):
                 self.room.appended()
                 self.unsynced = self.unsynced or batch.interest != 0
         except Exception as error:
-            now, later, self.later_lsn, self.waiting = before
-            self._claims_lsn = claims_lsn
-            del self.now[now:], self.later[later:]
+            self.answers.go_back_to(before)
+            self.waiters.claims, self._claims_lsn = claims, claims_lsn
             # What was applied is thrown away with the fold, and folded anew.
             self.facets.discard(broken=not isinstance(error, (OSError, TaskqError)))
             self.operations.forget()
@@ -316,7 +339,7 @@ class Committer(Desk):
         return interest
 
     def _run(self, batch: Batch, requests: list[Request]) -> None:
-        later = self.later
+        later = self.answers.later
         enqueue = self.operations.enqueues.one
         number, end = 0, len(requests)
         while number < end:
@@ -337,8 +360,8 @@ class Committer(Desk):
         if self.facets.agenda is not None and self.facets.agenda.flows.todo:
             self.operations.ends.follow(batch)
         if later:
-            self.later_lsn = max(self.later_lsn, batch.lsn)
-        if self.waiting:
+            self.answers.later_lsn = max(self.answers.later_lsn, batch.lsn)
+        if self.waiters.claims:
             # Not before the others: a holder that is late, but in this batch, still has its claim.
             self.taken_back += self.operations.claims.take_back_over(batch)
             if not self._expiring:
@@ -360,7 +383,7 @@ class Committer(Desk):
                 ports.append(port)
                 futures.append(future)
         first = self.operations.enqueues.enqueue_run(batch, spec, bodies)
-        self.later += zip(ports, futures, range(first, batch.lsn), strict=True)
+        self.answers.later += zip(ports, futures, range(first, batch.lsn), strict=True)
         return number
 
     def _run_other(self, batch: Batch, op: int, port: Any, future: Any, operand: Any) -> None:
@@ -370,48 +393,87 @@ class Committer(Desk):
             if op == _SETTLE_SOON:
                 items, on_error = operand
                 for item, error in self.operations.settles.settle_many(batch, items):
-                    self.now.append((port, None, (on_error, item, error)))
+                    self.answers.now.append((port, None, (on_error, item, error)))
                 return
             if op == Op.CLAIM:
-                self.waiting.append((operand, port, future))
+                self.waiters.claims.append((operand, port, future))
                 return
             if op == Op.OUTCOME:
-                self.watchers.add(operand, port, future)
+                self.waiters.outcomes.add(operand, port, future)
                 return
             value = self.operations.table[op](batch, operand)
         except TaskqError as refusal:
             self._refuse_one(port, future, refusal)
             return
         if op in _AT_ONCE:
-            self.now.append((port, future, value))
+            self.answers.now.append((port, future, value))
             return
-        self.later.append((port, future, value))
-        self.later_lsn = max(self.later_lsn, batch.lsn)
+        self.answers.later.append((port, future, value))
+        self.answers.later_lsn = max(self.answers.later_lsn, batch.lsn)
 
     def _refuse_one(self, port: Any, future: Any, error: TaskqError) -> None:
         """Answer a request that raised; one that names a job waits until that job is on disk."""
-        answers = self.later if isinstance(error, DuplicateKey) else self.now
+        answers = self.answers.later if isinstance(error, DuplicateKey) else self.answers.now
         answers.append((port, future, error))
 
     def _serve_claims(self, batch: Batch) -> None:
         waiting = []
         steady = self.journal.clock.steady_ns()
-        for claim in self.waiting:
+        for claim in self.waiters.claims:
             request, port, future = claim
             if future.done():
                 continue
             deliveries, must_sync = self.operations.claims.claim_jobs(batch, request)
             if deliveries:
                 if must_sync:
-                    self.later.append((port, future, deliveries))
-                    self.later_lsn = self._claims_lsn = batch.lsn
+                    self.answers.later.append((port, future, deliveries))
+                    self.answers.later_lsn = self._claims_lsn = batch.lsn
                 else:
-                    self.now.append((port, future, deliveries))
+                    self.answers.now.append((port, future, deliveries))
             elif request.is_over(steady):
-                self.now.append((port, future, []))
+                self.answers.now.append((port, future, []))
             else:
                 waiting.append(claim)
-        self.waiting = waiting
+        self.waiters.claims = waiting
+
+    # -- refusing ---------------------------------------------------------------------------------
+
+    def _refuse(self, requests: list[Request], error: TaskqError) -> None:
+        waiters = self.waiters
+        if isinstance(error, LogFailed):
+            # Nothing will come until a person has looked: no worker may sit there and seem well.
+            requests = [*requests, *waiters.take_claims()]
+            self.answers.now += tell_all(waiters.take_listeners(), error)
+        requests = self._not_watched(requests)
+        if not isinstance(error, LogError):
+            patient = [one for one in requests if one[0] == Op.CLAIM]
+            waiters.claims += [(operand, port, future) for _, port, future, operand in patient]
+            requests = [one for one in requests if one[0] != Op.CLAIM]
+        self.answers.now += refusals(requests, error)
+
+    def _not_watched(self, requests: list[Request]) -> list[Request]:
+        """The same without those that wait for an outcome already."""
+        has = self.waiters.outcomes.has
+        return [one for one in requests if one[0] != Op.OUTCOME or not has(one[3], one[2])]
+
+    def _give_up(self, requests: list[Request], error: OSError) -> None:
+        """The disk refused: callers are told, and what can wait is tried again.
+
+        For room claims and watchers wait as long as they may; nothing else gets better by itself.
+        """
+        failed = AppendFailed(self.journal.path, error)
+        known = {id(one[2]) for one in self.waiters.claims}
+        requests = [one for one in self._not_watched(requests) if id(one[2]) not in known]
+        waiting = [*self.waiters.take_claims(), *requests]
+        steady_ns, has_hope = self.journal.clock.steady_ns(), is_full(error)
+        for request in waiting:
+            op, port, future, operand = request
+            if op == _SETTLE_SOON or (op == Op.OUTCOME and has_hope):
+                self.undecided.held.append(request)
+            elif op == Op.CLAIM and has_hope and not operand.is_over(steady_ns):
+                self.waiters.claims.append((operand, port, future))
+            elif future is None or not future.done():
+                self.answers.now.append((port, future, failed))
 
     # -- outcomes ---------------------------------------------------------------------------------
 
@@ -424,8 +486,7 @@ class Committer(Desk):
         self._answer_watchers()
 
     def _answer_watchers(self) -> None:
-        for port, future, outcome in self.watchers.settled():
-            self._answer_later(port, future, outcome)
+        self.answers.add_later(list(self.waiters.outcomes.settled()), self.journal.next_lsn)
 
     # -- durability -------------------------------------------------------------------------------
 
@@ -435,7 +496,7 @@ class Committer(Desk):
             return True
         if self.config.durability is not Durability.FSYNC:
             return False
-        return bool(self.later) and self.later_lsn > self.journal.durable_lsn
+        return bool(self.answers.later) and self.answers.later_lsn > self.journal.durable_lsn
 
     def rest(self) -> None:
         """Have all of the log on disk, and let it say so; nothing if it says so already.
@@ -456,5 +517,5 @@ class Committer(Desk):
         try:
             self.journal.sync()
         except OSError as error:
-            self.refuse_later(OutcomeUnknown(self.journal.path, error))
+            self.answers.refuse_later(OutcomeUnknown(self.journal.path, error))
             self.journal.fail(error)

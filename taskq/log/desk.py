@@ -1,77 +1,36 @@
-"""Answers on their way out, and requests that wait: what a committer owes to whom."""
+"""Answers on their way out, and requests on their way in: what a committer owes to whom."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from taskq.core.errors import AppendFailed, LogError, LogFailed
-from taskq.log.facets import Facets
-from taskq.log.growth import Followers
 from taskq.log.requests import Op
-from taskq.log.room import is_full
-from taskq.log.survey import claims, refusals
-from taskq.log.watchers import Watchers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taskq.core.errors import TaskqError
-    from taskq.log.journal import Journal
-    from taskq.log.requests import Answer, ClaimRequest, Request
-
-_SETTLE_SOON: Final = int(Op.SETTLE_SOON)
+    from taskq.log.requests import Answer, Request
 
 
-class Desk:
-    """Who waits for what.
+class Answers:
+    """Answers that were not handed out yet.
 
     Attributes:
-        now: answers that may go out at once.
-        later: answers that must wait until the log is durable up to ``later_lsn``.
-        waiting: claims that found nothing yet: (request, port, future).
-        watchers: who waits for the outcome of a job.
-        followers: who waits for the log to grow.
-        held: requests for the next batch: settlements that the disk refused, which nobody
-            waits for, and what needs a fold that is still being built.
-        in_flight: the requests of the batch that waits for the lock.
+        now: those that may go out at once.
+        later: those that must wait until the log is durable up to ``later_lsn``.
     """
 
-    def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-        self.facets = Facets(journal)
+    __slots__ = ("later", "later_lsn", "now")
+
+    def __init__(self) -> None:
         self.now: list[Answer] = []
         self.later: list[Answer] = []
         self.later_lsn = 0
-        self.waiting: list[tuple[ClaimRequest, Any, Any]] = []
-        self.watchers = Watchers(journal, self.facets)
-        self.followers = Followers(journal)
-        self.held: list[Request] = []
-        self.in_flight: list[Request] = []
-        self._guard = threading.Lock()
 
-    def take_in_flight(self) -> list[Request]:
-        """The requests of this batch; whoever takes them answers them. One thread at a time."""
-        with self._guard:
-            requests, self.in_flight = self.in_flight, []
-            return requests
-
-    def take_held(self) -> list[Request]:
-        """What was put off; whoever takes it answers it, or puts it off again."""
-        with self._guard:
-            requests, self.held = self.held, []
-            return requests
-
-    def held_back(self, requests: list[Request]) -> None:
-        """Put requests off to the next batch."""
-        with self._guard:
-            self.held += requests
-
-    def _answer_later(self, port: Any, future: Any, value: object) -> None:
-        """An answer that rests on everything this process has seen of the log."""
-        self.later.append((port, future, value))
-        self.later_lsn = max(self.later_lsn, self.journal.next_lsn)
-
-    def _add_later(self, answers: list[Answer], lsn: int) -> None:
-        """Answers that rest on the log up to ``lsn``."""
+    def add_later(self, answers: list[Answer], lsn: int) -> None:
+        """Add answers that rest on the log up to ``lsn``."""
         if answers:
             self.later += answers
             self.later_lsn = max(self.later_lsn, lsn)
@@ -80,41 +39,73 @@ class Desk:
         """Turn the answers that wait for the disk into this error."""
         self.later = [(port, future, error) for port, future, _ in self.later if future is not None]
 
-    def _refuse(self, requests: list[Request], error: TaskqError) -> None:
-        if isinstance(error, LogFailed):
-            # Nothing will come until a person has looked: no worker may sit there and seem well.
-            requests, self.waiting = [*requests, *claims(self.waiting)], []
-            self.now += [(port, future, error) for port, future in self.watchers.take_all()]
-            self.now += [(port, future, error) for port, future in self.followers.take_all()]
-        requests = self._not_watched(requests)
-        if not isinstance(error, LogError):
-            patient = [one for one in requests if one[0] == Op.CLAIM]
-            self.waiting += [(operand, port, future) for _, port, future, operand in patient]
-            requests = [one for one in requests if one[0] != Op.CLAIM]
-        self.now += refusals(requests, error)
+    def take_now(self) -> list[Answer]:
+        """Take those that may go out at once."""
+        answers, self.now = self.now, []
+        return answers
 
-    def _not_watched(self, requests: list[Request]) -> list[Request]:
-        """The same without those that wait for an outcome already."""
-        return [
-            one for one in requests if one[0] != Op.OUTCOME or not self.watchers.has(one[3], one[2])
-        ]
+    def take_all(self) -> list[Answer]:
+        """Take all of them: what some wait for is on disk, or they say that it is not."""
+        answers = self.now + self.later
+        self.now, self.later, self.later_lsn = [], [], 0
+        return answers
 
-    def _give_up(self, requests: list[Request], error: OSError) -> None:
-        """The disk refused: callers are told, and what can wait is tried again.
+    def stand(self) -> tuple[int, int, int]:
+        """How many there are, for ``go_back_to``."""
+        return len(self.now), len(self.later), self.later_lsn
 
-        For room claims and watchers wait as long as they may; nothing else gets better by itself.
-        """
-        failed = AppendFailed(self.journal.path, error)
-        known = {id(one[2]) for one in self.waiting}
-        requests = [one for one in self._not_watched(requests) if id(one[2]) not in known]
-        waiting = [*claims(self.waiting), *requests]
-        steady_ns, has_hope = self.journal.clock.steady_ns(), is_full(error)
-        self.waiting = []
-        for request in waiting:
-            op, port, future, operand = request
-            if op == _SETTLE_SOON or (op == Op.OUTCOME and has_hope):
-                self.held.append(request)
-            elif op == Op.CLAIM and has_hope and not operand.is_over(steady_ns):
-                self.waiting.append((operand, port, future))
-            elif future is None or not future.done():
-                self.now.append((port, future, failed))
+    def go_back_to(self, stand: tuple[int, int, int]) -> None:
+        """Drop what was added since: the batch was not written."""
+        now, later, self.later_lsn = stand
+        del self.now[now:], self.later[later:]
+
+
+class Undecided:
+    """Requests that a committer has and did not decide; whoever takes them answers them.
+
+    While one thread waits for the lock another may answer for it.
+
+    Attributes:
+        in_flight: those of the batch that waits for the lock.
+        held: those for the next batch: settlements that the disk refused, which nobody waits for,
+            and what needs a fold that is still being built.
+    """
+
+    def __init__(self) -> None:
+        self.in_flight: list[Request] = []
+        self.held: list[Request] = []
+        self._guard = threading.Lock()
+
+    def take_in_flight(self) -> list[Request]:
+        """Take the requests of this batch."""
+        with self._guard:
+            requests, self.in_flight = self.in_flight, []
+            return requests
+
+    def take_held(self) -> list[Request]:
+        """Take what was put off."""
+        with self._guard:
+            requests, self.held = self.held, []
+            return requests
+
+    def hold(self, requests: list[Request]) -> None:
+        """Put requests off to the next batch."""
+        with self._guard:
+            self.held += requests
+
+
+def refusals(requests: Iterable[Request], error: TaskqError) -> list[Answer]:
+    """Answer each of them with the same error."""
+    answers: list[Answer] = []
+    for op, port, future, operand in requests:
+        if op == Op.SETTLE_SOON:
+            items, on_error = operand
+            answers += [(port, None, (on_error, item, error)) for item in items]
+        else:
+            answers.append((port, future, error))
+    return answers
+
+
+def tell_all(waiting: Iterable[tuple[Any, Any]], error: TaskqError) -> list[Answer]:
+    """Answer each (port, future) with the same error."""
+    return [(port, future, error) for port, future in waiting]

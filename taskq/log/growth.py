@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _COMPANY_SECONDS: Final = 0.002
 
 
-class Followers:
+class Growth:
     """Who waits for the log to grow; on the storage thread."""
 
     def __init__(self, journal: Journal) -> None:

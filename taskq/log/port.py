@@ -13,10 +13,10 @@ from collections import deque
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from taskq.core.errors import LogClosed
 from taskq.core.model import LogStats
 from taskq.core.records import Cause, Kind
 from taskq.log.bell import Bell
+from taskq.log.config import MAILBOX_MAX
 from taskq.log.gauges import engine_stats
 from taskq.log.history import tell
 from taskq.log.inboxfiles import Inbox
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras, JobView
     from taskq.log.committer import Committer
+    from taskq.log.mailbox import Mailbox
     from taskq.log.requests import (
         Answer,
         Bundle,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         Steer,
         Turn,
     )
-    from taskq.log.store import Store
 
 _log: Final = logging.getLogger("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)
@@ -53,25 +53,25 @@ _SETTLED_IN: Final = 16
 class _Port:
     """What the two kinds of port have in common; ``make`` makes the futures they return."""
 
-    def __init__(self, store: Store, make: Callable[[], Any]) -> None:
-        self._store = store
-        self._mailbox = store.mailbox
+    def __init__(self, mailbox: Mailbox, make: Callable[[], Any]) -> None:
+        self._mailbox = mailbox
+        self._requests = mailbox.requests
         self._future = make
 
     def _send(self, op: int, operand: object) -> Any:
-        store = self._store
-        if not store.usable:
-            raise LogClosed(f"{store.path}: the log is closed here; open it again")
+        mailbox = self._mailbox
+        if not mailbox.usable:
+            raise mailbox.closed()
         future = self._future()
-        self._mailbox.append((op, self, future, operand))
-        if store.asleep:
-            store.wake_up()
+        self._requests.append((op, self, future, operand))
+        if mailbox.asleep:
+            mailbox.wake_up()
         return future
 
     @property
     def full(self) -> bool:
         """Whether the mailbox is at its limit: wait for ``room`` before sending more."""
-        return self._store.full
+        return len(self._requests) >= MAILBOX_MAX
 
     def enqueue_many(self, items: list[tuple[EnqueueSpec, bytes, Extras | None]]) -> Any:
         """Enqueue all or none."""
@@ -94,12 +94,12 @@ class _Port:
         self, items: list[Settlement], on_error: Callable[[Settlement, TaskqError], None]
     ) -> None:
         """End deliveries without waiting for it; what the disk refuses is tried again."""
-        store = self._store
-        if not store.usable:
-            raise LogClosed(f"{store.path}: the log is closed here; open it again")
-        self._mailbox.append((Op.SETTLE_SOON, self, None, (items, on_error)))
-        if store.asleep:
-            store.wake_up()
+        mailbox = self._mailbox
+        if not mailbox.usable:
+            raise mailbox.closed()
+        self._requests.append((Op.SETTLE_SOON, self, None, (items, on_error)))
+        if mailbox.asleep:
+            mailbox.wake_up()
 
     def cancel(self, lsn: int) -> Any:
         """Withdraw a waiting job, or ask for the end of a running one: a ``Cancel``."""
@@ -167,20 +167,20 @@ class _Port:
 
     def compact(self, keep_seconds: float | None, *, dry_run: bool) -> Any:
         """Compact now: a CompactReport once it is done."""
-        store = self._store
-        if not store.usable:
-            raise LogClosed(f"{store.path}: the log is closed here; open it again")
+        mailbox = self._mailbox
+        if not mailbox.usable:
+            raise mailbox.closed()
         future = self._future()
-        store.order(Order(keep_seconds, dry_run, self, future))
+        mailbox.order(Order(keep_seconds, dry_run, self, future))
         return future
 
     def adopt(self) -> Any:
         """Adopt what was published: how many jobs came of it, once nothing waits any more."""
-        store = self._store
-        if not store.usable:
-            raise LogClosed(f"{store.path}: the log is closed here; open it again")
+        mailbox = self._mailbox
+        if not mailbox.usable:
+            raise mailbox.closed()
         future = self._future()
-        store.order(AdoptOrder(self, future))
+        mailbox.order(AdoptOrder(self, future))
         return future
 
     def _resolve(self, answers: Iterable[Answer]) -> None:
@@ -198,7 +198,7 @@ class _Port:
 
     def _late(self, value: object) -> None:
         """An answer for somebody who gave up: deliveries must not be lost with it."""
-        if self._store.usable and _are_deliveries(value):
+        if self._mailbox.usable and _are_deliveries(value):
             given_back = [Settlement(Kind.RELEASED, one, None, 0, Cause.DRAIN) for one in value]
             self.settle_soon(given_back, _ignore)
 
@@ -216,8 +216,8 @@ def _take_all(source: list[Delivery], taken: list[Delivery]) -> None:
 class LoopPort(_Port):
     """The port of one event loop; only that loop's thread uses it."""
 
-    def __init__(self, store: Store, loop: AbstractEventLoop) -> None:
-        super().__init__(store, loop.create_future)
+    def __init__(self, mailbox: Mailbox, loop: AbstractEventLoop) -> None:
+        super().__init__(mailbox, loop.create_future)
         self.loop = loop
         self._turns = 0
         self._bell: Bell | None = None
@@ -227,34 +227,34 @@ class LoopPort(_Port):
         self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
     ) -> _Future[int | Duplicate]:
         """The new job's lsn once it is durable, or the job that holds its key."""
-        store = self._store
-        if not store.usable:
-            raise LogClosed(f"{store.path}: the log is closed here; open it again")
+        mailbox = self._mailbox
+        if not mailbox.usable:
+            raise mailbox.closed()
         future: _Future[int | Duplicate] = _Future(loop=self.loop)
-        self._mailbox.append((_ENQUEUE, self, future, (spec, body, extras)))
-        if store.asleep:
-            store.wake_up()
+        self._requests.append((_ENQUEUE, self, future, (spec, body, extras)))
+        if mailbox.asleep:
+            mailbox.wake_up()
         return future
 
     def ask(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> Reply:
         """Do as ``enqueue`` for a caller that awaits the answer right away."""
-        store = self._store
-        if not store.usable:
-            raise LogClosed(f"{store.path}: the log is closed here; open it again")
+        mailbox = self._mailbox
+        if not mailbox.usable:
+            raise mailbox.closed()
         reply = Reply(self.loop)
-        self._mailbox.append((_ENQUEUE, self, reply, (spec, body, extras)))
-        if store.asleep:
-            store.wake_up()
+        self._requests.append((_ENQUEUE, self, reply, (spec, body, extras)))
+        if mailbox.asleep:
+            mailbox.wake_up()
         return reply
 
     async def room(self) -> None:
         """Wait until the mailbox has room."""
-        while self._store.full:
+        while self.full:
             await self._emptied()
 
     def _emptied(self) -> _Future[None]:
         future: _Future[None] = self.loop.create_future()
-        self._store.when_room(lambda: self.loop.call_soon_threadsafe(_wake, future))
+        self._mailbox.when_room(lambda: self.loop.call_soon_threadsafe(_wake, future))
         return future
 
     def deliver(self, answers: list[Answer]) -> None:
@@ -296,7 +296,7 @@ class LoopPort(_Port):
 
     def _turn(self, answers: list[Answer]) -> None:
         self._turns += 1
-        if self._turns == _SETTLED_IN and self._store.usable:
+        if self._turns == _SETTLED_IN and self._mailbox.usable:
             with contextlib.suppress(NotImplementedError, OSError):
                 self._bell = Bell(self.loop, self._rung)
         left = iter(answers)
@@ -335,8 +335,8 @@ class LoopPort(_Port):
 class ThreadPort(_Port):
     """The port of threads that have no event loop; any thread may use it."""
 
-    def __init__(self, store: Store) -> None:
-        super().__init__(store, futures.Future)
+    def __init__(self, mailbox: Mailbox) -> None:
+        super().__init__(mailbox, futures.Future)
 
     def enqueue(
         self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
@@ -347,9 +347,9 @@ class ThreadPort(_Port):
 
     def room(self) -> None:
         """Block until the mailbox has room."""
-        while self._store.full:
+        while self.full:
             event = threading.Event()
-            self._store.when_room(event.set)
+            self._mailbox.when_room(event.set)
             event.wait()
 
     def deliver(self, answers: list[Answer]) -> None:

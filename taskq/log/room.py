@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import SECOND_NS
 from taskq.log.config import MIN_FREE_BYTES, MIN_FREE_FILES, RESERVE_BYTES, TINY_DISK_PARTS
+from taskq.log.desk import refusals
 from taskq.log.requests import Trait, ops_that
-from taskq.log.survey import Survey, refusals
+from taskq.log.survey import Survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable

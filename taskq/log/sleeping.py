@@ -23,18 +23,18 @@ _KEPT_MAX: Final = 64
 
 def seconds_until_due(committer: Committer) -> float:
     """Seconds until something of the log falls due; infinite when nothing will."""
-    clock = committer.journal.clock
+    clock, waiters = committer.journal.clock, committer.waiters
     limits = [float("inf")]
-    if committer.held:
+    if committer.undecided.held:
         limits.append(_HELD_SECONDS)
-    listens = committer.watchers or committer.followers or committer.operations.asks
-    if listens or committer.waiting:
+    listens = waiters.outcomes or waiters.growth or committer.operations.asks
+    if listens or waiters.claims:
         # A sleeper looks by itself, too, should a wake-up ever be lost.
         limits.append(LOOK_AROUND_NS / SECOND_NS)
     if is_behind(committer):
         # Not at once, should the disk refuse it again and again.
-        limits.append(0.0 if committer.waiting else _HELD_SECONDS)
-    if committer.waiting:
+        limits.append(0.0 if waiters.claims else _HELD_SECONDS)
+    if waiters.claims:
         agenda = committer.facets.agenda
         if agenda is not None:
             wall = clock.wall_ns()
@@ -48,7 +48,7 @@ def seconds_until_due(committer: Committer) -> float:
         steady = clock.steady_ns()
         limits += [
             (claim[0].wait_until_ns - steady) / SECOND_NS
-            for claim in committer.waiting
+            for claim in waiters.claims
             if claim[0].wait_until_ns is not None
         ]
     # What is due is tried at once, but not again and again on a disk that takes nothing.
@@ -67,7 +67,7 @@ def may_wait(committer: Committer, requests: list[Request], survey: Survey) -> b
     With few producers every other batch would hold nothing but the settlements of the jobs
     that the one before has handed out, while the next enqueues are a moment away.
     """
-    if not survey.ops <= PATIENT or committer.watchers:
+    if not survey.ops <= PATIENT or committer.waiters.outcomes:
         return False
     agenda = committer.facets.agenda
     if agenda is None or agenda.queues.any_ready() or len(requests) > _KEPT_MAX:

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import logging
 import os
 import signal
 import threading
-from collections import deque
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import LogClosed, LogError, UsageError, refusal
+from taskq.core.errors import LogError, UsageError, refusal
 from taskq.core.model import SECOND_NS
 from taskq.log import forks
 from taskq.log.access import enter, exposures
-from taskq.log.config import MAILBOX_MAX, LogConfig
+from taskq.log.mailbox import Mailbox
 from taskq.log.port import LoopPort, ThreadPort
 from taskq.log.progressfile import ProgressBoard
 from taskq.log.serving import publish
 from taskq.log.streams import fill_standard
-from taskq.log.survey import refusals
-from taskq.log.thread import StorageThread, run_chore
+from taskq.log.thread import StorageThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
     from taskq.core.model import Serving
+    from taskq.log.config import LogConfig
     from taskq.log.listeners import DeadLetter
-    from taskq.log.requests import AdoptOrder, Ask, Order, Request
+    from taskq.log.requests import Ask
 
 _log: Final = logging.getLogger("taskq")
 
@@ -41,30 +39,20 @@ class Store:
     """A log that is open in this process.
 
     Attributes:
-        mailbox: requests that the storage thread has not taken yet.
-        asleep: whether the storage thread must be poked to look at the mailbox.
+        mailbox: what ports and others leave for the storage thread.
         usable: False once closed, and in a forked child.
         tag: what every job id of this log starts with.
         owner: this process's owner number.
-        closing: set once; the thread answers what it has and ends.
-        ended: the thread looks at nothing any more; who sends now is answered by ``wake_up``.
-        chores: calls for the storage thread to make between two batches.
-        waiting_for_room: calls that tell senders of an emptied mailbox.
     """
 
     def __init__(self, path: str, config: LogConfig) -> None:
         self.path = path
         self.config = config
-        self.mailbox: deque[Request] = deque()
-        self.asleep = False
+        self.mailbox = Mailbox(path)
         self.usable = True
-        self.closing = False
-        self.ended = False
         self.openers = 1
         self.tag = ""
         self.owner = 0
-        self.chores: deque[Callable[[], object]] = deque()
-        self.waiting_for_room: deque[Callable[[], object]] = deque()
         self._opened = threading.Event()
         self._error: BaseException | None = None
         self._storage: StorageThread | None = None
@@ -72,7 +60,7 @@ class Store:
         self._servings: dict[object, Serving] = {}
         self._ports: dict[asyncio.AbstractEventLoop, LoopPort] = {}
         self._latest: dict[int, LoopPort] = {}
-        self._thread_port = ThreadPort(self)
+        self._thread_port = ThreadPort(self.mailbox)
         self._thread = threading.Thread(target=self._run, name="taskq-storage", daemon=True)
         self._thread.start()
 
@@ -80,7 +68,9 @@ class Store:
         # A program may have asked to die of SIGPIPE; a wake-up of the dead is no reason to.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         try:
-            storage = self._storage = StorageThread(self)
+            storage = self._storage = StorageThread(
+                self.mailbox, self.config, self.leave_closed_loops, self._shut
+            )
             try:
                 storage.open()
                 self.tag, self.owner = storage.journal.tag, storage.committer.peers.owner
@@ -89,11 +79,17 @@ class Store:
                 raise
         except BaseException as error:  # noqa: BLE001 - whoever opens the log gets it
             self._error = refusal(self.path, error) if isinstance(error, OSError) else error
-            self.usable = False
+            self._shut()
             return
         finally:
             self._opened.set()
         storage.run()
+        for port in list(self._ports.values()):
+            port.leave()
+
+    def _shut(self) -> None:
+        """Take no more; every enqueue asks, so the flag stands in two places, set together here."""
+        self.usable = self.mailbox.usable = False
 
     def wait_open(self) -> None:
         """Block until the log is open.
@@ -103,8 +99,8 @@ class Store:
         """
         limit = self.config.lock_wait_seconds
         if not self._opened.wait(limit):
-            self.closing = True
-            self.usable = False
+            self.mailbox.closing = True
+            self._shut()
             if self._storage is not None:
                 raise self._storage.writer.locked_error(limit)
             raise LogError(f"{self.path}: opening took over {limit:g} s")
@@ -151,7 +147,7 @@ class Store:
         """The log's time, in nanoseconds since 1970."""
         return self._open.journal.clock.wall_ns()
 
-    # -- the mailbox ------------------------------------------------------------------------------
+    # -- its ends for callers ---------------------------------------------------------------------
 
     def port(self) -> LoopPort:
         """The port of the running event loop.
@@ -171,7 +167,7 @@ class Store:
         if port is None:
             self._latest.clear()
             self.leave_closed_loops()
-            port = self._ports[loop] = LoopPort(self, loop)
+            port = self._ports[loop] = LoopPort(self.mailbox, loop)
         return port
 
     def leave_closed_loops(self) -> bool:
@@ -193,21 +189,6 @@ class Store:
         """The port of threads that run no event loop."""
         return self._thread_port
 
-    @property
-    def full(self) -> bool:
-        """Whether the mailbox is at its limit."""
-        return len(self.mailbox) >= MAILBOX_MAX
-
-    @property
-    def has_work(self) -> bool:
-        """Whether the storage thread must not go to sleep."""
-        return bool(self.mailbox or self.closing or self.chores or self.waiting_for_room)
-
-    def when_room(self, wake: Callable[[], object]) -> None:
-        """Call ``wake`` once the mailbox has been taken."""
-        self.waiting_for_room.append(wake)
-        self.wake_up()
-
     def on_death(
         self, hook: object, call: Callable[[DeadLetter, Any], object]
     ) -> Callable[[], None]:
@@ -223,7 +204,7 @@ class Store:
         For those that somebody wants cancelled, once for each. Returns what ends that.
         """
         leave = self._open.committer.operations.asks.listen(self.port(), call)
-        self.wake_up()
+        self.mailbox.wake_up()
         return leave
 
     @property
@@ -236,8 +217,7 @@ class Store:
 
     def between_batches(self, chore: Callable[[], object]) -> None:
         """Run ``chore`` on the storage thread, while it holds no lock."""
-        self.chores.append(chore)
-        self.wake_up()
+        self.mailbox.between_batches(chore)
 
     def serve(self, worker: object, serving: Serving | None) -> None:
         """Let others know what a worker of this process claims; None when it claims no more."""
@@ -250,67 +230,31 @@ class Store:
         directory = Path(self.path) / "owners"
         self.between_batches(lambda: publish(directory, self.owner, [*self._servings.values()]))
 
-    def order(self, order: Order | AdoptOrder) -> None:
-        """Compact, or adopt what was published, and answer the order."""
-        self.between_batches(lambda: self._open.order(order))
-
-    def wake_up(self) -> None:
-        """Make the storage thread look at its mailbox."""
-        self.asleep = False
-        if self.ended:
-            self.asleep = True
-            self.refuse_rest()
-            return
-        storage = self._storage
-        if storage is not None and storage.peers is not None:
-            storage.peers.poke()
-
     # -- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Answer everything, sync, and leave. Legal twice; the last of several openers closes."""
         with _registry_guard:
-            if not self.closing:
+            if not self.mailbox.closing:
                 self.openers -= 1
                 if self.openers > 0:
                     return
-                self.closing = True
+                self.mailbox.closing = True
                 for key in [key for key, store in _registry.items() if store is self]:
                     del _registry[key]
-                self.wake_up()
+                self.mailbox.wake_up()
         if self._progress is not None:
             self._progress.close()
         self._thread.join(self.config.lock_wait_seconds + 1)
-        self.usable = False
+        self._shut()
         if self._thread.is_alive() and self._storage is not None:
             self._storage.abandon()
-
-    def end(self) -> None:
-        """Nobody takes the mailbox any more; on the storage thread, as its last word."""
-        self.ended = True
-        # A sender looks at ``asleep`` after it has sent: one that saw the log open, and sends only
-        # now, is made to call ``wake_up``, and answers itself.
-        self.asleep = True
-        self.refuse_rest()
-        for port in list(self._ports.values()):
-            port.leave()
-
-    def refuse_rest(self) -> None:
-        """Answer what came too late."""
-        closed = LogClosed(f"{self.path}: the log was closed")
-        with contextlib.suppress(IndexError):
-            while True:
-                for answer in refusals([self.mailbox.popleft()], closed):
-                    answer[0].deliver([answer])
-        with contextlib.suppress(IndexError):
-            while True:
-                run_chore(self.waiting_for_room.popleft())
 
     def forget_in_child(self) -> None:
         """In a forked child: this log, its thread and its pipes belong to the parent."""
         self._storage = None
-        self.usable = False
-        self.closing = True
+        self._shut()
+        self.mailbox.leave_to_parent()
 
 
 _registry: dict[tuple[int, int], Store] = {}

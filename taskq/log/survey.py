@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import Conflict
-from taskq.log.requests import ClaimRequest, Op, Trait, ops_that
+from taskq.log.requests import Op, Trait, ops_that
 from taskq.log.sizes import extras_size, request_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.core.errors import TaskqError
     from taskq.core.model import Extras
-    from taskq.log.requests import Answer, Item, Request
+    from taskq.log.requests import Item, Request
 
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _NEEDS_KEYS: Final = ops_that(Trait.KEYS)
@@ -97,20 +96,3 @@ def parted(requests: list[Request]) -> list[Request]:
         else:
             parts.append(request)
     return parts
-
-
-def claims(waiting: Iterable[tuple[ClaimRequest, Any, Any]]) -> list[Request]:
-    """Claims that wait, as the requests that they came as."""
-    return [(int(Op.CLAIM), port, future, operand) for operand, port, future in waiting]
-
-
-def refusals(requests: Iterable[Request], error: TaskqError) -> list[Answer]:
-    """The same error for each of them."""
-    answers: list[Answer] = []
-    for op, port, future, operand in requests:
-        if op == Op.SETTLE_SOON:
-            items, on_error = operand
-            answers += [(port, None, (on_error, item, error)) for item in items]
-        else:
-            answers.append((port, future, error))
-    return answers

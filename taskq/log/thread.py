@@ -20,23 +20,26 @@ from taskq.log.adopter import Adopter
 from taskq.log.chain import describe_loss
 from taskq.log.committer import Committer
 from taskq.log.config import BATCH_BYTES_MAX
+from taskq.log.desk import refusals, tell_all
 from taskq.log.disk import LocalDisk, SystemClock
 from taskq.log.journal import Journal
 from taskq.log.lock import WriterLock
 from taskq.log.lockwatch import LockWatch
+from taskq.log.mailbox import run_chore
 from taskq.log.operations import failure
 from taskq.log.peers import LocalPeers
-from taskq.log.ports import INTEREST_CANCEL, INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.ports import INTEREST_CANCEL
 from taskq.log.requests import AdoptOrder, Answer, Op, Order, Request
 from taskq.log.room import with_reserve
 from taskq.log.sleeping import PATIENT, is_behind, may_wait, seconds_until_due
-from taskq.log.survey import Survey, claims, refusals
+from taskq.log.survey import Survey
 from taskq.log.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.log.store import Store
+    from taskq.log.config import LogConfig
+    from taskq.log.mailbox import Mailbox
 
 _log: Final = logging.getLogger("taskq")
 #: With so many others it pays to share fsyncs; fewer seldom meet at the disk.
@@ -64,16 +67,27 @@ class StorageThread:
     """What runs on the thread. Made on it, so that everything here belongs to it alone.
 
     Args:
-        store: the callers' side: mailbox, ports and flags.
+        mailbox: what callers leave here, and how they wake the thread.
+        leave_closed_loops: takes back what loops that were closed were not told any more; False
+            while answers are on their way to others.
+        shut: called at the end, so that nobody sends any more.
 
     Raises:
         LogError: the log cannot be opened.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._config = config = store.config
-        self.path = store.path
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        config: LogConfig,
+        leave_closed_loops: Callable[[], bool],
+        shut: Callable[[], None],
+    ) -> None:
+        self._mailbox = mailbox
+        self._config = config
+        self._leave_closed_loops = leave_closed_loops
+        self._shut = shut
+        self.path = mailbox.path
         disk = LocalDisk()
         self.writer = WriterLock(disk, self.path, os.getpid(), config.lock_wait_seconds)
         clock = config.clock or SystemClock()
@@ -101,10 +115,11 @@ class StorageThread:
         disk = self.journal.disk
         with_reserve(disk, self.path, self.journal.open)
         try:
-            if self._store.closing:
+            if self._mailbox.closing:
                 raise LogClosed(f"{self.path}: closed while it waited for the writer lock")
             join = functools.partial(LocalPeers, self.path, config.name)
             self.peers = with_reserve(disk, self.path, join)
+            self._mailbox.poke = self.peers.poke
             self.committer = Committer(self.journal, self.peers, config, self.peers.description)
             self.committer.builds_in_steps = True
             self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
@@ -123,12 +138,14 @@ class StorageThread:
         self._finish()
 
     def _work(self) -> None:
-        store = self._store
+        mailbox = self._mailbox
         while True:
-            while store.chores:
-                run_chore(store.chores.popleft())
+            while mailbox.chores:
+                run_chore(mailbox.chores.popleft())
+            while mailbox.orders:
+                self._order(mailbox.orders.popleft())
             requests, survey = self._take()
-            if requests and not store.closing and may_wait(self.committer, requests, survey):
+            if requests and not mailbox.closing and may_wait(self.committer, requests, survey):
                 self._kept = requests
                 self._nap()
                 requests, survey = self._take()
@@ -138,7 +155,7 @@ class StorageThread:
                 # As long as the batch took: so it gets ahead of what a busy process adds.
                 self._build(max(time.monotonic() - began, _BUILD_SECONDS))
                 self._keep_up(_UPKEEP_SECONDS)
-            elif store.closing:
+            elif mailbox.closing:
                 if not self._build(float("inf")):
                     break
             elif not (self._build(_BUILD_SECONDS) or self._keep_up(0.0)):
@@ -166,11 +183,11 @@ class StorageThread:
         if not pause_seconds or now >= self._upkeep_at:
             self._upkeep_at = now + pause_seconds
             for request in (*upkeep.step(), *adopter.step()):
-                self._store.mailbox.appendleft(request)
+                self._mailbox.requests.appendleft(request)
             self._hand_out_now()
         return upkeep.busy or adopter.busy
 
-    def order(self, order: Order | AdoptOrder) -> None:
+    def _order(self, order: Order | AdoptOrder) -> None:
         """Compact, or adopt, when there is time, and answer the order."""
         if self.upkeep is not None and self.adopter is not None:
             if isinstance(order, AdoptOrder):
@@ -182,8 +199,7 @@ class StorageThread:
 
     def _take(self) -> tuple[list[Request], Survey]:
         """The next batch: 256 KiB, and whatever the last request has beyond that."""
-        store = self._store
-        mailbox = store.mailbox
+        mailbox = self._mailbox.requests
         requests, self._kept = self._kept, []
         survey = Survey.of(requests) if requests else Survey()
         add = survey.add
@@ -196,25 +212,24 @@ class StorageThread:
                 else:
                     add(request)
             except Exception as error:  # noqa: BLE001 - its operand is none: it harms only itself
-                self.committer.now += refusals([request], failure(error))
+                self.committer.answers.now += refusals([request], failure(error))
                 continue
             requests.append(request)
             if survey.size + plain >= BATCH_BYTES_MAX:
                 break
         if plain:
             survey.add_plain(plain)
-        while store.waiting_for_room:
-            run_chore(store.waiting_for_room.popleft())
+        self._mailbox.emptied()
         return requests, survey
 
     def _nap(self) -> None:
         """Sleep a moment, or until the next request."""
-        store, peers = self._store, self.peers
+        mailbox, peers = self._mailbox, self.peers
         assert peers is not None
-        store.asleep = True
-        if not store.has_work:
+        mailbox.asleep = True
+        if not mailbox.has_work:
             peers.sleep(0, _KEEP_SECONDS)
-        store.asleep = False
+        mailbox.asleep = False
 
     def _cycle(self, requests: list[Request], survey: Survey) -> None:
         committer = self.committer
@@ -223,9 +238,10 @@ class StorageThread:
         except Exception as error:  # noqa: BLE001 - a bug must not leave callers waiting for ever
             _log.exception("%s: a batch could not be decided", self.path)
             committer.facets.discard()
-            decided = {id(answer[1]) for answer in (*committer.now, *committer.later)}
+            answers = committer.answers
+            decided = {id(answer[1]) for answer in (*answers.now, *answers.later)}
             left = [request for request in requests if id(request[2]) not in decided]
-            committer.now += refusals(left, failure(error))
+            answers.now += refusals(left, failure(error))
         try:
             interest = committer.take_interest()
             if interest and self.peers is not None:
@@ -234,7 +250,7 @@ class StorageThread:
         except Exception as error:  # noqa: BLE001 - nor tell them what is not on disk
             _log.exception("%s: a batch could not be completed", self.path)
             if committer.unsynced:
-                committer.refuse_later(failure(error))
+                committer.answers.refuse_later(failure(error))
         self._hand_out()
 
     def _sync_if_due(self) -> None:
@@ -248,13 +264,13 @@ class StorageThread:
 
     def _until_sync(self) -> float:
         """Seconds until a sync is due that nobody waits for; infinite when none is."""
-        followers = self.committer.followers
-        if not (self.committer.unsynced or followers.lacking):
+        growth = self.committer.waiters.growth
+        if not (self.committer.unsynced or growth.lacking):
             self._unsynced_since = 0.0
             return float("inf")
         now = time.monotonic()
         self._unsynced_since = self._unsynced_since or now
-        return self._unsynced_since + followers.sync_seconds(self._sync_seconds) - now
+        return self._unsynced_since + growth.sync_seconds(self._sync_seconds) - now
 
     def _until_rest(self, now: float) -> float:
         """Seconds until the log has rested long enough for a sync point; infinite if it got one."""
@@ -279,16 +295,14 @@ class StorageThread:
         self.committer.sync()
 
     def _hand_out_now(self) -> None:
-        if self.committer.now:
-            now, self.committer.now = self.committer.now, []
-            self._deliver(now)
+        if self.committer.answers.now:
+            self._deliver(self.committer.answers.take_now())
 
     def _hand_out(self) -> None:
         committer = self.committer
-        answers = committer.now + committer.later + committer.followers.told()
+        answers = committer.answers.take_all() + committer.waiters.growth.told()
         answers += committer.operations.asks.told()
         if answers:
-            committer.now, committer.later, committer.later_lsn = [], [], 0
             self._deliver(answers)
 
     def _deliver(self, answers: list[Answer]) -> None:
@@ -306,57 +320,55 @@ class StorageThread:
 
     def _idle(self) -> None:
         """Nothing is in the mailbox: do what has fallen due, else sleep until something does."""
-        store, committer, peers = self._store, self.committer, self.peers
+        mailbox, committer, peers = self._mailbox, self.committer, self.peers
         assert peers is not None
         now = time.monotonic()
-        if committer.watchers and now >= self._forget_at:
+        if committer.waiters.outcomes and now >= self._forget_at:
             self._forget_at = now + _FORGET_SECONDS
-            committer.watchers.forget_cancelled()
+            committer.waiters.outcomes.forget_cancelled()
         if self._until_rest(now) <= 0:
             self._rest()
         timeout = self._timeout()
         if timeout is not None and timeout <= 0:
             self._do_due()
             return
-        store.asleep = True
-        if store.has_work:
-            store.asleep = False
+        mailbox.asleep = True
+        if mailbox.has_work:
+            mailbox.asleep = False
             return
-        interest = INTEREST_READY if committer.waiting else 0
-        interest |= INTEREST_OUTCOME if committer.watchers else 0
-        interest |= INTEREST_GROWTH if committer.followers else 0
+        interest = committer.waiters.interest()
         interest |= INTEREST_CANCEL if committer.operations.asks else 0
         if interest:
             peers.announce(interest)
         # Looked at after the announcement: a writer either sees it, or is seen here.
         if not interest or not self.journal.has_grown():
             peers.sleep(interest, timeout)
-        store.asleep = False
+        mailbox.asleep = False
         if interest:
             peers.announce(0)
-        if not store.mailbox:
+        if not mailbox.requests:
             self._do_due()
 
     def _timeout(self) -> float | None:
         """Seconds until something falls due; None when nothing will."""
         rest = self._until_rest(time.monotonic())
         limits = [self._until_sync(), rest, seconds_until_due(self.committer)]
-        if not self._store.leave_closed_loops():
+        if not self._leave_closed_loops():
             limits.append(_UNTOLD_SECONDS)
         limits += [one.seconds_until_look() for one in (self.upkeep, self.adopter) if one]
         shortest = min(limits)
         return None if shortest == float("inf") else shortest
 
     def _do_due(self) -> None:
-        committer = self.committer
-        if committer.waiting or committer.held or is_behind(committer):
+        committer, waiters = self.committer, self.committer.waiters
+        if waiters.claims or committer.undecided.held or is_behind(committer):
             if committer.owners.dead():
                 committer.owners.look_again()
             self._cycle([], Survey())
             return
         try:
             asks = committer.operations.asks
-            listens = committer.watchers or committer.followers or asks
+            listens = waiters.outcomes or waiters.growth or asks
             if listens:
                 committer.look_around()
             if listens and self.journal.has_grown():
@@ -372,19 +384,19 @@ class StorageThread:
 
     def _finish(self) -> None:
         """Everything in the mailbox was answered: sync what is left, and refuse the rest."""
-        store, committer = self._store, self.committer
-        store.usable = False
+        mailbox, committer = self._mailbox, self.committer
+        self._shut()
         for one in (self.upkeep, self.adopter):
             if one is not None:
                 one.close()
         self._rest()
         closed = LogClosed(f"{self.path}: the log was closed")
-        left = [(port, future) for _, port, future in committer.waiting]
-        left += [*committer.watchers.all(), *committer.followers.all()]
-        committer.now += [(port, future, closed) for port, future in left]
-        committer.now += refusals(committer.held, closed)
+        waiters = committer.waiters
+        left = [*waiters.claim_requests(), *committer.undecided.held]
+        committer.answers.now += refusals(left, closed)
+        committer.answers.now += tell_all(waiters.listeners(), closed)
         self._hand_out()
-        store.end()
+        mailbox.end()
         self.close_files()
 
     def close_files(self) -> None:
@@ -400,17 +412,15 @@ class StorageThread:
         On the closer's thread. Should the lock come after all, only settlements are still written.
         """
         closed = LogClosed(f"{self.path}: closed while the writer lock was not to be had")
-        committer = self.committer
-        held = committer.take_held()
-        committer.held_back([one for one in held if one[0] == Op.SETTLE_SOON])
+        waiters, undecided = self.committer.waiters, self.committer.undecided
+        held = undecided.take_held()
+        undecided.hold([one for one in held if one[0] == Op.SETTLE_SOON])
         held = [one for one in held if one[0] != Op.SETTLE_SOON]
-        waiting = claims(list(committer.waiting))
-        answers = refusals([*committer.take_in_flight(), *held, *waiting], closed)
-        waiters = [*committer.watchers.all(), *committer.followers.all()]
-        answers += [(port, future, closed) for port, future in waiters]
+        left = [*undecided.take_in_flight(), *held, *waiters.claim_requests()]
+        answers = refusals(left, closed) + tell_all(waiters.listeners(), closed)
         if answers:
             self._deliver(answers)
-        self._store.refuse_rest()
+        self._mailbox.refuse_rest()
 
     # -- on the watcher's thread ------------------------------------------------------------------
 
@@ -419,14 +429,15 @@ class StorageThread:
         if self.peers is None:
             return  # still opening: whoever opens minds the time itself
         error = self.writer.locked_error(waited_seconds)
-        requests = [*self.committer.take_in_flight(), *self.committer.take_held()]
+        undecided = self.committer.undecided
+        requests = [*undecided.take_in_flight(), *undecided.take_held()]
         with contextlib.suppress(IndexError):
             while True:
-                requests.append(self._store.mailbox.popleft())
+                requests.append(self._mailbox.requests.popleft())
         now = self.journal.clock.steady_ns()
-        self.committer.held_back([one for one in requests if _is_patient(one, now)])
+        undecided.hold([one for one in requests if _is_patient(one, now)])
         late = [one for one in requests if not _is_patient(one, now)]
-        waiting = claims(list(self.committer.waiting))
+        waiting = self.committer.waiters.claim_requests()
         late += [one for one in waiting if not _is_patient(one, now) and not one[2].done()]
         if late:
             self._deliver(refusals(late, error))
@@ -438,11 +449,3 @@ def _is_patient(request: Request, now_ns: int) -> bool:
     if op != Op.CLAIM:
         return op in PATIENT
     return not operand.is_over(now_ns)
-
-
-def run_chore(chore: Callable[[], object]) -> None:
-    """Call it; what it raises is logged."""
-    try:
-        chore()
-    except Exception:  # noqa: BLE001 - the thread outlives it
-        _log.exception("a chore on the storage thread raised")

@@ -127,7 +127,7 @@ class Upkeep:
         self._stop()
         closed = LogClosed(f"{self._journal.path}: the log was closed")
         for order in self._orders:
-            self._committer.now.append((order.port, order.future, closed))
+            self._committer.answers.now.append((order.port, order.future, closed))
         self._orders.clear()
         if self._is_ours():
             for _ in self._snapshots.close_steps():
@@ -190,7 +190,7 @@ class Upkeep:
         except Exception as error:  # noqa: BLE001 - whoever asked gets it
             answer = failure(error)
         finally:
-            self._committer.now.append((order.port, order.future, answer))
+            self._committer.answers.now.append((order.port, order.future, answer))
 
     def _ordered(self, order: Order) -> Generator[Errand | None, None, CompactReport]:
         journal = self._journal

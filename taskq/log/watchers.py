@@ -1,4 +1,4 @@
-"""Callers that wait for a job to be settled, here or by another process."""
+"""Callers that wait: for jobs to claim, for the end of a job, for the log to grow."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import JobNotFound
 from taskq.log.facets import NO_JOB
 from taskq.log.files import SegmentGone
+from taskq.log.growth import Growth
 from taskq.log.history import find_end, read_outcome
 from taskq.log.operations import failure
+from taskq.log.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.requests import Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,13 +20,58 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.log.facets import Facets
     from taskq.log.journal import Journal
-    from taskq.log.requests import Outcome
+    from taskq.log.requests import ClaimRequest, Outcome, Request
 
 _log: Final = logging.getLogger("taskq")
 
 
-class Watchers:
-    """Who waits for which job; the watch facet does the looking."""
+class Waiters:
+    """Who waits for what the log does not hold yet.
+
+    Attributes:
+        claims: claims that found nothing: (request, port, future).
+        outcomes: who waits for the end of a job, here or by another process.
+        growth: who waits for the log to grow.
+    """
+
+    __slots__ = ("claims", "growth", "outcomes")
+
+    def __init__(self, journal: Journal, facets: Facets) -> None:
+        self.claims: list[tuple[ClaimRequest, Any, Any]] = []
+        self.outcomes = Outcomes(journal, facets)
+        self.growth = Growth(journal)
+
+    def claim_requests(self) -> list[Request]:
+        """The claims, as the requests that they came as; legal on any thread."""
+        return claim_requests(list(self.claims))
+
+    def take_claims(self) -> list[Request]:
+        """Take the claims, as the requests that they came as."""
+        claims, self.claims = self.claims, []
+        return claim_requests(claims)
+
+    def take_listeners(self) -> list[tuple[Any, Any]]:
+        """(port, future) of everyone but the claims; they wait no more."""
+        return [*self.outcomes.take_all(), *self.growth.take_all()]
+
+    def listeners(self) -> list[tuple[Any, Any]]:
+        """(port, future) of everyone but the claims."""
+        return [*self.outcomes.all(), *self.growth.all()]
+
+    def interest(self) -> int:
+        """The interest bits of those that wait."""
+        interest = INTEREST_READY if self.claims else 0
+        interest |= INTEREST_OUTCOME if self.outcomes else 0
+        return interest | (INTEREST_GROWTH if self.growth else 0)
+
+
+def claim_requests(claims: list[tuple[ClaimRequest, Any, Any]]) -> list[Request]:
+    """Claims that wait, as the requests that they came as."""
+    return [(int(Op.CLAIM), port, future, operand) for operand, port, future in claims]
+
+
+class Outcomes:
+    """Who waits for which job to be settled; the watch facet does the looking."""
 
     def __init__(self, journal: Journal, facets: Facets) -> None:
         self._journal = journal

@@ -37,7 +37,7 @@ class MovedClock:
             store = connection.current
             if store is not None and store.usable:
                 # What has fallen due by now must not wait for its time as it was before.
-                store.wake_up()
+                store.mailbox.wake_up()
 
 
 class FakeClock(MovedClock):

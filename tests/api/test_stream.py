@@ -63,7 +63,7 @@ async def follows(log: TaskLog) -> None:
     """Wait until a stream waits at the end of the log."""
     storage = log._connection.store()._open
     async with asyncio.timeout(10):
-        while not storage.committer.followers:  # noqa: ASYNC110 - nobody tells
+        while not storage.committer.waiters.growth:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
 
 

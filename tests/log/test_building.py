@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections import deque
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +15,7 @@ from taskq.core.errors import LogLocked
 from taskq.core.model import Extras, State
 from taskq.core.records import Kind
 from taskq.log import codec, facets, fold, thread
+from taskq.log.mailbox import Mailbox
 from taskq.log.peers import LocalPeers
 from taskq.log.requests import ClaimRequest, Duplicate, Op, Settlement
 from tests.log.world import PLAIN, SMALL, World
@@ -150,7 +149,7 @@ def test_what_is_refused_for_the_lock_while_a_fold_is_built_is_not_carried_out(
     storage = thread.StorageThread.__new__(thread.StorageThread)
     storage.peers, storage.writer = LocalPeers.__new__(LocalPeers), one.journal.writer
     storage.journal, storage.committer = one.journal, one.committer
-    monkeypatch.setattr(storage, "_store", SimpleNamespace(mailbox=deque()), raising=False)
+    monkeypatch.setattr(storage, "_mailbox", Mailbox("data"), raising=False)
     monkeypatch.setattr(storage, "_deliver", told.extend)
     storage._answer_late(30.0)
     (answer,) = told
@@ -178,7 +177,7 @@ def test_what_was_refused_for_the_lock_is_not_carried_out_where_the_lock_comes_t
         if late:
             lock()
         else:
-            late.extend(one.committer.take_in_flight())
+            late.extend(one.committer.undecided.take_in_flight())
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(one.journal, "lock", lock_late)

@@ -126,13 +126,13 @@ def test_settlements_that_nobody_waits_for_are_tried_again_until_there_is_room()
     _fill(world)
     for delivery in deliveries:
         first.settle_soon(delivery)
-    assert len(first.committer.held) == 2
+    assert len(first.committer.undecided.held) == 2
     first.commit([])
-    assert len(first.committer.held) == 2
+    assert len(first.committer.undecided.held) == 2
     world.machine.free = _ROOM
     first.commit([])
     first.sync()
-    assert not first.committer.held
+    assert not first.committer.undecided.held
     world.lose_power()
     world.process()
     for job in jobs:

@@ -34,7 +34,7 @@ def follow(process: Process, beyond: int | None) -> Future[Any]:
 
 
 def told(process: Process) -> list[Answer]:
-    return process.committer.followers.told()
+    return process.committer.waiters.growth.told()
 
 
 def extent_of(process: Process) -> Extent:
@@ -54,10 +54,10 @@ def test_only_what_is_on_disk_may_be_read(durability: Durability) -> None:
     process.send(Op.ENQUEUE, (PLAIN, b"x", None))
     assert process.journal.next_lsn > end
     assert told(process) == []
-    assert process.committer.followers.lacking
+    assert process.committer.waiters.growth.lacking
     process.committer.sync()
     assert told(process) == [(None, future, extent_of(process))]
-    assert not process.committer.followers
+    assert not process.committer.waiters.growth
 
 
 def test_where_nothing_is_ever_synced_whatever_was_written_may_be_read() -> None:
@@ -66,7 +66,7 @@ def test_where_nothing_is_ever_synced_whatever_was_written_may_be_read() -> None
     future = follow(process, process.journal.next_lsn)
     assert told(process) == []
     process.send(Op.ENQUEUE, (PLAIN, b"x", None))
-    assert not process.committer.followers.lacking
+    assert not process.committer.waiters.growth.lacking
     assert told(process) == [(None, future, extent_of(process))]
 
 
@@ -92,7 +92,7 @@ def test_a_stream_sees_what_another_process_wrote_and_syncs_it_itself() -> None:
     writer.send(Op.CLAIM, ClaimRequest(1, wait_until_ns=0))
     assert told(reader) == []
     reader.follow()
-    assert reader.committer.followers.lacking
+    assert reader.committer.waiters.growth.lacking
     reader.committer.sync()
     assert [answer[1:] for answer in told(reader)] == [(future, extent_of(reader))]
     world.lose_power()
@@ -135,9 +135,9 @@ def test_a_stream_of_a_log_whose_fsync_failed_is_told_so() -> None:
 def test_whoever_gave_up_is_forgotten() -> None:
     process = World().process()
     future = follow(process, process.journal.next_lsn)
-    assert process.committer.followers
+    assert process.committer.waiters.growth
     future.cancel()
-    assert not process.committer.followers
+    assert not process.committer.waiters.growth
 
 
 # -- without having it open ------------------------------------------------------------------------

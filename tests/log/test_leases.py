@@ -111,7 +111,7 @@ def test_a_settlement_in_the_batch_that_would_take_the_job_back_is_in_time(world
     process.enqueue()
     (held,) = claim(process)
     world.clock.advance(LEASE)
-    process.committer.waiting.append((ClaimRequest(1), None, _Never()))
+    process.committer.waiters.claims.append((ClaimRequest(1), None, _Never()))
     process.settle(held)
     assert world.kinds().count(Kind.RELEASED) == 0
 
@@ -206,7 +206,7 @@ def test_a_claimer_sleeps_no_longer_than_the_next_lease(world: World) -> None:
     holder.enqueue()
     (held,) = claim(holder, 0.125)
     other.catch_up()
-    other.committer.waiting.append((ClaimRequest(1), None, _Never()))
+    other.committer.waiters.claims.append((ClaimRequest(1), None, _Never()))
     assert seconds_until_due(other.committer) == pytest.approx(0.125)
     holder.settle(held)
     other.catch_up()

@@ -130,11 +130,11 @@ def test_settlements_wait_when_the_reserve_is_used_up_too_and_are_written_once_t
     with pytest.raises(AppendFailed):
         first.ask(Op.CANCEL, waiting)
     first.settle_soon(deliveries[1])
-    assert len(first.committer.held) == 1
+    assert len(first.committer.undecided.held) == 1
     world.machine.free = 1_000_000
     first.commit([])
     first.sync()
-    assert not first.committer.held
+    assert not first.committer.undecided.held
     assert [_state(world, job) for job in jobs] == [State.SUCCEEDED] * 2
     assert world.kinds().count(Kind.SUCCEEDED) == 2
 

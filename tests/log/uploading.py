@@ -91,7 +91,7 @@ def step(process: Process, adopter: Adopter) -> bool:
     requests = adopter.step()
     if requests:
         process.commit(requests)
-    answers, process.committer.now = process.committer.now, []
+    answers = process.committer.answers.take_now()
     for _, future, value in answers:
         if isinstance(value, Exception):
             future.set_exception(value)

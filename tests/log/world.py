@@ -157,12 +157,12 @@ class Process:
             self._hand_out_later()
 
     def _hand_out_now(self) -> None:
-        answers, self.committer.now = self.committer.now, []
+        answers = self.committer.answers.take_now()
         _resolve(answers)
 
     def _hand_out_later(self) -> None:
-        answers, self.committer.later = self.committer.later, []
-        self.committer.later_lsn = 0
+        answers, self.committer.answers.later = self.committer.answers.later, []
+        self.committer.answers.later_lsn = 0
         _resolve(answers)
 
     def kill(self) -> None:

@@ -46,7 +46,7 @@ def test_a_full_mailbox_makes_threads_wait(tmp_path: Path) -> None:
         thread.join(10)
         assert not thread.is_alive()
     assert [future.result(10) for future in futures] == list(range(1, MAILBOX_MAX + 1))
-    assert not store.mailbox
+    assert not store.mailbox.requests
     store.close()
 
 
@@ -125,7 +125,7 @@ def test_a_request_that_slips_in_after_the_end_is_answered(tmp_path: Path) -> No
     store = open_here(tmp_path)
     port = store.thread_port
     store.close()
-    store.usable = True  # what that sender saw
+    store.mailbox.usable = True  # what that sender saw
     future = port.enqueue(SPEC, b"x")
     assert isinstance(future.exception(5), LogClosed)
     port.room()
@@ -137,7 +137,7 @@ def test_room_is_no_trap_at_the_end(tmp_path: Path) -> None:
     port = store.thread_port
     store.close()
     late: Future[int] = Future()
-    store.mailbox.extend([(0, port, late, None)] * MAILBOX_MAX)
+    store.mailbox.requests.extend([(0, port, late, None)] * MAILBOX_MAX)
     waiter = threading.Thread(target=port.room, daemon=True)
     waiter.start()
     waiter.join(5)

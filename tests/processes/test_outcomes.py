@@ -63,14 +63,14 @@ def test_outcomes_that_cannot_be_looked_for_are_looked_for_again(
     [delivery] = port.claim(ClaimRequest(1)).result(10)
     settlement = Settlement(Kind.SUCCEEDED, delivery, b"result")
     assert port.settle([settlement]).result(10) == [None]
-    add = watchers.Watchers.add
+    add = watchers.Outcomes.add
     with monkeypatch.context() as patch:
 
-        def add_and_fail(self: watchers.Watchers, number: int, at: object, future: object) -> None:
+        def add_and_fail(self: watchers.Outcomes, number: int, at: object, future: object) -> None:
             add(self, number, at, future)
             patch.setattr(Facets, "look_back", fail)
 
-        patch.setattr(watchers.Watchers, "add", add_and_fail)
+        patch.setattr(watchers.Outcomes, "add", add_and_fail)
         pause = Pause(store)
         outcome: Future[Outcome] = port.outcome(job)
         second = port.enqueue(EnqueueSpec(), b"second")
