@@ -98,12 +98,10 @@ class Agenda:
         #: running jobs whose expiry passed meanwhile, and when it was
         self._overdue: dict[int, Expiry] = {}
         self._scheduled = self._expiring = self._left = 0
-        # Bound once, for they are asked for with each job.
+        # Looked at with each job. A bound method kept here would cost more than the way to it.
         self.lanes, self.groups = self.queues.lanes, self.queues.groups
-        self.lane, self.take, self.state = self.queues.lane, self.taking.take, self.table.state
-        self._open, self._close = self.queues.open, self.queues.close
-        self._note_ready = self.ages.note_ready
-        self.note_running, self._is_fresh = self.queues.note_running, self.table.is_fresh
+        #: handed on with each job that leaves
+        self._is_fresh = self.table.is_fresh
 
     @property
     def moment(self) -> int:
@@ -118,7 +116,7 @@ class Agenda:
         lane.push(job)
         lane.ready += 1
         if lane.ready == 1 and not lane.blocked:
-            self._open(lane)
+            self.queues.open(lane)
 
     def apply_enqueued_run(self, first: int, locations: list[int], lane: Lane, meta: int) -> None:
         """Do as ``apply_enqueued`` for the jobs ``first``, ``first + 1``, … of one lane."""
@@ -126,7 +124,7 @@ class Agenda:
         lane.push_run(first, len(locations))
         lane.ready += len(locations)
         if lane.ready and not lane.blocked:
-            self._open(lane)
+            self.queues.open(lane)
 
     def apply_scheduled(
         self, job: int, location: int, lane: Lane, meta: int, due_ns: int, is_wall: bool
@@ -170,7 +168,7 @@ class Agenda:
         if meta & STATE_MASK == _SCHEDULED and not (meta & META_FLOW and self.flows.drop(job)):
             self.times.forget(job)
         chunk.metas[index] = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | counted(attempt) | _CLAIMED
-        self.note_running(lane, 1)
+        self.queues.note_running(lane, 1)
         self.running[job] = (token, epoch, owner)
         return True
 
@@ -394,21 +392,21 @@ class Agenda:
         That is in shifted time; None: from now on. Its meta has META_BACK.
         """
         moment = self.ages.moment if moment is None else max(moment, 0)
-        self._note_ready(moment)
+        self.ages.note_ready(moment)
         lane.give_back(job, moment)
         lane.ready += 1
         if not lane.blocked and (lane.ready == 1 or lane.family is not None):
-            self._open(lane)
+            self.queues.open(lane)
 
     def enter_ready_run(self, lane: Lane, jobs: list[int], moments: list[int]) -> None:
         """Do as ``enter_ready`` for many."""
         if min(moments) < 0:
             moments = [max(moment, 0) for moment in moments]
-        self._note_ready(min(moments))
+        self.ages.note_ready(min(moments))
         lane.give_back_run(jobs, moments)
         lane.ready += len(jobs)
         if lane.ready and not lane.blocked:
-            self._open(lane)
+            self.queues.open(lane)
 
     def _claim_from(
         self,
@@ -442,9 +440,9 @@ class Agenda:
             return 0
         count = number - start
         lane.ready -= count
-        self.note_running(lane, count)
+        self.queues.note_running(lane, count)
         if not lane.ready:
-            self._close(lane)
+            self.queues.close(lane)
             return count
         claimed = jobs[start:number]
         if not lane.leave_run(claimed):
@@ -463,7 +461,7 @@ class Agenda:
             lane.ready -= 1
             lane.left += 1
             if not lane.ready:
-                self._close(lane)
+                self.queues.close(lane)
             else:
                 lane.leave(job, self._is_fresh)
                 if not lane.left % _SWEEP_EVERY and lane.entries > 2 * lane.ready + STALE_MAX:

@@ -77,7 +77,7 @@ def apply_carried(
 def _run_carried(
     agenda: Agenda, job: int, lane: Lane, claim: tuple[int, int, int], lease_ns: int
 ) -> None:
-    agenda.note_running(lane, 1)
+    agenda.queues.note_running(lane, 1)
     agenda.running[job] = claim
     if lease_ns:
         agenda.leases.apply_until(job, lease_ns)

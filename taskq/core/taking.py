@@ -48,10 +48,10 @@ class Taking:
 
     def __init__(self, table: JobTable, queues: Queues, ages: Ages) -> None:
         self._table = table
+        self._queues = queues
         self._ages = ages
         # The same for ever, and each claim looks at them.
         self._lanes, self._ready, self._groups = queues.lanes, queues.ready, queues.groups
-        self._open, self._close, self._shut = queues.open, queues.close, queues.shut
 
     def take(
         self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None
@@ -256,12 +256,12 @@ class Taking:
         lane.running += number
         lane.ready -= number
         if not lane.ready:
-            self._close(lane)
+            self._queues.close(lane)
         if lane.group is not None:
             if number:
                 self._groups.took(lane.group, self._ages.moment, number)
             if lane.family is not None and lane.ready and not lane.blocked:
-                self._open(lane)  # with another job at its head
+                self._queues.open(lane)  # with another job at its head
 
     def _claim_limited(
         self,
@@ -285,7 +285,7 @@ class Taking:
         elif (head := family.head()) != NO_JOB:
             heappush(heads, (head, family.number))
         else:
-            self._shut(lane)
+            self._queues.shut(lane)
 
     def _most(self, lane: Lane, count: int) -> int:
         """How many of the lane's jobs may be claimed, of so many that are asked for."""

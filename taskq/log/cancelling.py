@@ -55,7 +55,7 @@ class Cancels:
         if not 0 < job < batch.lsn:
             raise JobNotFound(f"no job {self._context.tag}-{job} in this log")
         agenda = self._context.agenda
-        if agenda.state(job) in WAITING_STATES:
+        if agenda.table.state(job) in WAITING_STATES:
             self._withdraw(batch, job, Cause.CALLER)
             return Cancel.WITHDRAWN
         claim = agenda.running.get(job)
@@ -71,7 +71,7 @@ class Cancels:
     def withdraw(self, batch: Batch, what: Withdrawal) -> list[int]:
         """Cancel these jobs, those among them that still wait; returns which."""
         agenda = self._context.agenda
-        withdrawn = [job for job in what.jobs if agenda.state(job) in WAITING_STATES]
+        withdrawn = [job for job in what.jobs if agenda.table.state(job) in WAITING_STATES]
         for job in withdrawn:
             self._withdraw(batch, job, what.cause)
         return withdrawn

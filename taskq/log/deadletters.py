@@ -149,7 +149,7 @@ class DeadLetters:
         return 0 if until_ns == UNTIL_SETTLED else until_ns
 
     def _not_dead(self, job: int) -> NotDead:
-        state = self._context.agenda.state(job)
+        state = self._context.agenda.table.state(job)
         return NotDead(
             f"{self._context.tag}-{job}", state.name.lower() if state else "", self._facets.path
         )

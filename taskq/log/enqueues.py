@@ -152,7 +152,7 @@ class Enqueues:
         record += codec.pack_length(codec.crc32(record, lsn & 0xFFFFFFFF))
         agenda = self._facets.agenda
         if agenda is not None:
-            lane = agenda.lane(spec.priority, spec.lane_key)
+            lane = agenda.queues.lane(spec.priority, spec.lane_key)
             meta = enqueued_meta(spec.flags) if spec.flags != _CHECKED else 0
             agenda.apply_enqueued(lsn, batch.where + batch.size, lane, meta)
             self._recent.add(lsn, record)
@@ -185,7 +185,7 @@ class Enqueues:
         size = location - batch.where - batch.size
         agenda = self._facets.agenda
         if agenda is not None:
-            lane = agenda.lane(spec.priority, spec.lane_key)
+            lane = agenda.queues.lane(spec.priority, spec.lane_key)
             agenda.apply_enqueued_run(first, locations, lane, enqueued_meta(spec.flags))
             self._recent.records.update(zip(range(first, lsn), records, strict=True))
             self._recent.size += size
@@ -214,7 +214,7 @@ class Enqueues:
         if agenda is not None or wanted is not None:
             self._recent.add(lsn, record)
         if agenda is not None:
-            lane = agenda.lane(spec.priority, spec.lane_key + ready.concurrency_key)
+            lane = agenda.queues.lane(spec.priority, spec.lane_key + ready.concurrency_key)
             meta = enqueued_meta(ready.flags) | (META_EXPIRES if ready.expires_ns else 0)
             needs = ready.needs
             if needs is not None:

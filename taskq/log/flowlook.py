@@ -72,7 +72,7 @@ def awaited(journal: Journal, agenda: Agenda, job: int) -> Awaited | None:
         return None
     left: list[tuple[str, str]] = []
     for one in ties.inputs:
-        state = agenda.state(one)
+        state = agenda.table.state(one)
         if state is State.ABSENT and agenda.dead.find(one) is None:
             continue
         left.append((f"{journal.tag}-{one}", state.name.lower() if state else "dead"))
@@ -98,7 +98,7 @@ def failed_inputs(journal: Journal, job: int) -> tuple[tuple[str, str], ...] | N
 def look_at_states(committer: Committer, first: int, count: int) -> list[State]:
     """The states of jobs that are not settled; ABSENT for all others."""
     agenda = committer.facets.need_agenda()
-    return [agenda.state(job) for job in range(first, first + min(count, STATES_MAX))]
+    return [agenda.table.state(job) for job in range(first, first + min(count, STATES_MAX))]
 
 
 def look_at_ends(committer: Committer, jobs: list[int]) -> list[End]:
@@ -106,7 +106,7 @@ def look_at_ends(committer: Committer, jobs: list[int]) -> list[End]:
     agenda = committer.facets.need_agenda()
     ends: list[End] = []
     for job in jobs[:ENDS_MAX]:
-        state = agenda.state(job)
+        state = agenda.table.state(job)
         if state is not State.ABSENT:
             ends.append(End(job, state))
             continue

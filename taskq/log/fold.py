@@ -226,7 +226,7 @@ def _fold_run(
             break
         locations.append(where + at)
         at += length
-    lane = agenda.lane(min(head[1], PRIORITY_MAX), names)
+    lane = agenda.queues.lane(min(head[1], PRIORITY_MAX), names)
     flags = int.from_bytes(head[4:8], "little")
     agenda.apply_enqueued_run(lsn, locations, lane, enqueued_meta(flags))
     return at, lsn + len(locations)
@@ -268,7 +268,7 @@ def _fold_enqueued(
     end = start + data[names] + data[names + 1]
     meta = enqueued_meta(flags) if flags > 1 else 0
     due_ns, is_wall, expires_ns, expires_is_wall, key = decode_times(data, end, options_size)
-    lane = agenda.lane(priority if priority < 10 else 9, data[names:end] + key)  # noqa: PLR2004
+    lane = agenda.queues.lane(priority if priority < 10 else 9, data[names:end] + key)  # noqa: PLR2004
     if expires_ns:
         meta |= META_EXPIRES
     needs = held_needs(meta, data, end, options_size)

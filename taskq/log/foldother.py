@@ -159,7 +159,7 @@ def _fold_on_agenda(kind: int, record: bytes, agenda: Agenda) -> None:
         apply_ticked(agenda.schedules, decode_ticked(record))
     elif kind == Kind.TALLIED:
         priority, totals = record[5], codec.TALLY.unpack_from(record)[6:]
-        lane = agenda.lane(min(priority, PRIORITY_MAX), record[codec.TALLY.size : -4])
+        lane = agenda.queues.lane(min(priority, PRIORITY_MAX), record[codec.TALLY.size : -4])
         apply_tallied(lane, *totals)
     elif kind == Kind.COMPACTED:
         agenda.floor_lsn = max(agenda.floor_lsn, codec.OWNER.unpack_from(record)[6])
@@ -198,7 +198,7 @@ def fold_carried(
     if agenda is not None:
         names = born[14 : codec.ENQUEUED.size + queue_size + task_size]
         names += extras.concurrency_key
-        lane = agenda.lane(min(priority, PRIORITY_MAX), names)
+        lane = agenda.queues.lane(min(priority, PRIORITY_MAX), names)
         meta = enqueued_meta(flags)
         expires = carried.expires_ns or extras.expires_ns, extras.expires_is_wall
         if kind == Kind.REQUEUED:
@@ -279,7 +279,7 @@ def fold_carried_run(
         record = data[start : start + length]
         fold_other(Kind.CARRIED, record, where + start, 0, agenda, None, watch)
         return start + length, lsn + 1
-    lane: Lane = agenda.lane(min(born[1], PRIORITY_MAX), born[10:])
+    lane: Lane = agenda.queues.lane(min(born[1], PRIORITY_MAX), born[10:])
     flags = int.from_bytes(born[4:8], "little")
     apply_carried_run(agenda, jobs, locations, lane, enqueued_meta(flags), since)
     return at, lsn + len(jobs)

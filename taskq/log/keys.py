@@ -95,7 +95,7 @@ class Keys:
             return holder, 0
         agenda = self._context.agenda
         if agenda.table.find(holder) is not None:
-            if agenda.state(holder) not in WAITING_STATES:
+            if agenda.table.state(holder) not in WAITING_STATES:
                 return holder, 0
             attempt = agenda.attempt(holder)
             self._ends.end(batch, Kind.CANCELLED, Cause.REPLACED, holder, 0, attempt, None)

@@ -178,4 +178,4 @@ def _take(agenda: Agenda, request: ClaimRequest) -> list[Taken]:
     count = min(request.count, CLAIMED_MAX)
     if request.weights is not None:
         return request.weights.take(agenda.taking, count, request.queues, request.tasks)
-    return agenda.take(count, request.queues, request.tasks)
+    return agenda.taking.take(count, request.queues, request.tasks)

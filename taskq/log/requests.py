@@ -177,7 +177,7 @@ class EnqueueSpec:
         # A single attempt must not run twice, so its claim has to be on disk before it runs.
         self.flags = int(flags | Flag.CHECKED | (Flag.DURABLE_CLAIM if attempts == 1 else 0))
         self.route = queue_bytes + task_bytes
-        #: what a lane is known by beside its priority; see ``Agenda.lane``
+        #: what a lane is known by beside its priority; see ``Queues.lane``
         self.lane_key = bytes((len(queue_bytes), len(task_bytes))) + self.route
         #: everything of the record between its length and its body, when it has no options
         self.tail = codec.enqueue_tail(

@@ -71,7 +71,7 @@ class Transactions:
         for job in cancels:
             if not 0 < job < batch.lsn:
                 raise JobNotFound(f"no job {self._context.tag}-{job} in this log")
-            if job in back or agenda.state(job) in WAITING_STATES:
+            if job in back or agenda.table.state(job) in WAITING_STATES:
                 ended.add(job)
         return frozenset(ended)
 

@@ -56,13 +56,7 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
         "times": "kept", "ages": "kept", "schedules": "kept", "queues": "kept",
         "floor_lsn": "kept",
         "_overdue": "kept", "_scheduled": "kept", "_expiring": "kept", "_left": "kept",
-        **dict.fromkeys(
-            (
-                "lanes", "groups", "taking", "lane", "take", "state", "note_running", "_open",
-                "_close", "_is_fresh", "_note_ready",
-            ),
-            "bound",
-        ),
+        "lanes": "bound", "groups": "bound", "taking": "bound", "_is_fresh": "bound",
     },
     Queues: {
         "lanes": "kept", "ready": "derived", "paused": "kept", "groups": "kept",
@@ -223,7 +217,7 @@ class Driven:
         return [getattr(self, name)(*rest) for name, *rest in steps]
 
     def _lane(self, number: int) -> Lane:
-        return self.agenda.lane((number * 3) % 10, _KEYS[number % len(_KEYS)])
+        return self.agenda.queues.lane((number * 3) % 10, _KEYS[number % len(_KEYS)])
 
     def _pick(self, number: int, state: State) -> int:
         jobs = [chunk.ids[at] for chunk, at in self.agenda.table if chunk.metas[at] & 7 == state]
@@ -252,7 +246,7 @@ class Driven:
             self.schedule(number, (at * 7919) % 997, is_wall)
 
     def take(self, count: int, owner: int, leased: bool) -> object:
-        taken = self.agenda.take(count, None, None)
+        taken = self.agenda.taking.take(count, None, None)
         for job, _, _, lane, _ in taken:
             self.agenda.running[job] = (self.lsn, 2**63 + owner, owner)
             self.lsn += 1

@@ -129,7 +129,7 @@ class History:
         )
         job = self.lsn
         location = self.add(codec.encode_checked(tail, b"payload of %d" % job, job))
-        lane = self.agenda.lane(spec.priority, spec.lane_key)
+        lane = self.agenda.queues.lane(spec.priority, spec.lane_key)
         expires = extras.expires_ns
         expires += self.time_ns if expires and not extras.expires_is_wall else 0
         meta = enqueued_meta(flags) | (META_EXPIRES if expires else 0)
@@ -151,7 +151,7 @@ class History:
             self.hashes.add(hashed)
 
     def claim(self, count: int, owner: int, __: bool) -> None:
-        for job, _, attempt, _, _ in self.agenda.take(count % 8, None, None):
+        for job, _, attempt, _, _ in self.agenda.taking.take(count % 8, None, None):
             token = self.lsn
             self.add(codec.encode_job(Kind.CLAIMED, 0, attempt, job, owner))
             self.agenda.running[job] = (token, EPOCH, owner)
@@ -210,7 +210,7 @@ class History:
         return chunk.metas[self.agenda.table.index]
 
     def _pick(self, state: State, pick: int) -> int:
-        jobs = [job for job in range(1, self.lsn) if self.agenda.state(job) is state]
+        jobs = [job for job in range(1, self.lsn) if self.agenda.table.state(job) is state]
         return jobs[pick % len(jobs)] if jobs else 0
 
     # -- bytes -------------------------------------------------------------------------------------

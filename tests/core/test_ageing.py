@@ -28,7 +28,7 @@ class Clocked:
         self.lsn = 0
 
     def lane(self, priority: int, task: str = "t") -> Lane:
-        return self.agenda.lane(priority, bytes((1, len(task))) + b"q" + task.encode())
+        return self.agenda.queues.lane(priority, bytes((1, len(task))) + b"q" + task.encode())
 
     def enqueue(self, priority: int, count: int = 1, task: str = "t") -> int:
         """The first job's number."""
@@ -52,7 +52,7 @@ class Clocked:
 
     def take(self, count: int = 1) -> list[int]:
         expected = self.agenda.taking.next_ready(count, None)
-        jobs = [one[0] for one in self.agenda.take(count, None, None)]
+        jobs = [one[0] for one in self.agenda.taking.take(count, None, None)]
         assert jobs == expected
         self.agenda.running.update(dict.fromkeys(jobs, (1, 1, 1)))
         return jobs
@@ -203,10 +203,10 @@ def test_who_asks_for_some_queues_or_tasks_gets_the_aged_ones_of_those(clocked: 
     mine, other = clocked.enqueue(0, task="mine"), clocked.enqueue(0, task="other")
     clocked.wait(2 * WINDOW)
     fresh = clocked.enqueue(1, task="mine")
-    taken = [one[0] for one in clocked.agenda.take(9, None, frozenset({"mine"}))]
+    taken = [one[0] for one in clocked.agenda.taking.take(9, None, frozenset({"mine"}))]
     assert taken == [mine, fresh]
     assert clocked.agenda.taking.next_ready(9, frozenset({"none"})) == []
-    assert [one[0] for one in clocked.agenda.take(9, frozenset({"q"}), None)] == [other]
+    assert [one[0] for one in clocked.agenda.taking.take(9, frozenset({"q"}), None)] == [other]
 
 
 def test_a_job_is_told_who_is_ahead_of_it(clocked: Clocked) -> None:
@@ -252,7 +252,7 @@ def test_while_nobody_is_old_a_claim_pays_one_comparison(looks: Counter[str]) ->
     for number in range(1_000):
         clocked.enqueue(number % 10, count=10, task=f"task{number}")
     claimed = 0
-    while batch := clocked.agenda.take(7, None, None):
+    while batch := clocked.agenda.taking.take(7, None, None):
         claimed += len(batch)
         clocked.wait(30)
         for job, *_ in batch:
@@ -271,7 +271,7 @@ def test_a_claim_looks_at_heads_however_many_wait(looks: Counter[str]) -> None:
         clocked.enqueue(5, count=count)
         clocked.wait(WINDOW * 3)
         looks.clear()
-        assert len(clocked.agenda.take(10, None, None)) == 10
+        assert len(clocked.agenda.taking.take(10, None, None)) == 10
         return looks.total()
 
     assert cost(100) == cost(10_000) < 60

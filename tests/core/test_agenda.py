@@ -23,7 +23,7 @@ ALL = 2**62
 
 def lane_of(agenda: Agenda, priority: int = 5, queue: str = "default", task: str = "t") -> Lane:
     key = bytes((len(queue), len(task))) + queue.encode() + task.encode()
-    return agenda.lane(priority, key)
+    return agenda.queues.lane(priority, key)
 
 
 def enqueue(agenda: Agenda, lane: Lane, *jobs: int, meta: int = 0) -> None:
@@ -32,7 +32,7 @@ def enqueue(agenda: Agenda, lane: Lane, *jobs: int, meta: int = 0) -> None:
 
 
 def claim(agenda: Agenda, count: int = 1_000) -> list[int]:
-    taken = [one[0] for one in agenda.take(count, None, None)]
+    taken = [one[0] for one in agenda.taking.take(count, None, None)]
     agenda.running.update(dict.fromkeys(taken, (1, 1, 1)))
     return taken
 
@@ -57,7 +57,7 @@ def test_higher_priorities_go_first_and_the_oldest_of_one() -> None:
                 for task in ("b", "a"):
                     job += 1
                     enqueue(agenda, lane_of(agenda, priority, queue, task), job)
-    order = [(-lane.priority, job) for job, _, _, lane, _ in agenda.take(100, None, None)]
+    order = [(-lane.priority, job) for job, _, _, lane, _ in agenda.taking.take(100, None, None)]
     assert len(order) == 48
     assert order == sorted(order)
 
@@ -76,9 +76,9 @@ def test_a_claimer_gets_only_its_queues_and_tasks() -> None:
     for job, (queue, task) in enumerate((("a", "x"), ("b", "x"), ("a", "y"), ("b", "y")), 1):
         enqueue(agenda, lane_of(agenda, queue=queue, task=task), job)
     assert agenda.taking.next_ready(9, frozenset({"b"})) == [2, 4]
-    assert [one[0] for one in agenda.take(9, frozenset({"b"}), frozenset({"y"}))] == [4]
-    assert [one[0] for one in agenda.take(9, None, frozenset({"y", "z"}))] == [3]
-    assert agenda.take(9, frozenset(), None) == []
+    assert [one[0] for one in agenda.taking.take(9, frozenset({"b"}), frozenset({"y"}))] == [4]
+    assert [one[0] for one in agenda.taking.take(9, None, frozenset({"y", "z"}))] == [3]
+    assert agenda.taking.take(9, frozenset(), None) == []
     assert claim(agenda) == [1, 2]
 
 
@@ -194,9 +194,9 @@ def test_a_backoff_counts_from_the_last_release() -> None:
     agenda.apply_back(Kind.RETRIED, 1, 1, NOW + 10, NOW)
     agenda.apply_back(Kind.RETRIED, 1, 2, NOW + 500, NOW)
     agenda.promote(NOW + 499)
-    assert agenda.state(1) is State.SCHEDULED
+    assert agenda.table.state(1) is State.SCHEDULED
     agenda.promote(NOW + 500)
-    assert agenda.state(1) is State.READY
+    assert agenda.table.state(1) is State.READY
     assert agenda.attempt(1) == 2
 
 
@@ -267,7 +267,7 @@ def test_moments_beyond_all_bounds_are_kept_at_the_bound() -> None:
     agenda.apply_scheduled(2, 0, lane, 0, 5, is_wall=False)
     agenda.apply_scheduled(3, 0, lane, 0, -5, is_wall=True)
     agenda.promote(2**64)
-    assert agenda.state(3) is State.READY
+    assert agenda.table.state(3) is State.READY
 
 
 # -- attempts and states --------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_attempts_are_counted_up_to_their_limit_and_no_further() -> None:
     for attempt in (ATTEMPTS_MAX - 1, ATTEMPTS_MAX, ATTEMPTS_MAX + 5, 2**32 - 1):
         agenda.apply_back(Kind.RETRIED, 1, attempt, 0, NOW)
         assert agenda.attempt(1) == min(attempt, ATTEMPTS_MAX)
-        ((_, _, counted, _, meta),) = agenda.take(1, None, None)
+        ((_, _, counted, _, meta),) = agenda.taking.take(1, None, None)
         assert counted == min(attempt + 1, ATTEMPTS_MAX)
         assert meta & META_EXPIRES
     assert agenda.attempt(2) == 0

@@ -69,7 +69,7 @@ class AgendaMachine(RuleBasedStateMachine):
     def lane(self, where: Where) -> Lane:
         priority, queue, task, key = where
         names = bytes((len(queue), len(task))) + queue.encode() + task.encode()
-        return self.agenda.lane(priority, names + key)
+        return self.agenda.queues.lane(priority, names + key)
 
     def born(self, where: Where, state: State, expires: int | None) -> Job:
         self.lsn += 1
@@ -174,7 +174,7 @@ class AgendaMachine(RuleBasedStateMachine):
         expected = self.model.claimable(queues, tasks)[:count]
         if tasks is None and not self.model.concurrency:
             assert self.agenda.taking.next_ready(count, queues) == expected
-        taken = self.agenda.take(count, queues, tasks)
+        taken = self.agenda.taking.take(count, queues, tasks)
         assert [one[0] for one in taken] == expected
         for number, location, attempt, lane, _ in taken:
             self.lsn += 1
@@ -298,7 +298,7 @@ class AgendaMachine(RuleBasedStateMachine):
     def every_job_is_in_its_state(self) -> None:
         for number, job in self.model.jobs.items():
             state = self.model.live_state(number)
-            assert self.agenda.state(number) is state
+            assert self.agenda.table.state(number) is state
             assert self.agenda.attempt(number) == (job.attempt if state else 0)
             if state:
                 assert self.agenda.location(number) == number * 3

@@ -15,8 +15,8 @@ KEY = b"\x04\x01mailt"
 
 
 def dead_letter(agenda: Agenda, job: int, meta: int = 0) -> None:
-    agenda.apply_enqueued(job, job * 8, agenda.lane(5, KEY), meta)
-    assert agenda.take(1, None, None)[0][0] == job
+    agenda.apply_enqueued(job, job * 8, agenda.queues.lane(5, KEY), meta)
+    assert agenda.taking.take(1, None, None)[0][0] == job
     agenda.running[job] = (1, 1, 1)
     agenda.apply_ended(Kind.DIED, job, NOW)
 
@@ -24,25 +24,25 @@ def dead_letter(agenda: Agenda, job: int, meta: int = 0) -> None:
 def test_a_requeued_job_is_ready_in_its_old_place_with_no_attempt_counted() -> None:
     agenda = Agenda()
     dead_letter(agenda, 1)
-    lane = agenda.lane(5, KEY)
+    lane = agenda.queues.lane(5, KEY)
     agenda.apply_enqueued(2, 16, lane, 0)
     apply_requeued(agenda, 1, 800, lane, 0)
-    assert (agenda.state(1), agenda.attempt(1), agenda.location(1)) == (State.READY, 0, 800)
+    assert (agenda.table.state(1), agenda.attempt(1), agenda.location(1)) == (State.READY, 0, 800)
     assert agenda.taking.next_ready(9, None) == [1, 2]
     assert agenda.queues.stats() == (QueueStats(queue="mail", ready=2),)
-    assert [taken[:3] for taken in agenda.take(9, None, None)] == [(1, 800, 1), (2, 16, 1)]
+    assert [taken[:3] for taken in agenda.taking.take(9, None, None)] == [(1, 800, 1), (2, 16, 1)]
 
 
 def test_a_requeued_job_does_not_expire_by_the_moment_of_its_first_life() -> None:
     """A requeue drops the expiry; the entry of the timetable may still be there."""
     agenda = Agenda()
-    agenda.apply_enqueued(1, 8, agenda.lane(5, KEY), META_EXPIRES)
+    agenda.apply_enqueued(1, 8, agenda.queues.lane(5, KEY), META_EXPIRES)
     agenda.apply_expiry(1, NOW + SECOND, is_wall=False)
-    assert agenda.take(1, None, None)
+    assert agenda.taking.take(1, None, None)
     agenda.apply_ended(Kind.DIED, 1, NOW)
-    apply_requeued(agenda, 1, 800, agenda.lane(5, KEY), 0)
+    apply_requeued(agenda, 1, 800, agenda.queues.lane(5, KEY), 0)
     assert agenda.expired(NOW + 2 * SECOND, 9) == []
-    assert agenda.state(1) is State.READY
+    assert agenda.table.state(1) is State.READY
 
 
 def test_a_purged_letter_is_in_no_count() -> None:
@@ -56,7 +56,7 @@ def test_a_purged_letter_is_in_no_count() -> None:
 
 def test_a_paused_queue_is_told_among_the_counts_even_if_it_never_had_a_job() -> None:
     agenda = Agenda()
-    agenda.apply_enqueued(1, 8, agenda.lane(5, KEY), 0)
+    agenda.apply_enqueued(1, 8, agenda.queues.lane(5, KEY), 0)
     agenda.queues.apply_paused("mail")
     agenda.queues.apply_paused("never used")
     assert agenda.queues.stats() == (

@@ -85,7 +85,7 @@ def check_same(history: History, agenda: Agenda, dedup: Dedup) -> None:
     live, jobs = history.agenda, range(1, history.lsn)
     for one in (live, agenda):
         one.promote(history.time_ns, ALL)
-    assert [agenda.state(job) for job in jobs] == [live.state(job) for job in jobs]
+    assert [agenda.table.state(job) for job in jobs] == [live.table.state(job) for job in jobs]
     assert [agenda.attempt(job) for job in jobs] == [live.attempt(job) for job in jobs]
     assert agenda.running == live.running
     assert agenda.queues.stats() == live.queues.stats()
@@ -111,7 +111,7 @@ def test_a_fold_equals_what_was_applied_while_writing(steps: list[Step]) -> None
     data = history.segment()
     agenda, dedup = fold(data)
     for job in range(1, history.lsn):
-        if agenda.state(job):
+        if agenda.table.state(job):
             assert agenda.location(job) == history.agenda.location(job)
             assert payload_at(data, agenda.location(job)) == b"payload of %d" % job
     for hashed in history.hashes:
@@ -129,7 +129,7 @@ def test_it_does_not_matter_how_records_are_framed(steps: list[Step], cuts: froz
     data = history.segment(cuts)
     agenda, dedup = fold(data)
     for job in range(1, history.lsn):
-        if agenda.state(job):
+        if agenda.table.state(job):
             assert payload_at(data, agenda.location(job)) == b"payload of %d" % job
     check_same(history, agenda, dedup)
 
@@ -166,7 +166,7 @@ def test_a_watch_sees_every_end_once(steps: list[Step]) -> None:
     assert len(settled) == sum(c.succeeded + c.dead + c.cancelled + c.expired for c in counts)
     for job, location in watch.settled:
         assert codec.JOB.unpack_from(data, location - BASE)[6] == job
-        assert history.agenda.state(job) is State.ABSENT
+        assert history.agenda.table.state(job) is State.ABSENT
 
 
 def test_a_clock_step_does_not_end_delays_in_another_process() -> None:
@@ -177,6 +177,6 @@ def test_a_clock_step_does_not_end_delays_in_another_process() -> None:
     history.enqueue(1, 1, is_wall=False)
     history.close()
     agenda, _ = fold(history.segment())
-    assert history.agenda.state(1) is State.SCHEDULED
-    assert agenda.state(1) is State.SCHEDULED
+    assert history.agenda.table.state(1) is State.SCHEDULED
+    assert agenda.table.state(1) is State.SCHEDULED
     assert agenda.next_due_ns() == history.time_ns + hour // 2

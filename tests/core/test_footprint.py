@@ -27,7 +27,7 @@ DAY = 86_400 * 10**9
 
 
 def a_lane(agenda: Agenda) -> Lane:
-    return agenda.lane(5, b"\x07\x04defaultsend")
+    return agenda.queues.lane(5, b"\x07\x04defaultsend")
 
 
 def ready(agenda: Agenda, _: Dedup, lane: Lane) -> None:
@@ -61,7 +61,7 @@ def scheduled_and_expiring(agenda: Agenda, _: Dedup, lane: Lane) -> None:
 def retried(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
     """Claimed, failed, and due again at once: all were given back."""
     ready(agenda, dedup, lane)
-    while taken := agenda.take(1_000, None, None):
+    while taken := agenda.taking.take(1_000, None, None):
         if taken[0][2] > 1:
             break
         for job, *_ in taken:
@@ -168,7 +168,7 @@ def test_settled_jobs_cost_nothing() -> None:
                 agenda.apply_enqueued(job, job << 8, lane, META_EXPIRES)
                 agenda.apply_expiry(job, NOW + DAY, is_wall=False)
                 dedup.apply_taken(hashed, job, job << 8, 0, NOW)
-            for job, *_ in agenda.take(1_000, None, None):
+            for job, *_ in agenda.taking.take(1_000, None, None):
                 agenda.apply_ended(Kind.SUCCEEDED, job)
                 dedup.apply_free(known[job - first], job, NOW)
 

@@ -191,18 +191,18 @@ def test_columns_that_make_no_sense_are_refused(column: int, change: str) -> Non
 def test_a_settled_job_of_a_forgotten_lane_does_not_spoil_what_is_frozen() -> None:
     """A chunk keeps the rows of settled jobs for a while, and with them numbers of lanes."""
     agenda = Agenda()
-    plain, keyed = agenda.lane(0, b"\x01\x01qt"), agenda.lane(0, b"\x01\x01qtkey")
+    plain, keyed = agenda.queues.lane(0, b"\x01\x01qt"), agenda.queues.lane(0, b"\x01\x01qtkey")
     agenda.apply_enqueued(1, 8, plain, 0)
     agenda.apply_enqueued(2, 16, keyed, 0)
     agenda.apply_ended(Kind.CANCELLED, 2)
     assert len(agenda.lanes) == 1, "the lane with the key is not forgotten"
     thawed = thaw_agenda(Columns(freeze_agenda(agenda)))
-    assert [thawed.state(job) for job in (1, 2)] == [State.READY, State.ABSENT]
+    assert [thawed.table.state(job) for job in (1, 2)] == [State.READY, State.ABSENT]
 
 
 def test_a_job_in_a_forgotten_lane_is_refused() -> None:
     agenda = Agenda()
-    keyed, last = agenda.lane(0, b"\x01\x01qtkey"), agenda.lane(0, b"\x01\x01qu")
+    keyed, last = agenda.queues.lane(0, b"\x01\x01qtkey"), agenda.queues.lane(0, b"\x01\x01qu")
     agenda.apply_enqueued(1, 8, keyed, 0)
     agenda.apply_ended(Kind.CANCELLED, 1)
     agenda.apply_enqueued(2, 16, last, 0)

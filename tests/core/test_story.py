@@ -45,7 +45,7 @@ def test_a_story_ends_where_the_agenda_stands(steps: list[Step]) -> None:
         history.agenda.promote(now, ALL)
         for job, story in found.items():
             view = story.view(now)
-            state = history.agenda.state(job)
+            state = history.agenda.table.state(job)
             assert view.state is state or (not state and view.state not in LIVE_STATES)
             assert not state or view.attempt == history.agenda.attempt(job)
             assert bool(view.settled_ns) == (view.state not in LIVE_STATES)

@@ -25,7 +25,7 @@ class Filled:
             self.add(queue, count)
 
     def lane(self, queue: str, priority: int = 5) -> Lane:
-        return self.agenda.lane(priority, bytes((len(queue), 1)) + queue.encode() + b"t")
+        return self.agenda.queues.lane(priority, bytes((len(queue), 1)) + queue.encode() + b"t")
 
     def add(self, queue: str, count: int, priority: int = 5) -> None:
         locations = list(range(self.job, self.job + count))

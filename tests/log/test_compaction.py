@@ -82,7 +82,7 @@ def test_a_segment_that_holds_only_the_end_of_a_job_brings_nothing_back() -> Non
     process.settle(process.claim()[0])
     grown(process, 8)
     tend(process)
-    assert world.fold().need_agenda().state(job) is State.ABSENT
+    assert world.fold().need_agenda().table.state(job) is State.ABSENT
     assert world.process().claim() == []
 
 
@@ -226,7 +226,7 @@ def test_another_process_whose_place_is_gone_folds_anew() -> None:
     job = process.enqueue(b"later", Extras(due_ns=DAY * SECOND_NS))
     grown(process, 8)
     tend(process)
-    assert idle.catch_up().need_agenda().state(job) is State.SCHEDULED
+    assert idle.catch_up().need_agenda().table.state(job) is State.SCHEDULED
     world.clock.advance(DAY)
     assert [one.job for one in idle.claim()] == [job]
 
@@ -264,7 +264,7 @@ def test_a_segment_full_of_delayed_jobs_does_not_pin_all_the_finished_ones_behin
     tend(process)
     assert len(world.segments()) <= 4
     agenda = world.fold().need_agenda()
-    assert all(agenda.state(job) is State.SCHEDULED for job in jobs)
+    assert all(agenda.table.state(job) is State.SCHEDULED for job in jobs)
 
 
 def test_what_is_carried_in_one_batch_is_bounded() -> None:

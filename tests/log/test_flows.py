@@ -40,7 +40,7 @@ def put(process: Process, node: Node) -> list[int]:
 
 def states(process: Process, jobs: list[int]) -> list[State]:
     agenda = process.catch_up().need_agenda()
-    return [State.DEAD if agenda.dead.find(job) else agenda.state(job) for job in jobs]
+    return [State.DEAD if agenda.dead.find(job) else agenda.table.state(job) for job in jobs]
 
 
 def test_a_held_job_is_released_in_the_frame_of_its_last_input() -> None:

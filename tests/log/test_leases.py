@@ -66,7 +66,7 @@ def test_an_expired_lease_redelivers_once(world: World) -> None:
         (job, held.token, Cause.LEASE_OVER)
     ]
     others[0].settle(again[0])
-    assert world.fold().need_agenda().state(job) is State.ABSENT
+    assert world.fold().need_agenda().table.state(job) is State.ABSENT
 
 
 def test_a_stale_token_is_refused_even_from_the_same_worker(world: World) -> None:

@@ -153,7 +153,7 @@ class LimitedMix(Mix):
 
     def withdraw(self, process: Process) -> None:
         agenda = process.catch_up().need_agenda()
-        jobs = [job for job in self.jobs if agenda.state(job) in WAITING_STATES]
+        jobs = [job for job in self.jobs if agenda.table.state(job) in WAITING_STATES]
         some = self.random.sample(jobs, min(3, len(jobs)))
         process.ask(Op.WITHDRAW, Withdrawal(some, Cause.PURGE))
 

@@ -124,7 +124,7 @@ def test_delays_shift_with_a_step_and_moments_do_not(step: float) -> None:
     for process in readers:
         facets = process.catch_up()
         assert facets.agenda is not None
-        assert facets.agenda.state(delayed) is State.SCHEDULED
+        assert facets.agenda.table.state(delayed) is State.SCHEDULED
     assert _claimed(first) == ([moment] if step > 0 else [])
     world.clock.advance(1_001)
     assert _claimed(first) == [delayed]

@@ -118,7 +118,7 @@ def _picture(world: World) -> Any:
     agenda = facets.need_agenda()
     agenda.promote(world.clock.wall_ns(), 2**62)
     states = [
-        (job, agenda.state(job), agenda.attempt(job), world.reader().files.record(place, job))
+        (job, agenda.table.state(job), agenda.attempt(job), world.reader().files.record(place, job))
         for job, place in [
             (chunk.ids[index], chunk.locations[index]) for chunk, index in agenda.table
         ]

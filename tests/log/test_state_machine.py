@@ -359,7 +359,7 @@ class LogMachine(RuleBasedStateMachine):
         agenda = self.world.fold().need_agenda()
         agenda.promote(self.world.clock.wall_ns(), 10**9)
         for job in self.model.jobs.values():
-            if agenda.state(job.lsn) is State.READY and agenda.attempt(job.lsn) < job.attempt:
+            if agenda.table.state(job.lsn) is State.READY and agenda.attempt(job.lsn) < job.attempt:
                 job.state, job.owner, job.attempt = State.READY, 0, agenda.attempt(job.lsn)
                 assert not job.asked, "what was asked for is gone, and its claim with it"
 
@@ -409,7 +409,7 @@ Said = dict[int, tuple[State, int]]
 def _said(agenda: Agenda) -> tuple[Said, set[int], set[int]]:
     """Live jobs with their attempts, who runs, and dead letters."""
     live = {
-        chunk.ids[at]: (agenda.state(chunk.ids[at]), agenda.attempt(chunk.ids[at]))
+        chunk.ids[at]: (agenda.table.state(chunk.ids[at]), agenda.attempt(chunk.ids[at]))
         for chunk, at in list(agenda.table)
         if agenda.lanes[chunk.lanes[at]].queue != FILL.queue
     }
@@ -422,11 +422,11 @@ def _meant(model: Model, agenda: Agenda, now_ns: int) -> tuple[Said, set[int], s
         state = job.state
         if state is State.SCHEDULED and job.due_ns <= now_ns:
             state = State.READY
-        if state is State.EXPIRED and agenda.state(job.lsn) is not State.ABSENT:
-            state = agenda.state(job.lsn)  # no batch has recorded it yet
-        if state in {State.DEAD, State.CANCELLED} and agenda.state(job.lsn) is State.RUNNING:
+        if state is State.EXPIRED and agenda.table.state(job.lsn) is not State.ABSENT:
+            state = agenda.table.state(job.lsn)  # no batch has recorded it yet
+        if state in {State.DEAD, State.CANCELLED} and agenda.table.state(job.lsn) is State.RUNNING:
             state = State.RUNNING  # nobody has found its worker dead yet
-        if state is State.READY and agenda.state(job.lsn) is State.RUNNING and not job.owner:
+        if state is State.READY and agenda.table.state(job.lsn) is State.RUNNING and not job.owner:
             state = State.RUNNING
         if state in {State.SCHEDULED, State.READY, State.RUNNING}:
             live[job.lsn] = (state, job.attempt)

@@ -72,11 +72,11 @@ def check(run: Run) -> None:
         agenda, dedup = facets.need_agenda(), facets.need_dedup()
         assert not facets.damage
         for job in run.jobs("delayed"):
-            assert agenda.state(job) is State.SCHEDULED, f"job {job} was lost"
+            assert agenda.table.state(job) is State.SCHEDULED, f"job {job} was lost"
         ended = run.jobs("succeeded") + run.jobs("died")
         assert len(set(ended)) == len(ended), "a job ended twice"
         for job in ended:
-            assert agenda.state(job) is State.ABSENT, f"job {job} came back"
+            assert agenda.table.state(job) is State.ABSENT, f"job {job} came back"
         for job in run.jobs("died"):
             assert agenda.dead.find(job) is not None, f"dead letter {job} was lost"
             view = reader.job(job)
