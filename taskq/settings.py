@@ -183,7 +183,7 @@ class Settings(BaseSettings):
     exclusive: bool = False
     #: what ``taskq workers`` calls the process
     name: str = ""
-    #: what ``taskq worker`` writes to stderr: from which level on
+    #: from which level on ``taskq worker`` writes to stderr
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     #: how payloads and results are compressed, where nothing else is said
     compress: Compression = "none"

@@ -8,11 +8,13 @@ the links in tests/README.md to tests that have moved.
 from __future__ import annotations
 
 import ast
+import enum
 import inspect
 import re
 from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 import click
 from pydantic import ByteSize
@@ -131,22 +133,32 @@ def task_options() -> str:
     return table(("option", "of", "unless given", "what it says"), rows)
 
 
+def choices_of(annotation: Any) -> tuple[str, ...]:
+    """The words that a setting may be, where they are few."""
+    if isinstance(annotation, type) and issubclass(annotation, enum.StrEnum):
+        return tuple(annotation)
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
 def settings() -> str:
     """Every setting, with its default."""
     rows = []
     for name, said in comments_of(Settings).items():
         if name not in Settings.model_fields:
             continue
-        value = Settings.model_fields[name].get_default(call_default_factory=True)
+        field = Settings.model_fields[name]
+        value = field.get_default(call_default_factory=True)
+        choices = ", ".join(f'`"{one}"`' for one in choices_of(field.annotation))
         is_span = isinstance(value, float)
-        rows.append((f"`{name}`", f"`{span(value)}`" if is_span else written(value),
-                     sentence(said)))  # fmt: skip
+        default = f"`{span(value)}`" if is_span else written(value)
+        rows.append((f"`{name}`", default, sentence(said) + (f": {choices}" if choices else "")))
     return table(("setting", "unless given", "what it says"), rows)
 
 
 def commands() -> str:
     """Every command, and those within it, by what one wants to do."""
     context = click.Context(command_line)
+    assert {*command_line.list_commands(context)} == {*chain.from_iterable(SECTIONS.values())}
     rows = []
     for names in SECTIONS.values():
         for name in names:
