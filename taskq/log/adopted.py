@@ -19,7 +19,7 @@ _CHECKED: Final = int(Flag.CHECKED)
 _HEAD: Final = codec.PREFIX.pack(ADOPTED_SIZE, Kind.ADOPTED, 0, 0, _CHECKED)
 
 
-class Adopted(NamedTuple):
+class UploadProgress(NamedTuple):
     """How far an upload has come."""
 
     #: 16 bytes
@@ -34,18 +34,18 @@ class Adopted(NamedTuple):
     first_lsn: int
 
 
-def encode_adopted(adopted: Adopted, lsn: int) -> bytes:
+def encode_adopted(adopted: UploadProgress, lsn: int) -> bytes:
     """An ADOPTED record."""
     fixed = codec.ADOPTED.pack(0, Kind.ADOPTED, 0, 0, _CHECKED, 0, *adopted)
     return codec.encode_checked(fixed[4:], b"", lsn)
 
 
-def decode_adopted(record: bytes) -> Adopted:
+def decode_adopted(record: bytes) -> UploadProgress:
     """What an ADOPTED record says."""
-    return Adopted(*codec.ADOPTED.unpack_from(record)[6:])
+    return UploadProgress(*codec.ADOPTED.unpack_from(record)[6:])
 
 
-def adopted_at_end(data: bytes, next_lsn: int) -> Iterator[tuple[int, Adopted]]:
+def adopted_at_end(data: bytes, next_lsn: int) -> Iterator[tuple[int, UploadProgress]]:
     """(lsn, what it says) of what looks like ADOPTED records at the end of a frame, the last first.
 
     Args:

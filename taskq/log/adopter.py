@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import AppendFailed, LogClosed, LogError, TaskqError, UploadDamaged
 from taskq.core.model import SECOND_NS
-from taskq.log.adopted import Adopted
+from taskq.log.adopted import UploadProgress
 from taskq.log.errand import Errand, Errands, advance
 from taskq.log.inboxfiles import Inbox
 from taskq.log.inboxmanifest import Ended, Upload
@@ -175,7 +175,7 @@ class Adopter:
             if self._lock < 0 and not (yield from self._take_turn()):
                 break
             waiting = yield from self._holding(self._inbox.published)
-            self._committer.facets.adoptions.keep_only(one.id for one in waiting.uploads)
+            self._committer.facets.uploads.keep_only(one.id for one in waiting.uploads)
             for name, problem in waiting.damaged.items():
                 yield from self._refuse(name, None, UploadDamaged(problem))
             for upload in waiting.uploads:
@@ -221,17 +221,17 @@ class Adopter:
             yield from self._refuse(upload.name, upload, error)
 
     def _adopt_whole(self, upload: Upload) -> Steps:
-        inbox, adoptions = self._inbox, self._committer.facets.adoptions
+        inbox, seen = self._inbox, self._committer.facets.uploads
         if not inbox.is_done(upload):
             self._journal.refresh()
-            adoptions.look_from(upload.from_lsn)
-            for _ in adoptions.steps():
+            seen.look_from(upload.from_lsn)
+            for _ in seen.steps():
                 yield None
             if self._done(upload) < upload.jobs:
                 yield from self._check(upload)
                 yield from self._adopt_slices(upload)
             self._make_durable(upload)
-        lsn, latest = adoptions.progress(upload.id) or (0, _nothing(upload))
+        lsn, latest = seen.progress(upload.id) or (0, _nothing(upload))
         ended = self._ended(upload, lsn, latest)
         # On a full disk, too: it gives back all that the files hold.
         finish = functools.partial(inbox.finish, upload, ended)
@@ -258,22 +258,22 @@ class Adopter:
             before = self._done(upload), self._duplicates(upload)
             errand = self._errands.make(Op.ADOPT, piece)
             yield from errand.wait()
-            adopted: Adopted = errand.value
+            adopted: UploadProgress = errand.value
             done = adopted.done
             if before[0] == piece.start < done:
                 self._jobs += done - piece.start - (adopted.duplicates - before[1])
 
     def _done(self, upload: Upload) -> int:
-        found = self._committer.facets.adoptions.progress(upload.id)
+        found = self._committer.facets.uploads.progress(upload.id)
         return found[1].done if found is not None else 0
 
     def _duplicates(self, upload: Upload) -> int:
-        found = self._committer.facets.adoptions.progress(upload.id)
+        found = self._committer.facets.uploads.progress(upload.id)
         return found[1].duplicates if found is not None else 0
 
     def _make_durable(self, upload: Upload) -> None:
         """What the files are removed for must be on disk, whoever wrote it."""
-        found = self._committer.facets.adoptions.progress(upload.id)
+        found = self._committer.facets.uploads.progress(upload.id)
         if found is None or found[0] < self._journal.durable_lsn:
             return
         self._committer.sync()
@@ -290,7 +290,7 @@ class Adopter:
             return max(clock.steady_ns() - upload.steady_ns, 0)
         return max(clock.wall_ns() - upload.published_ns, 0)
 
-    def _ended(self, upload: Upload, lsn: int, latest: Adopted, problem: str = "") -> Ended:
+    def _ended(self, upload: Upload, lsn: int, latest: UploadProgress, problem: str = "") -> Ended:
         return Ended(
             upload.name, upload.token, upload.jobs, latest.done - latest.duplicates,
             latest.duplicates, latest.first_lsn, lsn + 1 if lsn else 0,
@@ -302,7 +302,7 @@ class Adopter:
             ended = Ended(name, "", 0, 0, 0, 0, 0, self._journal.clock.wall_ns(), str(error))
             parts: tuple[Part, ...] = ()
         else:
-            found = self._committer.facets.adoptions.progress(upload.id)
+            found = self._committer.facets.uploads.progress(upload.id)
             lsn, latest = found or (0, _nothing(upload))
             problem = f"{error}; {latest.done} of its {upload.jobs} jobs were adopted"
             ended = self._ended(upload, lsn, latest, problem)
@@ -315,5 +315,5 @@ class Adopter:
         self._refused.append(UploadDamaged(f"the upload {name} was refused: {ended.problem}"))
 
 
-def _nothing(upload: Upload) -> Adopted:
-    return Adopted(upload.id, 0, upload.jobs, 0, 0)
+def _nothing(upload: Upload) -> UploadProgress:
+    return UploadProgress(upload.id, 0, upload.jobs, 0, 0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from taskq.core.errors import FormatError
 from taskq.core.records import Kind
 from taskq.log import codec
-from taskq.log.adopted import ADOPTED_SIZE, Adopted, adopted_at_end, decode_adopted
+from taskq.log.adopted import ADOPTED_SIZE, UploadProgress, adopted_at_end, decode_adopted
 from taskq.log.files import SegmentGone
 from taskq.log.locate import hop
 from taskq.log.logrecord import places
@@ -37,13 +37,13 @@ class _Found(NamedTuple):
     """What looks like an ADOPTED record: a payload could, too, at the end of the last record."""
 
     lsn: int
-    adopted: Adopted
+    adopted: UploadProgress
     segment: int
     #: of its frame; -1: it is known to be one
     offset: int
 
 
-class Adoptions:
+class UploadsSeen:
     """The progress of uploads, up to where this process has looked."""
 
     def __init__(self, journal: Journal) -> None:
@@ -53,7 +53,7 @@ class Adoptions:
         self._cursor: Cursor | None = None
         self._found: dict[bytes, deque[_Found]] = {}
 
-    def progress(self, upload: bytes) -> tuple[int, Adopted] | None:
+    def progress(self, upload: bytes) -> tuple[int, UploadProgress] | None:
         """(lsn, what it says) of the upload's latest ADOPTED record; None if there is none yet."""
         found = self._found.get(upload)
         while found:
@@ -102,7 +102,7 @@ class Adoptions:
             else:
                 return
 
-    def appended(self, start: Cursor, adopted: dict[bytes, Adopted], next_lsn: int) -> None:
+    def appended(self, start: Cursor, adopted: dict[bytes, UploadProgress], next_lsn: int) -> None:
         """A frame of our own begins at ``start``, and ends in these."""
         cursor, journal = self._cursor, self._journal
         if cursor is None or (cursor.segment, cursor.offset) != (start.segment, start.offset):
@@ -147,7 +147,7 @@ class Adoptions:
 
     def _ends(
         self, segment: int, offset: int, header: codec.FrameHeader, size: int
-    ) -> list[tuple[int, Adopted]]:
+    ) -> list[tuple[int, UploadProgress]]:
         files = self._journal.files
         at = offset + codec.FRAME_HEADER_SIZE + header.body_size - size
         data = files._read(files.descriptor(segment), size, at)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import TaskqError
 from taskq.core.model import SECOND_NS
-from taskq.log.adopted import Adopted
+from taskq.log.adopted import UploadProgress
 from taskq.log.requests import Duplicate, Plain
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Uploads:
         self._facets = context.facets
         self._enqueues = enqueues
 
-    def adopt(self, batch: Batch, piece: Slice) -> Adopted:
+    def adopt(self, batch: Batch, piece: Slice) -> UploadProgress:
         """Enqueue as many of these as time allows; returns how far the upload has come.
 
         Nothing is done if it has not come to where the slice begins: somebody else was there.
@@ -61,18 +61,20 @@ class Uploads:
                 raise
         return self._note(batch, before, done, duplicates)
 
-    def _progress(self, batch: Batch, piece: Slice) -> Adopted:
+    def _progress(self, batch: Batch, piece: Slice) -> UploadProgress:
         begun = batch.adopted.get(piece.upload)
         if begun is not None:
             return begun
-        adoptions = self._facets.adoptions
-        adoptions.catch_up()
-        found = adoptions.progress(piece.upload)
+        seen = self._facets.uploads
+        seen.catch_up()
+        found = seen.progress(piece.upload)
         if found is not None:
             return found[1]
-        return Adopted(piece.upload, 0, piece.total, 0, batch.first_lsn)
+        return UploadProgress(piece.upload, 0, piece.total, 0, batch.first_lsn)
 
-    def _note(self, batch: Batch, before: Adopted, done: int, duplicates: int) -> Adopted:
+    def _note(
+        self, batch: Batch, before: UploadProgress, done: int, duplicates: int
+    ) -> UploadProgress:
         after = before._replace(done=before.done + done, duplicates=before.duplicates + duplicates)
         batch.adopted[before.upload] = after
         return after

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskq.log.adopted import Adopted, encode_adopted
+from taskq.log.adopted import UploadProgress, encode_adopted
 
 if TYPE_CHECKING:
     from taskq.log.journal import Journal
@@ -46,7 +46,7 @@ class Batch:
         self.where = journal.next_location()
         self.interest = 0
         self.features: tuple[str, ...] = ()
-        self.adopted: dict[bytes, Adopted] = {}
+        self.adopted: dict[bytes, UploadProgress] = {}
 
     def add(self, record: bytes) -> int:
         """Append a record; returns its lsn."""

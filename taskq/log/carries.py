@@ -79,11 +79,11 @@ class Rewrites:
     def finish(self, batch: Batch, floor: Floor) -> None:
         """Say that nothing is needed any more of what stands before ``floor.lsn``."""
         agenda = self._context.agenda
-        adoptions = self._context.facets.adoptions
+        seen = self._context.facets.uploads
         if floor.uploads:
-            adoptions.catch_up()
+            seen.catch_up()
         for upload in floor.uploads:
-            found = adoptions.progress(upload)
+            found = seen.progress(upload)
             if found is not None and found[0] < floor.lsn:
                 batch.adopted.setdefault(upload, found[1])
         batch.add(encode_compacted(floor.lsn, batch.lsn))

@@ -145,13 +145,13 @@ class Compaction:
 
         Whoever published one later cannot be spoken of in a segment that was sealed before.
         """
-        journal, adoptions = self._journal, self._committer.facets.adoptions
+        journal, seen = self._journal, self._committer.facets.uploads
         waiting = Inbox(journal.disk, journal.clock, journal.path).waiting().uploads
-        adoptions.keep_only(upload.id for upload in waiting)
+        seen.keep_only(upload.id for upload in waiting)
         if waiting:
-            adoptions.look_from(min(upload.from_lsn for upload in waiting))
+            seen.look_from(min(upload.from_lsn for upload in waiting))
             journal.refresh()
-            for _ in adoptions.steps():
+            for _ in seen.steps():
                 yield None
         return tuple(upload.id for upload in waiting)
 

@@ -16,7 +16,7 @@ from taskq.core.agenda import Agenda
 from taskq.core.dedup import Dedup
 from taskq.core.errors import JobNotFound, TaskqError
 from taskq.core.model import SECOND_NS, Damage
-from taskq.log.adoptions import Adoptions
+from taskq.log.adoptions import UploadsSeen
 from taskq.log.files import SegmentGone
 from taskq.log.fold import fold_damaged, fold_frame, fold_steps
 from taskq.log.foldother import Watch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskq.log import codec
-    from taskq.log.adopted import Adopted
+    from taskq.log.adopted import UploadProgress
     from taskq.log.cursor import Cursor
     from taskq.log.journal import Journal
     from taskq.log.segment import Frame
@@ -57,7 +57,7 @@ class Facets:
     Attributes:
         path: directory of the log.
         agenda, dedup: None until first needed.
-        adoptions: how far uploads have come; caught up by whoever asks.
+        uploads: how far uploads have come; caught up by whoever asks.
         damage: what did not read back, as far as the folds met it.
         trusts_snapshots: whether they are used; not any more once batch after batch broke.
     """
@@ -72,7 +72,7 @@ class Facets:
         self.agenda: Agenda | None = None
         self.dedup: Dedup | None = None
         self.watch = Watch()
-        self.adoptions = Adoptions(journal)
+        self.uploads = UploadsSeen(journal)
         self.damage: list[Damage] = []
         #: jobs that this process settled lately: the location of the record that did
         self.ended: dict[int, int] = {}
@@ -324,10 +324,10 @@ class Facets:
             younger = islice(self.ended.items(), ENDED_MAX // 2 + more, None)
             self.ended = dict(younger)
 
-    def appended(self, start: Cursor, adopted: dict[bytes, Adopted]) -> None:
+    def appended(self, start: Cursor, adopted: dict[bytes, UploadProgress]) -> None:
         """A frame of our own was applied while it was made: step over it."""
         journal = self._journal
-        self.adoptions.appended(start, adopted, journal.next_lsn)
+        self.uploads.appended(start, adopted, journal.next_lsn)
         self._broken = 0
         for cursor in self._cursors.values():
             if cursor.offset == start.offset and cursor.segment == start.segment:

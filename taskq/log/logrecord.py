@@ -9,7 +9,7 @@ from taskq.core.errors import FormatError
 from taskq.core.model import Extras
 from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Cause, Flag, Kind, Option
 from taskq.log import codec
-from taskq.log.adopted import Adopted, decode_adopted
+from taskq.log.adopted import UploadProgress, decode_adopted
 from taskq.log.carrying import decode_carried, find_moment
 from taskq.log.codec import CRC_SIZE
 from taskq.log.options import decode_key_hash, enqueue_extras
@@ -62,7 +62,7 @@ class LogRecord(NamedTuple):
     #: of CARRIED and REQUEUED: all of it; the fields above are those of the job's ENQUEUED record
     carried: Carried | None = None
     #: of ADOPTED: all of it
-    adopted: Adopted | None = None
+    adopted: UploadProgress | None = None
     #: of RATED: (moment, claims), the oldest first; ``extras`` has the concurrency key
     rated: tuple[tuple[int, int], ...] = ()
     #: of TICKED: all of it

@@ -100,7 +100,7 @@ class Op(enum.IntEnum):
     DROP = 27, Trait.AGENDA | Trait.KEYS
     #: operand [OldFile, …] that no record names -> how many were removed
     COLLECT = 28
-    #: operand Slice of an upload -> Adopted, how far it has come then
+    #: operand Slice of an upload -> UploadProgress, how far it has come then
     ADOPT = 29, Trait.GROWS | Trait.AT_ONCE
     #: operand (Delivery, nanoseconds) -> None; the claim ends so long from now
     EXTEND = 32, Trait.AGENDA | Trait.AT_ONCE

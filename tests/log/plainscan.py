@@ -11,7 +11,7 @@ from taskq.core.dedup import key_hash
 from taskq.core.model import Extras, State
 from taskq.core.records import JOB_KINDS, Cause, Flag, Kind
 from taskq.log import codec
-from taskq.log.adopted import Adopted, encode_adopted
+from taskq.log.adopted import UploadProgress, encode_adopted
 from taskq.log.carrying import Carried, encode_carried, encode_compacted
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.logrecord import decode_record, places
@@ -187,7 +187,7 @@ class Writer:
         if kind == 1:
             return encode_compacted(1, self._lsn)
         if kind == 2:
-            return encode_adopted(Adopted(bytes(16), 7, 9, 0, 1), self._lsn)
+            return encode_adopted(UploadProgress(bytes(16), 7, 9, 0, 1), self._lsn)
         return codec.PREFIX.pack(20, 200, 0, 0, 0) + bytes(8)
 
 

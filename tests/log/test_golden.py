@@ -15,7 +15,7 @@ from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.schedules import ScheduleState, Ticked
 from taskq.log import codec
-from taskq.log.adopted import Adopted, encode_adopted
+from taskq.log.adopted import UploadProgress, encode_adopted
 from taskq.log.carrying import (
     Carried,
     encode_carried,
@@ -54,7 +54,7 @@ _RICH: Final = Extras(
 _RICH_READ: Final = Extras(
     due_ns=1_005, expires_ns=9, expires_is_wall=True, key=b"k", window_ns=7, headers={"a": "é"}
 )
-_ADOPTED: Final = Adopted(bytes(range(16)), 1_000, 2_000, 3, 21)
+_ADOPTED: Final = UploadProgress(bytes(range(16)), 1_000, 2_000, 3, 21)
 _TICKED: Final = Ticked("nightly", ScheduleState(7, 9, True, b"every 60", b"{}"))
 _FORGOTTEN: Final = Ticked("nightly", ScheduleState(7, 9), is_gone=True, has_rule=False)
 _TIMES: Final = Times()

@@ -33,11 +33,11 @@ from tests.log.world import PATH, SMALL, World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.log.adopted import Adopted
+    from taskq.log.adopted import UploadProgress
     from taskq.log.inbox import Part
 
 
-def progress(world: World) -> list[Adopted]:
+def progress(world: World) -> list[UploadProgress]:
     return [one.adopted for one in world.records() if one.adopted is not None]
 
 
@@ -245,7 +245,7 @@ def test_what_others_adopted_is_remembered_no_longer_than_it_waits() -> None:
         upload(world, f"stream@{number}", numbered(2))
         adopt(processes[number % 2])
     for one in processes:
-        assert len(one.committer.facets.adoptions._found) < 3
+        assert len(one.committer.facets.uploads._found) < 3
 
 
 def test_one_process_adopts_at_a_time_and_another_waits_for_it() -> None:

@@ -13,7 +13,7 @@ import pytest
 from taskq import TaskLog
 from taskq.core.errors import LogError, UploadDamaged
 from taskq.log import codec
-from taskq.log.adopted import Adopted, encode_adopted
+from taskq.log.adopted import UploadProgress, encode_adopted
 from taskq.log.adopter import Adopter
 from taskq.log.inbox import PartWriter, encode_tail
 from taskq.log.inbox import publish as publish_real
@@ -234,9 +234,9 @@ def test_a_payload_that_looks_like_progress_is_none() -> None:
     upload(world, "nightly", BODIES)
     (waiting,) = Inbox(process.disk, world.clock, PATH).waiting().uploads
     for lsn in range(1, 40):
-        fake = encode_adopted(Adopted(waiting.id, 6, 6, 0, 1), lsn)
+        fake = encode_adopted(UploadProgress(waiting.id, 6, 6, 0, 1), lsn)
         process.append(bytes(8) + fake, 1)
-    found = process.committer.facets.adoptions
+    found = process.committer.facets.uploads
     process.journal.refresh()
     found.look_from(0)
     found.catch_up()

@@ -15,7 +15,7 @@ from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind, Option
 from taskq.core.schedules import ScheduleState, Ticked
 from taskq.log import codec
-from taskq.log.adopted import Adopted, encode_adopted
+from taskq.log.adopted import UploadProgress, encode_adopted
 from taskq.log.bodies import compress
 from taskq.log.carrying import (
     Carried,
@@ -126,7 +126,7 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     (encode_queue(Kind.RESUMED, "réseau", 31), {"queue": "réseau"}),
     (encode_tally(_LANE, 31), _NAMES),
     (encode_compacted(77, 31), {"token": 77}),
-    (encode_adopted(Adopted(bytes(16), 3, 9, 0, 31), 31), {}),
+    (encode_adopted(UploadProgress(bytes(16), 3, 9, 0, 31), 31), {}),
     (encode_ticked(Ticked("nightly", ScheduleState(7, 9, True, b"every 60")), 31), {}),
     (encode_rated(("mail.send", b"a"), Times(), 0, 31), {}),
     (codec.encode_clock(-5, 31), {"step_ns": -5}),
