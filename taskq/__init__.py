@@ -11,7 +11,7 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from taskq import retry
-    from taskq.app import TaskQ, task
+    from taskq.app import TaskQ
     from taskq.call import Call
     from taskq.context import JobContext, current_job, progress, progress_sync
     from taskq.core.errors import (
@@ -64,16 +64,16 @@ if TYPE_CHECKING:
     )
     from taskq.core.signals import Discard, Retry, Snooze
     from taskq.core.why import Reason
+    from taskq.default import task
     from taskq.flowhandle import FlowHandle, FlowProgress, PendingFlow
     from taskq.flows import Failed, Flow, Step, chain, chord, group
-    from taskq.handle import JobHandle, PendingJob
+    from taskq.handle import JobHandle, PendingJob, Progress
     from taskq.injection import Inject, injected
     from taskq.interrupts import ChildDied, SoftTimeout
     from taskq.log.config import QueuePolicy
     from taskq.log.listeners import DeadLetter
     from taskq.log.timeline import JobEvent
     from taskq.namedreaders import ReaderView
-    from taskq.progressing import Progress
     from taskq.puts import Put
     from taskq.record import Record
     from taskq.stream import Stream
@@ -177,7 +177,7 @@ _HOMES = {
     "chord": "taskq.flows",
     "chain": "taskq.flows",
     "PendingFlow": "taskq.flowhandle",
-    "Progress": "taskq.progressing",
+    "Progress": "taskq.handle",
     "progress": "taskq.context",
     "progress_sync": "taskq.context",
     "FlowProgress": "taskq.flowhandle",
@@ -218,7 +218,7 @@ _HOMES = {
     "TaskQ": "taskq.app",
     "current_job": "taskq.context",
     "injected": "taskq.injection",
-    "task": "taskq.app",
+    "task": "taskq.default",
 }
 
 

@@ -8,56 +8,63 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
 from taskq import telemetry
-from taskq.breakers import AppBreakers, BreakerRule
-from taskq.call import Call, Options, make_call
-from taskq.care import LogCare
+from taskq.blocking import blocking
+from taskq.breakers import (
+    FAILURES_DEFAULT,
+    PAUSE_SECONDS_DEFAULT,
+    PAUSE_SECONDS_MAX_DEFAULT,
+    breaker_rule,
+)
+from taskq.call import Call, Options, checked_calls, make_call
 from taskq.connection import Connection, split_job_id
 from taskq.core.errors import UsageError
 from taskq.core.records import Flag
-from taskq.decorate import TaskChoices, TaskDecorator, make_task
-from taskq.flowhandle import AppFlows
-from taskq.habits import APPS, no_attribute, no_call
+from taskq.decorate import TaskChoices, TaskDecorator, make_task, tasks_with
+from taskq.flowhandle import FlowHandle, find_flow
+from taskq.flows import plan_of
+from taskq.habits import APPS, no_attribute
 from taskq.handle import JobHandle, make_handle
-from taskq.lifespan import AppLifespans
+from taskq.lifespan import Lifespan
 from taskq.listeners import Listeners
 from taskq.logoptions import LogOptions, numbers_checked, unknown_option
 from taskq.naming import checked_modules
-from taskq.origins import Declared, origin_of
-from taskq.queues import LogQueues
-from taskq.reading import LogReading
-from taskq.schedules import AppSchedules, Planned
+from taskq.networkfailures import is_network_failure
+from taskq.origins import Declared, origin_here, origin_of
+from taskq.schedules import Planned, schedule_of
+from taskq.schedulestimes import parse_cron, parse_every
 from taskq.serialization import encode_loose
-from taskq.telling import LogTelling
+from taskq.shared import LogHolder
+from taskq.tasks import Task, no_call
 from taskq.transaction import AppTransaction
-from taskq.working import AppWorkers
+from taskq.working import find_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from contextlib import AbstractContextManager
 
+    from taskq.breakers import BreakerRule
+    from taskq.conditionsbase import Check, Condition
     from taskq.connection import JobId
+    from taskq.core.durations import Duration
+    from taskq.flows import Flow
+    from taskq.lifespan import LifespanFunction
     from taskq.log.listeners import DeadLetter
     from taskq.log.requests import Duplicate
     from taskq.log.store import Store
     from taskq.origins import Origin
+    from taskq.schedules import Schedule, ScheduleChoices
+    from taskq.schedulestimes import Rule
     from taskq.settings import Settings
-    from taskq.tasks import AsyncTask, SyncTask, Task
+    from taskq.tasks import AsyncTask, SyncTask
+    from taskq.working import AppWorker, Queues, WorkerOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
 DeathHook = TypeVar("DeathHook", bound="Callable[[DeadLetter], Any]")
+Opener = TypeVar("Opener", bound="LifespanFunction")
 
 
-class TaskQ(
-    AppBreakers,
-    AppFlows,
-    AppLifespans,
-    AppSchedules,
-    AppWorkers,
-    LogCare,
-    LogQueues,
-    LogReading,
-    LogTelling,
-):
+class TaskQ(LogHolder):
     """An application's tasks and the directory of their jobs. Opens at first use.
 
     What is not given comes from the settings: ``TASKQ_…`` in the environment, ``.env``,
@@ -89,14 +96,17 @@ class TaskQ(
         from taskq.settings import load_settings  # noqa: PLC0415
 
         self.settings = load_settings(settings, data_dir=data_dir, **numbers_checked(options))
-        self._connection = Connection(os.fspath(self.settings.data_dir), self.settings.log_config())
+        path = os.fspath(self.settings.data_dir)
+        super().__init__(Connection(path, self.settings.log_config()))
         self._include = checked_modules(include)
         # Never changed but replaced, since workers on other threads look into it.
         self._tasks: dict[str, Task[..., Any]] = {}
         self._task_listeners = Listeners()
         self._death_hooks: Declared[Callable[[DeadLetter], Any]] = Declared()
         self._breakers: dict[str, BreakerRule] = {}
-        self._lifespans = Declared()
+        self._breaker_origins: dict[str, Origin] = {}
+        #: in the order in which they are entered
+        self._lifespans: Declared[Lifespan] = Declared()
         self._planned = Planned()
 
     @classmethod
@@ -159,6 +169,137 @@ class TaskQ(
             return functools.partial(self._add_task, choices=choices)
         return self._add_task(fn, choices)
 
+    def cron(
+        self,
+        expression: str,
+        *,
+        tz: object = "UTC",
+        name: str | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **choices: Unpack[ScheduleChoices],
+    ) -> TaskDecorator:
+        """Enqueue a task by a cron expression; above ``@app.task``, or on a plain function.
+
+        ::
+
+            @app.cron("*/5 * * * *", tz="Europe/Berlin", catch_up="last", jitter="30s")
+            @app.task(queue="reports")
+            async def report() -> None: ...
+
+        Each tick is written once, however many workers run with it. Workers tick all schedules of
+        their app, whatever queues they serve; one that is to end by itself (burst) ticks none.
+
+        Args:
+            expression: five fields, or six with the seconds first.
+            tz: the time zone that it is in, by name.
+            name: of the schedule, else that of its task. What the log knows goes by it.
+            args: with which the task is called.
+            kwargs: likewise.
+            choices: see ``ScheduleChoices``.
+
+        Raises:
+            UsageError: the expression, the zone or a choice is wrong, or the name is taken.
+        """
+        rule = parse_cron(expression, tz)
+        return self._decorator(rule, choices, name, args, kwargs)
+
+    def every(
+        self,
+        interval: Duration,
+        *,
+        name: str | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **choices: Unpack[ScheduleChoices],
+    ) -> TaskDecorator:
+        """Enqueue a task at each whole multiple of an interval since 1970 in UTC: ``"10m"``.
+
+        All else is as with ``cron``.
+
+        Raises:
+            UsageError: the interval or a choice is wrong, or the name is taken.
+        """
+        rule = parse_every(interval)
+        return self._decorator(rule, choices, name, args, kwargs)
+
+    def schedule(
+        self,
+        name: str,
+        call: Call[Any],
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: object = "UTC",
+        **choices: Unpack[ScheduleChoices],
+    ) -> Schedule:
+        """Enqueue a call by the clock: ``app.schedule("sync", sync.call("eu"), every="10m")``.
+
+        Raises:
+            UsageError: neither or both of cron and every are given, one is wrong, or the name is
+                taken.
+        """
+        schedule = schedule_of(name, call, choices, cron=cron, every=every, tz=tz)
+        if call.task is not None and call.task.app is not self:
+            raise UsageError(f"{call.name} is a task of another app: schedule it with that one")
+        self._planned.add(schedule)
+        return schedule
+
+    def breaker(
+        self,
+        queue: str = "default",
+        *,
+        failures: int = FAILURES_DEFAULT,
+        pause: Duration = PAUSE_SECONDS_DEFAULT,
+        pause_max: Duration = PAUSE_SECONDS_MAX_DEFAULT,
+        probe: Condition | Check | None = None,
+        is_failure: Callable[[BaseException], bool] = is_network_failure,
+    ) -> None:
+        """Let a queue back off as a whole after so many network failures in a row.
+
+        While it does, its jobs wait and burn no attempt; then one of them is tried, after pauses
+        that grow, or at once when the network is seen to come back. Each worker process counts for
+        itself. Call it before workers start.
+
+        Args:
+            queue: name of the queue.
+            failures: how many in a row.
+            pause: before the first try; each further one waits twice as long.
+            pause_max: the longest pause.
+            probe: a condition, such as ``online(...)``, that must hold before a try.
+            is_failure: which errors count; by default those of connections, names and timeouts,
+                also of httpx, aiohttp and requests.
+
+        Raises:
+            UsageError: an argument is wrong, or the queue has another breaker already.
+        """
+        rule = breaker_rule(queue, failures, pause, pause_max, probe, is_failure)
+        origin, known = origin_here(), self._breakers.get(queue, rule)
+        if known != rule and not origin.is_rerun_of(self._breaker_origins[queue]):
+            raise UsageError(f"queue {queue!r} has another breaker already: declare it once")
+        self._breakers[queue], self._breaker_origins[queue] = rule, origin
+
+    def lifespan(self, function: Opener) -> Opener:
+        """Open shared resources when a worker starts, and close them when it ends; a decorator.
+
+        ::
+
+            @app.lifespan
+            async def database(app: TaskQ) -> AsyncIterator[Database]:
+                async with Database.connect() as database:
+                    yield database
+
+        It is entered before the worker's first claim, and left after its last job. Each worker and
+        each child process of ``runs_in="process"`` enters it for itself. What it yields is found by
+        type: ``db: Inject[Database] = injected()``; a tuple yields several. Several lifespans are
+        entered in the order of their declaration, and left in the opposite one.
+
+        Raises:
+            UsageError: the function is no async generator function, or takes something unknown.
+        """
+        self._lifespans.add(Lifespan(function), origin_of(function))
+        return function
+
     if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
 
         def __getattr__(self, name: str) -> Any:
@@ -175,7 +316,7 @@ class TaskQ(
         if rest or more or type(call) is not Call:
             raise no_call(call, rest, "app.enqueue")
         connection = self._connection
-        if telemetry.is_active(connection):
+        if connection.is_traced():
             (handle,) = await self._send([call])
             return handle
         packer = connection.packer
@@ -189,7 +330,7 @@ class TaskQ(
         if rest or more or type(call) is not Call:
             raise no_call(call, rest, "app.enqueue_sync")
         connection = self._connection
-        if telemetry.is_active(connection):
+        if connection.is_traced():
             (handle,) = self._send_sync([call])
             return handle
         packer = connection.packer
@@ -204,11 +345,11 @@ class TaskQ(
             PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
             LogError: the log could not be opened or written.
         """
-        return await self._send(_checked(calls))
+        return await self._send(checked_calls(calls))
 
     def enqueue_many_sync(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
         """Do as ``enqueue_many``, blocking this thread."""
-        return self._send_sync(_checked(calls))
+        return self._send_sync(checked_calls(calls))
 
     async def _send(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
         connection = self._connection
@@ -230,11 +371,8 @@ class TaskQ(
             return sending.sent(self._handles(calls, connection.send_many_sync(items)))
 
     def _handles(self, calls: list[Call[R]], answers: list[int | Duplicate]) -> list[JobHandle[R]]:
-        tag = self._connection.tag
-        return [
-            make_handle(self, call.task, tag, answer)
-            for call, answer in zip(calls, answers, strict=True)
-        ]
+        tag, both = self._connection.tag, zip(calls, answers, strict=True)
+        return [make_handle(self, call.task, tag, answer) for call, answer in both]
 
     def transaction(self) -> AppTransaction:
         """Calls enqueued and jobs cancelled together, or not at all.
@@ -275,6 +413,35 @@ class TaskQ(
     def enqueue_by_name_sync(self, task: str, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
         """Do as ``enqueue_by_name``, blocking this thread."""
         return self.enqueue_sync(self.call_by_name(task, *args, **kwargs))
+
+    async def enqueue_flow(self, flow: Flow[R]) -> FlowHandle[R]:
+        """Put all of a flow into the log: one transaction.
+
+        Raises:
+            UsageError: its jobs cannot wait for one another as asked; nothing was written.
+            PayloadTooLarge: they are over TRANSACTION_BYTES_MAX together; nothing was written.
+            LogError: the log could not be opened or written.
+        """
+        plan = plan_of(flow)
+        jobs = await self._send(list(plan.calls)) if plan.calls else []
+        return FlowHandle(self, tuple(jobs), plan.ends, plan.shape)
+
+    def enqueue_flow_sync(self, flow: Flow[R]) -> FlowHandle[R]:
+        """Do as ``enqueue_flow``, blocking this thread."""
+        plan = plan_of(flow)
+        jobs = self._send_sync(list(plan.calls)) if plan.calls else []
+        return FlowHandle(self, tuple(jobs), plan.ends, plan.shape)
+
+    async def flow(self, flow_id: str) -> FlowHandle[Any]:
+        """The handle of a flow enqueued earlier, or elsewhere.
+
+        Raises:
+            UsageError: the text is no flow's id.
+            JobNotFound: the log has no such job.
+        """
+        return await find_flow(self, flow_id)
+
+    flow_sync = blocking(flow)
 
     def job(self, job: JobId) -> JobHandle[Any]:
         """The handle of a job enqueued earlier, or elsewhere, by its id or the number at its end.
@@ -336,6 +503,61 @@ class TaskQ(
     def __exit__(self, *_exc: object) -> None:
         self.close_sync()
 
+    def worker(
+        self, concurrency: int = 8, queues: Queues | None = None, **options: Unpack[WorkerOptions]
+    ) -> AppWorker:
+        """A worker inside this process: ``async with app.worker(concurrency=8): ...``.
+
+        Args:
+            concurrency: jobs that run at the same time.
+            queues: which queues it reads, or their weights; None for all.
+            options: see ``WorkerOptions``.
+
+        Raises:
+            UsageError: the worker package is not installed, or an option is wrong.
+        """
+        workers = find_workers("worker", options)
+        worker: AppWorker = workers.Worker(self, concurrency=concurrency, queues=queues, **options)
+        return worker
+
+    def run_worker(
+        self, concurrency: int = 8, queues: Queues | None = None, **options: Unpack[WorkerOptions]
+    ) -> None:
+        """Run a worker and block until it has stopped: for programs without an event loop.
+
+        In the main thread SIGTERM and SIGINT stop it as they stop ``taskq worker``: the first one
+        drains, a second cancels what runs, a third ends the process. In another thread it runs
+        until it stops by itself (``burst=True``); ``worker_thread`` is for the others.
+
+        The arguments are those of ``worker``.
+
+        Raises:
+            UsageError: called in an event loop's thread, which it would stop; or as ``worker``.
+            LogError: the directory cannot be used, or failed under the worker.
+        """
+        workers = find_workers("run_worker", options)
+        workers.run_blocking(self, concurrency=concurrency, queues=queues, **options)
+
+    def worker_thread(
+        self, concurrency: int = 8, queues: Queues | None = None, **options: Unpack[WorkerOptions]
+    ) -> AbstractContextManager[Any]:
+        """A worker on a thread of its own: ``with app.worker_thread(): ...``.
+
+        It claims once the block is entered, and has drained once the block is left. It takes no
+        signals. What made it stop early is raised when the block is left.
+
+        The arguments are those of ``worker``.
+
+        Raises:
+            UsageError: as ``worker``.
+            LogError: on entering, the directory cannot be used.
+        """
+        workers = find_workers("worker_thread", options)
+        thread: AbstractContextManager[Any] = workers.WorkerThread(
+            self, concurrency=concurrency, queues=queues, **options
+        )
+        return thread
+
     def on_dead(self, hook: DeathHook) -> DeathHook:
         """Call a function with each ``DeadLetter`` that a worker of this app makes; a decorator.
 
@@ -349,64 +571,25 @@ class TaskQ(
     def __repr__(self) -> str:
         return f"<TaskQ {self._connection.path} {len(self._tasks)} task names>"
 
+    def _decorator(
+        self,
+        rule: Rule,
+        choices: ScheduleChoices,
+        name: str | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None,
+    ) -> TaskDecorator:
+        def plan(fn: Callable[..., Any]) -> Task[..., Any]:
+            task = fn if isinstance(fn, Task) else self._add_task(fn, {})
+            if task.app is not self:
+                raise UsageError(f"{task.name} is a task of another app: schedule it with that one")
+            self._planned.declare(task, rule, choices, name=name, args=args, kwargs=kwargs)
+            return task
+
+        return plan  # type: ignore[return-value]
+
     def _add_task(self, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
         task = make_task(self, fn, choices)
-        names = (task.name, *task.aliases)
-        replaced: list[Task[..., Any]] = []
-        for name in names:
-            taken = self._tasks.get(name)
-            if taken is not None and not _is_new_form(task.origin, taken.origin):
-                raise UsageError(
-                    f"the task name {name!r} is taken by {taken.fn.__module__}."
-                    f"{taken.fn.__qualname__}: give one of the two another with name="
-                )
-            if taken is not None:
-                replaced.append(taken)
-        # Jobs may wait under a name that its new form has no more.
-        renewed = [name for name, known in self._tasks.items() if known in replaced]
-        self._tasks = self._tasks | dict.fromkeys((*renewed, *names), task)
+        self._tasks = tasks_with(self._tasks, task)
         self._task_listeners.tell()
         return task
-
-
-def _is_new_form(new: Origin, known: Origin) -> bool:
-    return new.is_line_of(known) or new.is_rerun_of(known)
-
-
-def _checked(calls: Iterable[Call[R]]) -> list[Call[R]]:
-    given = list(calls)
-    for call in given:
-        if not isinstance(call, Call):
-            raise UsageError(f"enqueue_many() takes calls such as task.call(...), got {call!r:.60}")
-    return given
-
-
-@functools.cache
-def default_app() -> TaskQ:
-    """The app of tasks that name none, configured by the settings alone."""
-    return TaskQ()
-
-
-@overload
-def task(  # type: ignore[overload-overlap]
-    fn: Callable[P, Coroutine[Any, Any, R]], /
-) -> AsyncTask[P, R]: ...
-
-
-@overload
-def task(fn: Callable[P, R], /) -> SyncTask[P, R]: ...
-
-
-@overload
-def task(**choices: Unpack[TaskChoices]) -> TaskDecorator: ...
-
-
-def task(fn: Callable[..., Any] | None = None, /, **choices: Unpack[TaskChoices]) -> Any:
-    """Make a task of a function, on the default app: ``@task`` or ``@task(queue="mail", ...)``.
-
-    Raises:
-        UsageError: the function or an option is wrong, or the name is taken.
-    """
-    if fn is None:
-        return default_app().task(**choices)
-    return default_app().task(fn)

@@ -39,8 +39,9 @@ from taskq.log.requests import EnqueueSpec
 if TYPE_CHECKING:
     from taskq.core.records import Flag
     from taskq.log.bodies import Compression
-    from taskq.tasks import Task
+    from taskq.ports import TaskPort
 
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 #: A dedup key, or what makes one from a call's arguments.
@@ -238,7 +239,7 @@ class Call(Runnable[R_co]):
     """
 
     name: str
-    task: Task[..., R_co] | None
+    task: TaskPort[R_co] | None
     body: bytes
     flags: Flag
     chosen: Options
@@ -277,7 +278,7 @@ class Call(Runnable[R_co]):
 
 
 def make_call(
-    name: str, task: Task[..., Any] | None, body: bytes, flags: Flag, chosen: Options
+    name: str, task: TaskPort[Any] | None, body: bytes, flags: Flag, chosen: Options
 ) -> Call[Any]:
     """A call whose key, if any, is text or bytes.
 
@@ -293,6 +294,15 @@ def make_call(
         spec=chosen.spec(name, flags),
         extras=chosen.fixed_extras(name),
     )
+
+
+def checked_calls(calls: Iterable[Call[R]]) -> list[Call[R]]:
+    """What ``enqueue_many`` was given, as a list; raises UsageError if one is no call."""
+    given = list(calls)
+    for call in given:
+        if not isinstance(call, Call):
+            raise UsageError(f"enqueue_many() takes calls such as task.call(...), got {call!r:.60}")
+    return given
 
 
 def key_bytes(task: str, key: object, what: str = "key") -> bytes:

@@ -10,7 +10,7 @@ import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from taskq import telemetry
+from taskq import tracing
 from taskq.call import transaction_bytes
 from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
 from taskq.core.jobids import split_id
@@ -75,6 +75,12 @@ class Connection:
     def tag(self) -> str:
         """First part of the log's job ids; known since the directory was first opened."""
         return self._tag
+
+    def is_traced(self) -> bool:
+        """Whether enqueues are traced."""
+        if self.current is None:
+            tracing.look()
+        return tracing.tracer is not None
 
     def move(self, path: str) -> None:
         """Use another directory.
@@ -234,7 +240,7 @@ class Connection:
         plugin = sys.modules.get(_PYTEST_PLUGIN)
         if plugin is not None:
             plugin.on_open(self.path)
-        telemetry.look()
+        tracing.look()
         store = open_store(self.path, self.config)
         self._tag = store.tag
         self.current = store

@@ -12,10 +12,10 @@ from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.flowhandle import PendingFlow
 from taskq.flows import plan_of
-from taskq.habits import no_call
 from taskq.handle import PendingJob, make_handle
 from taskq.progressing import tell
 from taskq.scheduleheaders import MOMENT_HEADER
+from taskq.tasks import no_call
 
 if TYPE_CHECKING:
     from typing import Any

@@ -196,3 +196,26 @@ def _check_choices(fn: Callable[..., Any], choices: TaskChoices) -> None:
 def _limit(choices: TaskChoices, name: Literal["timeout", "soft_timeout"]) -> float | None:
     value = choices.get(name)
     return None if value is None else seconds(value, name)
+
+
+def tasks_with(tasks: dict[str, Task[..., Any]], task: Task[..., Any]) -> dict[str, Task[..., Any]]:
+    """The tasks of an app, by all of their names, and one more, or another form of one of them.
+
+    Raises:
+        UsageError: a name of it is taken by another function.
+    """
+    names = (task.name, *task.aliases)
+    replaced: list[Task[..., Any]] = []
+    for name in names:
+        taken = tasks.get(name)
+        if taken is None:
+            continue
+        if not (task.origin.is_line_of(taken.origin) or task.origin.is_rerun_of(taken.origin)):
+            raise UsageError(
+                f"the task name {name!r} is taken by {taken.fn.__module__}."
+                f"{taken.fn.__qualname__}: give one of the two another with name="
+            )
+        replaced.append(taken)
+    # Jobs may wait under a name that its new form has no more.
+    renewed = [name for name, known in tasks.items() if known in replaced]
+    return tasks | dict.fromkeys((*renewed, *names), task)

@@ -13,7 +13,6 @@ from taskq.core.durations import Duration, seconds
 from taskq.core.errors import JobCancelled, JobExpired, JobFailed, JobNotFound, UsageError
 from taskq.core.model import WAITING_STATES, State
 from taskq.core.shapes import nested
-from taskq.flows import plan_of
 from taskq.handle import JobHandle, PendingJob
 from taskq.log.flowlook import (
     ENDS_MAX,
@@ -28,10 +27,9 @@ from taskq.log.requests import WITHDRAWN_MAX
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from taskq.app import TaskQ
     from taskq.connection import Connection
-    from taskq.flows import Flow
     from taskq.log.flows import Takes
+    from taskq.ports import AppPort
 
 R = TypeVar("R")
 
@@ -65,9 +63,13 @@ class FlowHandle(Generic[R]):
     __slots__ = ("_app", "_ends", "_shape", "jobs")
 
     def __init__(
-        self, app: TaskQ, jobs: tuple[JobHandle[Any], ...], ends: int, shape: bytes
+        self,
+        app: AppPort[Connection] | None,
+        jobs: tuple[JobHandle[Any], ...],
+        ends: int,
+        shape: bytes,
     ) -> None:
-        self._app = app
+        self._app = app  # None where there are no jobs
         self.jobs = jobs
         self._ends = ends
         self._shape = shape
@@ -150,6 +152,7 @@ class FlowHandle(Generic[R]):
 
     @property
     def _connection(self) -> Connection:
+        assert self._app is not None
         return self._app._connection
 
     async def _live_states(self) -> list[State]:
@@ -194,7 +197,9 @@ class PendingFlow(Generic[R]):
 
     __slots__ = ("_app", "_ends", "_pending", "_shape")
 
-    def __init__(self, app: TaskQ, pending: list[PendingJob[Any]], ends: int, shape: bytes) -> None:
+    def __init__(
+        self, app: AppPort[Connection], pending: list[PendingJob[Any]], ends: int, shape: bytes
+    ) -> None:
         self._app = app
         self._pending = pending
         self._ends = ends
@@ -220,50 +225,25 @@ class PendingFlow(Generic[R]):
         return self.handle.id
 
 
-class AppFlows:
-    """What a TaskQ does with flows."""
+async def find_flow(app: AppPort[Connection], flow_id: str) -> FlowHandle[Any]:
+    """Find a flow that was enqueued earlier, or elsewhere.
 
-    async def enqueue_flow(self, flow: Flow[R]) -> FlowHandle[R]:
-        """Put all of a flow into the log: one transaction.
-
-        Raises:
-            UsageError: its jobs cannot wait for one another as asked; nothing was written.
-            PayloadTooLarge: they are over TRANSACTION_BYTES_MAX together; nothing was written.
-            LogError: the log could not be opened or written.
-        """
-        app = cast("TaskQ", self)
-        plan = plan_of(flow)
-        jobs = await app._send(list(plan.calls)) if plan.calls else []
-        return FlowHandle(app, tuple(jobs), plan.ends, plan.shape)
-
-    def enqueue_flow_sync(self, flow: Flow[R]) -> FlowHandle[R]:
-        """Do as ``enqueue_flow``, blocking this thread."""
-        app = cast("TaskQ", self)
-        plan = plan_of(flow)
-        jobs = app._send_sync(list(plan.calls)) if plan.calls else []
-        return FlowHandle(app, tuple(jobs), plan.ends, plan.shape)
-
-    async def flow(self, flow_id: str) -> FlowHandle[Any]:
-        """The handle of a flow enqueued earlier, or elsewhere.
-
-        Raises:
-            UsageError: the text is no flow's id.
-            JobNotFound: the log has no such job.
-        """
-        app = cast("TaskQ", self)
-        tag, lsn = split_job_id(flow_id)
-        port = await app._connection.port()
-        app._connection.check_tag(tag, lsn)
-        tag = app._connection.tag
-        ties: Takes | None = await port.look(partial(look_at_ties, job=lsn))
-        if ties is None:
-            raise JobNotFound(f"there is no job {flow_id} in {app.data_dir}")
-        if ties.root is None:
-            raise UsageError(
-                f"{flow_id} is no flow's id: a flow has that of its last job, as handle.id tells"
-            )
-        jobs, ends, shape = ties.root
-        handles = (JobHandle[Any](app, None, tag, lsn + number) for number in range(jobs))
-        return FlowHandle(app, tuple(handles), ends, shape)
-
-    flow_sync = blocking(flow)
+    Raises:
+        UsageError: the text is no flow's id.
+        JobNotFound: the log has no such job.
+    """
+    connection = app._connection
+    tag, lsn = split_job_id(flow_id)
+    port = await connection.port()
+    connection.check_tag(tag, lsn)
+    ties: Takes | None = await port.look(partial(look_at_ties, job=lsn))
+    if ties is None:
+        raise JobNotFound(f"there is no job {flow_id} in {app.data_dir}")
+    if ties.root is None:
+        raise UsageError(
+            f"{flow_id} is no flow's id: a flow has that of its last job, as handle.id tells"
+        )
+    jobs, ends, shape = ties.root
+    tag = connection.tag
+    handles = (JobHandle[Any](app, None, tag, lsn + number) for number in range(jobs))
+    return FlowHandle(app, tuple(handles), ends, shape)

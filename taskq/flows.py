@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeV
 from taskq.call import Call, OptionChanges, Runnable
 from taskq.core.errors import UsageError
 from taskq.core.flows import Policy
+from taskq.flowhandle import FlowHandle
 from taskq.flowplan import Chain, Group, Leaf, Node, Plan, begins_open, make_plan
 from taskq.habits import STEPS, no_attribute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.app import TaskQ
-    from taskq.flowhandle import FlowHandle
-    from taskq.tasks import Task
+    from taskq.connection import Connection
+    from taskq.ports import AppPort, TaskPort
 
 #: Parts that a flow's text names.
 _SHOWN: Final = 5
@@ -76,22 +76,29 @@ class Flow(Runnable[R_co]):
             PayloadTooLarge: they are over TRANSACTION_BYTES_MAX together; nothing was written.
             LogError: the log could not be opened or written.
         """
-        return await self.app.enqueue_flow(self)
+        app = self._app()
+        if app is None:
+            return _empty(self)
+        handle: FlowHandle[R_co] = await app.enqueue_flow(self)
+        return handle
 
     def enqueue_sync(self) -> FlowHandle[R_co]:
         """Do as ``enqueue``, blocking this thread."""
-        return self.app.enqueue_flow_sync(self)
+        app = self._app()
+        if app is None:
+            return _empty(self)
+        handle: FlowHandle[R_co] = app.enqueue_flow_sync(self)
+        return handle
 
-    @property
-    def app(self) -> TaskQ:
-        """The app of its tasks.
+    def _app(self) -> AppPort[Connection] | None:
+        """The app of its tasks; None if it is no job at all.
 
         Raises:
             UsageError: none of them is known here, or they are of two apps: it has to be told.
         """
         left = [self.node]
         is_empty = True
-        first: Task[..., Any] | None = None
+        first: TaskPort[Any] | None = None
         while left:
             node = left.pop()
             if isinstance(node, Leaf):
@@ -106,9 +113,7 @@ class Flow(Runnable[R_co]):
         if first is not None:
             return first.app
         if is_empty:
-            from taskq.app import default_app  # noqa: PLC0415 - an app has tasks, which make flows
-
-            return default_app()  # where nothing will be written
+            return None
         raise UsageError("the flow knows no app: use app.enqueue_flow(flow)")
 
     def __repr__(self) -> str:
@@ -281,7 +286,12 @@ def plan_of(flow: object) -> Plan:
     return make_plan(flow.node)
 
 
-def _check_same_log(first: Task[..., Any], other: Task[..., Any]) -> None:
+def _empty(flow: Flow[R]) -> FlowHandle[R]:
+    plan = plan_of(flow)
+    return FlowHandle(None, (), plan.ends, plan.shape)
+
+
+def _check_same_log(first: TaskPort[Any], other: TaskPort[Any]) -> None:
     if other.app.data_dir != first.app.data_dir:
         raise UsageError(
             f"{first.name} and {other.name} of this flow are tasks of two apps, and the workers of "

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from taskq.arguments import ArgumentCodec
-from taskq.call import Call
 from taskq.core.errors import UsageError
-from taskq.flowplan import Leaf
-from taskq.flows import Flow, Step, group
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from taskq.call import Options
-    from taskq.connection import Connection
-    from taskq.core.model import Extras
-    from taskq.core.records import Flag
-    from taskq.log.config import Packing
-    from taskq.log.requests import EnqueueSpec
+    from taskq.call import Call
+    from taskq.flows import Step
     from taskq.signature import Signature
-    from taskq.tasks import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,7 +69,7 @@ class _Calls(Protocol[P, R_co]):
     def _step(self) -> Callable[..., Step[Any, R_co]]: ...
 
 
-class _StepMaker:
+class StepMaker:
     """Gives a task its ``step``.
 
     A descriptor: of a generic method, the type checker would infer the first parameter's type from
@@ -88,64 +80,3 @@ class _StepMaker:
         self, task: _Calls[Concatenate[X, Rest], S], _: object = None
     ) -> Callable[Rest, Step[X, S]]:
         return task._step
-
-
-class Composing(Generic[P, R]):
-    """What makes parts of flows of a task and its options."""
-
-    if TYPE_CHECKING:
-        _task: Task[P, R]
-        _connection: Connection
-        _chosen: Options
-        _flags: Flag
-        _packing: Packing | None
-        _extras: Extras | None
-        spec: EnqueueSpec
-
-        def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-            """See ``Enqueuer``."""
-            ...
-
-    #: ``step(...)``: a part of a flow; its first argument is what the part before it gives
-    step = _StepMaker()
-
-    def _step(self, *args: Any, **kwargs: Any) -> Step[Any, R]:
-        """See ``step``.
-
-        Raises:
-            InvalidCall: the further arguments do not fit the task's signature.
-            UsageError: the task has no first parameter, or makes keys of its arguments.
-        """
-        task, chosen = self._task, self._chosen
-        if chosen.key is not None:
-            raise UsageError(
-                f"{task.name}: a job of a flow takes no dedup key, for another job might hold it: "
-                f"use {task.name}.options(key=None).step(...)"
-            )
-        if callable(chosen.concurrency_key):
-            raise UsageError(
-                f"{task.name}: concurrency_key is made of the arguments, and a step's first one "
-                f'comes later: use {task.name}.options(concurrency_key="text").step(...)'
-            )
-        codec = task.step_arguments
-        limit = self._connection.packer.bodies.limit(self._packing)
-        call: Call[R] = Call(
-            name=task.name,
-            task=task,
-            body=codec.dump(codec.validated(args, kwargs), limit),
-            flags=self._flags,
-            chosen=chosen,
-            spec=self.spec,
-            extras=self._extras,
-        )
-        return Step(Leaf(call, takes=True))
-
-    def map(self, values: Iterable[Any]) -> Flow[list[R]]:
-        """A group of calls, one for each value; a tuple is taken for all of a call's arguments.
-
-        Raises:
-            InvalidCall: one of them does not fit; nothing was written.
-        """
-        call: Callable[..., Call[R]] = self.call
-        calls = (call(*value) if isinstance(value, tuple) else call(value) for value in values)
-        return group(calls)

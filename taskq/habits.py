@@ -72,34 +72,3 @@ def no_attribute(
     if remedy is None:
         return AttributeError(f"{type(thing).__name__!r} object has no attribute {name!r}")
     return _NoAttribute(f"{kind} has no {name!r}: write {remedy.format(called)}")
-
-
-def no_call(given: object, args: tuple[object, ...], method: str) -> UsageError:
-    """The error of an ``enqueue`` that was given something else than one call, and what to write.
-
-    Args:
-        given: in place of the call.
-        args: what was given beside it.
-        method: the method with its object, such as "app.enqueue".
-    """
-    from taskq.call import Call  # noqa: PLC0415 - these know this file
-    from taskq.tasks import Enqueuer  # noqa: PLC0415
-
-    words = ", ".join(f"{one!r:.20}" for one in args) or "..."
-    wait = "await " if method == "app.enqueue" else ""
-    if isinstance(given, Enqueuer):
-        name = given._task.name.rpartition(".")[2]
-        remedy = f"write {wait}{method}({name}.call({words}))"
-        if method.startswith("app."):
-            remedy += f", or {wait}{name}.{method.removeprefix('app.')}({words})"
-    elif isinstance(given, str) and method.startswith("app."):
-        by_name = method.replace("enqueue", "enqueue_by_name")
-        remedy = f"write {wait}{by_name}({given!r:.60}, {words})"
-    elif isinstance(given, Call):
-        remedy = "give arguments to task.call(...), and options to call.options(...)"
-    elif callable(given) and hasattr(given, "__name__"):
-        name = given.__name__
-        remedy = f"{name} is no task: decorate it with @app.task, and give {name}.call({words})"
-    else:
-        remedy = f"got {given!r:.60}"
-    return UsageError(f"{method}() takes one call, such as task.call(...): {remedy}")

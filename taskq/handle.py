@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from taskq.blocking import blocking, refuse_in_loop
@@ -18,24 +20,39 @@ from taskq.core.errors import (
     ResultGone,
     ResultTimeout,
 )
-from taskq.core.model import LATE_SECONDS_MAX, LIVE_STATES, JobView, State
+from taskq.core.model import LATE_SECONDS_MAX, LIVE_STATES, SECOND_NS, JobView, State
 from taskq.habits import JOBS, no_attribute
-from taskq.progressing import progress_of
+from taskq.log.progressfile import find_progress
 from taskq.serialization import decode_loose
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from taskq.app import TaskQ
     from taskq.call import Call
+    from taskq.connection import Connection
     from taskq.core.model import AttemptView
     from taskq.core.why import Reason
+    from taskq.log.journal import Journal
     from taskq.log.port import LoopPort, ThreadPort
     from taskq.log.requests import Duplicate
-    from taskq.progressing import Progress
-    from taskq.tasks import Task
+    from taskq.ports import AppPort, TaskPort
 
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a running job told last.
+
+    Attributes:
+        fraction: how much of it is done, 0 to 1.
+        message: what it does now, "" if it said nothing.
+        at: when it told that, in UTC.
+    """
+
+    fraction: float
+    message: str
+    at: datetime
 
 
 class JobHandle(Generic[R]):
@@ -49,7 +66,12 @@ class JobHandle(Generic[R]):
     __slots__ = ("_app", "_tag", "_task", "duplicate", "lsn")
 
     def __init__(
-        self, app: TaskQ, task: Task[..., R] | None, tag: str, lsn: int, duplicate: bool = False
+        self,
+        app: AppPort[Connection],
+        task: TaskPort[R] | None,
+        tag: str,
+        lsn: int,
+        duplicate: bool = False,
     ) -> None:
         self._app = app
         self._task = task
@@ -213,7 +235,7 @@ class JobHandle(Generic[R]):
         """
         port = await self._port()
         told: Progress | None = await port.look(
-            lambda one: progress_of(one.journal, self.lsn), needs_agenda=False
+            lambda one: _progress_of(one.journal, self.lsn), needs_agenda=False
         )
         return told
 
@@ -257,7 +279,7 @@ class JobHandle(Generic[R]):
             raise JobCancelled(self.id)
         if state is State.EXPIRED:
             raise JobExpired(self.id)
-        task: Task[..., Any] | None = self._task
+        task: TaskPort[Any] | None = self._task
         if task is None and view is not None:
             task = self._app._tasks.get(view.task)
         if body is None:
@@ -350,9 +372,22 @@ class PendingJob(Generic[R]):
 
 
 def make_handle(
-    app: TaskQ, task: Task[..., R] | None, tag: str, answer: int | Duplicate
+    app: AppPort[Connection], task: TaskPort[R] | None, tag: str, answer: int | Duplicate
 ) -> JobHandle[R]:
     """The handle of an enqueue's answer."""
     if isinstance(answer, int):
         return JobHandle(app, task, tag, answer)
     return JobHandle(app, task, tag, answer.lsn, duplicate=True)
+
+
+def _progress_of(journal: Journal, job: int) -> Progress | None:
+    """What a running job told last; None if it does not run, or told nothing.
+
+    Raises:
+        JobNotFound: there is no such job in this log.
+    """
+    told = find_progress(journal, job)
+    if told is None:
+        return None
+    at = datetime.fromtimestamp(told.at_ns / SECOND_NS, UTC)
+    return Progress(fraction=told.fraction, message=told.message, at=at)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from taskq.core.errors import UsageError
-from taskq.origins import origin_of
 from taskq.signature import Signature
 
 if TYPE_CHECKING:
@@ -16,14 +15,11 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from taskq.injection import Resources
-    from taskq.origins import Declared
 
     #: An async generator function that yields once, or a function that gives a context manager.
     LifespanFunction: TypeAlias = Callable[
         ..., AsyncIterator[Any] | AbstractAsyncContextManager[Any]
     ]
-
-Function = TypeVar("Function", bound="LifespanFunction")
 
 
 class Lifespan:
@@ -71,31 +67,3 @@ class Lifespan:
             )
         found: AbstractAsyncContextManager[Any] = manager
         return found
-
-
-class AppLifespans:
-    """The part of an app that keeps its lifespans."""
-
-    #: in the order in which they are entered
-    _lifespans: Declared[Lifespan]
-
-    def lifespan(self, function: Function) -> Function:
-        """Open shared resources when a worker starts, and close them when it ends; a decorator.
-
-        ::
-
-            @app.lifespan
-            async def database(app: TaskQ) -> AsyncIterator[Database]:
-                async with Database.connect() as database:
-                    yield database
-
-        It is entered before the worker's first claim, and left after its last job. Each worker and
-        each child process of ``runs_in="process"`` enters it for itself. What it yields is found by
-        type: ``db: Inject[Database] = injected()``; a tuple yields several. Several lifespans are
-        entered in the order of their declaration, and left in the opposite one.
-
-        Raises:
-            UsageError: the function is no async generator function, or takes something unknown.
-        """
-        self._lifespans.add(Lifespan(function), origin_of(function))
-        return function

@@ -9,14 +9,19 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
+from taskq.call import Options, spec_of
+from taskq.core.errors import UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.core.records import Flag
+from taskq.log.bodies import check_storage
 from taskq.log.bodystore import QUICK_BYTES_MAX, BodyStore
 from taskq.log.requests import Delivery, EnqueueSpec
+from taskq.puts import Put
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.call import Call, Options
+    from taskq.call import Call, OptionChanges
     from taskq.core.model import Extras, JobView
     from taskq.log.config import LogConfig, Packing
 
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _new: Final = tuple.__new__
+_PLAIN: Final = Options()
 
 
 class Packer:
@@ -160,3 +166,47 @@ class PackedDelivery(Delivery):
             CompressionUnavailable: they are compressed in a way that is not installed here.
         """
         return self.bodies.payload(self)
+
+
+def loose_put(job: Put, packer: Packer) -> Loose:
+    """The job, checked, as ``Connection.pack`` takes it.
+
+    Raises:
+        UsageError: an option is wrong.
+        PayloadTooLarge: the payload is over its limit.
+    """
+    if not isinstance(job, Put):
+        raise UsageError(f"put_many() takes Put(payload=...) values, got {job!r:.60}")
+    check_bytes("the payload", job.payload)
+    check_storage(job.compress, job.spill)
+    packing = packer.config.packing(job.queue, job.compress, job.spill)
+    packer.bodies.check_size(len(job.payload), packing, "the payload")
+    return _put_item(job), packing, "the payload"
+
+
+def _put_item(job: Put) -> Item:
+    spec = spec_of(job.queue, "", job.priority, job.attempts, Flag(0))
+    is_keyed = not (job.key is job.window is job.until is None) or job.on_conflict != "first"
+    if not (job.delay or job.headers or is_keyed) and job.expires is job.keep_result is None:
+        return spec, job.payload, None
+    changes: OptionChanges = {
+        "delay": job.delay,
+        "expires": job.expires,
+        "key": job.key,
+        "window": job.window,
+        "until": job.until,
+        "on_conflict": job.on_conflict,
+        "headers": job.headers,
+        "keep_result": job.keep_result,
+    }
+    return spec, job.payload, _PLAIN.changed(changes).fixed_extras("put")
+
+
+def check_bytes(what: str, body: object) -> None:
+    """Refuse a payload or result that is no bytes.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not isinstance(body, bytes):
+        raise UsageError(f"{what} is {body!r:.60}, it must be bytes")

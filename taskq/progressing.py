@@ -1,39 +1,20 @@
-"""How far a running job is: what it tells of itself, and what others see of it."""
+"""What a running job tells of how far it is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import UsageError
-from taskq.core.model import SECOND_NS
-from taskq.log.progressfile import Told, find_progress
+from taskq.log.progressfile import Told
 from taskq.serialization import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.context import JobContext
-    from taskq.log.journal import Journal
 
 #: Characters of a message.
 MESSAGE_CHARACTERS_MAX: Final = 500
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """What a running job told last.
-
-    Attributes:
-        fraction: how much of it is done, 0 to 1.
-        message: what it does now, "" if it said nothing.
-        at: when it told that, in UTC.
-    """
-
-    fraction: float
-    message: str
-    at: datetime
 
 
 class _Relay:
@@ -84,16 +65,3 @@ def _shortened(message: str) -> str:
     if len(message) <= MESSAGE_CHARACTERS_MAX:
         return message
     return message[: MESSAGE_CHARACTERS_MAX - 1] + "…"
-
-
-def progress_of(journal: Journal, job: int) -> Progress | None:
-    """What a running job told last; None if it does not run, or told nothing.
-
-    Raises:
-        JobNotFound: there is no such job in this log.
-    """
-    told = find_progress(journal, job)
-    if told is None:
-        return None
-    at = datetime.fromtimestamp(told.at_ns / SECOND_NS, UTC)
-    return Progress(fraction=told.fraction, message=told.message, at=at)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from taskq.call import Options, spec_of
-from taskq.core.errors import UsageError
 from taskq.core.model import ATTEMPTS_DEFAULT, PRIORITY_DEFAULT
-from taskq.core.records import Flag
-from taskq.log.bodies import check_storage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from taskq.call import OnConflict, OptionChanges, Until
+    from taskq.call import OnConflict, Until
     from taskq.core.durations import Duration
     from taskq.log.bodies import Compression
-    from taskq.packing import Item, Loose, Packer
 
 
 class PutOptions(TypedDict, total=False):
@@ -71,50 +66,3 @@ class Put:
     keep_result: Duration | None = None
     compress: Compression | None = None
     spill: bool | None = None
-
-
-_PLAIN: Final = Options()
-
-
-def loose_put(job: Put, packer: Packer) -> Loose:
-    """The job, checked, as ``Connection.pack`` takes it.
-
-    Raises:
-        UsageError: an option is wrong.
-        PayloadTooLarge: the payload is over its limit.
-    """
-    if not isinstance(job, Put):
-        raise UsageError(f"put_many() takes Put(payload=...) values, got {job!r:.60}")
-    check_bytes("the payload", job.payload)
-    check_storage(job.compress, job.spill)
-    packing = packer.config.packing(job.queue, job.compress, job.spill)
-    packer.bodies.check_size(len(job.payload), packing, "the payload")
-    return _item(job), packing, "the payload"
-
-
-def _item(job: Put) -> Item:
-    spec = spec_of(job.queue, "", job.priority, job.attempts, Flag(0))
-    is_keyed = not (job.key is job.window is job.until is None) or job.on_conflict != "first"
-    if not (job.delay or job.headers or is_keyed) and job.expires is job.keep_result is None:
-        return spec, job.payload, None
-    changes: OptionChanges = {
-        "delay": job.delay,
-        "expires": job.expires,
-        "key": job.key,
-        "window": job.window,
-        "until": job.until,
-        "on_conflict": job.on_conflict,
-        "headers": job.headers,
-        "keep_result": job.keep_result,
-    }
-    return spec, job.payload, _PLAIN.changed(changes).fixed_extras("put")
-
-
-def check_bytes(what: str, body: object) -> None:
-    """Refuse a payload or result that is no bytes.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if not isinstance(body, bytes):
-        raise UsageError(f"{what} is {body!r:.60}, it must be bytes")

@@ -236,3 +236,27 @@ def _states(state: States | None) -> frozenset[State]:
             )
         states.add(known[name])
     return frozenset(states)
+
+
+async def replay_all(
+    connection: Connection, past: Past, *, everything: bool, dry_run: bool
+) -> ReplayReport:
+    """Do as ``replay``, and count.
+
+    Raises:
+        UsageError: no choice was made.
+        LogError: the log could not be read or written.
+    """
+    if is_everything(past) and not (everything or dry_run):
+        raise UsageError(
+            "replay() without a choice would enqueue every job there ever was: "
+            "choose some with since=, task=, queue= or state=, or say everything=True"
+        )
+    jobs: list[Replayed] = []
+    count = problems = 0
+    async for job in replay(connection, past, dry_run=dry_run):
+        count += not job.problem
+        problems += bool(job.problem)
+        if len(jobs) < REPLAYED_MAX:
+            jobs.append(job)
+    return ReplayReport(count=count, problems=problems, jobs=tuple(jobs), dry_run=dry_run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
 
 from taskq.call import Call
 from taskq.core.durations import Duration, nanoseconds
@@ -21,7 +21,6 @@ from taskq.tasks import Task
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from taskq.decorate import TaskChoices, TaskDecorator
     from taskq.schedulestimes import Rule
 
 #: What becomes of ticks that no worker was there for.
@@ -192,113 +191,48 @@ class Planned:
         self.all[name] = schedule
         self.listeners.tell()
 
-
-class AppSchedules:
-    """What an app can do by the clock."""
-
-    _planned: Planned
-
-    def cron(
+    def declare(
         self,
-        expression: str,
-        *,
-        tz: object = "UTC",
-        name: str | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **choices: Unpack[ScheduleChoices],
-    ) -> TaskDecorator:
-        """Enqueue a task by a cron expression; above ``@app.task``, or on a plain function.
-
-        ::
-
-            @app.cron("*/5 * * * *", tz="Europe/Berlin", catch_up="last", jitter="30s")
-            @app.task(queue="reports")
-            async def report() -> None: ...
-
-        Each tick is written once, however many workers run with it. Workers tick all schedules of
-        their app, whatever queues they serve; one that is to end by itself (burst) ticks none.
-
-        Args:
-            expression: five fields, or six with the seconds first.
-            tz: the time zone that it is in, by name.
-            name: of the schedule, else that of its task. What the log knows goes by it.
-            args: with which the task is called.
-            kwargs: likewise.
-            choices: see ``ScheduleChoices``.
-
-        Raises:
-            UsageError: the expression, the zone or a choice is wrong, or the name is taken.
-        """
-        rule = parse_cron(expression, tz)
-        return functools.partial(self._plan, rule, name, args, dict(kwargs or {}), choices)  # type: ignore[return-value]
-
-    def every(
-        self,
-        interval: Duration,
-        *,
-        name: str | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **choices: Unpack[ScheduleChoices],
-    ) -> TaskDecorator:
-        """Enqueue a task at each whole multiple of an interval since 1970 in UTC: ``"10m"``.
-
-        All else is as with ``cron``.
-
-        Raises:
-            UsageError: the interval or a choice is wrong, or the name is taken.
-        """
-        rule = parse_every(interval)
-        return functools.partial(self._plan, rule, name, args, dict(kwargs or {}), choices)  # type: ignore[return-value]
-
-    def schedule(
-        self,
-        name: str,
-        call: Call[Any],
-        *,
-        cron: str | None = None,
-        every: Duration | None = None,
-        tz: object = "UTC",
-        **choices: Unpack[ScheduleChoices],
-    ) -> Schedule:
-        """Enqueue a call by the clock: ``app.schedule("sync", sync.call("eu"), every="10m")``.
-
-        Raises:
-            UsageError: neither or both of cron and every are given, one is wrong, or the name is
-                taken.
-        """
-        if not isinstance(call, Call):
-            raise UsageError(
-                f"the schedule {name!r} takes a call such as task.call(...), got {call!r:.60}"
-            )
-        if call.task is not None and call.task.app is not self:
-            raise UsageError(f"{call.name} is a task of another app: schedule it with that one")
-        if (cron is None) == (every is None):
-            raise UsageError(f"the schedule {name!r} takes either cron= or every=")
-        rule = parse_every(every) if every is not None else parse_cron(cron or "", tz)
-        schedule = Schedule(name, rule, call, lambda: call, choices)
-        self._planned.add(schedule)
-        return schedule
-
-    def _plan(
-        self,
+        task: Task[..., Any],
         rule: Rule,
+        choices: ScheduleChoices,
+        *,
         name: str | None,
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        choices: ScheduleChoices,
-        fn: Callable[..., Any],
-    ) -> Task[..., Any]:
-        task = fn if isinstance(fn, Task) else self._add_task(fn, {})
-        if task.app is not self:
-            raise UsageError(f"{task.name} is a task of another app: schedule it with that one")
+        kwargs: Mapping[str, Any] | None,
+    ) -> None:
+        """Take up a schedule of a task, which is called with these arguments.
+
+        Raises:
+            UsageError: a choice is wrong, or the name is taken.
+        """
+        given = dict(kwargs or {})
 
         def make() -> Call[Any]:
-            return task.call(*args, **kwargs)
+            return task.call(*args, **given)
 
-        self._planned.add(Schedule(name or task.name, rule, task, make, choices))
-        return task
+        self.add(Schedule(name or task.name, rule, task, make, choices))
 
-    def _add_task(self, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
-        raise NotImplementedError  # of the app
+
+def schedule_of(
+    name: str,
+    call: Call[Any],
+    choices: ScheduleChoices,
+    *,
+    cron: str | None,
+    every: Duration | None,
+    tz: object,
+) -> Schedule:
+    """A schedule of a call.
+
+    Raises:
+        UsageError: neither or both of cron and every are given, or one is wrong.
+    """
+    if not isinstance(call, Call):
+        raise UsageError(
+            f"the schedule {name!r} takes a call such as task.call(...), got {call!r:.60}"
+        )
+    if (cron is None) == (every is None):
+        raise UsageError(f"the schedule {name!r} takes either cron= or every=")
+    rule = parse_every(every) if every is not None else parse_cron(cron or "", tz)
+    return Schedule(name, rule, call, lambda: call, choices)

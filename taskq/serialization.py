@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Optional
 from taskq.core.errors import InvalidCall, PayloadTooLarge, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX
 from taskq.core.parsing import DEPTH_MAX, too_deep
-from taskq.log.bodystore import SPILL_HINT
+from taskq.log.config import SPILL_HINT
 from taskq.signature import REST, Signature
 
 if TYPE_CHECKING:

@@ -5,15 +5,24 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
 
 from taskq.core.counts import whole
 from taskq.core.durations import Duration, moment_ns, nanoseconds
 from taskq.core.errors import TaskqError, UsageError
+from taskq.log.requests import WITHDRAWN_MAX
+from taskq.log.selection import WAITING, WaitingFilter, count_running, waiting_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from taskq.connection import Connection
+    from taskq.core.model import State
+    from taskq.core.records import Cause
+    from taskq.log.selection import Page
+
+_STATES: Final = {state.name.lower(): state for state in WAITING}
 #: Refusals that are kept with their reason; of more only the number.
 REFUSED_MAX: Final = 1_000
 
@@ -94,3 +103,38 @@ def checked_limit(limit: int, what: str = "limit") -> int:
     if limit < 1:
         raise UsageError(f"{what} is {limit}, it must be 1 or more")
     return limit
+
+
+async def withdraw(
+    connection: Connection, wanted: WaitingFilter, limit: int | None, cause: Cause, *, dry_run: bool
+) -> Swept:
+    """Cancel the waiting jobs that fit, slice by slice; those that run are counted."""
+    port = await connection.port()
+    end: int = await port.look(lambda one: one.journal.next_lsn)
+    sweeping = Sweeping(connection.tag)
+    start, left = 1, limit
+    while start and left != 0:
+        count = WITHDRAWN_MAX if left is None else min(left, WITHDRAWN_MAX)
+        look = partial(waiting_page, wanted=wanted, start=start, end=end, limit=count)
+        port = await connection.port()
+        page: Page[int] = await port.look(look)
+        jobs = page.items
+        if jobs and not dry_run:
+            port = await connection.port()
+            jobs = await port.withdraw(jobs, cause)
+        sweeping.count += len(jobs)
+        left = None if left is None else left - len(jobs)
+        start = page.following
+    port = await connection.port()
+    running = partial(count_running, queue=wanted.queue, task=wanted.task)
+    return sweeping.swept(await port.look(running))
+
+
+def waiting_states(state: Literal["scheduled", "ready"] | State | None) -> frozenset[State]:
+    """The states that are meant; raises UsageError if that is no state of a waiting job."""
+    if state is None:
+        return WAITING
+    chosen = _STATES.get(state) if isinstance(state, str) else state
+    if chosen not in WAITING:
+        raise UsageError(f'state is {state!r:.60}, it must be "scheduled" or "ready"')
+    return frozenset({chosen})

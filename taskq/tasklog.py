@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from taskq.blocking import blocking, run
-from taskq.care import LogCare
 from taskq.connection import Connection, split_job_id
 from taskq.core.counts import whole
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds, seconds
@@ -18,11 +17,10 @@ from taskq.core.records import Kind
 from taskq.log.cancelling import is_asked
 from taskq.log.requests import ClaimRequest, Delivery, Settlement, checked_queues
 from taskq.logoptions import LogOptions, log_config
-from taskq.puts import Put, PutOptions, check_bytes, loose_put
-from taskq.queues import LogQueues
-from taskq.reading import LogReading
+from taskq.packing import check_bytes, loose_put
+from taskq.puts import Put, PutOptions
 from taskq.settlements import failed, released
-from taskq.telling import LogTelling
+from taskq.shared import LogHolder
 from taskq.transaction import LogTransaction
 
 if TYPE_CHECKING:
@@ -34,11 +32,8 @@ if TYPE_CHECKING:
 _CLAIM_MAX: Final = 100_000
 
 
-class TaskLog(LogCare, LogQueues, LogReading, LogTelling):
+class TaskLog(LogHolder):
     """A directory of jobs, as bytes. ``async with TaskLog.open(path) as log``, or ``await`` it."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], **options: Unpack[LogOptions]) -> TaskLog:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
 
-from taskq import telemetry
+from taskq import tracing
 from taskq.arguments import ArgumentCodec
 from taskq.call import (
     Call,
@@ -19,7 +19,9 @@ from taskq.call import (
 from taskq.core.errors import UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
-from taskq.flowsteps import Composing, StepArguments
+from taskq.flowplan import Leaf
+from taskq.flows import Flow, Step, group
+from taskq.flowsteps import StepArguments, StepMaker
 from taskq.habits import TASKS, no_attribute
 from taskq.handle import JobHandle, make_handle
 from taskq.log.bodies import COMPRESSED_BYTES_MIN
@@ -48,12 +50,15 @@ R = TypeVar("R")
 RunsIn = Literal["thread", "process"]
 
 
-class Enqueuer(Composing[P, R]):
+class Enqueuer(Generic[P, R]):
     """A task together with options: what ``enqueue`` and its sisters start from.
 
     Attributes:
         spec: the part of the options that the log wants encoded once.
     """
+
+    #: ``step(...)``: a part of a flow; its first argument is what the part before it gives
+    step = StepMaker()
 
     def __init__(self, task: Task[P, R], chosen: Options, flags: Flag) -> None:
         self._task = task
@@ -93,8 +98,44 @@ class Enqueuer(Composing[P, R]):
         """
         return self._made(args, kwargs)
 
+    def _step(self, *args: Any, **kwargs: Any) -> Step[Any, R]:
+        """See ``step``.
+
+        Raises:
+            InvalidCall: the further arguments do not fit the task's signature.
+            UsageError: the task has no first parameter, or makes keys of its arguments.
+        """
+        task, chosen = self._task, self._chosen
+        if chosen.key is not None:
+            raise UsageError(
+                f"{task.name}: a job of a flow takes no dedup key, for another job might hold it: "
+                f"use {task.name}.options(key=None).step(...)"
+            )
+        if callable(chosen.concurrency_key):
+            raise UsageError(
+                f"{task.name}: concurrency_key is made of the arguments, and a step's first one "
+                f'comes later: use {task.name}.options(concurrency_key="text").step(...)'
+            )
+        codec = task.step_arguments
+        limit = self._connection.packer.bodies.limit(self._packing)
+        body = codec.dump(codec.validated(args, kwargs), limit)
+        return Step(Leaf(self._call_of(body, self._extras), takes=True))
+
+    def map(self, values: Iterable[Any]) -> Flow[list[R]]:
+        """A group of calls, one for each value; a tuple is taken for all of a call's arguments.
+
+        Raises:
+            InvalidCall: one of them does not fit; nothing was written.
+        """
+        calls = (
+            self._made(value if isinstance(value, tuple) else (value,), {}) for value in values
+        )
+        return group(calls)
+
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[R]:
-        body, extras = self._encoded(args, kwargs)
+        return self._call_of(*self._encoded(args, kwargs))
+
+    def _call_of(self, body: bytes, extras: Extras | None) -> Call[R]:
         return Call(
             name=self._task.name,
             task=self._task,
@@ -115,7 +156,7 @@ class Enqueuer(Composing[P, R]):
             LogError: the log could not be opened or written.
         """
         task = self._task
-        if telemetry.tracer is not None:
+        if tracing.tracer is not None:
             return await task.app.enqueue(self.call(*args, **kwargs))
         if self._is_plain:
             spec, body, extras = self.spec, task.encode(args, kwargs), self._extras
@@ -124,7 +165,7 @@ class Enqueuer(Composing[P, R]):
         store = self._connection.current
         if store is None or not store.usable:
             store = await self._connection.opened()
-            if telemetry.is_active(self._connection):  # a provider was looked for just now
+            if self._connection.is_traced():  # a provider was looked for just now
                 return await task.app.enqueue(self.call(*args, **kwargs))
         port = store.port()
         if port.full:
@@ -136,7 +177,7 @@ class Enqueuer(Composing[P, R]):
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Do as ``enqueue``, blocking this thread: for code without an event loop."""
-        if telemetry.is_active(self._connection):
+        if self._connection.is_traced():
             return self._task.app.enqueue_sync(self.call(*args, **kwargs))
         body, extras = self._encoded(args, kwargs)
         item = (self.spec, body, extras)
@@ -152,7 +193,7 @@ class Enqueuer(Composing[P, R]):
             InvalidCall: one of them does not fit; nothing was written.
             PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
         """
-        if telemetry.is_active(self._connection):
+        if self._connection.is_traced():
             return await self._task.app.enqueue_many(self._calls(calls))
         items = self._items(calls)
         if self._packing is not None:
@@ -161,7 +202,7 @@ class Enqueuer(Composing[P, R]):
 
     def enqueue_many_sync(self, calls: Iterable[tuple[Any, ...]]) -> list[JobHandle[R]]:
         """Do as ``enqueue_many``, blocking this thread."""
-        if telemetry.is_active(self._connection):
+        if self._connection.is_traced():
             return self._task.app.enqueue_many_sync(self._calls(calls))
         items = self._items(calls)
         if self._packing is not None:
@@ -413,3 +454,31 @@ class AsyncTask(Task[P, R]):
         """Run the function, here and now: await what this returns."""
         coroutine: Coroutine[Any, Any, R] = self.fn(*args, **kwargs)
         return coroutine
+
+
+def no_call(given: object, args: tuple[object, ...], method: str) -> UsageError:
+    """The error of an ``enqueue`` that was given something else than one call, and what to write.
+
+    Args:
+        given: in place of the call.
+        args: what was given beside it.
+        method: the method with its object, such as "app.enqueue".
+    """
+    words = ", ".join(f"{one!r:.20}" for one in args) or "..."
+    wait = "await " if method == "app.enqueue" else ""
+    if isinstance(given, Enqueuer):
+        name = given._task.name.rpartition(".")[2]
+        remedy = f"write {wait}{method}({name}.call({words}))"
+        if method.startswith("app."):
+            remedy += f", or {wait}{name}.{method.removeprefix('app.')}({words})"
+    elif isinstance(given, str) and method.startswith("app."):
+        by_name = method.replace("enqueue", "enqueue_by_name")
+        remedy = f"write {wait}{by_name}({given!r:.60}, {words})"
+    elif isinstance(given, Call):
+        remedy = "give arguments to task.call(...), and options to call.options(...)"
+    elif callable(given) and hasattr(given, "__name__"):
+        name = given.__name__
+        remedy = f"{name} is no task: decorate it with @app.task, and give {name}.call({words})"
+    else:
+        remedy = f"got {given!r:.60}"
+    return UsageError(f"{method}() takes one call, such as task.call(...): {remedy}")

@@ -13,19 +13,17 @@ later, or has several, calls ``use``.
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
-from taskq.core.errors import UsageError
+from taskq import tracing
 from taskq.core.model import HEADERS_BYTES_MAX, Extras
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from opentelemetry.trace import Span, Tracer, TracerProvider
+    from opentelemetry.trace import Span, TracerProvider
 
     from taskq.call import Call
     from taskq.connection import Connection
@@ -33,29 +31,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-SYSTEM: Final = "taskq"
-#: Where the environment names a provider, which the API then loads by itself.
-_PROVIDER_VARIABLE: Final = "OTEL_PYTHON_TRACER_PROVIDER"
-_NOTHING: Final = frozenset({"NoOpTracerProvider", "ProxyTracerProvider"})
 _HEADER_LENGTHS_BYTES: Final = 4
-
-#: What makes spans; None: nothing is traced, and nobody pays for it. Set by ``look`` and ``use``.
-tracer: Tracer | None = None
-_is_chosen = False
-
-
-def look() -> None:
-    """Trace from now on if the program has a tracer provider; costs nothing if it has none."""
-    if _is_chosen or tracer is not None:
-        return
-    # Whoever set a provider has imported this.
-    if "opentelemetry.trace" not in sys.modules and _PROVIDER_VARIABLE not in os.environ:
-        return
-    from opentelemetry import trace  # noqa: PLC0415 - most programs never need it
-
-    provider = trace.get_tracer_provider()
-    if type(provider).__name__ not in _NOTHING:
-        _set(provider)
 
 
 def use(provider: TracerProvider | None) -> None:
@@ -66,32 +42,12 @@ def use(provider: TracerProvider | None) -> None:
     Raises:
         UsageError: it is no provider.
     """
-    if provider is not None and not callable(getattr(provider, "get_tracer", None)):
-        raise UsageError(
-            f"use() takes a TracerProvider of OpenTelemetry, or None, not {provider!r:.60}"
-        )
-    global _is_chosen  # noqa: PLW0603 - a decision of the process
-    _is_chosen = True
-    _set(provider)
-
-
-def _set(provider: TracerProvider | None) -> None:
-    global tracer  # noqa: PLW0603 - as above: the hot path looks at it, and at nothing else
-    from taskq import __version__  # noqa: PLC0415 - the package itself, which is loaded by now
-
-    tracer = None if provider is None else provider.get_tracer(SYSTEM, __version__)
-
-
-def is_active(connection: Connection) -> bool:
-    """Whether enqueues are traced."""
-    if connection.current is None:
-        look()
-    return tracer is not None
+    tracing.choose(provider)
 
 
 def sending(connection: Connection, calls: list[Call[R]]) -> Sending[R]:
     """The span of an enqueue of these calls, if that is traced; to be entered."""
-    return Sending(calls, is_traced=is_active(connection) and bool(calls))
+    return Sending(calls, is_traced=connection.is_traced() and bool(calls))
 
 
 class Sending(Generic[R]):
@@ -138,7 +94,7 @@ class Sending(Generic[R]):
 
 def created(call: Call[R]) -> Call[R]:
     """The call with a span of its own, for one that is enqueued together with others later on."""
-    if tracer is None:
+    if tracing.tracer is None:
         return call
     span = _producer("create", (call,))
     span.end()
@@ -163,7 +119,7 @@ def fail(span: Span, description: str) -> None:
 def leave() -> tuple[tuple[str, str], ...]:
     """The present context, for a child process that goes on with it; empty without tracing."""
     headers: dict[str, str] = {}
-    if tracer is not None:
+    if tracing.tracer is not None:
         from opentelemetry import propagate  # noqa: PLC0415 - as above
 
         propagate.inject(headers)
@@ -175,19 +131,19 @@ def enter(carried: tuple[tuple[str, str], ...]) -> None:
     if carried:
         from opentelemetry import context, propagate  # noqa: PLC0415 - as above
 
-        look()
+        tracing.look()
         context.attach(propagate.extract(dict(carried), context.Context()))
 
 
 def _producer(operation: str, calls: Sequence[Call[Any]]) -> Span:
     from opentelemetry.trace import SpanKind  # noqa: PLC0415 - as above
 
-    if tracer is None:
+    if tracing.tracer is None:
         raise RuntimeError("a span is made although nothing is traced")
     queues = {call.chosen.queue for call in calls}
     tasks = {call.name for call in calls}
     attributes: dict[str, str | int] = {
-        "messaging.system": SYSTEM,
+        "messaging.system": tracing.SYSTEM,
         "messaging.operation.name": operation,
         "messaging.operation.type": operation,
     }
@@ -198,7 +154,7 @@ def _producer(operation: str, calls: Sequence[Call[Any]]) -> Span:
     if len(calls) > 1:
         attributes["messaging.batch.message_count"] = len(calls)
     name = f"{operation} {next(iter(queues))}" if len(queues) == 1 else operation
-    return tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
+    return tracing.tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
 
 
 def _carrier_of(span: Span) -> dict[str, str]:

@@ -17,11 +17,12 @@ from taskq.connection import split_job_id
 from taskq.core.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.core.records import Kind
-from taskq.habits import no_call
 from taskq.handle import JobHandle, PendingJob, make_handle
 from taskq.log.requests import Bundle, Settlement
-from taskq.puts import Put, PutOptions, check_bytes, loose_put
+from taskq.packing import check_bytes, loose_put
+from taskq.puts import Put, PutOptions
 from taskq.settlements import failed, released
+from taskq.tasks import no_call
 
 if TYPE_CHECKING:
     from types import TracebackType

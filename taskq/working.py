@@ -1,86 +1,100 @@
-"""Workers of an app, in whatever kind of program: on its loop, blocking it, or on a thread."""
+"""The package of the workers, found by name, since imports point from there to here."""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict
 
 from taskq.core.errors import UsageError
 from taskq.core.nearest import rather
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    import asyncio
+    from collections.abc import Callable, Iterable, Mapping
+    from types import TracebackType
+    from typing import TypeAlias
 
-    #: names, or the weight of each
-    Queues = Sequence[str] | Mapping[str, int]
+    from taskq.core.durations import Duration
+    from taskq.log.listeners import DeadLetter
 
-
-class AppWorkers:
-    """How a program runs the jobs of its own app."""
-
-    def worker(
-        self, concurrency: int = 8, queues: Queues | None = None, **options: Any
-    ) -> AbstractAsyncContextManager[Any]:
-        """A worker inside this process: ``async with app.worker(concurrency=8): ...``.
-
-        Args:
-            concurrency: jobs that run at the same time.
-            queues: which queues it reads, or their weights; None for all.
-            options: further ones of ``taskq_workers.Worker``.
-
-        Raises:
-            UsageError: the worker package is not installed, or an option is wrong.
-        """
-        workers = _workers("worker", options)
-        worker = workers.Worker(self, concurrency=concurrency, queues=queues, **options)
-        return cast("AbstractAsyncContextManager[Any]", worker)
-
-    def run_worker(
-        self, concurrency: int = 8, queues: Queues | None = None, **options: Any
-    ) -> None:
-        """Run a worker and block until it has stopped: for programs without an event loop.
-
-        In the main thread SIGTERM and SIGINT stop it as they stop ``taskq worker``: the first one
-        drains, a second cancels what runs, a third ends the process. In another thread it runs
-        until it stops by itself (``burst=True``); ``worker_thread`` is for the others.
-
-        Args:
-            concurrency: jobs that run at the same time.
-            queues: which queues it reads, or their weights; None for all.
-            options: further ones of ``taskq_workers.Worker``.
-
-        Raises:
-            UsageError: called in an event loop's thread, which it would stop; or as ``worker``.
-            LogError: the directory cannot be used, or failed under the worker.
-        """
-        workers = _workers("run_worker", options)
-        workers.run_blocking(self, concurrency=concurrency, queues=queues, **options)
-
-    def worker_thread(
-        self, concurrency: int = 8, queues: Queues | None = None, **options: Any
-    ) -> AbstractContextManager[Any]:
-        """A worker on a thread of its own: ``with app.worker_thread(): ...``.
-
-        It claims once the block is entered, and has drained once the block is left. It takes no
-        signals. What made it stop early is raised when the block is left.
-
-        Args:
-            concurrency: jobs that run at the same time.
-            queues: which queues it reads, or their weights; None for all.
-            options: further ones of ``taskq_workers.Worker``.
-
-        Raises:
-            UsageError: as ``worker``.
-            LogError: on entering, the directory cannot be used.
-        """
-        workers = _workers("worker_thread", options)
-        thread = workers.WorkerThread(self, concurrency=concurrency, queues=queues, **options)
-        return cast("AbstractContextManager[Any]", thread)
+    #: Names of queues, or the weight of each.
+    Queues: TypeAlias = Iterable[str] | Mapping[str, int]
 
 
-def _workers(method: str, options: Mapping[str, Any]) -> Any:
-    """The package of the workers, by name, since imports point from there to here.
+class WorkerOptions(TypedDict, total=False):
+    """What ``app.worker`` takes besides concurrency and queues; see ``taskq.Worker``."""
+
+    #: stop by itself once no job is ready and none runs
+    burst: bool
+    #: stop by itself after so many attempts of jobs
+    max_jobs: int | None
+    #: what running jobs get to finish at a stop
+    drain_timeout: Duration
+    #: how many sync jobs run at a time; None: as ``concurrency``
+    thread_limit: int | None
+    #: how many jobs run in child processes at a time; None: as ``concurrency``
+    process_limit: int | None
+    #: replace a child process after so many jobs
+    max_jobs_per_child: int | None
+    #: replace one that takes more memory after a job: bytes, or "500MB"
+    max_rss_per_child: int | str | None
+    #: ``module:app`` that children import; by default each task's own module
+    target: str
+    #: whether it ticks the app's schedules
+    schedules: bool
+    #: whether it looks each minute for jobs that no worker would take, and logs what it finds
+    warns: bool
+    #: called with a ``taskq_workers.JobFinished`` for each job that ended
+    on_event: Callable[[Any], object] | None
+    #: called with each ``DeadLetter`` that this process makes, besides the app's own hooks
+    on_dead: Callable[[DeadLetter], Any] | None
+
+
+class AppWorker(Protocol):
+    """A worker of an app, as the app's program sees it: ``taskq.Worker``."""
+
+    #: set once the log is open and the first claim waits
+    started: asyncio.Event
+    #: set once everything is settled
+    stopped: asyncio.Event
+
+    @property
+    def running(self) -> int:
+        """How many jobs run now."""
+        ...
+
+    async def start(self) -> None:
+        """Open the log and claim; returns once it runs."""
+        ...
+
+    async def run(self) -> None:
+        """Start, and return once stopped."""
+        ...
+
+    async def stop(self) -> None:
+        """Drain: claim no more, let running jobs finish, cancel those that outlast the time."""
+        ...
+
+    def request_stop(self) -> None:
+        """Begin to drain, and return at once."""
+        ...
+
+    def request_cancel(self) -> None:
+        """Stop without waiting for running jobs. Returns at once."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+def find_workers(method: str, options: WorkerOptions) -> Any:
+    """Import the package of the workers.
 
     Raises:
         UsageError: it is not installed, or is somebody else's; or an option is unknown.

@@ -14,7 +14,7 @@ from taskq.core.hints import command
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
 from taskq.log.bodies import compress, decompress, original_size
-from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
+from taskq.log.config import MIN_FREE_BYTES, SPILL_HINT, TINY_DISK_PARTS, LogConfig
 from taskq.log.spill import Spill, decode_reference
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ QUICK_BYTES_MAX: Final = 64 * 1024
 #: In lists and on terminals, larger payloads and results are left out.
 LISTED_BYTES_MAX: Final = PAYLOAD_BYTES_MAX
 #: What to do about a body over PAYLOAD_BYTES_MAX.
-SPILL_HINT: Final = "allow it with spill=True, or store the data in a file and pass its path"
 _SPILLED: Final = int(Flag.SPILLED)
 
 

@@ -45,6 +45,8 @@ STARVATION_SECONDS: Final = STARVATION_NS / SECOND_NS
 KEYS_MAX: Final = 50_000_000
 #: Largest payload or result that may go to a file of its own.
 SPILL_BYTES_MAX: Final = 1024 * 1024 * 1024
+#: What to do with a body that is too large, and was not allowed to go to a file.
+SPILL_HINT: Final = "allow it with spill=True, or store the data in a file and pass its path"
 
 
 #: Who may use a log: its user alone, or the group of its directory.

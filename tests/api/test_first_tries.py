@@ -154,7 +154,7 @@ def test_a_worker_that_is_run_like_a_coroutine_says_how_it_is_run(app: TaskQ) ->
     with pytest.raises(UsageError, match="a worker is not awaited: write"):
         wrong.__await__()
     with pytest.raises(UsageError, match="no option 'concurency': did you mean 'concurrency'"):
-        app.worker(concurency=3)
+        app.worker(concurency=3)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,10 @@ def test_a_wrong_value_deep_in_an_argument_is_refused_at_the_call(
 
 
 def test_a_right_value_deep_in_an_argument_is_taken(app: TaskQ) -> None:
-    call = app.task(ship).call(Order([Item("a", 3)]), Limited(count=1), Item("b", 1))
-    assert call.task is not None
-    args, kwargs = call.task.decode(call.body)
+    task = app.task(ship)
+    args, kwargs = task.decode(
+        task.call(Order([Item("a", 3)]), Limited(count=1), Item("b", 1)).body
+    )
     assert ship(*args, **kwargs) == 3
 
 

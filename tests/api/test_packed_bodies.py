@@ -363,9 +363,9 @@ def test_the_same_without_an_event_loop(tmp_path: Path) -> None:
 
     values = asyncio.run(run())
     assert values == [dense * 2, "ab" * 10_000, dense * 2, "xx", dense * 2]
-    again = TaskQ(tmp_path / "data", durability="os").job(jobs[0].id)
-    assert again.view_sync().result == json.dumps(dense * 2).encode()
-    again._app.close_sync()
+    again = TaskQ(tmp_path / "data", durability="os")
+    assert again.job(jobs[0].id).view_sync().result == json.dumps(dense * 2).encode()
+    again.close_sync()
     assert len(spilled(app)) == 2
 
 

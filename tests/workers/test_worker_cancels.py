@@ -15,6 +15,7 @@ from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest
 from taskq_workers.events import JobFinished
 from taskq_workers.lines import Style, job_line
+from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,7 +165,7 @@ async def test_a_job_that_waits_in_the_buffer_is_not_begun(app: TaskQ) -> None:
     async def count(number: int) -> None:
         ran.append(number)
 
-    async with app.worker(concurrency=1) as worker:
+    async with Worker(app, concurrency=1) as worker:
         await hold.enqueue()
         await began.wait()
         job = await count.enqueue(1)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import UsageError
-from taskq.app import default_app
+from taskq.default import default_app
 from taskq_workers.loader import load_app
 
 if TYPE_CHECKING:

@@ -337,7 +337,7 @@ async def test_a_burst_ticks_nothing(app: TaskQ) -> None:
     @app.every("1s")
     def report() -> None: ...
 
-    await app.worker(burst=True).run()  # type: ignore[attr-defined]
+    await app.worker(burst=True).run()
     assert await app.schedules.list() == []
 
 

@@ -59,7 +59,7 @@ async def test_a_worker_tells_by_itself_unless_it_is_one_of_several(
         await app.enqueue_by_name("proj.send")
         async with app.worker():
             assert await heard.texts.get() == _UNKNOWN
-        async with app.worker(warns=False) as worker:
+        async with Worker(app, warns=False) as worker:
             parts = {type(part) for part in worker.services}
             assert StrayWatch not in parts
 

@@ -14,7 +14,17 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from taskq import Discard, JobFailed, Snooze, TaskQ, UsageError, current_job, retry, telemetry
+from taskq import (
+    Discard,
+    JobFailed,
+    Snooze,
+    TaskQ,
+    UsageError,
+    current_job,
+    retry,
+    telemetry,
+    tracing,
+)
 from taskq.core.model import HEADERS_BYTES_MAX
 from tests.workers import traced_jobs
 
@@ -50,8 +60,8 @@ class Traces:
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
-    monkeypatch.setattr(telemetry, "tracer", None)
-    monkeypatch.setattr(telemetry, "_is_chosen", False)
+    monkeypatch.setattr(tracing, "tracer", None)
+    monkeypatch.setattr(tracing, "_is_chosen", False)
     traces = Traces()
     telemetry.use(traces.provider)
     yield traces

@@ -24,8 +24,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq import telemetry
-from taskq.app import TaskQ, default_app
+from taskq.app import TaskQ
 from taskq.context import JobContext, _current
+from taskq.default import default_app
 from taskq.log.streams import fill_standard
 from taskq.progressing import relay_to
 from taskq.tasks import Task

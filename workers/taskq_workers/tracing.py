@@ -9,7 +9,7 @@ from __future__ import annotations
 from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq import telemetry
+from taskq import telemetry, tracing
 from taskq.context import _current
 from taskq.core.signals import Snooze
 
@@ -103,7 +103,7 @@ class TracedRuns:
             kind=trace.SpanKind.CONSUMER,
             links=[trace.Link(sender)] if sender.is_valid else (),
             attributes={
-                "messaging.system": telemetry.SYSTEM,
+                "messaging.system": tracing.SYSTEM,
                 "messaging.operation.name": "process",
                 "messaging.operation.type": "process",
                 "messaging.destination.name": job.queue,
@@ -122,5 +122,5 @@ class TracedRuns:
 
 def traced_runs(hook: Hook | None) -> TracedRuns | None:
     """What traces a worker's attempts from now on; None if nothing is traced."""
-    telemetry.look()
-    return None if telemetry.tracer is None else TracedRuns(telemetry.tracer, hook)
+    tracing.look()
+    return None if tracing.tracer is None else TracedRuns(tracing.tracer, hook)
