@@ -1,4 +1,8 @@
-"""One directory as one object holds it: opened at first use, in this process, once."""
+"""One directory as one object holds it: opened at first use, in this process, once.
+
+The store is imported here and not at first use: that takes 40 ms, which would fall on the first
+enqueue.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,6 @@ from taskq.core.jobids import split_id
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.core.tracebacks import install
 from taskq.log.requests import Done
-
-# Imported here and not at first use: it takes 40 ms, which would fall on the first enqueue.
 from taskq.log.store import open_store
 from taskq.packing import Packer
 
