@@ -179,9 +179,12 @@ class AttemptView:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as a document of JSON."""
-        from taskq.core import documents  # noqa: PLC0415 - it knows this class
+        from taskq.core.documents import (  # noqa: PLC0415 - it knows this class
+            attempt_document,
+            process_document,
+        )
 
-        return documents.attempt_document(self) | documents.process_document(self)
+        return attempt_document(self) | process_document(self)
 
     @property
     def fingerprint(self) -> str:

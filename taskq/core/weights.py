@@ -2,7 +2,8 @@
 
 Deficit round robin: each queue in turn may have as many jobs claimed as its weight says, and a
 turn that a claim cuts short goes on with the next claim. A queue without jobs gives its turn away
-and saves nothing up. Within a queue priority and age rule; between queues with weights only these.
+and saves nothing up. Within a queue priority and age rule; between queues with weights only
+these.
 """
 
 from __future__ import annotations
