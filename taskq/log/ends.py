@@ -126,9 +126,9 @@ class Ends:
     # -- flows ------------------------------------------------------------------------------------
 
     def ending(self, batch: Batch, kind: Kind, job: int, record: bytes) -> bytes:
-        """A flow's job ends by the batch's next record, or is purged: the option for that record.
+        """Note that a flow's job ends by the batch's next record, or is purged by it.
 
-        It comes first among its options.
+        Returns the option that tells so, which comes first in that record.
         """
         flows = self._context.agenda.flows
         names: list[int] = []
@@ -146,7 +146,7 @@ class Ends:
         return encode_unlocks(names)
 
     def again(self, record: bytes) -> tuple[int, ...]:
-        """A dead letter is ready again: those held jobs for which it had counted as done."""
+        """Name the held jobs for which a dead letter that is ready again had counted as done."""
         if not is_of_flow(record):
             return ()
         flows = self._context.agenda.flows

@@ -85,7 +85,7 @@ class Enqueues:
         self._keys = keys
 
     def one(self, batch: Batch, item: Item) -> int | Duplicate:
-        """A new job's lsn, or the job that holds its key.
+        """Enqueue a job: its lsn, or the job that holds its key.
 
         Raises:
             UsageError: an option is wrong, or there is no room for its key.
@@ -99,7 +99,7 @@ class Enqueues:
         return self._add(batch, spec, spec.tail, body)
 
     def many(self, batch: Batch, items: list[Item]) -> list[int | Duplicate]:
-        """All or none of them."""
+        """Enqueue jobs, all or none of them."""
         return self.add(batch, items, self.prepared(batch, items))
 
     def prepared(
@@ -164,7 +164,7 @@ class Enqueues:
         return lsn
 
     def enqueue_run(self, batch: Batch, spec: EnqueueSpec, bodies: list[bytes]) -> int:
-        """Plain jobs of one spec, in one go; returns the first one's lsn.
+        """Enqueue plain jobs of one spec in one go; returns the first one's lsn.
 
         Most batches are runs of one task's jobs, and the columns of the agenda take a run for a
         tenth of what single jobs cost.

@@ -52,7 +52,7 @@ class Claims:
         self._introduced = False
 
     def forget(self) -> None:
-        """The batch was not written: this process may not have introduced itself."""
+        """Forget the introduction: the batch that may have held it was not written."""
         self._introduced = False
 
     def claim_jobs(self, batch: Batch, request: ClaimRequest) -> tuple[list[Delivery], bool]:

@@ -99,7 +99,7 @@ class Deaths:
     def note(
         self, lane: Lane, job: int, attempt: int, cause: int, reason: bytes | None, now_ns: int
     ) -> None:
-        """A job dies in the batch that is being made."""
+        """Note a job that dies in the batch that is being made."""
         if self._listeners.now:
             letter = DeadLetter(
                 job_id=f"{self._tag}-{job}",
@@ -114,7 +114,7 @@ class Deaths:
             self._noted.append(letter)
 
     def forget(self) -> None:
-        """The batch was not written."""
+        """Forget what was noted: the batch was not written."""
         self._noted.clear()
 
     def told(self) -> list[Answer]:

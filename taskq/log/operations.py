@@ -79,13 +79,13 @@ class Operations:
         }
 
     def forget(self) -> None:
-        """The batch was not written: nothing of it may be taken for said."""
+        """Forget what was said in a batch that was not written."""
         self.context.recent.clear()
         self.deaths.forget()
         self.claims.forget()
 
     def close(self, batch: Batch) -> None:
-        """Everything of the batch was decided: add what stands at its end, and say whom to wake."""
+        """Add what stands at the end of a batch, and say whom else to wake for it."""
         agenda = self.context.facets.agenda
         if agenda is not None and agenda.groups.freed and agenda.groups.is_freed():
             batch.interest |= INTEREST_READY  # a place is free that nobody here takes
