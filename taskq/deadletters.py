@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taskq.core.durations import Duration
     from taskq.core.model import JobView
     from taskq.log.requests import Letter
-    from taskq.log.selection import Page, Place
+    from taskq.log.selection import Page, PageEnd
 
     # The class has a method of that name.
     Views: TypeAlias = list[JobView]
@@ -83,11 +83,11 @@ class DeadLetters:
         limit = checked_limit(limit)
         wanted = dead_filter(filters)
         views: Views = []
-        place: Place | None = None
+        place: PageEnd | None = None
         while len(views) < limit:
             port = await self._connection.port()
             look = partial(newest_dead, wanted=wanted, limit=limit - len(views), below=place)
-            found: tuple[Views, Place | None] = await port.look(look)
+            found: tuple[Views, PageEnd | None] = await port.look(look)
             views += found[0]
             place = found[1]
             if place is None:

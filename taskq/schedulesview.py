@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from taskq.connection import Connection
     from taskq.core.schedules import ScheduleState
-    from taskq.log.committer import Committer
+    from taskq.log.facets import Sight
 
 #: Moments to come that a list shows of each schedule.
 NEXT_COUNT: Final = 3
@@ -74,7 +74,7 @@ class LogSchedules:
             LogError: the log could not be opened.
         """
 
-        def look(one: Committer) -> list[ScheduleView]:
+        def look(one: Sight) -> list[ScheduleView]:
             now_ns = one.journal.clock.wall_ns()
             return views_of(one.facets.need_agenda().schedules, now_ns, next_count)
 

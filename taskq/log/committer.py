@@ -19,12 +19,12 @@ from taskq.core.errors import (
     OutcomeUnknown,
     TaskqError,
 )
-from taskq.core.model import SECOND_NS, Durability
+from taskq.core.model import SECOND_NS, Durability, EngineStats
 from taskq.core.records import Flag
 from taskq.log import codec
 from taskq.log.batch import Batch
 from taskq.log.desk import Answers, Undecided, refusals, tell_all
-from taskq.log.facets import Facets
+from taskq.log.facets import Facets, Sight
 from taskq.log.gauges import Gauges
 from taskq.log.operations import Operations, failure
 from taskq.log.otherowners import OtherOwners
@@ -35,6 +35,7 @@ from taskq.log.survey import Survey, parted
 from taskq.log.watchers import Waiters, claim_requests
 
 if TYPE_CHECKING:
+    from taskq.core.model import QueueStats
     from taskq.log.config import LogConfig
     from taskq.log.journal import Journal
     from taskq.log.ports import Peers
@@ -48,6 +49,7 @@ _ENQUEUE: Final = int(Op.ENQUEUE)
 _PACKED_MIN: Final = int(Flag.ZLIB)
 _SETTLE_SOON: Final = int(Op.SETTLE_SOON)
 _FOLLOW: Final = int(Op.FOLLOW)
+_STATS: Final = int(Op.STATS)
 _NEEDS_AGENDA: Final = ops_that(Trait.AGENDA)
 _AT_ONCE: Final = ops_that(Trait.AT_ONCE)
 _READS: Final = ops_that(Trait.READS)
@@ -67,6 +69,7 @@ class Committer:
     ) -> None:
         self.journal = journal
         self.facets = Facets(journal)
+        self.sight = Sight(journal, self.facets)
         self.answers = Answers()
         self.waiters = Waiters(journal, self.facets)
         self.undecided = Undecided()
@@ -185,16 +188,22 @@ class Committer:
             if op == _FOLLOW:
                 self.waiters.growth.add(operand, port, future)
                 return
-            look, needs_agenda = operand
+            look, needs_agenda = (operand, True) if op == _STATS else operand
             if self.builds_in_steps and self.facets.lacks(agenda=needs_agenda, keys=False):
                 self.undecided.hold([request])
                 return
             self.facets.catch_up()
             if needs_agenda:
                 self.facets.need_agenda()
-            self.answers.add_later([(port, future, look(self))], self.journal.next_lsn)
+            sight = self.sight
+            value = look(sight, *self._numbers()) if op == _STATS else look(sight)
+            self.answers.add_later([(port, future, value)], self.journal.next_lsn)
         except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
             self.answers.now.append((port, future, failure(error)))
+
+    def _numbers(self) -> tuple[tuple[QueueStats, ...], EngineStats]:
+        agenda = self.facets.need_agenda()
+        return self.gauges.queues(agenda, self.journal.clock.wall_ns()), engine_stats(self)
 
     def _wants_agenda(self, survey: Survey) -> bool:
         if self.waiters.claims or survey.replaces:
@@ -519,3 +528,25 @@ class Committer:
         except OSError as error:
             self.answers.refuse_later(OutcomeUnknown(self.journal.path, error))
             self.journal.fail(error)
+
+
+def engine_stats(committer: Committer) -> EngineStats:
+    """What this process's engine did so far."""
+    meters, writer, room = committer.journal.meters, committer.journal.writer, committer.room
+    return EngineStats(
+        batches=meters.batches,
+        records=meters.records,
+        batch_records=meters.sizes.spread(),
+        batch_histogram=meters.sizes.buckets(),
+        appended_bytes=meters.appended_bytes,
+        payload_bytes=meters.payload_bytes,
+        upkeep_bytes=meters.upkeep_bytes,
+        sync_seconds=meters.syncs.spread(SECOND_NS),
+        slow_syncs=meters.slow_syncs,
+        lock_wait_seconds=writer.waits.spread(SECOND_NS),
+        lock_hold_seconds_max=writer.longest_hold_ns / SECOND_NS,
+        caught_up_records=committer.facets.caught_up,
+        open_seconds=meters.open_ns / SECOND_NS,
+        free_bytes=room.free_bytes,
+        is_disk_short=room.pressed,
+    )

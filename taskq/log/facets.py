@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.agenda import Agenda
 from taskq.core.dedup import Dedup
@@ -426,3 +426,10 @@ class Facets:
         )
         if len(self.damage) < DAMAGE_MAX and damage not in self.damage:
             self.damage.append(damage)
+
+
+class Sight(NamedTuple):
+    """All that a look may see; it reads only, on the thread that has them."""
+
+    journal: Journal
+    facets: Facets

@@ -22,7 +22,7 @@ from taskq.log.history import _about, find_end, job_records, read_outcome, tell
 
 if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
-    from taskq.log.committer import Committer
+    from taskq.log.facets import Sight
     from taskq.log.journal import Journal
     from taskq.log.requests import Outcome
 
@@ -49,9 +49,9 @@ class End(NamedTuple):
     flags: int = 0
 
 
-def look_at_ties(committer: Committer, job: int) -> Takes | None:
+def look_at_ties(sight: Sight, job: int) -> Takes | None:
     """What a job has to do with others; None if there is no such job."""
-    return ties_of(committer.journal, job)
+    return ties_of(sight.journal, job)
 
 
 def ties_of(journal: Journal, job: int) -> Takes | None:
@@ -95,28 +95,28 @@ def failed_inputs(journal: Journal, job: int) -> tuple[tuple[str, str], ...] | N
     return tuple((view.job_id, view.state.name.lower()) for view in failed[:_NAMED_MAX])
 
 
-def look_at_states(committer: Committer, first: int, count: int) -> list[State]:
+def look_at_states(sight: Sight, first: int, count: int) -> list[State]:
     """The states of jobs that are not settled; ABSENT for all others."""
-    agenda = committer.facets.need_agenda()
+    agenda = sight.facets.need_agenda()
     return [agenda.table.state(job) for job in range(first, first + min(count, STATES_MAX))]
 
 
-def look_at_ends(committer: Committer, jobs: list[int]) -> list[End]:
+def look_at_ends(sight: Sight, jobs: list[int]) -> list[End]:
     """How these jobs, at most ENDS_MAX of them, ended; one that lives is told with its state."""
-    agenda = committer.facets.need_agenda()
+    agenda = sight.facets.need_agenda()
     ends: list[End] = []
     for job in jobs[:ENDS_MAX]:
         state = agenda.table.state(job)
         if state is not State.ABSENT:
             ends.append(End(job, state))
             continue
-        outcome = _outcome(committer, job)
+        outcome = _outcome(sight, job)
         ends.append(End(job, State.ABSENT) if outcome is None else End(job, *outcome))
     return ends
 
 
-def _outcome(committer: Committer, job: int) -> Outcome | None:
-    journal, facets = committer.journal, committer.facets
+def _outcome(sight: Sight, job: int) -> Outcome | None:
+    journal, facets = sight.journal, sight.facets
     agenda = facets.need_agenda()
     location = agenda.flows.ended.get(job)
     if location is not None and agenda.dead.find(job) is None:

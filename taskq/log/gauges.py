@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import TaskqError
-from taskq.core.model import SECOND_NS, EngineStats
+from taskq.core.model import SECOND_NS
 from taskq.core.records import Kind
 from taskq.log import codec
 from taskq.log.locate import hop
@@ -17,7 +17,6 @@ from taskq.log.logrecord import decode_record
 if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
     from taskq.core.model import QueueStats
-    from taskq.log.committer import Committer
     from taskq.log.journal import Journal
 
 #: Over so long a time the throughput is taken, from a sample a second.
@@ -130,25 +129,3 @@ def _ended(agenda: Agenda) -> dict[str, int]:
     for lane in agenda.lanes:
         ended[lane.queue] = ended.get(lane.queue, 0) + lane.succeeded + lane.dead
     return ended
-
-
-def engine_stats(committer: Committer) -> EngineStats:
-    """What this process's engine did so far."""
-    meters, writer, room = committer.journal.meters, committer.journal.writer, committer.room
-    return EngineStats(
-        batches=meters.batches,
-        records=meters.records,
-        batch_records=meters.sizes.spread(),
-        batch_histogram=meters.sizes.buckets(),
-        appended_bytes=meters.appended_bytes,
-        payload_bytes=meters.payload_bytes,
-        upkeep_bytes=meters.upkeep_bytes,
-        sync_seconds=meters.syncs.spread(SECOND_NS),
-        slow_syncs=meters.slow_syncs,
-        lock_wait_seconds=writer.waits.spread(SECOND_NS),
-        lock_hold_seconds_max=writer.longest_hold_ns / SECOND_NS,
-        caught_up_records=committer.facets.caught_up,
-        open_seconds=meters.open_ns / SECOND_NS,
-        free_bytes=room.free_bytes,
-        is_disk_short=room.pressed,
-    )

@@ -17,7 +17,6 @@ from taskq.core.model import LogStats
 from taskq.core.records import Cause, Kind
 from taskq.log.bell import Bell
 from taskq.log.config import MAILBOX_MAX
-from taskq.log.gauges import engine_stats
 from taskq.log.history import tell
 from taskq.log.inboxfiles import Inbox
 from taskq.log.reply import Reply
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskq.core.errors import TaskqError
-    from taskq.core.model import Extras, JobView
-    from taskq.log.committer import Committer
+    from taskq.core.model import EngineStats, Extras, JobView, QueueStats
+    from taskq.log.facets import Sight
     from taskq.log.mailbox import Mailbox
     from taskq.log.requests import (
         Answer,
@@ -123,13 +122,13 @@ class _Port:
 
     def stats(self) -> Any:
         """Counts per queue."""
-        return self._send(Op.LOOK, (_stats, True))
+        return self._send(Op.STATS, _stats)
 
     def peek(self, count: int, queue: str | None = None) -> Any:
         """The next ready jobs, in the order in which they would be claimed."""
         return self._send(Op.LOOK, (lambda one: _peek(one, count, queue), True))
 
-    def look(self, look: Callable[[Committer], object], *, needs_agenda: bool = True) -> Any:
+    def look(self, look: Callable[[Sight], object], *, needs_agenda: bool = True) -> Any:
         """What a function of this process's agenda gives: it reads only, without the lock."""
         return self._send(Op.LOOK, (look, needs_agenda))
 
@@ -377,24 +376,24 @@ def _call(on_error: Callable[[Any, Any], None], item: object, error: object) -> 
         _log.exception("a settlement's error callback raised")
 
 
-def _view(committer: Committer, lsn: int) -> JobView | None:
-    return tell(committer.journal, lsn, committer.journal.clock.wall_ns())
+def _view(sight: Sight, lsn: int) -> JobView | None:
+    return tell(sight.journal, lsn, sight.journal.clock.wall_ns())
 
 
-def _stats(committer: Committer) -> LogStats:
-    journal, agenda = committer.journal, committer.facets.need_agenda()
+def _stats(sight: Sight, queues: tuple[QueueStats, ...], engine: EngineStats) -> LogStats:
+    journal = sight.journal
     return LogStats(
-        queues=committer.gauges.queues(agenda, journal.clock.wall_ns()),
+        queues=queues,
         segments=len(journal.files.lsns),
         size=journal.files.total_size(),
         next_lsn=journal.next_lsn,
-        engine=engine_stats(committer),
+        engine=engine,
         uploads=Inbox(journal.disk, journal.clock, journal.path).count_waiting(),
     )
 
 
-def _peek(committer: Committer, count: int, queue: str | None) -> list[JobView]:
-    journal, agenda = committer.journal, committer.facets.need_agenda()
+def _peek(sight: Sight, count: int, queue: str | None) -> list[JobView]:
+    journal, agenda = sight.journal, sight.facets.need_agenda()
     queues = None if queue is None else frozenset({queue})
     now_ns = journal.clock.wall_ns()
     views = (tell(journal, job, now_ns) for job in agenda.taking.next_ready(count, queues))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError, WrongLog, refusal
 from taskq.core.hints import command
@@ -17,7 +17,7 @@ from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
 from taskq.log.disk import LocalDisk, SystemClock
 from taskq.log.exporting import Chosen, each_job
-from taskq.log.facets import Facets
+from taskq.log.facets import Facets, Sight
 from taskq.log.files import SegmentGone
 from taskq.log.flowlook import ties_of
 from taskq.log.gauges import Gauges
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from taskq.log.flows import Takes
     from taskq.log.ports import Clock
     from taskq.log.progressfile import Told
-    from taskq.log.selection import DeadFilter, Place
+    from taskq.log.selection import DeadFilter, PageEnd
 
 
 T = TypeVar("T")
@@ -62,11 +62,6 @@ _TRIES: Final = 5
 _READ_BYTES_A_SECOND: Final = 2 * 1024 * 1024
 _READ_BYTES_MIN: Final = 64 * 1024
 _READ_BYTES_MAX: Final = 8 * 1024 * 1024
-
-
-class _Sight(NamedTuple):
-    journal: Journal
-    facets: Facets
 
 
 class LogReader:
@@ -192,9 +187,9 @@ class LogReader:
         """Dead letters that fit, the latest death first; payloads are left out as by ``jobs``."""
 
         def read(journal: Journal, _: int) -> list[JobView]:
-            sight = _Sight(journal, Facets(journal))
+            sight = Sight(journal, Facets(journal))
             views: list[JobView] = []
-            place: Place | None = None
+            place: PageEnd | None = None
             while len(views) < limit:
                 found, place = newest_dead(sight, wanted, limit - len(views), place)
                 views += found

@@ -68,8 +68,7 @@ class Op(enum.IntEnum):
     def __new__(cls, number: int, traits: Trait = _NONE) -> Self:
         """Make a member of its row."""
         op = int.__new__(cls, number)
-        op._value_ = number
-        op.traits = traits
+        op._value_, op.traits = number, traits
         return op
 
     #: operand (spec, body, extras) -> lsn, or Duplicate
@@ -84,10 +83,12 @@ class Op(enum.IntEnum):
     CANCEL = 4, Trait.AGENDA
     #: operand lsn -> Outcome, once the job is settled
     OUTCOME = 5
-    #: operand (function(committer), needs the agenda) -> its result
+    #: operand (function(sight), needs the agenda) -> its result
     LOOK = 6, Trait.READS
     #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
     SETTLE_SOON = 7, Trait.AGENDA | Trait.PATIENT
+    #: what makes a LogStats of the sight, the queues' numbers and the engine's
+    STATS = 8, Trait.READS
     #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
     FOLLOW = 16, Trait.READS | Trait.PATIENT
     #: of compaction: operand [Rewrite, …] -> how many must be looked at again

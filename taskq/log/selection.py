@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import nlargest
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from taskq.core.errors import JobNotFound, LogDamaged, NotDead, TaskqError
 from taskq.core.jobtable import STATE_MASK
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
     from taskq.core.jobtable import Chunk
     from taskq.core.model import JobView
-    from taskq.log.facets import Facets
+    from taskq.log.facets import Sight
     from taskq.log.journal import Journal
 
 Item = TypeVar("Item")
@@ -82,21 +82,7 @@ class WaitingFilter:
     states: frozenset[State] = WAITING
 
 
-class Sight(Protocol):
-    """A log as somebody sees it: a committer, or a reader."""
-
-    @property
-    def journal(self) -> Journal:
-        """The log."""
-        ...
-
-    @property
-    def facets(self) -> Facets:
-        """What is folded of it."""
-        ...
-
-
-class Place(NamedTuple):
+class PageEnd(NamedTuple):
     """A place in the order of deaths."""
 
     #: of wall time
@@ -118,8 +104,8 @@ class Page(NamedTuple, Generic[Item]):
 
 
 def newest_dead(
-    sight: Sight, wanted: DeadFilter, limit: int, below: Place | None
-) -> tuple[list[JobView], Place | None]:
+    sight: Sight, wanted: DeadFilter, limit: int, below: PageEnd | None
+) -> tuple[list[JobView], PageEnd | None]:
     """Dead letters that fit, the latest death first, and where to go on; None at the end.
 
     Args:
@@ -131,7 +117,7 @@ def newest_dead(
     journal, agenda = sight.journal, sight.facets.need_agenda()
     fits = _fitting(agenda, wanted)
     places = (
-        Place(chunk.metas[index], chunk.ids[index])
+        PageEnd(chunk.metas[index], chunk.ids[index])
         for chunk, index in agenda.dead
         if fits(chunk, index)
     )

@@ -120,7 +120,7 @@ class History:
     def _requeue(self, process: Process) -> None:
         dead = self._dead(process)
         if dead:
-            process.ask(Op.REQUEUE, letters(process.committer, dead).items)
+            process.ask(Op.REQUEUE, letters(process.committer.sight, dead).items)
 
     def _purge(self, process: Process) -> None:
         process.ask(Op.PURGE, self._dead(process))

@@ -74,7 +74,7 @@ class Care:
 
     def _requeue(self, process: Process) -> Made:
         jobs = self._dead(process)
-        found = letters(process.committer, jobs).items
+        found = letters(process.committer.sight, jobs).items
         if not found:
             return self._enqueue(process)
         for job in jobs:
@@ -119,7 +119,7 @@ class Care:
     def _withdraw(self, process: Process) -> Made:
         process.catch_up()
         wanted = WaitingFilter(queue=self.chance.choice(QUEUES))
-        found = waiting_page(process.committer, wanted, 0, 2**62, 50).items
+        found = waiting_page(process.committer.sight, wanted, 0, 2**62, 50).items
         jobs = found[: self.chance.choice((1, 2, 4))]
         if not jobs:
             return self._enqueue(process)

@@ -169,7 +169,7 @@ class Mix:
         if self.random.random() < 0.5:
             process.ask(Op.PURGE, [job])
         else:
-            process.ask(Op.REQUEUE, letters(process.committer, [job]).items)
+            process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items)
 
     def fill(self, process: Process) -> None:
         segment = process.journal.segment

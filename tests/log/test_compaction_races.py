@@ -54,7 +54,7 @@ def purge(process: Process, job: int) -> None:
 
 def requeue(process: Process, job: int) -> None:
     process.catch_up()
-    page = letters(process.committer, [job])
+    page = letters(process.committer.sight, [job])
     assert process.ask(Op.REQUEUE, page.items) == [None]
 
 

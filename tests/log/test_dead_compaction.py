@@ -39,7 +39,7 @@ def compacted(process: Process) -> None:
 
 def requeue(process: Process, jobs: list[int]) -> list[Any]:
     process.catch_up()
-    answers: list[Any] = process.ask(Op.REQUEUE, letters(process.committer, jobs).items)
+    answers: list[Any] = process.ask(Op.REQUEUE, letters(process.committer.sight, jobs).items)
     return answers
 
 
@@ -173,7 +173,7 @@ class History(Random):
             process.ask(Op.PAUSE if name == "pause" else Op.RESUME, queue)
         elif name == "withdraw":
             process.catch_up()
-            found = waiting_page(process.committer, WaitingFilter(), 0, 2**62, number % 5 + 1)
+            found = waiting_page(process.committer.sight, WaitingFilter(), 0, 2**62, number % 5 + 1)
             process.ask(Op.WITHDRAW, Withdrawal(found.items))
         else:
             super().act(name, number, key, other)

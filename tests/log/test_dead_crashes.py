@@ -41,7 +41,7 @@ def test_every_cut_of_the_log_has_the_job_either_alive_or_dead() -> None:
     for kind in (Kind.RETRIED, Kind.DIED):
         (delivery,) = process.claim()
         process.settle(delivery, kind, body=b"reason")
-    process.ask(Op.REQUEUE, letters(process.committer, [job]).items)
+    process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items)
     (delivery,) = process.claim()
     process.settle(delivery, Kind.DIED, body=b"reason")
     process.ask(Op.PURGE, [job])
@@ -71,7 +71,7 @@ def die(process: Process, jobs: list[int]) -> Future[Any]:
 
 def requeue(process: Process, jobs: list[int]) -> Future[Any]:
     process.catch_up()
-    return process.send(Op.REQUEUE, letters(process.committer, jobs).items)
+    return process.send(Op.REQUEUE, letters(process.committer.sight, jobs).items)
 
 
 def purge(process: Process, jobs: list[int]) -> Future[Any]:
@@ -156,7 +156,7 @@ def check_the_rest(story: Story, opener: Process, act: Act) -> None:
     if not is_live(agenda, jobs[0]) and not is_dead(agenda, jobs[0]):
         return
     if is_dead(agenda, jobs[0]):
-        answers = opener.ask(Op.REQUEUE, letters(opener.committer, jobs).items)
+        answers = opener.ask(Op.REQUEUE, letters(opener.committer.sight, jobs).items)
         assert answers == [None] * len(jobs)
     requeued = [one.job for one in world.records() if one.kind == Kind.REQUEUED]
     assert requeued in ([], jobs)

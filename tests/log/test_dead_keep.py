@@ -137,7 +137,7 @@ def test_a_letter_that_is_requeued_meanwhile_is_left_alone() -> None:
     policy = DeadPolicy(process.committer.config)
     parts = overdue_dead(process.committer.facets, process.world.clock.wall_ns(), policy)
     assert [part for part in parts if part] == [jobs]
-    assert process.ask(Op.REQUEUE, letters(process.committer, jobs[:1]).items) == [None]
+    assert process.ask(Op.REQUEUE, letters(process.committer.sight, jobs[:1]).items) == [None]
     answers = process.ask(Op.PURGE, jobs)
     assert [type(answer) for answer in answers] == [NotDead, type(None), type(None)]
     assert [one.job for one in process.claim(9)] == jobs[:1]

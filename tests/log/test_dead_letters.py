@@ -47,7 +47,7 @@ def dead_letter(
 def requeue(process: Process, *jobs: int) -> list[TaskqError | None]:
     """Look the letters up, and requeue what was found; raises what the look refused."""
     process.catch_up()
-    page = letters(process.committer, list(jobs))
+    page = letters(process.committer.sight, list(jobs))
     for _, error in page.refused:
         raise error
     answers: list[TaskqError | None] = process.ask(Op.REQUEUE, page.items)
@@ -90,7 +90,7 @@ def test_a_requeued_job_keeps_its_id_and_counts_its_attempts_anew() -> None:
 def test_a_second_requeue_of_the_same_is_refused_naming_its_state() -> None:
     process = World().process()
     job = dead_letter(process)
-    found = letters(process.committer, [job]).items
+    found = letters(process.committer.sight, [job]).items
     assert process.ask(Op.REQUEUE, found) == [None]
     (refusal,) = process.ask(Op.REQUEUE, found)
     assert isinstance(refusal, NotDead)
@@ -112,7 +112,7 @@ def test_of_two_processes_that_requeue_the_same_letter_one_does() -> None:
     first, second = world.process(), world.process()
     job = dead_letter(first)
     second.catch_up()
-    found = [letters(one.committer, [job]).items for one in (first, second)]
+    found = [letters(one.committer.sight, [job]).items for one in (first, second)]
     answers = [
         one.ask(Op.REQUEUE, part)[0] for one, part in zip((first, second), found, strict=True)
     ]
@@ -125,7 +125,7 @@ def test_requeue_and_claim_in_one_batch_run_the_job() -> None:
     """Its record is in no file yet when it is claimed."""
     process = World().process()
     job = dead_letter(process)
-    found = letters(process.committer, [job]).items
+    found = letters(process.committer.sight, [job]).items
     claimer = process.send(Op.CLAIM, ClaimRequest(1))
     process.send(Op.REQUEUE, found)
     assert [one.job for one in claimer.result(0)] == [job]
@@ -326,16 +326,16 @@ def test_letters_are_listed_by_the_latest_death() -> None:
     for number in (1, 0, 2):
         world.clock.advance(60)
         process.settle(deliveries[jobs[number]], Kind.DIED, body=b"reason %d" % number)
-    views, _ = newest_dead(process.committer, DeadFilter(), 9, None)
+    views, _ = newest_dead(process.committer.sight, DeadFilter(), 9, None)
     assert [(one.lsn, one.reason) for one in views] == [
         (jobs[2], "reason 2"), (jobs[0], "reason 0"), (jobs[1], "reason 1"),
     ]  # fmt: skip
     assert [one.attempt for one in views] == [1, 1, 1]
-    views, place = newest_dead(process.committer, DeadFilter(), 2, None)
+    views, place = newest_dead(process.committer.sight, DeadFilter(), 2, None)
     assert [one.lsn for one in views] == [jobs[2], jobs[0]]
-    views, _ = newest_dead(process.committer, DeadFilter(), 2, place)
+    views, _ = newest_dead(process.committer.sight, DeadFilter(), 2, place)
     assert [one.lsn for one in views] == [jobs[1]]
-    views, _ = newest_dead(process.committer, DeadFilter(error="reason 1"), 1, None)
+    views, _ = newest_dead(process.committer.sight, DeadFilter(error="reason 1"), 1, None)
     assert [one.lsn for one in views] == [jobs[1]]
 
 
@@ -358,11 +358,11 @@ def test_letters_are_found_by_queue_task_reason_and_time() -> None:
         (DeadFilter(since_ns=late), [second]),
         (DeadFilter(before_ns=late), [first]),
     ):
-        assert dead_page(process.committer, wanted, 0, ALL, 99) == (expected, [], 0)
-        views, _ = newest_dead(process.committer, wanted, 99, None)
+        assert dead_page(process.committer.sight, wanted, 0, ALL, 99) == (expected, [], 0)
+        views, _ = newest_dead(process.committer.sight, wanted, 99, None)
         assert [view.lsn for view in views] == expected[::-1]
         if wanted.error is None:
-            assert count_dead(process.committer, wanted) == len(expected)
+            assert count_dead(process.committer.sight, wanted) == len(expected)
 
 
 def test_pages_together_find_every_letter_once() -> None:
@@ -371,7 +371,7 @@ def test_pages_together_find_every_letter_once() -> None:
     found: list[int] = []
     start = 0
     while True:
-        page = dead_page(process.committer, DeadFilter(error="no"), start, jobs[6], 2)
+        page = dead_page(process.committer.sight, DeadFilter(error="no"), start, jobs[6], 2)
         found += page.items
         start = page.following
         if not start:
@@ -384,7 +384,7 @@ def test_large_letters_are_requeued_in_slices() -> None:
     jobs = [dead_letter(process, bytes(100_000)) for _ in range(7)]
     rest, sizes = jobs, []
     while rest:
-        page = letters(process.committer, rest)
+        page = letters(process.committer.sight, rest)
         assert process.ask(Op.REQUEUE, page.items) == [None] * len(page.items)
         sizes.append(len(page.items))
         rest = [job for job in rest if page.following and job >= page.following]
@@ -401,7 +401,7 @@ def test_a_letter_that_does_not_read_back_is_refused_and_the_others_are_not() ->
     world.machine.corrupt(path, at, b"PAYLOAD")
     fresh = world.process()
     fresh.catch_up()
-    page = letters(fresh.committer, jobs)
+    page = letters(fresh.committer.sight, jobs)
     assert [letter.job for letter in page.items] == [jobs[1]]
     assert [job for job, _ in page.refused] == [jobs[0]]
 

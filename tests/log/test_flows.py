@@ -92,7 +92,7 @@ def test_what_runs_whatever_fails_counts_each_input_once() -> None:
     callback, *_ = put(process, chord(2, Policy.RUN))
     first, second = process.claim(2)
     process.settle(first, Kind.DIED, body=b"no")
-    process.ask(Op.REQUEUE, letters(process.committer, [first.job]).items)
+    process.ask(Op.REQUEUE, letters(process.committer.sight, [first.job]).items)
     process.settle(second)
     assert states(process, [callback]) == [State.SCHEDULED]
     assert world.fold().need_agenda().flows.held == process.committer.facets.agenda.flows.held  # type: ignore[union-attr]
@@ -113,7 +113,7 @@ def test_what_waits_for_a_dead_letter_goes_on_or_goes_with_it(ends: str) -> None
         process.ask(Op.PURGE, [delivery.job])
         assert states(process, [callback]) == [State.ABSENT]
         return
-    process.ask(Op.REQUEUE, letters(process.committer, [delivery.job]).items)
+    process.ask(Op.REQUEUE, letters(process.committer.sight, [delivery.job]).items)
     process.settle(process.claim()[0])
     assert [one.job for one in process.claim()] == [callback]
 
@@ -148,11 +148,11 @@ def test_compaction_keeps_counts_and_the_results_that_are_still_taken_in(drops: 
     (delivery,) = other.claim()
     other.settle(delivery, body=b"2")
     assert [one.job for one in other.claim()] == [callback]
-    ends = look_at_ends(other.committer, inputs)
+    ends = look_at_ends(other.committer.sight, inputs)
     assert [(end.state, end.body) for end in ends] == [
         (State.SUCCEEDED, b"0"), (State.SUCCEEDED, b"1"), (State.SUCCEEDED, b"2"),
     ]  # fmt: skip
-    ties = look_at_ties(other.committer, callback)
+    ties = look_at_ties(other.committer.sight, callback)
     assert ties is not None
     assert list(ties.inputs) == inputs
 
@@ -261,7 +261,7 @@ def check(world: World, process: Process) -> None:
     for record in world.records():
         if record.kind != Kind.ENQUEUED:
             continue
-        ties = look_at_ties(process.committer, record.lsn)
+        ties = look_at_ties(process.committer.sight, record.lsn)
         assert ties is not None
         if record.lsn in released:
             assert all(ended[one] < released[record.lsn] for one in ties.inputs)

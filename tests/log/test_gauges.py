@@ -8,7 +8,8 @@ import pytest
 
 from taskq.core.model import SECOND_NS, EngineStats, Extras, QueueStats
 from taskq.core.records import Kind
-from taskq.log.gauges import Gauges, engine_stats
+from taskq.log.committer import engine_stats
+from taskq.log.gauges import Gauges
 from taskq.log.requests import EnqueueSpec
 from tests.log.world import PATH, PLAIN, SMALL, World
 

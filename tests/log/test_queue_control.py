@@ -21,7 +21,7 @@ ALL = 2**62
 def found(process: Process, **wanted: Any) -> list[int]:
     """Waiting jobs that fit."""
     process.catch_up()
-    return waiting_page(process.committer, WaitingFilter(**wanted), 0, ALL, 10_000).items
+    return waiting_page(process.committer.sight, WaitingFilter(**wanted), 0, ALL, 10_000).items
 
 
 def test_no_process_claims_from_a_paused_queue_until_it_is_resumed() -> None:
@@ -155,8 +155,8 @@ def test_waiting_jobs_are_found_by_queue_task_state_and_age() -> None:
     assert found(process, states=frozenset({State.READY})) == [old, mail, late]
     (running,) = process.claim()
     assert found(process, queue="mail") == [mail]
-    assert count_running(process.committer, "mail", None) == 1
-    assert count_running(process.committer, "sync", None) == 0
+    assert count_running(process.committer.sight, "mail", None) == 1
+    assert count_running(process.committer.sight, "sync", None) == 0
     process.settle(running)
 
 
@@ -168,7 +168,7 @@ def test_pages_together_find_every_waiting_job_once(limit: int) -> None:
     seen: list[int] = []
     start = 0
     while True:
-        page = waiting_page(process.committer, WaitingFilter(), start, jobs[8], limit)
+        page = waiting_page(process.committer.sight, WaitingFilter(), start, jobs[8], limit)
         seen += page.items
         start = page.following
         if not start:

@@ -218,7 +218,7 @@ class LogMachine(RuleBasedStateMachine):
             else:
                 assert isinstance(answer[0], KeyHeld) != self.model.requeue(lsn, now_ns)
 
-        operand = letters(process.committer, [lsn]).items if again else [lsn]
+        operand = letters(process.committer.sight, [lsn]).items if again else [lsn]
         free = deepcopy(self.model).requeue(lsn, now_ns)
         answer = [None] if free or not again else [KeyHeld("", "")]
         op = Op.REQUEUE if again else Op.PURGE

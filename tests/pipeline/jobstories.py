@@ -33,7 +33,7 @@ def _one(process: Process) -> Delivery:
 
 def _requeue(process: Process, job: int) -> None:
     process.catch_up()
-    assert process.ask(Op.REQUEUE, letters(process.committer, [job]).items) == [None]
+    assert process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items) == [None]
 
 
 def _dead(process: Process, body: bytes = _REASON, extras: Extras | None = None) -> int:

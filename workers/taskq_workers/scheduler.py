@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.core.schedules import ScheduleState
-    from taskq.log.committer import Committer
+    from taskq.log.facets import Sight
     from taskq.log.port import LoopPort
     from taskq.log.store import Store
     from taskq.packing import Item
@@ -191,7 +191,7 @@ async def _tick(port: LoopPort, turns: list[Turn]) -> None:
             _log.debug("schedule %s ticked %d times", turn.name, len(turn.moments))
 
 
-def _states(one: Committer) -> tuple[int, dict[str, ScheduleState]]:
+def _states(one: Sight) -> tuple[int, dict[str, ScheduleState]]:
     return one.journal.clock.wall_ns(), dict(one.facets.need_agenda().schedules)
 
 

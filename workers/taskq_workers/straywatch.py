@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq.app import TaskQ
-    from taskq.log.committer import Committer
+    from taskq.log.facets import Sight
     from taskq.log.port import LoopPort
     from taskq.log.store import Store
 
@@ -93,8 +93,8 @@ class StrayWatch:
         return [_told(name, known) for name in sorted(self._queues - known)]
 
 
-def _counts(committer: Committer) -> tuple[dict[tuple[str, str], int], set[str]]:
-    agenda = committer.facets.need_agenda()
+def _counts(sight: Sight) -> tuple[dict[tuple[str, str], int], set[str]]:
+    agenda = sight.facets.need_agenda()
     return ready_jobs(agenda), {stats.queue for stats in agenda.queues.stats()}
 
 
