@@ -11,12 +11,12 @@ from taskq.core.errors import PayloadTooLarge, TaskqError
 from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
 from taskq.core.records import Kind
 from taskq.log import codec
-from taskq.log.requests import ClaimRequest, Op, Settlement
+from taskq.log.requests import Bundle, ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.survey import Survey
 from tests.log.world import PLAIN, Process, World
 
 if TYPE_CHECKING:
-    from taskq.log.requests import Delivery, Request
+    from taskq.log.requests import Delivery, Item, Request
 
 _BIG: Final = bytes(PAYLOAD_BYTES_MAX)
 _HEADERS: Final = Extras(headers={"a": "x" * 30_000})
@@ -57,6 +57,36 @@ def test_children_count_towards_the_size_of_a_batch() -> None:
     item = Settlement(Kind.SUCCEEDED, _claimed(process, 1)[0], children=((PLAIN, _BIG, _HEADERS),))
     survey = Survey.of([(Op.SETTLE, None, Future(), [item])])
     assert len(_BIG) + 30_000 <= survey.size <= len(_BIG) + 31_000
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        (PLAIN, b"x" * 900, None),
+        (EnqueueSpec(queue="q" * 250, task="t" * 250), b"", None),
+        (PLAIN, b"", Extras(key=b"k" * 900)),
+        (PLAIN, b"", Extras(concurrency_key=b"c" * 900)),
+        (PLAIN, b"x" * 900, Extras(key=b"k" * 900, headers={"a" * 400: "b" * 400}, keep_ns=7)),
+    ],
+)
+def test_a_request_counts_for_about_the_room_that_it_takes(item: Item) -> None:
+    """However it brings the job: alone, among many, as a child or in a transaction."""
+    process = World().process()
+    process.enqueue()
+    process.claim()
+    parent, other = _claimed(process, 2)
+    for op, operand in [
+        (Op.ENQUEUE, item),
+        (Op.ENQUEUE_MANY, [item]),
+        (Op.SETTLE, [Settlement(Kind.SUCCEEDED, parent, b"r" * 500, children=(item,))]),
+        (Op.TRANSACT, Bundle((Settlement(Kind.SUCCEEDED, other, b"r" * 500),), (), (item,))),
+    ]:
+        before = process.journal.offset
+        process.ask(op, operand)
+        process.send(Op.CANCEL, process.journal.next_lsn - 1)  # its key is free for the next
+        taken = process.journal.offset - before - 2 * codec.FRAME_HEADER.size - codec.JOB.size
+        counted = Survey.of([(op, None, Future(), operand)]).size
+        assert taken - 64 <= counted <= taken + 256
 
 
 def test_a_batch_that_is_too_large_for_a_frame_is_parted() -> None:

@@ -101,9 +101,9 @@ def test_a_resume_wakes_claims_that_wait_here_and_sleepers_elsewhere() -> None:
     process.sync()
     assert future.result(0) is True
     assert [one.job for one in waiting.result(0)] == [job]
-    process.commit([])
+    process.ask(Op.PAUSE, "mail")
     committer = process.committer
-    committer.commit([(Op.PAUSE, None, None, "mail"), (Op.RESUME, None, None, "mail")])
+    committer.commit([(Op.RESUME, None, None, "mail")])
     assert committer.take_interest() & INTEREST_READY
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskq import DeadLetter, Discard, JobFailed, TaskLog, TaskQ, retry
+from taskq.core.errors import TaskqError
 from taskq.core.model import State
-from taskq.core.records import Kind
+from taskq.core.records import Cause, Kind
 from taskq.log.history import records
 from taskq.log.reader import LogReader
-from taskq.log.requests import EnqueueSpec
+from taskq.log.requests import EnqueueSpec, Op, Settlement
 from tests.log.world import World
 
 if TYPE_CHECKING:
@@ -158,6 +160,25 @@ def test_jobs_of_killed_workers_that_are_taken_back_as_dead_are_told() -> None:
     assert hook == "hook"
     assert (letter.job_id, letter.cause) == (f"{second.journal.tag}-{job}", "worker lost")
     assert letter.reason.startswith("WorkerLost")
+
+
+def test_a_death_in_a_batch_that_broke_is_told_once() -> None:
+    """What came with a request that makes no sense is decided again without it."""
+    world = World()
+    process = world.process()
+    process.enqueue(spec=EnqueueSpec(attempts=1))
+    (delivery,) = process.claim()
+    calls: list[tuple[Any, ...]] = []
+    process.committer.operations.deaths.listen(None, "hook", lambda *given: calls.append(given))
+    died = Settlement(Kind.DIED, delivery, b"no", cause=Cause.REJECTED)
+    nonsense: Future[Any] = Future()
+    process.commit([
+        (Op.SETTLE_SOON, None, None, ([died], print)),
+        (Op.PURGE, None, nonsense, ["no number"]),
+    ])  # fmt: skip
+    process.sync()
+    assert isinstance(nonsense.exception(0), TaskqError)
+    assert [letter.job_id for letter, _ in calls] == [delivery.job_id]
 
 
 def test_a_failed_sync_tells_of_no_death() -> None:
