@@ -31,7 +31,7 @@ from taskq.log.otherowners import OtherOwners
 from taskq.log.ports import INTEREST_GROWTH
 from taskq.log.requests import Op, Request, Trait, ops_that
 from taskq.log.room import Room, is_full
-from taskq.log.survey import Survey, parted
+from taskq.log.survey import BatchNeeds, parted
 from taskq.log.watchers import Waiters, claim_requests
 
 if TYPE_CHECKING:
@@ -94,35 +94,35 @@ class Committer:
 
     # -- one batch --------------------------------------------------------------------------------
 
-    def commit(self, requests: list[Request], survey: Survey | None = None) -> None:
+    def commit(self, requests: list[Request], needs: BatchNeeds | None = None) -> None:
         """Decide and append everything, or answer every request with what went wrong."""
-        if self.undecided.held or survey is None:
+        if self.undecided.held or needs is None:
             requests = [*self.undecided.take_held(), *requests]
-            survey = Survey.of(requests)
+            needs = BatchNeeds.of(requests)
         looks: list[Request] = []
-        if not survey.ops.isdisjoint(_READS):
+        if not needs.ops.isdisjoint(_READS):
             looks = [request for request in requests if request[0] in _READS]
             requests = [request for request in requests if request[0] not in _READS]
         if requests or self.waiters.claims or not looks:
-            self._commit(requests, survey)
+            self._commit(requests, needs)
         # After the writes of the same batch, so that a caller reads what it wrote; without the
         # lock.
         for request in looks:
             self._look(request)
 
-    def _commit(self, requests: list[Request], survey: Survey) -> None:
+    def _commit(self, requests: list[Request], needs: BatchNeeds) -> None:
         now_ns = self.journal.clock.steady_ns()
         self.gauges.sample(self.facets.agenda, now_ns)
-        requests, survey, refused = self.room.admit(requests, survey, now_ns)
+        requests, needs, refused = self.room.admit(requests, needs, now_ns)
         self.answers.now += refused
-        if self.room.refused is not None and not self.room.may_try(survey.size):
+        if self.room.refused is not None and not self.room.may_try(needs.size):
             self._make_do(requests, self.room.refused)
             return
         self.undecided.in_flight = requests
         try:
             self._check_owner(now_ns)
-            if self._build_before_lock(survey):
-                requests, survey = self._put_off(requests)
+            if self._build_before_lock(needs):
+                requests, needs = self._put_off(requests)
                 self.undecided.in_flight = requests
                 if not requests:
                     return
@@ -137,7 +137,7 @@ class Committer:
         requests = self.undecided.take_in_flight()
         refusal: OSError | None = None
         try:
-            refusal = self._locked(requests, survey)
+            refusal = self._locked(requests, needs)
         except LogError as error:
             self._refuse(requests, error)
         except Exception as error:  # noqa: BLE001 - too much for a frame, no sense, or a bug
@@ -157,7 +157,7 @@ class Committer:
         if refused or (is_full(error) and self.room.give_up_reserve()):
             rest = self._not_watched(rest)
             if rest or self.waiters.claims:
-                self._commit(rest, Survey.of(rest))
+                self._commit(rest, BatchNeeds.of(rest))
         else:
             self._give_up(rest, error)
 
@@ -168,13 +168,13 @@ class Committer:
         if requests and (waiting or len(requests) > 1):
             for request in requests:
                 try:
-                    survey = Survey.of([request])
+                    needs = BatchNeeds.of([request])
                 except Exception as refusal:  # noqa: BLE001 - its operand is none
                     self.answers.now += refusals([request], failure(refusal))
                 else:
-                    self._commit([request], survey)
+                    self._commit([request], needs)
             self.waiters.claims = waiting + self.waiters.claims
-            self._commit([], Survey())  # they get what the good ones brought
+            self._commit([], BatchNeeds())  # they get what the good ones brought
             return
         _log.error("%s: a request broke its batch", self.journal.path, exc_info=error)
         self.answers.now += refusals([*requests, *claim_requests(waiting)], failure(error))
@@ -205,32 +205,32 @@ class Committer:
         agenda = self.facets.need_agenda()
         return self.gauges.queues(agenda, self.journal.clock.wall_ns()), engine_stats(self)
 
-    def _wants_agenda(self, survey: Survey) -> bool:
-        if self.waiters.claims or survey.replaces:
+    def _wants_agenda(self, needs: BatchNeeds) -> bool:
+        if self.waiters.claims or needs.replaces:
             return True
-        return not survey.ops.isdisjoint(_NEEDS_AGENDA)
+        return not needs.ops.isdisjoint(_NEEDS_AGENDA)
 
-    def _build_before_lock(self, survey: Survey) -> bool:
+    def _build_before_lock(self, needs: BatchNeeds) -> bool:
         """Read what others wrote before taking the lock: the first build reads the whole log.
 
         Returns:
             Whether what the batch needs is built in steps instead, and not there yet.
         """
         facets = self.facets
-        wants_agenda = self._wants_agenda(survey)
-        builds = (wants_agenda and facets.agenda is None) or (survey.keyed and facets.dedup is None)
+        wants_agenda = self._wants_agenda(needs)
+        builds = (wants_agenda and facets.agenda is None) or (needs.keyed and facets.dedup is None)
         if builds or facets.agenda is not None:
             self.journal.refresh()
-            if self.builds_in_steps and facets.lacks(agenda=wants_agenda, keys=survey.keyed):
+            if self.builds_in_steps and facets.lacks(agenda=wants_agenda, keys=needs.keyed):
                 return True
             facets.catch_up()
         if wants_agenda:
             facets.need_agenda()
-        if survey.keyed:
+        if needs.keyed:
             facets.need_dedup()
         return False
 
-    def _put_off(self, requests: list[Request]) -> tuple[list[Request], Survey]:
+    def _put_off(self, requests: list[Request]) -> tuple[list[Request], BatchNeeds]:
         """Hold back what needs a fold that is still being built; returns the rest."""
         waiting = self.waiters.take_claims()
         rest: list[Request] = []
@@ -240,15 +240,15 @@ class Committer:
             if op == _ENQUEUE and operand[2] is None:
                 rest.append(request)
                 continue
-            one = Survey.of([request])
+            one = BatchNeeds.of([request])
             if not self.facets.lacks(agenda=self._wants_agenda(one), keys=one.keyed):
                 rest.append(request)
             elif future is None or not future.done():
                 held.append(request)
         self.undecided.hold(held)
-        return rest, Survey.of(rest)
+        return rest, BatchNeeds.of(rest)
 
-    def _locked(self, requests: list[Request], survey: Survey) -> OSError | None:
+    def _locked(self, requests: list[Request], needs: BatchNeeds) -> OSError | None:
         """Decide and append; returns what the disk said if it refused: then nothing happened."""
         before, claims, claims_lsn = (
             self.answers.stand(),
@@ -260,7 +260,7 @@ class Committer:
             journal.rotate_if_full()
             time_ns, step_ns = journal.log_time()
             batch = Batch(journal, time_ns)
-            self._catch_up(batch, step_ns, survey)
+            self._catch_up(batch, step_ns, needs)
             self._run(batch, requests)
             self.answers.add_later(self.operations.deaths.told(), batch.lsn)
             self.operations.close(batch)
@@ -285,12 +285,12 @@ class Committer:
         self._interest |= batch.interest | (INTEREST_GROWTH if batch.count else 0)
         return None
 
-    def _catch_up(self, batch: Batch, step_ns: int, survey: Survey) -> None:
+    def _catch_up(self, batch: Batch, step_ns: int, needs: BatchNeeds) -> None:
         facets = self.facets
         facets.catch_up()
-        if self._wants_agenda(survey):
+        if self._wants_agenda(needs):
             facets.need_agenda()
-        if survey.keyed:
+        if needs.keyed:
             facets.need_dedup()
         self.operations.context.recent.trim()
         if step_ns:

@@ -23,7 +23,7 @@ from taskq.core.model import SECOND_NS
 from taskq.log.config import MIN_FREE_BYTES, MIN_FREE_FILES, RESERVE_BYTES, TINY_DISK_PARTS
 from taskq.log.desk import refusals
 from taskq.log.requests import Trait, ops_that
-from taskq.log.survey import Survey
+from taskq.log.survey import BatchNeeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,24 +93,24 @@ class Room:
     # -- before a batch ---------------------------------------------------------------------------
 
     def admit(
-        self, requests: list[Request], survey: Survey, now_ns: int
-    ) -> tuple[list[Request], Survey, list[Answer]]:
-        """(requests that may go on, their survey, the answers of those that may not)."""
-        self._left -= survey.size
+        self, requests: list[Request], needs: BatchNeeds, now_ns: int
+    ) -> tuple[list[Request], BatchNeeds, list[Answer]]:
+        """(requests that may go on, their needs, the answers of those that may not)."""
+        self._left -= needs.size
         if self._left >= 0 and not self.pressed and now_ns < self._look_at_ns:
-            return requests, survey, []
-        grows = not survey.ops.isdisjoint(GROWING)
-        self.look(survey.size, grows=grows)
+            return requests, needs, []
+        grows = not needs.ops.isdisjoint(GROWING)
+        self.look(needs.size, grows=grows)
         if not (grows and self._is_short):
-            return requests, survey, []
+            return requests, needs, []
         # What is not refused has its room first, whatever its place in the batch.
-        left = self.headroom - Survey.of(_not_growing(requests)).size
+        left = self.headroom - BatchNeeds.of(_not_growing(requests)).size
         if self._files_left:
             left = -1
         kept: list[Request] = []
         refused: list[Request] = []
         for request in requests:
-            size = Survey.of([request]).size if request[0] in GROWING else 0
+            size = BatchNeeds.of([request]).size if request[0] in GROWING else 0
             if not size or size <= left:
                 left -= size
                 kept.append(request)
@@ -119,7 +119,7 @@ class Room:
         if refused:
             self._sought_until_ns = now_ns + _SOUGHT_NS
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return kept, Survey.of(kept), refusals(refused, self._error(self.refused or full))
+        return kept, BatchNeeds.of(kept), refusals(refused, self._error(self.refused or full))
 
     def look(self, size: int = 0, *, grows: bool = False) -> None:
         """Learn how much room there is, and make the reserve if it is missing and there is room.

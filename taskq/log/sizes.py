@@ -51,7 +51,7 @@ def _settlement_size(item: Settlement) -> int:
     return len(item.body or b"") + codec.BACK.size + sum(map(_enqueue_size, item.children))
 
 
-#: Of those operations that are no single small record; ``Survey`` counts single enqueues itself.
+#: Of operations that are no single small record; ``BatchNeeds`` counts single enqueues itself.
 _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.ENQUEUE_MANY: lambda items: sum(map(_enqueue_size, items)),
     Op.SETTLE: lambda items: sum(map(_settlement_size, items)),

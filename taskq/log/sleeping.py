@@ -12,7 +12,7 @@ from taskq.log.requests import Op, Trait, ops_that
 if TYPE_CHECKING:
     from taskq.log.committer import Committer
     from taskq.log.requests import Request
-    from taskq.log.survey import Survey
+    from taskq.log.survey import BatchNeeds
 
 #: How soon settlements that the disk refused are tried again, and what waits for the next frame.
 _HELD_SECONDS: Final = 0.5
@@ -61,15 +61,15 @@ def is_behind(committer: Committer) -> bool:
     return agenda is not None and bool(agenda.flows.todo)
 
 
-def may_wait(committer: Committer, requests: list[Request], survey: Survey) -> bool:
+def may_wait(committer: Committer, requests: list[Request], needs: BatchNeeds) -> bool:
     """Whether a batch may wait a moment for company: nobody waits for any of it.
 
     With few producers every other batch would hold nothing but the settlements of the jobs
     that the one before has handed out, while the next enqueues are a moment away.
     """
-    if not survey.ops <= PATIENT or committer.waiters.outcomes:
+    if not needs.ops <= PATIENT or committer.waiters.outcomes:
         return False
     agenda = committer.facets.agenda
     if agenda is None or agenda.queues.any_ready() or len(requests) > _KEPT_MAX:
         return False
-    return Op.SETTLE_SOON in survey.ops
+    return Op.SETTLE_SOON in needs.ops

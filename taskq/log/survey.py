@@ -18,7 +18,7 @@ _ENQUEUE: Final = int(Op.ENQUEUE)
 _NEEDS_KEYS: Final = ops_that(Trait.KEYS)
 
 
-class Survey:
+class BatchNeeds:
     """What a batch will need to be decided.
 
     Attributes:
@@ -77,12 +77,12 @@ class Survey:
                 self.replaces = True
 
     @classmethod
-    def of(cls, requests: list[Request]) -> Survey:
-        """The survey of a list."""
-        survey = cls()
+    def of(cls, requests: list[Request]) -> BatchNeeds:
+        """Count a list of requests in."""
+        needs = cls()
         for request in requests:
-            survey.add(request)
-        return survey
+            needs.add(request)
+        return needs
 
 
 def parted(requests: list[Request]) -> list[Request]:

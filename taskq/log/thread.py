@@ -32,7 +32,7 @@ from taskq.log.ports import INTEREST_CANCEL
 from taskq.log.requests import AdoptOrder, Answer, Op, Order, Request
 from taskq.log.room import with_reserve
 from taskq.log.sleeping import PATIENT, is_behind, may_wait, seconds_until_due
-from taskq.log.survey import Survey
+from taskq.log.survey import BatchNeeds
 from taskq.log.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -144,14 +144,14 @@ class StorageThread:
                 run_chore(mailbox.chores.popleft())
             while mailbox.orders:
                 self._order(mailbox.orders.popleft())
-            requests, survey = self._take()
-            if requests and not mailbox.closing and may_wait(self.committer, requests, survey):
+            requests, needs = self._take()
+            if requests and not mailbox.closing and may_wait(self.committer, requests, needs):
                 self._kept = requests
                 self._nap()
-                requests, survey = self._take()
+                requests, needs = self._take()
             if requests:
                 began = time.monotonic()
-                self._cycle(requests, survey)
+                self._cycle(requests, needs)
                 # As long as the batch took: so it gets ahead of what a busy process adds.
                 self._build(max(time.monotonic() - began, _BUILD_SECONDS))
                 self._keep_up(_UPKEEP_SECONDS)
@@ -171,7 +171,7 @@ class StorageThread:
         while goes_on and time.monotonic() < until:
             goes_on = facets.build()
         if not goes_on:
-            self._cycle([], Survey())  # what waited for it
+            self._cycle([], BatchNeeds())  # what waited for it
         return True
 
     def _keep_up(self, pause_seconds: float) -> bool:
@@ -197,12 +197,12 @@ class StorageThread:
 
     # -- one batch --------------------------------------------------------------------------------
 
-    def _take(self) -> tuple[list[Request], Survey]:
+    def _take(self) -> tuple[list[Request], BatchNeeds]:
         """The next batch: 256 KiB, and whatever the last request has beyond that."""
         mailbox = self._mailbox.requests
         requests, self._kept = self._kept, []
-        survey = Survey.of(requests) if requests else Survey()
-        add = survey.add
+        needs = BatchNeeds.of(requests) if requests else BatchNeeds()
+        add = needs.add
         plain = 0
         for _ in range(len(mailbox)):
             request = mailbox.popleft()
@@ -215,12 +215,12 @@ class StorageThread:
                 self.committer.answers.now += refusals([request], failure(error))
                 continue
             requests.append(request)
-            if survey.size + plain >= BATCH_BYTES_MAX:
+            if needs.size + plain >= BATCH_BYTES_MAX:
                 break
         if plain:
-            survey.add_plain(plain)
+            needs.add_plain(plain)
         self._mailbox.emptied()
-        return requests, survey
+        return requests, needs
 
     def _nap(self) -> None:
         """Sleep a moment, or until the next request."""
@@ -231,10 +231,10 @@ class StorageThread:
             peers.sleep(0, _KEEP_SECONDS)
         mailbox.asleep = False
 
-    def _cycle(self, requests: list[Request], survey: Survey) -> None:
+    def _cycle(self, requests: list[Request], needs: BatchNeeds) -> None:
         committer = self.committer
         try:
-            committer.commit(requests, survey)
+            committer.commit(requests, needs)
         except Exception as error:  # noqa: BLE001 - a bug must not leave callers waiting for ever
             _log.exception("%s: a batch could not be decided", self.path)
             committer.facets.discard()
@@ -364,7 +364,7 @@ class StorageThread:
         if waiters.claims or committer.undecided.held or is_behind(committer):
             if committer.owners.dead():
                 committer.owners.look_again()
-            self._cycle([], Survey())
+            self._cycle([], BatchNeeds())
             return
         try:
             asks = committer.operations.asks

@@ -12,7 +12,7 @@ from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
 from taskq.core.records import Kind
 from taskq.log import codec
 from taskq.log.requests import Bundle, ClaimRequest, EnqueueSpec, Op, Settlement
-from taskq.log.survey import Survey
+from taskq.log.survey import BatchNeeds
 from tests.log.world import PLAIN, Process, World
 
 if TYPE_CHECKING:
@@ -48,15 +48,15 @@ def _frames(world: World) -> int:
     ],
 )
 def test_headers_and_keys_count_towards_the_size_of_a_batch(request_of: tuple[Op, Any]) -> None:
-    survey = Survey.of([(request_of[0], None, Future(), request_of[1])])
-    assert 30_000 <= survey.size <= 31_000
+    needs = BatchNeeds.of([(request_of[0], None, Future(), request_of[1])])
+    assert 30_000 <= needs.size <= 31_000
 
 
 def test_children_count_towards_the_size_of_a_batch() -> None:
     process = World().process()
     item = Settlement(Kind.SUCCEEDED, _claimed(process, 1)[0], children=((PLAIN, _BIG, _HEADERS),))
-    survey = Survey.of([(Op.SETTLE, None, Future(), [item])])
-    assert len(_BIG) + 30_000 <= survey.size <= len(_BIG) + 31_000
+    needs = BatchNeeds.of([(Op.SETTLE, None, Future(), [item])])
+    assert len(_BIG) + 30_000 <= needs.size <= len(_BIG) + 31_000
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_request_counts_for_about_the_room_that_it_takes(item: Item) -> None:
         process.ask(op, operand)
         process.send(Op.CANCEL, process.journal.next_lsn - 1)  # its key is free for the next
         taken = process.journal.offset - before - 2 * codec.FRAME_HEADER.size - codec.JOB.size
-        counted = Survey.of([(op, None, Future(), operand)]).size
+        counted = BatchNeeds.of([(op, None, Future(), operand)]).size
         assert taken - 64 <= counted <= taken + 256
 
 

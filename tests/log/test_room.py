@@ -14,7 +14,7 @@ from taskq.core.records import Kind
 from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import Cancel, Op
 from taskq.log.selection import letters
-from taskq.log.survey import Survey
+from taskq.log.survey import BatchNeeds
 from tests.log.world import PATH, PLAIN, World
 
 if TYPE_CHECKING:
@@ -235,9 +235,9 @@ def test_the_survey_of_a_refused_batch_is_that_of_what_is_left() -> None:
     world.machine.free = 0
     cancel, _ = _request(Op.CANCEL, 1)
     requests = [_request(Op.ENQUEUE, (PLAIN, b"x" * 900, None))[0], cancel]
-    kept, survey, refused = first.committer.room.admit(
-        requests, Survey.of(requests), world.clock.steady_ns()
+    kept, needs, refused = first.committer.room.admit(
+        requests, BatchNeeds.of(requests), world.clock.steady_ns()
     )
     assert kept == [cancel]
-    assert (survey.ops, survey.size) == ({Op.CANCEL}, Survey.of([cancel]).size)
+    assert (needs.ops, needs.size) == ({Op.CANCEL}, BatchNeeds.of([cancel]).size)
     assert len(refused) == 1
