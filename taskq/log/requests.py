@@ -56,16 +56,13 @@ class Trait(enum.IntFlag):
     READS = 32
 
 
-_NONE: Final = Trait(0)
-
-
 class Op(enum.IntEnum):
     """The operations of the mailbox; ``operations`` decides them, ``sizes`` tells their bytes."""
 
     _value_: int
     traits: Trait
 
-    def __new__(cls, number: int, traits: Trait = _NONE) -> Self:
+    def __new__(cls, number: int, traits: Trait) -> Self:
         """Make a member of its row."""
         op = int.__new__(cls, number)
         op._value_, op.traits = number, traits
@@ -82,7 +79,7 @@ class Op(enum.IntEnum):
     #: operand lsn -> Cancel
     CANCEL = 4, Trait.AGENDA
     #: operand lsn -> Outcome, once the job is settled
-    OUTCOME = 5
+    OUTCOME = 5, Trait(0)
     #: operand (function(sight), needs the agenda) -> its result
     LOOK = 6, Trait.READS
     #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
@@ -100,7 +97,7 @@ class Op(enum.IntEnum):
     #: of compaction: operand first lsn of a segment -> whether it was removed
     DROP = 27, Trait.AGENDA | Trait.KEYS
     #: operand [OldFile, …] that no record names -> how many were removed
-    COLLECT = 28
+    COLLECT = 28, Trait(0)
     #: operand Slice of an upload -> UploadProgress, how far it has come then
     ADOPT = 29, Trait.GROWS | Trait.AT_ONCE
     #: operand (Delivery, nanoseconds) -> None; the claim ends so long from now
