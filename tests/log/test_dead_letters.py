@@ -13,6 +13,7 @@ from taskq.core.model import SECOND_NS, Extras, QueueStats, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.exporting import Chosen, each_job
 from taskq.log.history import tell
+from taskq.log.ports import INTEREST_READY
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
 from tests.log.world import PLAIN, SMALL, World
@@ -299,6 +300,13 @@ def test_a_purged_job_is_unknown_and_in_no_count() -> None:
     assert world.view(kept) is not None
     with pytest.raises(JobNotFound):
         requeue(first, job)
+
+
+def test_a_requeue_wakes_who_waits_for_jobs() -> None:
+    process = World().process()
+    page = letters(process.committer.sight, [dead_letter(process)])
+    process.committer.commit([(Op.REQUEUE, None, None, page.items)])
+    assert process.committer.take_interest() & INTEREST_READY
 
 
 def test_the_fold_of_the_files_is_what_each_process_holds() -> None:

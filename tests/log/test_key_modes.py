@@ -45,6 +45,19 @@ def process(world: World) -> Process:
     return world.process()
 
 
+def test_keys_that_hash_alike_are_told_apart(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table knows a key by 64 bits of it; the record of its holder tells the rest."""
+    monkeypatch.setattr("taskq.log.keys.key_hash", lambda *_: 7)
+    first = process.enqueue(extras=key("a"))
+    other_key = process.enqueue(extras=key("b"))
+    other_queue = process.enqueue(extras=key("a"), spec=MAIL)
+    assert process.offer(extras=key("a")) == Duplicate(first)
+    assert process.offer(extras=key("b")) == Duplicate(other_key)
+    assert process.offer(extras=key("a"), spec=MAIL) == Duplicate(other_queue)
+
+
 # -- until the window, the job, or both are over ---------------------------------------------------
 
 
