@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq.core.errors import JobCancelled, StaleDelivery
-from taskq.core.model import SECOND_NS, Extras, State
+from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.cancelling import is_asked
 from taskq.log.requests import Bundle, Cancel, ClaimRequest, EnqueueSpec, Op, Settlement
 from tests.log.tending import FILLER, keeping, tend
-from tests.log.world import World
+from tests.log.world import PLAIN, World
 
 if TYPE_CHECKING:
     from taskq.log.requests import Delivery
@@ -194,8 +194,21 @@ def test_only_the_process_that_runs_the_job_is_told_and_once(world: World) -> No
         for process in (other, worker):
             process.follow()
             process.committer.operations.asks.look()
-            for _, _, (call, ask, nothing) in process.committer.operations.asks.told():
+            for port, _, (call, ask, nothing) in process.committer.operations.asks.told():
+                assert port is worker
                 call(ask, nothing)
     assert heard == [(delivery.job, delivery.token)]
     worker.settle(delivery)
     assert worker.committer.operations.asks.told() == []
+
+
+def test_a_transaction_that_gives_an_asked_job_back_ends_it_and_frees_its_key(world: World) -> None:
+    """What it enqueues under that key is no duplicate: the job does not come back."""
+    process = world.process()
+    again = Extras(key=b"k", on_conflict=Conflict.RAISE)
+    job = process.enqueue(extras=again)
+    (delivery,) = process.claim()
+    assert process.ask(Op.CANCEL, job) is Cancel.ASKED
+    back = Settlement(Kind.RETRIED, delivery, cause=Cause.EXHAUSTED)
+    done = process.ask(Op.TRANSACT, Bundle((back,), (), ((PLAIN, b"", again),)))
+    assert [one.job for one in process.claim()] == done.jobs
