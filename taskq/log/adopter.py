@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from taskq.core.errors import AppendFailed, LogClosed, LogError, TaskqError, UploadDamaged
 from taskq.core.model import SECOND_NS
 from taskq.log.adopted import UploadProgress
-from taskq.log.errand import Errand, Errands, advance
+from taskq.log.errand import Chore
 from taskq.log.inboxfiles import Inbox
 from taskq.log.inboxmanifest import Ended, Upload
 from taskq.log.inboxparts import PartFile, UploadReader
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from taskq.log.committer import Committer
+    from taskq.log.errand import Steps
     from taskq.log.inboxmanifest import Part
-    from taskq.log.requests import AdoptOrder, Request
-
-    Steps = Generator[Errand | None, None, None]
+    from taskq.log.requests import AdoptOrder
 
 T = TypeVar("T")
 
@@ -42,87 +41,54 @@ _IDLE_LOOK_NS: Final = 10 * SECOND_NS
 #: After trouble it waits so long: with a full disk, and with anything else.
 _FULL_NS: Final = SECOND_NS
 _TROUBLE_NS: Final = 30 * SECOND_NS
-#: How often somebody who asked looks whether the process that adopts is done.
-_TURN_NS: Final = SECOND_NS // 20
 #: Files of writers that died are looked for this often.
 _SWEEP_NS: Final = 3_600 * SECOND_NS
-_STEP_NS: Final = SECOND_NS // 1_000
-_STEPS_MAX: Final = 64
 
 
-class Adopter:
+class Adopter(Chore):
     """What one process does for the inbox."""
 
     def __init__(self, committer: Committer) -> None:
-        self._committer = committer
-        self._journal = journal = committer.journal
+        journal = committer.journal
         self._inbox = Inbox(journal.disk, journal.clock, journal.path)
-        self._errands = Errands()
-        self._steps: Steps | None = None
-        self._lock = -1
+        super().__init__(journal, f"{self._inbox.path}/adopt.lock")
+        self._committer = committer
         self._orders: list[tuple[AdoptOrder, int]] = []
         self._jobs = 0
         self._refused: list[UploadDamaged] = []
         #: token of the upload whose parts were read last
         self._checked = ""
-        self._pause_until_ns = self._sweep_at_ns = 0
+        self._sweep_at_ns = 0
         self._look_at_ns = journal.clock.steady_ns() + _LOOK_NS
         self._signal: int | None = None
         self._complained: set[str] = set()
-
-    @property
-    def busy(self) -> bool:
-        """Whether there are steps to do now."""
-        if self._steps is None:
-            return bool(self._orders)
-        return self._journal.clock.steady_ns() >= self._pause_until_ns
-
-    def seconds_until_look(self) -> float:
-        """Until there may be something to do; infinite in a process that leaves it to others."""
-        if self._steps is None and not self._journal.config.upkeep:
-            return float("inf")
-        at_ns = self._pause_until_ns if self._steps is not None else self._look_at_ns
-        return max(at_ns - self._journal.clock.steady_ns(), 0) / SECOND_NS
 
     def order(self, order: AdoptOrder) -> None:
         """Adopt all there is, and tell ``order.future`` how many jobs this process brought."""
         self._orders.append((order, self._jobs))
 
-    def step(self) -> list[Request]:
-        """Do a millisecond's worth; returns what is to be committed in the next batch, mostly none.
-
-        Raises nothing: trouble is logged, told to who asked, and looked at again later.
-        """
-        try:
-            if self._steps is None:
-                if not self._orders and not self._wants_to_look():
-                    return []
-                self._steps = self._work()
-            if not self.busy:
-                return []
-            errand = self._advance(self._steps)
-        except StopIteration:
-            self._complained.clear()
-            self._stop(_LOOK_NS if self._signal is not None else _IDLE_LOOK_NS)
-        except Exception as error:  # noqa: BLE001 - a bug here must not close the log
-            self._trouble(error)
-        else:
-            return [] if errand is None else [errand.request]
-        return []
-
     def close(self) -> None:
         """Let another process do it."""
-        if self._steps is not None:
-            self._steps.close()
         self._stop(0)
         self._answer(LogClosed(f"{self._journal.path}: the log was closed"))
 
-    def _advance(self, steps: Steps) -> Errand | None:
-        clock = self._journal.clock
-        return advance(steps, clock, _STEP_NS, _STEPS_MAX, lambda: self._pause_until_ns)
+    # -- as a chore -------------------------------------------------------------------------------
+
+    def _is_ours(self) -> bool:
+        return self._journal.config.upkeep
+
+    def _is_asked(self) -> bool:
+        return bool(self._orders)
+
+    def _next_steps(self) -> Steps | None:
+        return self._work() if self._orders or self._wants_to_look() else None
+
+    def _finished(self) -> None:
+        self._complained.clear()
+        self._stop(_LOOK_NS if self._signal is not None else _IDLE_LOOK_NS)
 
     def _wants_to_look(self) -> bool:
-        if not self._journal.config.upkeep:
+        if not self._is_ours():
             return False
         now_ns = self._journal.clock.steady_ns()
         signal = self._inbox.signal()
@@ -136,14 +102,6 @@ class Adopter:
             return False
         self._look_at_ns = now_ns + (_LOOK_NS if signal is not None else _IDLE_LOOK_NS)
         return signal is not None
-
-    def _stop(self, pause_ns: int) -> None:
-        self._steps = None
-        self._pause_until_ns = 0
-        if self._lock >= 0:
-            self._journal.disk.close(self._lock)  # and with it the lock goes
-            self._lock = -1
-        self._look_at_ns = self._journal.clock.steady_ns() + pause_ns
 
     def _trouble(self, error: Exception) -> None:
         self._stop(_FULL_NS if isinstance(error, (AppendFailed, OSError)) else _TROUBLE_NS)
@@ -172,7 +130,7 @@ class Adopter:
     def _work(self) -> Steps:
         self._refused.clear()
         while self._inbox.count_waiting():
-            if self._lock < 0 and not (yield from self._take_turn()):
+            if self._lock < 0 and not (yield from self._wait_for_turn()):
                 break
             waiting = yield from self._holding(self._inbox.published)
             self._committer.facets.uploads.keep_only(one.id for one in waiting.uploads)
@@ -186,28 +144,23 @@ class Adopter:
         if now_ns < self._sweep_at_ns:
             return
         # Also where nothing waits: the last who wrote may have died.
-        if self._lock >= 0 or (self._signal is not None and (yield from self._take_turn())):
+        if self._lock >= 0 or (self._signal is not None and (yield from self._wait_for_turn())):
             self._sweep_at_ns = now_ns + _SWEEP_NS
             yield from self._holding(self._inbox.sweep)
 
-    def _take_turn(self) -> Generator[None, None, bool]:
+    def _wait_for_turn(self) -> Generator[None, None, bool]:
         """Whether this process is the one that does it; who was asked waits until nothing waits."""
-        disk, clock = self._journal.disk, self._journal.clock
-        while True:
-            descriptor = disk.open(f"{self._inbox.path}/adopt.lock", create=True)
-            if disk.try_lock(descriptor):
-                self._lock = descriptor
-                return True
-            disk.close(descriptor)  # before a pause that may be the last of these steps
+        while not self._take_turn():
             if not self._orders or not self._inbox.count_waiting():
                 return False
-            self._pause_until_ns = clock.steady_ns() + _TURN_NS
+            self._pause()
             yield None
+        return True
 
     def _holding(self, action: Callable[[], T]) -> Generator[None, None, T]:
         """Do what must not meet a publication; who is stopped in one stops no worker."""
         while not self._inbox.try_hold():
-            self._pause_until_ns = self._journal.clock.steady_ns() + _TURN_NS
+            self._pause()
             yield None
         try:
             return action()
@@ -256,9 +209,9 @@ class Adopter:
                 for _ in self._committer.facets.dedup_steps():
                     yield None
             before = self._done(upload), self._duplicates(upload)
-            errand = self._errands.make(Op.ADOPT, piece)
-            yield from errand.wait()
-            adopted: UploadProgress = errand.value
+            inner = self._port.make(Op.ADOPT, piece)
+            yield from inner.wait()
+            adopted: UploadProgress = inner.value
             done = adopted.done
             if before[0] == piece.start < done:
                 self._jobs += done - piece.start - (adopted.duplicates - before[1])

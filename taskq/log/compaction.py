@@ -34,11 +34,10 @@ if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
     from taskq.core.dedup import Dedup
     from taskq.log.committer import Committer
-    from taskq.log.errand import Errand, Errands
+    from taskq.log.errand import InnerPort, InnerRequest, Steps
     from taskq.log.keeper import Retained
     from taskq.log.segment import Frame
 
-    Steps = Generator["Errand | None", None, None]
 
 #: What one batch carries: so many jobs, or bytes, and the lock is held for some milliseconds.
 _ITEMS_MAX: Final = 256
@@ -56,12 +55,12 @@ class Compaction:
     """One segment on its way out."""
 
     def __init__(
-        self, committer: Committer, errands: Errands, segment: int, retained: Retained
+        self, committer: Committer, port: InnerPort, segment: int, retained: Retained
     ) -> None:
         self._committer = committer
         self._journal = committer.journal
         self._files = committer.journal.files
-        self._errands = errands
+        self._port = port
         self._segment = segment
         self._retained = retained
         self._low = self._files.base(segment)
@@ -133,12 +132,12 @@ class Compaction:
         while tallied is not self._agenda:  # lanes have other numbers once it was folded anew
             tallied = self._agenda
             for start in range(0, max(len(tallied.lanes), 1), TALLIES_MAX):
-                errand = self._errands.make(Op.TALLY, range(start, start + TALLIES_MAX))
-                yield from errand.wait()
+                inner = self._port.make(Op.TALLY, range(start, start + TALLIES_MAX))
+                yield from inner.wait()
             for groups in chunks_of(tallied):
-                yield from self._errands.make(Op.TALLY, groups).wait()
+                yield from self._port.make(Op.TALLY, groups).wait()
         floor = Floor(self._next, (yield from self._uploads()))
-        yield from self._errands.make(Op.COMPACTED, floor).wait()
+        yield from self._port.make(Op.COMPACTED, floor).wait()
 
     def _uploads(self) -> Generator[None, None, tuple[bytes, ...]]:
         """Uploads that may not be adopted as a whole; what the segment says of them is needed.
@@ -254,7 +253,7 @@ class Compaction:
 
     # -- writing it again -------------------------------------------------------------------------
 
-    def _carry(self, needed: Needed) -> Generator[Errand | None, None, int]:
+    def _carry(self, needed: Needed) -> Generator[InnerRequest | None, None, int]:
         """Write all of them again; returns how many had changed meanwhile."""
         missed = size = 0
         items: list[Rewrite] = []
@@ -272,10 +271,10 @@ class Compaction:
             missed += yield from self._send(items)
         return missed
 
-    def _send(self, items: list[Rewrite]) -> Generator[Errand | None, None, int]:
-        errand = self._errands.make(Op.CARRY, items)
-        yield from errand.wait()
-        missed = int(errand.value)
+    def _send(self, items: list[Rewrite]) -> Generator[InnerRequest | None, None, int]:
+        inner = self._port.make(Op.CARRY, items)
+        yield from inner.wait()
+        missed = int(inner.value)
         self.carried += len(items) - missed
         return missed
 

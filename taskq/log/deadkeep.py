@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from taskq.core.agenda import Agenda
     from taskq.log.committer import Committer
     from taskq.log.config import LogConfig
-    from taskq.log.errand import Errand, Errands
+    from taskq.log.errand import InnerPort, Steps
     from taskq.log.facets import Facets
 
 #: Letters that are looked at in one step: about a millisecond's worth.
@@ -81,7 +81,7 @@ def overdue_dead(
     return rest.has_more
 
 
-def purge_steps(committer: Committer, errands: Errands) -> Generator[Errand | None, None, None]:
+def purge_steps(committer: Committer, port: InnerPort) -> Steps:
     """Forget the dead letters that are too old or too many, slice by slice."""
     policy = DeadPolicy(committer.config)
     again = bool(policy)
@@ -96,7 +96,7 @@ def purge_steps(committer: Committer, errands: Errands) -> Generator[Errand | No
                 break
             yield None
             for start in range(0, len(jobs), LETTERS_MAX):
-                yield from errands.make(Op.PURGE, jobs[start : start + LETTERS_MAX]).wait()
+                yield from port.make(Op.PURGE, jobs[start : start + LETTERS_MAX]).wait()
 
 
 class _Excess:

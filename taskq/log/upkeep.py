@@ -16,7 +16,7 @@ from taskq.core.errors import LogClosed, LogDamaged, LogError, TaskqError
 from taskq.core.model import SECOND_NS, CompactReport
 from taskq.log.compaction import Compaction
 from taskq.log.deadkeep import purge_steps
-from taskq.log.errand import Errand, Errands, advance
+from taskq.log.errand import Chore
 from taskq.log.files import SegmentGone
 from taskq.log.gone import sweep_gone
 from taskq.log.keeper import Retained
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from taskq.log.committer import Committer
-    from taskq.log.requests import OldFile, Order, Request
-
-    Steps = Generator[Errand | None, None, None]
+    from taskq.log.errand import InnerRequest, Steps
+    from taskq.log.requests import OldFile, Order
 
 _log: Final = logging.getLogger("taskq")
 #: How often a process looks whether there is anything to do, besides after each new segment.
@@ -43,88 +42,30 @@ LOOK_NS: Final = 10 * SECOND_NS
 TROUBLE_NS: Final = 30 * SECOND_NS
 #: While the disk is nearly full it looks this often.
 _PRESSED_NS: Final = SECOND_NS
-#: How often somebody who asked looks whether the other process is done.
-_TURN_NS: Final = SECOND_NS // 20
-#: What is done between two batches: so long, or so many of the smallest steps.
-_STEP_NS: Final = SECOND_NS // 1_000
-_STEPS_MAX: Final = 64
 #: Files that are removed in one batch.
 _COLLECTED_MAX: Final = 64
 
 
-class Upkeep:
+class Upkeep(Chore):
     """What one process does for the log."""
 
     def __init__(self, committer: Committer) -> None:
-        self._orders: deque[Order] = deque()
-        self._pause_until_ns = 0
+        super().__init__(committer.journal, f"{committer.journal.path}/upkeep.lock")
         self._committer = committer
-        self._journal = committer.journal
-        self._errands = Errands()
         self._snapshots = Snapshots(committer)
-        self._steps: Steps | None = None
-        self._lock = -1
-        self._look_at_ns = self._looked_ns = 0
-        self._looked_segment = 0
+        self._orders: deque[Order] = deque()
+        self._looked_ns = self._looked_segment = 0
         #: a size of the log before which it does not pay to try again to make it smaller
         self._patience_bytes = 0
         self._complained: set[object] = set()
-
-    @property
-    def busy(self) -> bool:
-        """Whether there are steps to do now."""
-        if self._steps is None:
-            return bool(self._orders)
-        return self._journal.clock.steady_ns() >= self._pause_until_ns
-
-    def seconds_until_look(self) -> float:
-        """Until there may be something to do; infinite in a process that leaves it to others."""
-        at_ns = self._pause_until_ns if self._steps is not None else self._next_look_ns()
-        if self._steps is None and not self._is_ours():
-            return float("inf")
-        return max(at_ns - self._journal.clock.steady_ns(), 0) / SECOND_NS
 
     def order(self, order: Order) -> None:
         """Compact, and tell ``order.future`` through ``order.port``."""
         self._orders.append(order)
 
-    def step(self) -> list[Request]:
-        """Do a millisecond's worth; returns what is to be committed in the next batch, mostly none.
-
-        Raises nothing: trouble is logged, and looked at again later.
-        """
-        if self._steps is None and self._orders:
-            self._steps = self._carry_out(self._orders.popleft())
-        elif self._steps is None and self._wants_to_look():
-            self._steps = self._work()
-        if self._steps is None or not self.busy:
-            return []
-        try:
-            errand = self._advance(self._steps)
-        except (StopIteration, SegmentGone):  # done, or a lookup met one that went just now
-            self._stop()
-        except LogDamaged as error:
-            self._complain(error.args, "%s", error)
-            self._stop(TROUBLE_NS)
-        except (TaskqError, OSError) as error:
-            _log.warning("%s: upkeep waits a while: %s", self._journal.path, error)
-            self._stop(TROUBLE_NS)
-        except Exception:  # noqa: BLE001 - a bug here must not close the log
-            _log.exception("%s: upkeep waits a while", self._journal.path)
-            self._stop(TROUBLE_NS)
-        else:
-            return [] if errand is None else [errand.request]
-        return []
-
-    def _advance(self, steps: Steps) -> Errand | None:
-        clock = self._journal.clock
-        return advance(steps, clock, _STEP_NS, _STEPS_MAX, lambda: self._pause_until_ns)
-
     def close(self) -> None:
         """Let another process do it; leave a snapshot if that makes the next opening faster."""
-        if self._steps is not None:
-            self._steps.close()
-        self._stop()
+        self._stop(LOOK_NS)
         closed = LogClosed(f"{self._journal.path}: the log was closed")
         for order in self._orders:
             self._committer.answers.now.append((order.port, order.future, closed))
@@ -132,6 +73,31 @@ class Upkeep:
         if self._is_ours():
             for _ in self._snapshots.close_steps():
                 pass
+
+    # -- as a chore -------------------------------------------------------------------------------
+
+    def _is_asked(self) -> bool:
+        return bool(self._orders)
+
+    def _next_steps(self) -> Steps | None:
+        if self._orders:
+            return self._carry_out(self._orders.popleft())
+        return self._work() if self._wants_to_look() else None
+
+    def _finished(self) -> None:
+        self._stop(LOOK_NS)
+
+    def _trouble(self, error: Exception) -> None:
+        if isinstance(error, SegmentGone):  # a lookup met one that went just now
+            self._stop(LOOK_NS)
+            return
+        if isinstance(error, LogDamaged):
+            self._complain(error.args, "%s", error)
+        elif isinstance(error, (TaskqError, OSError)):
+            _log.warning("%s: upkeep waits a while: %s", self._journal.path, error)
+        else:
+            _log.error("%s: upkeep waits a while", self._journal.path, exc_info=error)
+        self._stop(TROUBLE_NS)
 
     def _is_ours(self) -> bool:
         """Whoever only enqueues leaves it to the workers."""
@@ -160,24 +126,6 @@ class Upkeep:
         self._looked_segment = self._journal.segment
         return True
 
-    def _stop(self, pause_ns: int = LOOK_NS) -> None:
-        self._steps = None
-        self._pause_until_ns = 0
-        if self._lock >= 0:
-            self._journal.disk.close(self._lock)  # and with it the lock goes
-            self._lock = -1
-        self._look_at_ns = self._journal.clock.steady_ns() + pause_ns
-
-    def _take_turn(self) -> bool:
-        """Whether this process is the one that does it."""
-        disk = self._journal.disk
-        self._lock = disk.open(f"{self._journal.path}/upkeep.lock", create=True)
-        if disk.try_lock(self._lock):
-            return True
-        disk.close(self._lock)
-        self._lock = -1
-        return False
-
     # -- by hand ----------------------------------------------------------------------------------
 
     def _carry_out(self, order: Order) -> Steps:
@@ -192,14 +140,13 @@ class Upkeep:
         finally:
             self._committer.answers.now.append((order.port, order.future, answer))
 
-    def _ordered(self, order: Order) -> Generator[Errand | None, None, CompactReport]:
+    def _ordered(self, order: Order) -> Generator[InnerRequest | None, None, CompactReport]:
         journal = self._journal
         give_up_ns = journal.clock.steady_ns() + int(journal.config.lock_wait_seconds * SECOND_NS)
         while not self._take_turn():
-            now_ns = journal.clock.steady_ns()
-            if now_ns > give_up_ns:
+            if journal.clock.steady_ns() > give_up_ns:
                 raise LogError(f"{journal.path}: another process is at it; try again later")
-            self._pause_until_ns = now_ns + _TURN_NS
+            self._pause()
             yield None
         journal.refresh()
         self._committer.facets.catch_up()
@@ -223,7 +170,7 @@ class Upkeep:
         """Remove what need not be kept, ``keep_seconds`` instead of the log's own."""
         keep = self._journal.config.keep_seconds if keep_seconds is None else keep_seconds
         if not report.dry_run:
-            yield from purge_steps(self._committer, self._errands)
+            yield from purge_steps(self._committer, self._port)
         yield from self._compact(keep, report)
         if not report.dry_run:
             yield from self._collect()
@@ -255,7 +202,7 @@ class Upkeep:
         unnamed = [file for file in found if file.digest not in referenced]
         for start in range(0, len(unnamed), _COLLECTED_MAX):
             part = unnamed[start : start + _COLLECTED_MAX]
-            yield from self._errands.make(Op.COLLECT, part).wait()
+            yield from self._port.make(Op.COLLECT, part).wait()
 
     def _compact(self, keep_seconds: float | None, report: Report) -> Steps:
         """Let segments go for as long as the policy says that the oldest may."""
@@ -294,7 +241,7 @@ class Upkeep:
 
     def _compact_one(
         self, found: Due, keep_seconds: float | None, report: Report
-    ) -> Generator[Errand | None, None, bool]:
+    ) -> Generator[InnerRequest | None, None, bool]:
         """Whether the segment went."""
         retained = Retained(
             self._committer,
@@ -302,7 +249,7 @@ class Upkeep:
             drops_finished=found.drops_finished,
             now_ns=self._journal.clock.wall_ns(),
         )
-        compaction = Compaction(self._committer, self._errands, found.segment, retained)
+        compaction = Compaction(self._committer, self._port, found.segment, retained)
         files = self._journal.files
         total, size = files.total_size(), files.size(found.segment)
         if report.dry_run:
@@ -321,7 +268,7 @@ class Upkeep:
         )
         return went
 
-    def _drop(self) -> Generator[Errand | None, None, int]:
+    def _drop(self) -> Generator[InnerRequest | None, None, int]:
         """Remove the segments that the log itself says may go; returns how many went."""
         went = 0
         while True:
@@ -335,10 +282,10 @@ class Upkeep:
             # its jobs became may stand here alone.
             self._committer.sync()
             self._journal.disk.sync_directory(f"{self._journal.path}/log")
-            errand = self._errands.make(Op.DROP, lsns[0])
-            yield from errand.wait()
+            inner = self._port.make(Op.DROP, lsns[0])
+            yield from inner.wait()
             sweep_gone(self._journal.disk, f"{self._journal.path}/log")
-            if not errand.value:
+            if not inner.value:
                 return went
             went += 1
 

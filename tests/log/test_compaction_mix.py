@@ -18,7 +18,7 @@ from taskq.core.errors import DuplicateKey, JobCancelled, JobNotFound, KeyHeld, 
 from taskq.core.jobtable import STATE_MASK
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Flag, Kind
-from taskq.log import upkeep
+from taskq.log import errand
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from taskq.log.selection import letters
@@ -231,7 +231,7 @@ def history(seed: int) -> int:
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that does one in a millisecond."""
-    monkeypatch.setattr(upkeep, "_STEPS_MAX", 1)
+    monkeypatch.setattr(errand, "STEPS_MAX", 1)
 
 
 def test_processes_that_compact_at_once_lose_nothing_and_bring_nothing_back() -> None:

@@ -10,7 +10,7 @@ import pytest
 from taskq.core.errors import TaskqError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
-from taskq.log import segment, upkeep
+from taskq.log import errand, segment, upkeep
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.requests import EnqueueSpec, Op, Order
 from taskq.log.selection import letters
@@ -45,7 +45,7 @@ def steps(process: Process) -> Iterator[int]:
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that does one in a millisecond."""
-    monkeypatch.setattr(upkeep, "_STEPS_MAX", 1)
+    monkeypatch.setattr(errand, "STEPS_MAX", 1)
 
 
 def purge(process: Process, job: int) -> None:

@@ -19,7 +19,7 @@ from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
 from taskq.core.rates import Limit, Rate
 from taskq.core.records import Cause, Kind
 from taskq.flowplan import Chain, Group
-from taskq.log import snapshots, upkeep
+from taskq.log import errand, snapshots
 from taskq.log.requests import (
     ClaimRequest,
     EnqueueSpec,
@@ -306,7 +306,7 @@ def history(seed: int) -> None:
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that does one in a millisecond."""
-    monkeypatch.setattr(upkeep, "_STEPS_MAX", 1)
+    monkeypatch.setattr(errand, "STEPS_MAX", 1)
     monkeypatch.setattr(snapshots, "_PATIENCE_BYTES", 1_000)
 
 
