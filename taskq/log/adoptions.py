@@ -25,12 +25,22 @@ if TYPE_CHECKING:
 
     from taskq.log.cursor import Cursor
     from taskq.log.journal import Journal
+    from taskq.log.ports import Disk
 
+INBOX: Final = "inbox"
+#: Ends the names of what publishes an upload.
+MANIFEST: Final = ".json"
 #: What is read of a frame to see whether any stand at its end.
 _END_BYTES: Final = 4_096
 #: What looks like ADOPTED records of one upload, and is looked at more closely when it matters.
 _FOUND_MAX: Final = 64
 _TRIES: Final = 4
+
+
+def waiting_uploads(disk: Disk, path: str) -> list[str]:
+    """The names of the uploads to a log that may not be adopted as a whole."""
+    names = disk.names(f"{path}/{INBOX}")
+    return [name.removesuffix(MANIFEST) for name in names if name.endswith(MANIFEST)]
 
 
 class _Found(NamedTuple):

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.log.files import SegmentFiles
-    from taskq.log.journal import Journal
     from taskq.log.lock import TailHint
     from taskq.log.place import Place
     from taskq.log.ports import Disk
@@ -55,18 +54,18 @@ def link_to(files: SegmentFiles, segment: int, last_frame: int) -> Link:
     return NO_LINK if frame is None else Link(last_frame, frame.crc)
 
 
-def said_lsn(journal: Journal, hint: TailHint | None) -> int:
+def said_lsn(place: Place, boot: int, hint: TailHint | None) -> int:
     """An lsn that the log has reached for sure, whatever its segments hold; 0 if nothing tells.
 
     Ask before looking at the segments, so that what is said is never ahead of them.
     """
     said = 0
-    if hint is not None and not _is_as_long(journal.files, hint):
+    if hint is not None and not _is_as_long(place.files, hint):
         # What was written on this boot is there; of what was before, what was on disk.
-        is_fresh = hint.boot == journal.boot and not hint.failed
+        is_fresh = hint.boot == boot and not hint.failed
         said = hint.next_lsn if is_fresh else hint.durable_lsn
     # An index is of a segment that holds a record.
-    index, snapshot = _newest(journal, "log", _INDEX_SUFFIX), _newest(journal, *_SNAPSHOTS)
+    index, snapshot = _newest(place, "log", _INDEX_SUFFIX), _newest(place, *_SNAPSHOTS)
     return max(said, index + 1 if index else 0, snapshot)
 
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from taskq.core.errors import AppendFailed, DiskFull, LogClosed, PayloadTooLarge
 from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.log.adoptions import INBOX
 from taskq.log.codec import pack_length
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
 from taskq.log.disk import PatientDisk, SystemClock
@@ -40,7 +41,7 @@ from taskq.log.inboxformat import (
     encode_chunk,
     encode_tail,
 )
-from taskq.log.inboxmanifest import INBOX, PART, TEMPORARY, Part, check_upload_name
+from taskq.log.inboxmanifest import PART, TEMPORARY, Part, check_upload_name
 from taskq.log.journal import Journal
 from taskq.log.lock import WriterLock
 from taskq.log.peers import poke_owners

@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogError, TaskqError, UploadDamaged, UsageError
 from taskq.core.model import SECOND_NS, TIME_NS_MAX
+from taskq.log.adoptions import INBOX, MANIFEST, waiting_uploads
 from taskq.log.door import NotAFile
 from taskq.log.inboxmanifest import (
     DONE,
-    INBOX,
-    MANIFEST,
     MANIFEST_BYTES_MAX,
     PART,
     PARTS_MAX,
@@ -176,7 +175,7 @@ class Inbox:
             file = f"{self.path}/{REFUSED}/{name}{MANIFEST}"
             problem = self.refusal(name)
             raise LogError(f"{name} was refused: {problem}. Remove {file} to publish it again")
-        if len(self._manifests()) >= WAITING_MAX:
+        if len(waiting_uploads(self.disk, self._log_path)) >= WAITING_MAX:
             raise LogError(f"{self.path}: {WAITING_MAX} uploads wait: start a worker to adopt them")
         for part in parts:
             size = self._size_of(part.name)
@@ -208,7 +207,7 @@ class Inbox:
     def waiting(self) -> Waiting:
         """All manifests, whether they are adopted in part or not at all."""
         found = Waiting([], {})
-        for name in self._manifests():
+        for name in waiting_uploads(self.disk, self._log_path):
             try:
                 data = self._read(f"{name}{MANIFEST}")
                 if data is None:  # it was adopted just now
@@ -234,7 +233,7 @@ class Inbox:
 
     def count_waiting(self) -> int:
         """How many uploads there are that may not be adopted as a whole."""
-        return len(self._manifests())
+        return len(waiting_uploads(self.disk, self._log_path))
 
     def signal(self) -> int | None:
         """Another number after each publication; None: nobody ever published."""
@@ -359,13 +358,6 @@ class Inbox:
 
     def _modified(self, name: str) -> int:
         return self.disk.modified_ns(f"{self.path}/{name}") or 0
-
-    def _manifests(self) -> list[str]:
-        return [
-            name.removesuffix(MANIFEST)
-            for name in self.disk.names(self.path)
-            if name.endswith(MANIFEST)
-        ]
 
     def _done_names(self) -> list[str]:
         names = self.disk.names(f"{self.path}/{DONE}")

@@ -14,10 +14,8 @@ from taskq.core.errors import FormatError, TaskqError, UploadDamaged, UsageError
 from taskq.core.parsing import parse_json
 from taskq.log import codec
 
-INBOX: Final = "inbox"
 DONE: Final = "done"
 REFUSED: Final = "refused"
-MANIFEST: Final = ".json"
 PART: Final = ".part"
 TEMPORARY: Final = ".tmp"
 #: Of the files of an upload: another is an error that names it.

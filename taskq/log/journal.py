@@ -216,7 +216,7 @@ class Journal:
             raise LogError(f"{self.path} is not a task log")
         self._identify(identity)
         hint, never_had_one, self.home = find_hint(self.disk, self.path)
-        said = said_lsn(self, hint)
+        said = said_lsn(self, self.boot, hint)
         self.files.refresh()
         files = self.files
         usable = (lsn for lsn in reversed(files.lsns) if files.header(lsn) is not None)
@@ -342,7 +342,7 @@ class Journal:
     def _find_end(self, hint: TailHint | None, *, lost: bool) -> None:
         """Walk to the last whole frame, cut a torn tail, begin a new epoch where that is due."""
         files = self.files
-        said = said_lsn(self, hint)
+        said = said_lsn(self, self.boot, hint)
         with files.looked_at() as looked:
             usable = [lsn for lsn in files.lsns if looked.header(lsn) is not None]
             others = set(files.lsns).difference(usable)

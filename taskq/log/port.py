@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from taskq.core.model import LogStats
 from taskq.core.records import Cause, Kind
+from taskq.log.adoptions import waiting_uploads
 from taskq.log.bell import Bell
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.history import tell
-from taskq.log.inboxfiles import Inbox
 from taskq.log.reply import Reply
 from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Withdrawal
 
@@ -388,7 +388,7 @@ def _stats(sight: Sight, queues: tuple[QueueStats, ...], engine: EngineStats) ->
         size=journal.files.total_size(),
         next_lsn=journal.next_lsn,
         engine=engine,
-        uploads=Inbox(journal.disk, journal.clock, journal.path).count_waiting(),
+        uploads=len(waiting_uploads(journal.disk, journal.path)),
     )
 
 

@@ -13,6 +13,7 @@ from taskq.core.jobids import split_id
 from taskq.core.model import LogStats
 from taskq.core.strays import ready_jobs
 from taskq.log.access import refuse_links
+from taskq.log.adoptions import waiting_uploads
 from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
 from taskq.log.disk import LocalDisk, SystemClock
@@ -23,7 +24,6 @@ from taskq.log.flowlook import ties_of
 from taskq.log.gauges import Gauges
 from taskq.log.history import is_job, tell
 from taskq.log.identity import read_identity
-from taskq.log.inboxfiles import Inbox
 from taskq.log.journal import Journal
 from taskq.log.listing import Wanted, newest_jobs
 from taskq.log.ownerviews import owner_views
@@ -334,14 +334,13 @@ def _stats(journal: Journal, now_ns: int) -> LogStats:
     agenda = Facets(journal).need_agenda()
     agenda.promote(now_ns, 2**62)
     files, end = journal.files, journal.end()
-    inbox = Inbox(journal.disk, journal.clock, journal.path)
     sealed = [lsn for lsn in files.lsns if lsn < end.segment]
     return LogStats(
         queues=Gauges(journal).queues(agenda, now_ns),
         segments=len(sealed) + bool(files.lsns),
         size=sum(map(files.size, sealed)) + end.offset,
         next_lsn=journal.next_lsn,
-        uploads=0 if journal.is_past else inbox.count_waiting(),
+        uploads=0 if journal.is_past else len(waiting_uploads(journal.disk, journal.path)),
     )
 
 

@@ -7,12 +7,11 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogError, TaskqError
+from taskq.log.adoptions import INBOX, MANIFEST
 from taskq.log.door import read_file
 from taskq.log.inbox import Part, PartWriter, discard, publish
 from taskq.log.inboxmanifest import (
     DONE,
-    INBOX,
-    MANIFEST,
     MANIFEST_BYTES_MAX,
     REFUSED,
     decode_ended,
