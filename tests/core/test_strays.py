@@ -1,0 +1,47 @@
+"""Jobs that wait in vain are counted by what is missing, and told in a sentence."""
+
+from __future__ import annotations
+
+from taskq.core.agenda import Agenda
+from taskq.core.model import Serving
+from taskq.core.strays import Strays, ready_jobs, strays_of
+
+
+def test_ready_jobs_are_counted_but_for_bytes_and_paused_queues() -> None:
+    agenda = Agenda()
+    for job, key in enumerate(
+        (b"\x01\x01qt", b"\x01\x01qt", b"\x01\x01qu", b"\x01\x00q", b"\x01\x01pt", b"\x01\x01qt#k"),
+        1,
+    ):
+        agenda.apply_enqueued(job, job * 64, agenda.queues.lane(5, key), 0)
+    agenda.queues.apply_paused("p")
+    assert ready_jobs(agenda) == {("q", "t"): 3, ("q", "u"): 1}
+    agenda.queues.apply_resumed("p")
+    assert ready_jobs(agenda)["p", "t"] == 1
+
+
+def test_what_nobody_takes_is_told_by_task_where_its_queue_is_served_and_else_by_queue() -> None:
+    ready = {("q", "t"): 3, ("q", "u"): 1, ("q", "v"): 2, ("p", "t"): 4}
+    serving = Serving(queues=frozenset({"q"}), tasks=frozenset({"t"}))
+    assert strays_of(ready, iter([serving])) == Strays({"u": 1, "v": 2}, {"p": 4})
+    anything = Serving()
+    assert strays_of(ready, [serving, anything]) == Strays({}, {})
+    assert strays_of(ready, [Serving(tasks=frozenset({"t"}))]) == Strays({"u": 1, "v": 2}, {})
+    assert strays_of(ready, []) == Strays({}, {"q": 6, "p": 4})
+
+
+def test_a_sentence_names_the_most_of_five_and_counts_the_rest() -> None:
+    assert Strays({}, {}).told() == []
+    (one,) = Strays({"mail.send": 1}, {}).told()
+    assert one.startswith("1 job waits that no worker knows: mail.send (1); start one")
+    (many,) = Strays({f"t{number}": number for number in range(1, 8)}, {}).told()
+    assert (
+        "28 jobs wait that no worker knows: t7 (7), t6 (6), t5 (5), t4 (4), t3 (3) and 2 more;"
+        in many
+    )
+    (five,) = Strays({f"t{number}": 1_000 for number in range(5)}, {}).told()
+    assert "t0 (1,000), t1 (1,000), t2 (1,000), t3 (1,000), t4 (1,000);" in five
+    (queues,) = Strays({}, {"b": 2, "a": 1}).told()
+    assert queues.startswith("3 jobs wait in a queue that no worker serves: b (2), a (1); start")
+    assert queues.endswith("-Q a,b, or without -Q")
+    assert len(Strays({"t": 1}, {"q": 1}).told()) == 2
