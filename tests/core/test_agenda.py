@@ -10,6 +10,7 @@ from taskq.core.agenda import PROMOTE_MAX, Agenda
 from taskq.core.carrying import apply_requeued, forget_dead
 from taskq.core.jobtable import META_EXPIRES
 from taskq.core.model import ATTEMPTS_MAX, QueueStats, State
+from taskq.core.rates import Limit
 from taskq.core.records import Kind
 from taskq.core.transitions import TRANSITIONS
 
@@ -387,3 +388,17 @@ def test_what_other_processes_claim_leaves_nothing() -> None:
     assert lane.entries < 5_000
     assert claim(agenda) == [10_000, 20_000, 30_000]
     assert agenda.running.keys() == {10_000, 20_000, 30_000}
+
+
+def test_a_place_counts_as_freed_only_where_all_were_taken() -> None:
+    """Whoever hears of one looks for jobs: of places that were free before nobody is told."""
+    agenda = Agenda()
+    agenda.groups.tell({"t": Limit(concurrency=2)}, 0)
+    enqueue(agenda, lane_of(agenda), 1, 2, 3, 4)
+    assert claim(agenda, 1) == [1]
+    agenda.apply_ended(Kind.SUCCEEDED, 1)
+    assert not agenda.groups.freed
+    assert claim(agenda) == [2, 3]
+    agenda.apply_ended(Kind.SUCCEEDED, 2)
+    assert agenda.groups.is_freed()
+    assert not agenda.groups.is_freed()

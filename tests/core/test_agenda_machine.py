@@ -190,6 +190,7 @@ class AgendaMachine(RuleBasedStateMachine):
         if self.model.concurrency:
             return
         expected = self.model.claimable(queues, None)[:count]
+        assert self.agenda.taking.has_ready(queues, None) == bool(expected)
         assert self.agenda.taking.next_ready(count, queues) == expected
         assert self.agenda.taking.next_ready(count, queues) == expected
 

@@ -120,6 +120,20 @@ def test_a_sweep_looks_at_one_block_and_joins_what_is_left_of_several() -> None:
     assert len(held._keys) <= 50
 
 
+def test_what_is_left_of_a_block_is_joined_to_the_one_before_only_if_both_fit_into_one() -> None:
+    held = SortedBlocks()
+    for number in range(8):
+        held.add(number, number)
+    assert [len(keys) for keys in held._keys] == [4, 4]
+    assert held.remove(7)
+    assert [len(keys) for keys in held._keys] == [4, 3]
+    for gone in (0, 1, 2):
+        assert held.remove(gone)
+    assert held.remove(6)
+    assert [len(keys) for keys in held._keys] == [3]
+    assert list(held) == [3, 4, 5]
+
+
 def test_pop_until_on_nothing_returns_nothing() -> None:
     held = SortedBlocks()
     assert held.pop_until(LARGEST, 10) == []
