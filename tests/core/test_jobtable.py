@@ -210,3 +210,19 @@ def test_a_part_of_the_table_in_which_all_is_settled_goes_when_it_is_split_off()
     for _ in range(8 * CHUNK):
         checked.add(1)
     checked.check()
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_part_of_the_table_that_is_split_loses_no_job(is_last: bool) -> None:
+    checked = Checked()
+    for _ in range(CHUNK):
+        checked.add(10)
+    last = checked.last
+    for _ in range(0 if is_last else 2 * CHUNK):
+        checked.add(1)
+    for job in range(11, last, 3):
+        checked.insert(job - 1)
+        checked.check()
+    assert len(checked.jobs) > 3 * CHUNK
+    for job in sorted(checked.jobs)[::2]:
+        assert checked.found(job) == checked.jobs[job]
