@@ -19,8 +19,9 @@ from typing import Any, Final, NamedTuple
 import click
 import pytest
 
-from taskq import JobFailed, TaskQ
+from taskq import TaskQ
 from taskq.cli.main import main as command_line
+from taskq.errors import JobFailed
 from taskq.logoptions import LogOptions
 from taskq.settings import Settings
 from tests import tables

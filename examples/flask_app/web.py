@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 from flask import Flask, abort, jsonify, request
 
-from taskq import JobNotFound, State, UsageError
+from taskq import State
+from taskq.errors import JobNotFound, UsageError
 
 from .tasks import count_words, jobs
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-import taskq
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import of_group
 from taskq.core.hints import command
@@ -87,7 +86,7 @@ def _example() -> Any:
         Failure: it is not installed, or what it needs is not.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    package = Path(taskq.__file__).resolve().parent
+    package = Path(str(sys.modules["taskq"].__file__)).resolve().parent
     homes = (package.parent / "examples", package / "_examples")
     home = next((home for home in homes if (home / "folder_sync" / "run.py").is_file()), None)
     if missing:

@@ -1,49 +1,9 @@
-"""Every error that taskq raises, in one tree.
-
-::
-
-    TaskqError
-    ├── UsageError              the caller's arguments, options or ids are wrong (also a ValueError)
-    │   ├── InvalidCall         arguments do not fit the task's signature
-    │   ├── PayloadTooLarge     a payload, result or transaction is over its limit
-    │   ├── CompressionUnavailable  a body is, or is to be, compressed by what is not installed
-    │   ├── UnknownTask         a name that this app has not registered
-    │   ├── InvalidJobId        no text that could be a job id (also a JobNotFound)
-    │   └── WrongLog            a job id of another task log (also a JobNotFound)
-    ├── LogError                the directory cannot be used as asked
-    │   ├── LogLocked           another process holds the writer lock for too long
-    │   ├── LogFailed           an fsync failed: writes are refused until the log is opened again
-    │   │   └── LogGone         its files were removed, moved or replaced while it was open
-    │   ├── OutcomeUnknown      the fsync under this very answer failed: it may or may not be kept
-    │   ├── AppendFailed        the disk refused the write (full, quota): nothing of it is visible
-    │   │   └── DiskFull        too little room for new jobs; settling and cancelling go on
-    │   ├── FormatError         an unknown version, type or feature: a newer taskq wrote it
-    │   ├── LogDamaged          bytes that were once durable no longer read back
-    │   │   ├── SpillMissing    the file that holds a large payload or result is gone
-    │   │   └── UploadDamaged   the files of an upload are not what was published
-    │   ├── MomentGone          compaction removed what would tell the state at that moment
-    │   ├── ReaderBusy          somebody else reads the log under that name
-    │   ├── ReaderFellBehind    compaction removed what the reader has not read yet
-    │   ├── ReaderMismatch      the log holds other records where the reader had come to
-    │   └── LogClosed           used after close()
-    ├── StaleDelivery           this claim is over: the job was taken back or settled
-    ├── DuplicateKey            another job holds the key, and on_conflict is "raise"
-    ├── JobNotFound             no such job in this log; the base of all that say so
-    ├── NotDead                 only a dead letter can be requeued or purged, and once
-    ├── KeyHeld                 another job holds the dedup key of a job that is to be requeued
-    ├── JobNotYetEnqueued       a PendingJob has no id before its transaction
-    └── JobError                what result() raises instead of a value
-        ├── JobFailed           dead: used up its attempts or was rejected
-        ├── JobCancelled
-        ├── JobExpired
-        ├── ResultGone          the job succeeded but keeps no result
-        └── ResultTimeout       not settled in time (also a TimeoutError)
-"""
+"""Every error that taskq raises; ``taskq.errors`` draws their tree."""
 
 from __future__ import annotations
 
 import errno
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from taskq.core.hints import command
 
@@ -79,7 +39,19 @@ def refusal(path: str, error: OSError) -> LogError:
 
 
 class TaskqError(Exception):
-    """The root: catch this for anything that taskq itself raises."""
+    """Base of every error that taskq raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be pickled as it is: most make their text of their data, and are made of that."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(
+    kind: type[TaskqError], args: tuple[object, ...], data: dict[str, object]
+) -> TaskqError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(data)
+    return error
 
 
 class UsageError(TaskqError, ValueError):
@@ -465,3 +437,9 @@ class ResultTimeout(JobError, TimeoutError):
         super().__init__(job_id, f"is still {state} after {seconds:g} s{told}")
         self.seconds = seconds
         self.why = why
+
+
+# Where programs import them from, and so where tracebacks and pickles say that they are.
+for _kind in tuple(globals().values()):
+    if isinstance(_kind, type) and issubclass(_kind, TaskqError):
+        _kind.__module__ = "taskq.errors"

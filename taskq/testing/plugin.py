@@ -132,7 +132,7 @@ def _is_temporary(path: str) -> bool:
 
 def _load(target: str) -> TaskQ:
     """The app of a target; by name, since imports point from the workers to here."""
-    from taskq import UsageError  # noqa: PLC0415 - pytest loads this module in every run
+    from taskq.errors import UsageError  # noqa: PLC0415 - pytest loads this module in every run
 
     try:
         app: TaskQ = importlib.import_module("taskq_workers.loader").load_app(target)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import AttemptView, JobFailed, TaskQ, retry
+from taskq import TaskQ, retry
 from taskq.core.fingerprints import failure_of, fingerprint, pattern_of
 from taskq.core.model import SECOND_NS
+from taskq.errors import JobFailed
 from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.views import AttemptView
 
 if TYPE_CHECKING:
     from pathlib import Path

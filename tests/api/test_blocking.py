@@ -12,20 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import (
-    FlowHandle,
-    JobFailed,
-    JobHandle,
-    JobNotFound,
-    ResultTimeout,
-    State,
-    TaskLog,
-    TaskQ,
-    UsageError,
-)
+from taskq import FlowHandle, JobHandle, State, TaskLog, TaskQ
 from taskq import blocking as module
 from taskq.blocking import blocking
 from taskq.deadletters import DeadLetters
+from taskq.errors import JobFailed, JobNotFound, ResultTimeout, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import TaskQ, UsageError
+from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq import Task
+    from taskq import Task, TaskQ
     from tests.api.recorder import Recorder
 
 HOUR_NS = 3_600 * 10**9

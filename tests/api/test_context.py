@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from taskq import JobNotYetEnqueued, PayloadTooLarge, TaskQ, UsageError, current_job
+from taskq import TaskQ, current_job
 from taskq.context import JobContext, _current
+from taskq.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
 from taskq.log.requests import Duplicate
 
 if TYPE_CHECKING:

@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import (
-    JobFailed,
-    JobNotFound,
-    KeyHeld,
-    NotDead,
-    Put,
-    State,
-    TaskLog,
-    TaskQ,
-    UsageError,
-    WrongLog,
-    retry,
-)
+from taskq import Put, State, TaskLog, TaskQ, retry
+from taskq.errors import JobFailed, JobNotFound, KeyHeld, NotDead, UsageError, WrongLog
 from taskq.log.requests import LETTERS_MAX
 
 if TYPE_CHECKING:

@@ -6,17 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import (
-    DuplicateKey,
-    JobCancelled,
-    JobFailed,
-    Put,
-    State,
-    TaskLog,
-    TaskQ,
-    UsageError,
-    current_job,
-)
+from taskq import Put, State, TaskLog, TaskQ, current_job
+from taskq.errors import DuplicateKey, JobCancelled, JobFailed, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq import UsageError
 from taskq.core.durations import moment_ns, nanoseconds, seconds
 from taskq.core.model import TIME_NS_MAX
+from taskq.errors import UsageError
 
 MICROSECONDS_MAX = TIME_NS_MAX // 1_000
 

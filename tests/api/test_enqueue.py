@@ -9,24 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import (
-    Durability,
+from taskq import Durability, JobHandle, State, TaskQ
+from taskq.core.model import JobView
+from taskq.core.records import Kind
+from taskq.errors import (
     JobCancelled,
     JobExpired,
     JobFailed,
-    JobHandle,
     JobNotFound,
     LogClosed,
     LogError,
     ResultGone,
     ResultTimeout,
-    State,
-    TaskQ,
     UsageError,
     WrongLog,
 )
-from taskq.core.model import JobView
-from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest, Settlement
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import BaseModel, Field
 
-from taskq import InvalidCall, TaskQ, UsageError, chain, telemetry
+from taskq import TaskQ, chain, telemetry
+from taskq.errors import InvalidCall, UsageError
 from taskq.testing import assert_enqueued, assert_not_enqueued
 
 if TYPE_CHECKING:

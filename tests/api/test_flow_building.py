@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import (
-    InvalidCall,
-    JobNotFound,
-    PayloadTooLarge,
-    TaskQ,
-    UsageError,
-    chain,
-    chord,
-    group,
-)
+from taskq import TaskQ, chain, chord, group
+from taskq.errors import InvalidCall, JobNotFound, PayloadTooLarge, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import JobCancelled, TaskQ, chain
+from taskq import TaskQ, chain
+from taskq.errors import JobCancelled
 from taskq.log import flows
 
 if TYPE_CHECKING:

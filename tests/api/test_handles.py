@@ -5,18 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import (
+from taskq import JobHandle, PendingJob, State, TaskQ
+from taskq.errors import (
     JobCancelled,
     JobExpired,
     JobFailed,
-    JobHandle,
     JobNotFound,
     JobNotYetEnqueued,
-    PendingJob,
     ResultGone,
     ResultTimeout,
-    State,
-    TaskQ,
     UsageError,
     WrongLog,
 )

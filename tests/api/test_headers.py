@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskq import PayloadTooLarge, Put, Retry, Snooze, State, TaskLog, TaskQ, UsageError, retry
+from taskq import Put, Retry, Snooze, State, TaskLog, TaskQ, retry
 from taskq.core.model import HEADERS_BYTES_MAX
+from taskq.errors import PayloadTooLarge, UsageError
 from taskq.log.reader import LogReader
 
 if TYPE_CHECKING:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pickle
+import re
 import subprocess
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import taskq
+import taskq.errors
+import taskq.views
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SECONDS_MAX = 0.2
 RSS_BYTES_MAX = 40 * 2**20
+NAMES_MAX = 40
 
 PROBE = """
 import json, sys, time
@@ -111,3 +118,46 @@ def test_a_first_enqueue_has_nothing_left_to_import(tmp_path: Path) -> None:
         "ctypes",
         "typing_extensions",
     }
+
+
+def test_the_public_face_fits_a_screen_and_errors_and_views_have_homes_of_their_own() -> None:
+    """``dir(taskq)`` holds what it exports, whatever submodules were imported."""
+    importlib.import_module("taskq.cli.main")
+    assert dir(taskq) == sorted(taskq.__all__)
+    assert len(taskq.__all__) <= NAMES_MAX
+    for home in (taskq.errors, taskq.views):
+        assert not set(home.__all__) & set(taskq.__all__)
+        assert home.__all__ == sorted(set(home.__all__))
+        for name in home.__all__:
+            with pytest.raises(AttributeError, match=f"{name} is in {home.__name__}: from"):
+                getattr(taskq, name)
+    assert {one.__module__ for one in vars(taskq.errors).values() if isinstance(one, type)} == {
+        "taskq.errors"
+    }
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
+    """Each line of the docstring stands below the class that it is made of."""
+    above: list[str] = []
+    drawn: dict[str, str] = {}
+    assert taskq.errors.__doc__ is not None
+    for line in taskq.errors.__doc__.splitlines():
+        found = re.match(r"    ([│├└─ ]*)(\w+)", line)
+        if found is None:
+            continue
+        depth = len(found[1]) // 4
+        above[depth:] = [found[2]]
+        drawn[found[2]] = above[depth - 1] if depth else ""
+    assert sorted(drawn) == taskq.errors.__all__
+    for name, base in drawn.items():
+        kinds = [one.__name__ for one in getattr(taskq.errors, name).__bases__]
+        assert not base or kinds[0] == base, name
+
+
+def test_a_traceback_and_a_pickle_name_an_error_where_it_is_imported_from() -> None:
+    error = taskq.errors.JobFailed("abc-1", "no such host")
+    text = traceback.format_exception_only(error)[-1]
+    assert text.startswith("taskq.errors.JobFailed: ")
+    back = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    assert type(back) is taskq.errors.JobFailed
+    assert str(back) == str(error)

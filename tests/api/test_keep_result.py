@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import JobNotFound, Put, State, TaskLog, TaskQ, UsageError
+from taskq import Put, State, TaskLog, TaskQ
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, Extras
+from taskq.errors import JobNotFound, UsageError
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.requests import EnqueueSpec
 from tests.log.tending import fill_segment, keeping, tend

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import QueuePolicy, TaskLog, TaskQ, UsageError
+from taskq import QueuePolicy, TaskLog, TaskQ
+from taskq.errors import UsageError
 from taskq.log.config import ALWAYS_SECONDS
 from taskq.logoptions import LogOptions, log_config
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskq import Put, TaskLog, TaskQ, UsageError, retry
+from taskq import Put, TaskLog, TaskQ, retry
 from taskq.conditions import condition, disk_free
+from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,23 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskq import (
-    CompressionUnavailable,
-    JobFailed,
-    JobView,
-    LogDamaged,
-    PayloadTooLarge,
-    Put,
-    QueuePolicy,
-    SpillMissing,
-    State,
-    TaskLog,
-    TaskQ,
-    UsageError,
-)
+from taskq import Put, QueuePolicy, State, TaskLog, TaskQ
 from taskq.cli.main import main
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
+from taskq.errors import (
+    CompressionUnavailable,
+    JobFailed,
+    LogDamaged,
+    PayloadTooLarge,
+    SpillMissing,
+    UsageError,
+)
 from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
 from taskq.log.reader import LogReader
@@ -39,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.log.bodies import Compression
+    from taskq.views import JobView
 
 TEXT: Final = b"the same words again and again, " * 200
 NOISE: Final = random.Random(7).randbytes(PAYLOAD_BYTES_MAX + 1)

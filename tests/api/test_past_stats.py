@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import TaskLog, UsageError
+from taskq import TaskLog
+from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import JobCancelled, Put, State, TaskLog, TaskQ, UsageError
+from taskq import Put, State, TaskLog, TaskQ
+from taskq.errors import JobCancelled, UsageError
 from taskq.log.requests import WITHDRAWN_MAX
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import Put, State, TaskLog, TaskQ, UsageError
+from taskq import Put, State, TaskLog, TaskQ
 from taskq.core.model import HEADERS_BYTES_MAX
+from taskq.errors import UsageError
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.replay import REPLAY_HEADER
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from taskq import JobView
+    from taskq.views import JobView
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import ResultTimeout, TaskQ
+from taskq import TaskQ
+from taskq.errors import ResultTimeout
 from taskq.log import reader
 from taskq.log.reader import LogReader
 

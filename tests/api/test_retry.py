@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq import Discard, Retry, Snooze, UsageError, retry
+from taskq import Discard, Retry, Snooze, retry
 from taskq.core.retry import DEFAULT, policy_of
+from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from taskq.retry import RetryPolicy

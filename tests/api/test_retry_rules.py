@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq import Discard, Retry, Snooze, UsageError, retry
+from taskq import Discard, Retry, Snooze, retry
 from taskq.core.model import SECOND_NS
+from taskq.errors import UsageError
 
 DAY_SECONDS = 86_400
 ERRORS: list[Exception] = [

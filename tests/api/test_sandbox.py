@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import Discard, JobFailed, State, TaskQ, UsageError, current_job, retry
+from taskq import Discard, State, TaskQ, current_job, retry
+from taskq.errors import JobFailed, UsageError
 from taskq.testing import (
     Sandbox,
     assert_enqueued,

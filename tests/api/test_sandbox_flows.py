@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import State, TaskQ, UsageError, chain, chord, retry
+from taskq import State, TaskQ, chain, chord, retry
+from taskq.errors import UsageError
 from taskq.testing import Sandbox
 
 if TYPE_CHECKING:

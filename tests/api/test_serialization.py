@@ -14,15 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from taskq import InvalidCall, PayloadTooLarge, TaskQ, UsageError
 from taskq.arguments import ArgumentCodec
 from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.errors import InvalidCall, PayloadTooLarge, UsageError
 from taskq.serialization import ResultCodec, encode_loose, encode_reason
 from taskq.signature import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from fractions import Fraction
+
+    from taskq import TaskQ
 
 
 class Colour(enum.Enum):

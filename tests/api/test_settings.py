@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import Durability, QueuePolicy, TaskQ, UsageError
+from taskq import Durability, QueuePolicy, TaskQ
+from taskq.errors import UsageError
 from taskq.settings import Settings
 
 if TYPE_CHECKING:

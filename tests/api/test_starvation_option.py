@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import Put, TaskLog, TaskQ, UsageError
+from taskq import Put, TaskLog, TaskQ
+from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

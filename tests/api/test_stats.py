@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import DiskFull, EngineStats, LogStats, QueueStats, Spread, TaskLog, TaskQ
+from taskq import TaskLog, TaskQ
+from taskq.errors import DiskFull
+from taskq.views import EngineStats, LogStats, QueueStats, Spread
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import (
-    LogClosed,
-    LogFailed,
-    OutcomeUnknown,
-    Put,
-    ReaderFellBehind,
-    Record,
-    TaskLog,
-    TaskQ,
-    UsageError,
-)
+from taskq import Put, Record, TaskLog, TaskQ
+from taskq.errors import LogClosed, LogFailed, OutcomeUnknown, ReaderFellBehind, UsageError
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.history import records
 from taskq.log.reader import LogReader

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import Put, ReaderFellBehind, State, TaskLog, TaskQ
+from taskq import Put, State, TaskLog, TaskQ
+from taskq.errors import ReaderFellBehind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.replay import REPLAY_HEADER
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import (
+from taskq import Put, TaskLog
+from taskq.errors import (
     LogDamaged,
     LogError,
-    Put,
     ReaderBusy,
     ReaderFellBehind,
     ReaderMismatch,
-    TaskLog,
     UsageError,
 )
 from taskq.log.config import SEGMENT_BYTES_MIN

@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import (
+from taskq import Put, State, TaskLog, TaskQ
+from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.errors import (
     JobNotFound,
     LogClosed,
     PayloadTooLarge,
-    Put,
     StaleDelivery,
-    State,
-    TaskLog,
-    TaskQ,
     UsageError,
     WrongLog,
 )
-from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.log.port import LoopPort
 
 if TYPE_CHECKING:

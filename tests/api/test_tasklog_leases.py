@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import StaleDelivery, TaskLog, UsageError
+from taskq import TaskLog
+from taskq.errors import StaleDelivery, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

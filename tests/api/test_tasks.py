@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import taskq
-from taskq import TaskQ, UsageError, retry
+from taskq import TaskQ, retry
 from taskq.core.records import Flag
+from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

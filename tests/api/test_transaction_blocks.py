@@ -6,21 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import (
-    AppTransaction,
+from taskq import AppTransaction, LogTransaction, State, TaskLog, TaskQ
+from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.errors import (
     DuplicateKey,
     JobNotFound,
     JobNotYetEnqueued,
-    LogTransaction,
     PayloadTooLarge,
     StaleDelivery,
-    State,
-    TaskLog,
-    TaskQ,
     UsageError,
     WrongLog,
 )
-from taskq.core.model import PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import TaskQ, UsageError
+from taskq import TaskQ
+from taskq.errors import UsageError
 from taskq.log.reader import LogReader
 from taskq.log.walking import entries
 from taskq.testing.clock import START_SECONDS, TravelClock, use_clock

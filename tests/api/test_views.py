@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from taskq import JobNotFound, JobView, State, TaskQ, UsageError, WrongLog
+from taskq import State, TaskQ
+from taskq.errors import JobNotFound, UsageError, WrongLog
+from taskq.views import JobView
 from tests.cli.helpers import taskq
 
 if TYPE_CHECKING:

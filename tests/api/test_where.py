@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import LogError, TaskQ, UsageError
+from taskq import TaskQ
+from taskq.errors import LogError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

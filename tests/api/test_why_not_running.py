@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import JobNotFound, TaskLog, TaskQ, WrongLog
+from taskq import TaskLog, TaskQ
 from taskq.core.why import Why
+from taskq.errors import JobNotFound, WrongLog
 from taskq.log import why as asking
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import InvalidCall, PayloadTooLarge, TaskQ, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX
+from taskq.errors import InvalidCall, PayloadTooLarge, UsageError
 
 if TYPE_CHECKING:
+    from taskq import TaskQ
     from tests.api.recorder import Recorder
 
 WRONG = [

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import Discard, TaskQ, UsageError, chain, retry
+from taskq import Discard, TaskQ, chain, retry
 from taskq.conditions import online
+from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from taskq import JobCancelled, State, TaskQ
+from taskq import State, TaskQ
+from taskq.errors import JobCancelled
 
 if TYPE_CHECKING:
     from taskq import Task

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import Put, TaskLog, TaskQ, UsageError
+from taskq import Put, TaskLog, TaskQ
+from taskq.errors import UsageError
 from taskq.log.config import SEGMENT_BYTES_MIN
 from tests.cli.helpers import taskq, taskq_json
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import JobFailed, TaskQ, chain
+from taskq import TaskQ, chain
+from taskq.errors import JobFailed
 from tests.cli.helpers import taskq, taskq_json
 
 if TYPE_CHECKING:

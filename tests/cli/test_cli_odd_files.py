@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from click.testing import CliRunner
 
-from taskq import TaskLog, TaskqError
+from taskq import TaskLog
 from taskq.cli.main import main
+from taskq.errors import TaskqError
 from taskq.log import codec
 from taskq.log.segment import segment_name
 

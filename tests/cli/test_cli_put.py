@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import SpillMissing, TaskLog, TaskQ
+from taskq import TaskLog, TaskQ
 from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.errors import SpillMissing
 from tests.cli.helpers import taskq, taskq_json
 
 if TYPE_CHECKING:

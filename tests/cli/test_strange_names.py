@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq import State, TaskLog, TaskQ, UsageError
+from taskq import State, TaskLog, TaskQ
+from taskq.errors import UsageError
 from taskq.log.lock import process_state
 from taskq.log.reader import LogReader
 from tests.cli.helpers import taskq, taskq_json

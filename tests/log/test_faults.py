@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
 
-from taskq import ResultTimeout, TaskLog, TaskQ
+from taskq import TaskLog, TaskQ
 from taskq.core.errors import LogError, TaskqError
 from taskq.core.model import LATE_SECONDS_MAX, SECOND_NS, Durability, Extras
 from taskq.core.records import Kind
+from taskq.errors import ResultTimeout
 from taskq.log import codec
 from taskq.log.requests import ClaimRequest, Op, Settlement
 from taskq.log.sleeping import seconds_until_due

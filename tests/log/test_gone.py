@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskq import LogGone, TaskLog, TaskQ
+from taskq import TaskLog, TaskQ
 from taskq.core.model import SECOND_NS
+from taskq.errors import LogGone
 from taskq.log.committer import LOOK_AROUND_NS
 from taskq.log.growth import Onlooker
 from taskq.log.reader import open_journal

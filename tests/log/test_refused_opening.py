@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from click.testing import CliRunner
 
-from taskq import LogError, TaskQ
+from taskq import TaskQ
 from taskq.cli.main import main
+from taskq.errors import LogError
 from taskq.log.config import LogConfig
 from taskq.log.disk import LocalDisk
 from taskq.log.reader import LogReader

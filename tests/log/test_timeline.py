@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import JobNotFound, TaskLog
+from taskq import TaskLog
 from taskq.core.model import SECOND_NS, AttemptView, State
 from taskq.core.records import Kind
+from taskq.errors import JobNotFound
 from taskq.log.attempts import encode_history
 from taskq.log.carrying import Carried, encode_carried
 from taskq.log.config import SEGMENT_BYTES_MIN

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import TaskLog, UsageError
+from taskq import TaskLog
 from taskq.core.errors import LogError
+from taskq.errors import UsageError
 from taskq.log.access import exposures
 from taskq.log.health import check_health
 from taskq.log.inbox import PartWriter, publish

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import JobFailed, Put, State, TaskLog, TaskQ
+from taskq import Put, State, TaskLog, TaskQ
 from taskq.core.records import Kind
+from taskq.errors import JobFailed
 from tests.processes.harness import SCRIPTS, Child, eventually, log_records, of_kind
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from taskq import JobFailed, TaskQ, retry
+from taskq import TaskQ, retry
 from taskq.core.model import State
+from taskq.errors import JobFailed
 from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskq import JobFailed, QueuePolicy, State, TaskQ, current_job, retry
+from taskq import QueuePolicy, State, TaskQ, current_job, retry
 from taskq.core.errors import AppendFailed, ResultGone, SpillMissing
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Cause, Flag, Kind
+from taskq.errors import JobFailed
 from taskq.log.bodies import compress
 from taskq.log.spill import Spill
 from taskq_workers import outcomes

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import JobCancelled, Snooze, State, TaskLog, TaskQ, current_job
+from taskq import Snooze, State, TaskLog, TaskQ, current_job
 from taskq.core.errors import JobNotFound
 from taskq.core.records import Kind
+from taskq.errors import JobCancelled
 from taskq.log.requests import ClaimRequest
 from taskq_workers.events import JobFinished
 from taskq_workers.lines import Style, job_line

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import DeadLetter, Discard, JobFailed, TaskLog, TaskQ, retry
-from taskq.core.errors import TaskqError
+from taskq import DeadLetter, Discard, TaskLog, TaskQ, retry
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
+from taskq.errors import JobFailed, TaskqError
 from taskq.log.history import records
 from taskq.log.reader import LogReader
 from taskq.log.requests import EnqueueSpec, Op, Settlement

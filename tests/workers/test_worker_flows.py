@@ -6,19 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskq import (
-    Failed,
-    FlowProgress,
-    JobCancelled,
-    JobFailed,
-    State,
-    TaskQ,
-    chain,
-    chord,
-    current_job,
-    group,
-    retry,
-)
+from taskq import Failed, State, TaskQ, chain, chord, current_job, group, retry
+from taskq.errors import JobCancelled, JobFailed
+from taskq.views import FlowProgress
 
 if TYPE_CHECKING:
     from pathlib import Path

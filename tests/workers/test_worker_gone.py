@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import LogGone, TaskQ
+from taskq import TaskQ
 from taskq.core.model import SECOND_NS
+from taskq.errors import LogGone
 from taskq.log.committer import LOOK_AROUND_NS
 from taskq_workers import Worker
 

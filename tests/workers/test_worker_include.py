@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import TaskQ, UsageError
+from taskq import TaskQ
+from taskq.errors import UsageError
 from taskq_workers.loader import load_app
 from taskq_workers.tasksearch import modules_with_tasks
 

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from anyio.lowlevel import checkpoint
 
-from taskq import LogFailed, LogLocked, PayloadTooLarge, StaleDelivery, UsageError, current_job
+from taskq import current_job
 from taskq.core.records import Cause, Kind
+from taskq.errors import LogFailed, LogLocked, PayloadTooLarge, StaleDelivery, UsageError
 from taskq_workers import Worker, pool, settling
 from taskq_workers.threads import SWITCH_INTERVAL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq import TaskqError
+    from taskq.errors import TaskqError
     from taskq.log.requests import ClaimRequest, Delivery, Settlement
     from tests.workers.fakes import FakeApp
 

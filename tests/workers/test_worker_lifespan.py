@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import pytest
 
-from taskq import Inject, InvalidCall, TaskqError, UsageError, injected
+from taskq import Inject, injected
+from taskq.errors import InvalidCall, TaskqError, UsageError
 from taskq_workers import lifespans
 from taskq_workers.lifespans import LifespanHolder, bound, resources_in_thread
 from taskq_workers.pool import Worker

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import UsageError
 from taskq.default import default_app
+from taskq.errors import UsageError
 from taskq_workers.loader import load_app
 
 if TYPE_CHECKING:

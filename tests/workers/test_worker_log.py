@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import (
-    Discard,
-    JobFailed,
-    LogClosed,
-    Snooze,
-    State,
-    TaskQ,
-    current_job,
-    retry,
-)
+from taskq import Discard, Snooze, State, TaskQ, current_job, retry
+from taskq.errors import JobFailed, LogClosed
 from taskq_workers import JobFinished, Worker
 
 if TYPE_CHECKING:

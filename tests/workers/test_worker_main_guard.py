@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import TaskQ, UsageError
+from taskq import TaskQ
+from taskq.errors import UsageError
 from taskq_workers.importing import importing
 
 if TYPE_CHECKING:

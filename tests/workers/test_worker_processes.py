@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import JobFailed, State, UsageError
+from taskq import State
+from taskq.errors import JobFailed, UsageError
 from taskq_workers import JobFinished, Worker
 from tests.processes.harness import eventually
 from tests.workers import afar_jobs

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import Progress, TaskQ, UsageError, current_job, progress, progress_sync, retry
+from taskq import TaskQ, current_job, progress, progress_sync, retry
 from taskq.core.errors import JobNotFound
+from taskq.errors import UsageError
 from taskq.log.peers import PROGRESS
 from taskq.log.progressfile import JOBS_MAX, ProgressBoard, Told, find_progress
 from taskq.log.reader import open_journal
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq import JobHandle
+    from taskq.views import Progress
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import State, TaskQ, UsageError
+from taskq import State, TaskQ
 from taskq.conditions import condition
+from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

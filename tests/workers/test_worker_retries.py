@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import DeadLetter, Discard, JobFailed, JobView, Retry, Snooze, TaskQ, UsageError, retry
+from taskq import DeadLetter, Discard, Retry, Snooze, TaskQ, retry
 from taskq.core.model import SECOND_NS, State
+from taskq.errors import JobFailed, UsageError
 from taskq.testing.clock import TravelClock, use_clock
 from tests.workers import traced_jobs
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from taskq.views import JobView
 
 HOUR_SECONDS = 3_600
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import LogError, TaskQ, UsageError
+from taskq import TaskQ
+from taskq.errors import LogError, UsageError
 from taskq_workers import WorkerThread
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import JobNotFound, State, TaskQ
+from taskq import State, TaskQ
+from taskq.errors import JobNotFound
 from taskq.log.config import SEGMENT_BYTES_MIN
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from django.db import transaction
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_GET, require_POST
 
-from taskq import JobNotFound, State, UsageError
+from taskq import State
+from taskq.errors import JobNotFound, UsageError
 
 from .models import Order
 from .tasks import app, send_receipt

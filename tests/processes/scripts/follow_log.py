@@ -13,7 +13,8 @@ import resource
 import sys
 import time
 
-from taskq import TaskLog, TaskqError
+from taskq import TaskLog
+from taskq.errors import TaskqError
 
 
 def tell(text: str) -> None:

@@ -12,7 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-from taskq import NotDead, TaskLog, TaskQ, retry
+from taskq import TaskLog, TaskQ, retry
+from taskq.errors import NotDead
 
 app = TaskQ("unused", durability="os")
 
