@@ -20,10 +20,10 @@ import click
 from pydantic import ByteSize
 
 from taskq import TaskQ
+from taskq import errors as error_tree
 from taskq.call import OptionChanges, Options
 from taskq.cli.main import BROUGHT_IN, BUILT_IN, SECTIONS
 from taskq.cli.main import main as command_line
-from taskq.core import errors as error_tree
 from taskq.core.transitions import diagram
 from taskq.decorate import TaskChoices
 from taskq.settings import Settings

@@ -39,7 +39,7 @@ def refusal(path: str, error: OSError) -> LogError:
 
 
 class TaskqError(Exception):
-    """Base of every error that taskq raises."""
+    """The root: catch this for anything that taskq itself raises."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Be pickled as it is: most make their text of their data, and are made of that."""

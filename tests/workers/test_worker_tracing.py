@@ -264,7 +264,7 @@ async def test_an_enqueue_that_is_refused_is_a_span_that_failed(app: TaskQ, trac
             await work.enqueue()
     _, refused = traces.named("send default")
     assert refused.status.status_code is trace.StatusCode.ERROR
-    assert attributes_of(refused)["error.type"] == "taskq.core.errors.DuplicateKey"
+    assert attributes_of(refused)["error.type"] == "taskq.errors.DuplicateKey"
 
 
 async def test_a_duplicate_is_told_and_headers_of_the_caller_go_first(
