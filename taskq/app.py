@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
 from taskq import telemetry
-from taskq.blocking import blocking
+from taskq.blocking import blocking, refuse_in_loop, run
 from taskq.breakers import (
     FAILURES_DEFAULT,
     PAUSE_SECONDS_DEFAULT,
@@ -327,12 +327,12 @@ class TaskQ(LogHolder):
 
     def enqueue_sync(self, call: Call[R], *rest: Never, **more: Never) -> JobHandle[R]:
         """Do as ``enqueue``, blocking this thread: for code without an event loop."""
+        refuse_in_loop("enqueue_sync()", "await enqueue()")
         if rest or more or type(call) is not Call:
             raise no_call(call, rest, "app.enqueue_sync")
         connection = self._connection
         if connection.is_traced():
-            (handle,) = self._send_sync([call])
-            return handle
+            return run(self.enqueue(call))
         packer = connection.packer
         item = packer.plain_item(call) or connection.pack_sync(packer.loose(call))
         answer = connection.send_sync(*item)
@@ -347,9 +347,7 @@ class TaskQ(LogHolder):
         """
         return await self._send(checked_calls(calls))
 
-    def enqueue_many_sync(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
-        """Do as ``enqueue_many``, blocking this thread."""
-        return self._send_sync(checked_calls(calls))
+    enqueue_many_sync = blocking(enqueue_many)
 
     async def _send(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
         connection = self._connection
@@ -360,15 +358,6 @@ class TaskQ(LogHolder):
                 items = await connection.pack_many(loose)
             answers = await connection.send_many(items)
             return sending.sent(self._handles(calls, answers))
-
-    def _send_sync(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
-        connection = self._connection
-        with telemetry.sending(connection, calls) as sending:
-            items = connection.packer.plain_items(sending.calls)
-            if items is None:
-                loose = [connection.packer.loose(call) for call in sending.calls]
-                items = connection.pack_many_sync(loose)
-            return sending.sent(self._handles(calls, connection.send_many_sync(items)))
 
     def _handles(self, calls: list[Call[R]], answers: list[int | Duplicate]) -> list[JobHandle[R]]:
         tag, both = self._connection.tag, zip(calls, answers, strict=True)
@@ -410,9 +399,7 @@ class TaskQ(LogHolder):
         """
         return await self.enqueue(self.call_by_name(task, *args, **kwargs))
 
-    def enqueue_by_name_sync(self, task: str, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
-        """Do as ``enqueue_by_name``, blocking this thread."""
-        return self.enqueue_sync(self.call_by_name(task, *args, **kwargs))
+    enqueue_by_name_sync = blocking(enqueue_by_name)
 
     async def enqueue_flow(self, flow: Flow[R]) -> FlowHandle[R]:
         """Put all of a flow into the log: one transaction.
@@ -426,11 +413,7 @@ class TaskQ(LogHolder):
         jobs = await self._send(list(plan.calls)) if plan.calls else []
         return FlowHandle(self, tuple(jobs), plan.ends, plan.shape)
 
-    def enqueue_flow_sync(self, flow: Flow[R]) -> FlowHandle[R]:
-        """Do as ``enqueue_flow``, blocking this thread."""
-        plan = plan_of(flow)
-        jobs = self._send_sync(list(plan.calls)) if plan.calls else []
-        return FlowHandle(self, tuple(jobs), plan.ends, plan.shape)
+    enqueue_flow_sync = blocking(enqueue_flow)
 
     async def flow(self, flow_id: str) -> FlowHandle[Any]:
         """The handle of a flow enqueued earlier, or elsewhere.
@@ -479,6 +462,7 @@ class TaskQ(LogHolder):
 
     def open_sync(self) -> Self:
         """Do as ``open``, blocking this thread."""
+        refuse_in_loop("open_sync()", "await open()")
         self._connection.reopen()
         self._connection.store()
         return self
@@ -489,6 +473,7 @@ class TaskQ(LogHolder):
 
     def close_sync(self) -> None:
         """Do as ``close``, blocking this thread."""
+        refuse_in_loop("close_sync()", "await close()")
         self._connection.close()
 
     async def __aenter__(self) -> Self:
@@ -498,6 +483,7 @@ class TaskQ(LogHolder):
         await self.close()
 
     def __enter__(self) -> Self:
+        refuse_in_loop("with app", "async with app")
         return self.open_sync()
 
     def __exit__(self, *_exc: object) -> None:

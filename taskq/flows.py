@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, Unpack, overload
 
+from taskq.blocking import refuse_in_loop
 from taskq.call import Call, OptionChanges, Runnable
 from taskq.core.errors import UsageError
 from taskq.core.flows import Policy
@@ -84,6 +85,7 @@ class Flow(Runnable[R_co]):
 
     def enqueue_sync(self) -> FlowHandle[R_co]:
         """Do as ``enqueue``, blocking this thread."""
+        refuse_in_loop("enqueue_sync()", "await enqueue()")
         app = self._app()
         if app is None:
             return _empty(self)

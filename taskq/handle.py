@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from taskq.blocking import blocking, refuse_in_loop
+from taskq.blocking import blocking
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import (
     JobCancelled,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from taskq.core.model import AttemptView
     from taskq.core.why import Reason
     from taskq.log.journal import Journal
-    from taskq.log.port import LoopPort, ThreadPort
+    from taskq.log.port import LoopPort
     from taskq.log.requests import Duplicate
     from taskq.ports import AppPort, TaskPort
 
@@ -129,31 +128,7 @@ class JobHandle(Generic[R]):
         view = await self._view() if self._needs_view(state) else None
         return self._value(state, body, view)
 
-    def result_sync(self, timeout: Duration | None = None) -> R:
-        """Do as ``result``, blocking this thread.
-
-        Raises:
-            UsageError: called in an event loop's thread, which it would stop.
-            JobError: as ``result``.
-        """
-        refuse_in_loop("result_sync()", "await job.result()")
-        limit = None if timeout is None else seconds(timeout, "timeout")
-        future = self._thread_port().outcome(self.lsn)
-        try:
-            concurrent.futures.wait((future,), timeout=limit)
-            if not future.done():
-                with self._late(limit):
-                    now = self._view_sync(LATE_SECONDS_MAX)
-                if now.state in LIVE_STATES:
-                    raise self._explained(limit or 0.0, now)
-            outcome = future.result()
-        finally:
-            future.cancel()
-        state, body, flags = outcome
-        if flags:
-            bodies = self._app._connection.packer.bodies
-            body = bodies.unpack(body or b"", flags, self._result_name)
-        return self._value(state, body, self._view_sync() if self._needs_view(state) else None)
+    result_sync = blocking(result)
 
     async def view(self) -> JobView:
         """Everything the log says of the job.
@@ -164,17 +139,13 @@ class JobHandle(Generic[R]):
         """
         return await self._app._connection.packer.opened_view(await self._view())
 
-    def view_sync(self) -> JobView:
-        """Do as ``view``, blocking this thread."""
-        return self._app._connection.packer.bodies.open_view(self._view_sync())
+    view_sync = blocking(view)
 
     async def status(self) -> State:
         """Where the job is in its life, now."""
         return (await self._view()).state
 
-    def status_sync(self) -> State:
-        """Do as ``status``, blocking this thread."""
-        return self._view_sync().state
+    status_sync = blocking(status)
 
     async def cancel(self) -> bool:
         """Withdraw the job if it waits, stop it if it runs; False when it is settled already.
@@ -190,6 +161,8 @@ class JobHandle(Generic[R]):
         """
         port = await self._port()
         return bool(await port.cancel(self.lsn))
+
+    cancel_sync = blocking(cancel)
 
     async def why(self) -> Reason:
         """The one reason why the job is not running, as a code and a sentence.
@@ -223,10 +196,6 @@ class JobHandle(Generic[R]):
 
     requeue_sync = blocking(requeue)
 
-    def cancel_sync(self) -> bool:
-        """Do as ``cancel``, blocking this thread."""
-        return bool(self._thread_port().cancel(self.lsn).result())
-
     async def progress(self) -> Progress | None:
         """How far the job is, as it told last; None if it does not run, or told nothing yet.
 
@@ -246,18 +215,10 @@ class JobHandle(Generic[R]):
         port = await self._port()
         return self._found(await port.view(self.lsn))
 
-    def _view_sync(self, limit_seconds: float | None = None) -> JobView:
-        return self._found(self._thread_port().view(self.lsn).result(limit_seconds))
-
     async def _port(self) -> LoopPort:
         port = await self._app._connection.port()
         self._app._connection.check_tag(self._tag, self.lsn)
         return port
-
-    def _thread_port(self) -> ThreadPort:
-        store = self._app._connection.store()
-        self._app._connection.check_tag(self._tag, self.lsn)
-        return store.thread_port
 
     def _found(self, view: JobView | None) -> JobView:
         if view is None:

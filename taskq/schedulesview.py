@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from taskq.blocking import blocking
 from taskq.core.errors import UsageError
 from taskq.core.model import TIME_NS_MAX
 from taskq.core.parsing import parse_json
@@ -57,6 +58,10 @@ class ScheduleView:
     next_ticks: tuple[datetime, ...]
 
 
+#: The class has a method of that name.
+Views: TypeAlias = list[ScheduleView]
+
+
 class LogSchedules:
     """The schedules of a log: ``app.schedules``.
 
@@ -67,20 +72,22 @@ class LogSchedules:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def list(self, next_count: int = NEXT_COUNT) -> list[ScheduleView]:
+    async def list(self, next_count: int = NEXT_COUNT) -> Views:
         """All of them, by name.
 
         Raises:
             LogError: the log could not be opened.
         """
 
-        def look(one: Sight) -> list[ScheduleView]:
+        def look(one: Sight) -> Views:
             now_ns = one.journal.clock.wall_ns()
             return views_of(one.facets.need_agenda().schedules, now_ns, next_count)
 
         port = await self._connection.port()
-        views: list[ScheduleView] = await port.look(look)
+        views: Views = await port.look(look)
         return views
+
+    list_sync = blocking(list)  # noqa: A003 - the method of that name is what is meant
 
     async def pause(self, name: str) -> bool:
         """Let a schedule tick no more, in any process, until it is resumed; False if it is so.
@@ -91,6 +98,8 @@ class LogSchedules:
         """
         return await self._steer(name, "pause")
 
+    pause_sync = blocking(pause)
+
     async def resume(self, name: str) -> bool:
         """Let it tick again, from now on: what it missed is not made up for; False if it is so.
 
@@ -99,6 +108,8 @@ class LogSchedules:
             LogError: the log could not be opened or written.
         """
         return await self._steer(name, "resume")
+
+    resume_sync = blocking(resume)
 
     async def reset(self, name: str) -> bool:
         """Let it count from now: for one that ticked ahead of its time, by a clock that was wrong.
@@ -109,6 +120,8 @@ class LogSchedules:
         """
         return await self._steer(name, "reset")
 
+    reset_sync = blocking(reset)
+
     async def remove(self, name: str) -> bool:
         """Forget a schedule that the code has no more; a worker that has it brings it back.
 
@@ -117,6 +130,8 @@ class LogSchedules:
             LogError: the log could not be opened or written.
         """
         return await self._steer(name, "remove")
+
+    remove_sync = blocking(remove)
 
     async def _steer(self, name: str, action: str) -> bool:
         check_name("schedule name", name)

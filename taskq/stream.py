@@ -8,6 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, TypeAlias
 
+from taskq.blocking import blocking, refuse_in_loop, run
 from taskq.core.errors import LogDamaged, LogError, LogGone, ReaderFellBehind, UsageError, refusal
 from taskq.core.hints import command
 from taskq.log.codec import SEGMENT_HEADER
@@ -19,7 +20,7 @@ from taskq.log.readers import NamedReader, Position
 from taskq.recordreader import RecordReader, open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from taskq.connection import Connection
     from taskq.log.files import SegmentFiles
@@ -157,6 +158,8 @@ class Stream:
             self._done = self._open.records.position
             await self._save()
 
+    commit_sync = blocking(commit)
+
     async def aclose(self) -> None:
         """Save how far a named reader has come, and let go of its name. Legal twice.
 
@@ -175,11 +178,28 @@ class Stream:
             await self._open.records.frames.settle()
             await asyncio.to_thread(self._finish, self._open)
 
+    aclose_sync = blocking(aclose)
+
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.aclose()
+
+    def __iter__(self) -> Iterator[Record]:
+        refuse_in_loop("for record in stream", "async for record in stream")
+        while (record := run(self._next_or_none())) is not None:
+            yield record
+
+    async def _next_or_none(self) -> Record | None:
+        return await anext(self, None)
+
+    def __enter__(self) -> Self:
+        refuse_in_loop("with stream", "async with stream")
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        run(self.aclose())
 
     def __del__(self) -> None:
         # Whoever left the loop by an error keeps no reader's name.

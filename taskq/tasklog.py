@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
-from taskq.blocking import blocking, run
+from taskq.blocking import blocking, refuse_in_loop, run
 from taskq.connection import Connection, split_job_id
 from taskq.core.counts import whole
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds, seconds
@@ -291,6 +291,7 @@ class TaskLog(LogHolder):
         await self.close()
 
     def __enter__(self) -> Self:
+        refuse_in_loop("with log", "async with log")
         return run(self._opened())
 
     def __exit__(self, *_exc: object) -> None:

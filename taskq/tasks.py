@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unp
 
 from taskq import tracing
 from taskq.arguments import ArgumentCodec
+from taskq.blocking import refuse_in_loop
 from taskq.call import (
     Call,
     OptionChanges,
@@ -177,6 +178,7 @@ class Enqueuer(Generic[P, R]):
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Do as ``enqueue``, blocking this thread: for code without an event loop."""
+        refuse_in_loop("enqueue_sync()", "await enqueue()")
         if self._connection.is_traced():
             return self._task.app.enqueue_sync(self.call(*args, **kwargs))
         body, extras = self._encoded(args, kwargs)
@@ -202,6 +204,7 @@ class Enqueuer(Generic[P, R]):
 
     def enqueue_many_sync(self, calls: Iterable[tuple[Any, ...]]) -> list[JobHandle[R]]:
         """Do as ``enqueue_many``, blocking this thread."""
+        refuse_in_loop("enqueue_many_sync()", "await enqueue_many()")
         if self._connection.is_traced():
             return self._task.app.enqueue_many_sync(self._calls(calls))
         items = self._items(calls)

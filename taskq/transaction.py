@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Never, Self, TypeVar, Unpack
 
 from taskq import telemetry
+from taskq.blocking import refuse_in_loop, run
 from taskq.call import Call, transaction_bytes
 from taskq.connection import split_job_id
 from taskq.core.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
@@ -136,6 +137,19 @@ class _Transaction(ABC, Generic[P]):
             settlements = [await self._packed(result) for result in self._results]
             bundle = Bundle(tuple(settlements), await self._located(), tuple(items))
             self._resolve(await self._connection.transact(bundle))
+
+    def __enter__(self) -> Self:
+        refuse_in_loop("with ... as tx", "async with ... as tx")
+        self._enter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        run(self.__aexit__(kind, error, traceback))
 
     def cancel(self, job: str | JobHandle[Any]) -> PendingCancel:
         """Withdraw a job that waits by then, and ask for the end of one that runs.
@@ -272,23 +286,6 @@ class AppTransaction(_Transaction[PendingJob[Any]]):
     def __init__(self, app: TaskQ) -> None:
         super().__init__(app._connection)
         self._app = app
-
-    def __enter__(self) -> Self:
-        self._enter()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._leave(kind):
-            connection = self._connection
-            items = connection.pack_many_sync([loose for _, loose in self._jobs])
-            connection.store()
-            bundle = Bundle((), self._checked(), tuple(items))
-            self._resolve(connection.transact_sync(bundle))
 
     def enqueue(self, call: Call[R], *rest: Never) -> PendingJob[R]:
         """Enqueue a call; its id is known when the block is left.

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import FlowHandle, JobHandle, State, TaskLog, TaskQ
+from taskq import Flow, FlowHandle, JobHandle, State, Stream, Task, TaskLog, TaskQ
 from taskq import blocking as module
 from taskq.blocking import blocking
 from taskq.deadletters import DeadLetters
 from taskq.errors import JobFailed, JobNotFound, ResultTimeout, UsageError
+from taskq.schedulesview import LogSchedules
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +39,10 @@ def app(tmp_path: Path) -> Any:
     app.close_sync()
 
 
-@pytest.mark.parametrize("kind", [TaskQ, TaskLog, JobHandle, FlowHandle, DeadLetters])
+KINDS = [TaskQ, TaskLog, Task, Flow, JobHandle, FlowHandle, DeadLetters, LogSchedules, Stream]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_public_coroutine_has_a_blocking_twin_of_the_same_signature(kind: type) -> None:
     methods = {
         name: method
@@ -53,6 +57,30 @@ def test_every_public_coroutine_has_a_blocking_twin_of_the_same_signature(kind: 
         parameters = [inspect.signature(one).parameters.keys() for one in (method, twin)]
         assert parameters[0] == parameters[1], name
         assert twin.__doc__.startswith(f"Do as ``{name}``"), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_twin_refuses_to_run_in_the_thread_of_an_event_loop(kind: Any) -> None:
+    twins = [name for name in dir(kind) if name.endswith("_sync")]
+    assert twins
+    for name in twins:
+        twin = inspect.getattr_static(kind, name)
+        missing = [
+            one.name
+            for one in inspect.signature(twin).parameters.values()
+            if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+        ]
+        with pytest.raises(UsageError, match=rf"{name}\(\) would stop this event loop: use await"):
+            twin(*missing)
+
+
+async def test_a_block_without_async_is_not_entered_in_the_thread_of_an_event_loop(
+    app: TaskQ, tmp_path: Path
+) -> None:
+    log = TaskLog.open(tmp_path / "log")
+    for block in (app, log, app.transaction(), log.transaction(), log.stream()):
+        with pytest.raises(UsageError, match="would stop this event loop: use async with"), block:
+            raise AssertionError("it was entered")
 
 
 def test_a_program_without_a_loop_enqueues_runs_and_looks_after_its_jobs(app: TaskQ) -> None:

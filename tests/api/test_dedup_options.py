@@ -43,7 +43,7 @@ async def test_a_task_says_what_becomes_of_a_key_that_is_held(app: TaskQ) -> Non
     call = sync.call(1)
     assert (await app.enqueue(call.options(on_conflict="first"))).duplicate
     with pytest.raises(DuplicateKey):
-        app.enqueue_many_sync([call.options(key="other"), call.options(on_conflict="raise")])
+        await app.enqueue_many([call.options(key="other"), call.options(on_conflict="raise")])
     assert await second.status() is State.READY
 
 

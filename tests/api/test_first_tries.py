@@ -137,13 +137,15 @@ async def test_what_is_no_call_is_told_how_it_is_enqueued(app: TaskQ, task: Any)
         ((task.call("a"), 1), r"give arguments to task.call\(...\)"),
         ((3,), "got 3"),
     ]
+    twin: Any = app.enqueue_sync
     for given, line in wrong:
         with pytest.raises(UsageError, match=line):
             await app.enqueue(*given)
         with pytest.raises(UsageError, match="takes one call"):
-            app.enqueue_sync(*given)
-        with app.transaction() as tx, pytest.raises(UsageError, match="takes one call"):
-            tx.enqueue(*given)
+            await asyncio.to_thread(twin, *given)
+        async with app.transaction() as tx:
+            with pytest.raises(UsageError, match="takes one call"):
+                tx.enqueue(*given)
     assert not (await app.stats()).queues
     await app.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,7 +72,7 @@ async def test_one_wrong_call_among_many_writes_none_of_them(send: Any, recorder
     with pytest.raises(InvalidCall, match="'count' must be int"):
         await send.enqueue_many([("a", 1), ("b", "two"), ("c", 3)])
     with pytest.raises(InvalidCall, match="'count' must be int"):
-        send.enqueue_many_sync([("a", 1), ("b", "two"), ("c", 3)])
+        await asyncio.to_thread(send.enqueue_many_sync, [("a", 1), ("b", "two"), ("c", 3)])
     assert recorder.items == []
 
 
