@@ -52,15 +52,17 @@ def check_health(
             snapshot has to be read for that: a quarter of a second after 8 MiB.
     """
     disk = LocalDisk()
-    owners = [one for one in owner_views(path / "owners", {}) if one.alive]
+    states = {one: process_state(one.pid) for one in owner_views(path / "owners", {}) if one.alive}
+    # A worker that is stopped works on nothing, whoever else has the log open.
+    awake = [one for one, state in states.items() if not state.startswith(_STOPPED)]
     checks = [
         _readable(path),
         _unfailed(disk, path),
-        _process(path, owners),
-        _worker(owners),
+        _process(path, states, awake),
+        _worker(awake),
     ]
     if with_jobs and checks[0].ok:
-        checks.append(_jobs(path, owners))
+        checks.append(_jobs(path, awake))
     return [*checks, _room(disk, path, config or LogConfig()), _access(path)]
 
 
@@ -103,15 +105,14 @@ def _unfailed(disk: Disk, path: Path) -> Check:
     return Check(name="writes", ok=False, vital=True, detail=detail)
 
 
-def _process(path: Path, owners: Iterable[OwnerView]) -> Check:
+def _process(path: Path, owners: Iterable[OwnerView], awake: list[OwnerView]) -> Check:
     """Any process, as a worker that drains claims nothing any more, and is well all the same."""
-    states = {one.pid: process_state(one.pid) for one in owners}
-    running = [pid for pid, state in states.items() if not state.startswith(_STOPPED)]
-    if running:
-        found = ", ".join(map(str, sorted(running)))
+    if awake:
+        found = ", ".join(map(str, sorted({one.pid for one in awake})))
         return Check(name="process", ok=True, vital=True, detail=f"the log is open in {found}")
-    if states:
-        found = ", ".join(map(str, sorted(states)))
+    stopped = {one.pid for one in owners}
+    if stopped:
+        found = ", ".join(map(str, sorted(stopped)))
         detail = f"stopped by a signal: {found}. Let it go on with kill -CONT"
         return Check(name="process", ok=False, vital=True, detail=detail)
     start = command(str(path.absolute()), *WORKER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_type
 
 import taskq
-from taskq import Call, JobHandle, PendingJob, State, Task, TaskQ, current_job, retry, task
+from taskq import Call, JobHandle, PendingJob, State, Task, TaskQ, Worker, current_job, retry, task
 
 app = TaskQ("data")
 
@@ -98,3 +98,13 @@ def options_are_known() -> None:
     app.task(prority=1)  # E: call-overload
     app.task(priority="high")  # E: call-overload
     assert taskq.Taskq  # E: attr-defined
+
+
+async def run_a_worker() -> None:
+    async with app.worker(concurrency=2, queues=["mail"], drain_timeout="5s") as worker:
+        assert_type(worker.running, int)
+        await worker.stop()
+    app.worker(concurency=2)  # E: call-arg
+    app.worker(burst="yes")  # E: arg-type
+    app.run_worker(burts=True)  # E: call-arg
+    assert_type(Worker(app, burst=True).concurrency, int)

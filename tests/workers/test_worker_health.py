@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 from click.testing import CliRunner
@@ -95,6 +99,36 @@ async def test_a_stopped_process_is_not_live(app: TaskQ, monkeypatch: pytest.Mon
     monkeypatch.setattr(health, "process_state", lambda _: "stopped: python -m taskq")
     async with app, app.worker():
         assert found(app.data_dir)["process"] is False
+
+
+def opened_elsewhere(path: Path) -> subprocess.Popen[bytes]:
+    """A process that has the log open until its input ends, and says when."""
+    code = (
+        "import sys; from taskq import TaskQ; app = TaskQ(sys.argv[1]).open_sync(); "
+        "print('open', flush=True); sys.stdin.read(); app.close_sync()"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+
+async def test_a_worker_that_is_stopped_works_on_nothing_though_another_process_runs(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with app, app.worker():
+        other = opened_elsewhere(app.data_dir)
+        with other:
+            assert other.stdout is not None
+            assert await asyncio.to_thread(other.stdout.readline) == b"open\n"
+            assert all(found(app.data_dir).values())
+            monkeypatch.setattr(
+                health,
+                "process_state",
+                lambda pid: "stopped" if pid == os.getpid() else "running",
+            )
+            checks = found(app.data_dir)
+            await asyncio.to_thread(other.communicate)
+    assert (checks["process"], checks["worker"]) == (True, False)
 
 
 async def test_jobs_that_no_worker_would_take_are_not_healthy_but_live(app: TaskQ) -> None:

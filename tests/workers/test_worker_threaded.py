@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import os
 import signal
 import subprocess
@@ -16,7 +17,8 @@ import pytest
 
 from taskq import TaskQ
 from taskq.errors import LogError, UsageError
-from taskq_workers import WorkerThread
+from taskq.working import WorkerOptions
+from taskq_workers import Worker, WorkerThread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -191,3 +193,10 @@ def test_a_signal_ends_run_worker_and_the_program_goes_on(
         os.kill(process.pid, number)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "stopped\n"), err
+
+
+def test_an_app_takes_the_very_options_of_a_worker() -> None:
+    """``app.worker`` is typed by names of its own, since it may not import the workers."""
+    parameters = inspect.signature(Worker).parameters
+    given = {"app", "concurrency", "queues"}
+    assert set(WorkerOptions.__annotations__) == parameters.keys() - given
