@@ -8,7 +8,7 @@ import pytest
 
 from taskq import TaskQ, chain
 from taskq.errors import JobCancelled
-from taskq.log import flows
+from taskq.log import ends
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ async def test_a_flow_is_cancelled_to_its_end_where_nobody_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frame cancels so many held jobs; the next one comes though nothing else happens."""
-    monkeypatch.setattr(flows, "FOLLOWED_MAX", 1)
+    monkeypatch.setattr(ends, "FOLLOWED_MAX", 1)
     app = TaskQ(tmp_path)
 
     @app.task
