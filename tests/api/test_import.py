@@ -161,3 +161,16 @@ def test_a_traceback_and_a_pickle_name_an_error_where_it_is_imported_from() -> N
     back = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
     assert type(back) is taskq.errors.JobFailed
     assert str(back) == str(error)
+
+
+def test_whatever_is_imported_first_can_be(tmp_path: Path) -> None:
+    """A submodule that is on its way is asked of the package first, which must not load others."""
+    for name in sorted({*taskq._HOMES.values(), "taskq.errors", "taskq.views"}):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {name}"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not done.returncode, (name, done.stderr)

@@ -210,7 +210,7 @@ def test_put_of_a_task_takes_its_own_options_and_checks_with_the_app(
 async def test_put_warns_of_a_task_that_no_worker_knows(tmp_path: Path) -> None:
     app = TaskQ(tmp_path, durability="os")
     app.task(name="known")(abs)
-    done = taskq("put", "-d", tmp_path, "-t", "known", '{"*": [1]}')
+    done = await asyncio.to_thread(taskq, "put", "-d", tmp_path, "-t", "known", '{"*": [1]}')
     assert done.exit_code == 0
     assert "no worker that runs here now knows the task known: it waits until" in done.stderr
     async with app, app.worker():
