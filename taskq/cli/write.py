@@ -116,7 +116,7 @@ def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
     if target is None:
         return TaskQ(data_dir, upkeep=False)
     # By name, since imports point from there to here.
-    app: TaskQ = importlib.import_module("taskq_workers.loader").load_app(target)
+    app: TaskQ = importlib.import_module("taskq_workers.runs.loader").load_app(target)
     if data_dir is not None:
         app.data_dir = data_dir
     if task not in app._tasks:

@@ -135,7 +135,7 @@ def _load(target: str) -> TaskQ:
     from taskq.errors import UsageError  # noqa: PLC0415 - pytest loads this module in every run
 
     try:
-        app: TaskQ = importlib.import_module("taskq_workers.loader").load_app(target)
+        app: TaskQ = importlib.import_module("taskq_workers.runs.loader").load_app(target)
     except UsageError as error:
         told = f"taskq_app = {target}: {error}"
         raise pytest.fail.Exception(told, pytrace=False) from None

@@ -125,7 +125,8 @@ class Sandbox:
             return
         if self._scheduler is None:
             # By name, since imports point from the workers to here.
-            self._scheduler = importlib.import_module("taskq_workers.scheduler").Scheduler(self.app)
+            module = importlib.import_module("taskq_workers.services.scheduler")
+            self._scheduler = module.Scheduler(self.app)
         await self.app.open()
         await self._scheduler.look(self.app.store())
 

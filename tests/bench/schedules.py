@@ -32,7 +32,7 @@ from taskq.core.records import Kind
 from taskq.log.history import records
 from taskq.log.reader import open_journal
 from taskq_workers import Worker
-from taskq_workers.scheduler import Scheduler
+from taskq_workers.services.scheduler import Scheduler
 
 BERLIN: Final = ZoneInfo("Europe/Berlin")
 STARTS: Final = {

@@ -21,9 +21,8 @@ from typing import IO, TYPE_CHECKING, Final
 
 from taskq import TaskQ
 from taskq.log.reader import LogReader
-from taskq_workers.heap import keep_heap_small
 from taskq_workers.pool import Worker
-from taskq_workers.supervisor import Supervisor
+from taskq_workers.process.supervisor import Supervisor, keep_heap_small
 from tests.bench.process import MIB, rss_bytes, start
 from tests.bench.tables import Table, median
 

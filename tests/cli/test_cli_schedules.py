@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import TaskQ
-from taskq_workers.scheduler import Scheduler
+from taskq_workers.services.scheduler import Scheduler
 from tests.cli.helpers import taskq, taskq_json
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from taskq_plugins.spark.backlog.costs import Costs
 from taskq_plugins.spark.backlog.executing import run_chunk
 from taskq_plugins.spark.backlog.worker import SparkWorker
 from taskq_plugins.spark.errors import SparkError
-from taskq_workers.elsewhere import Order
+from taskq_workers.process.elsewhere import Order
 from tests.workers.fakes import FakeApp
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import State, TaskQ
-from taskq_workers.elsewhere import Order, find_executor
+from taskq_workers.process.elsewhere import Order, find_executor
 from tests.samples import backlog_jobs as jobs
 
 if TYPE_CHECKING:

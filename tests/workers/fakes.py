@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taskq.core.model import Extras, Serving
     from taskq.log.port import LoopPort
     from taskq.log.store import Store
-    from taskq_workers.settling import Settled
+    from taskq_workers.slots.settling import Settled
 
 
 def make_delivery(spec: EnqueueSpec, body: bytes, *, job: int = 1, attempt: int = 1) -> Delivery:

@@ -20,9 +20,9 @@ from taskq import retry
 from taskq.conditions import condition
 from taskq.core.errors import AppendFailed
 from taskq.core.records import Kind
-from taskq_workers.cancels import CancelListener
-from taskq_workers.crew import Crew
 from taskq_workers.pool import Phase, Worker
+from taskq_workers.services.cancels import CancelListener
+from taskq_workers.slots.slots import Crew
 from tests.workers.fakes import FakeApp, FakePort, FakeStore
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.log.requests import ClaimRequest, Delivery, Settlement
     from taskq.log.store import Store
-    from taskq_workers.settling import Settled
+    from taskq_workers.slots.settling import Settled
 
 #: A schedule whose jobs are not done after so long, on its own clock, never ends.
 _LIMIT_SECONDS: Final = 3_600.0
@@ -107,6 +107,10 @@ class Log(FakePort):
         return self
 
     def need_agenda(self) -> Log:
+        return self
+
+    @property
+    def taking(self) -> Log:
         return self
 
     def has_ready(self, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> bool:

@@ -18,7 +18,7 @@ from taskq.core.records import Cause, Flag, Kind
 from taskq.errors import JobFailed
 from taskq.log.bodies import compress
 from taskq.log.spill import Spill
-from taskq_workers import outcomes
+from taskq_workers.slots import outcomes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -233,7 +233,7 @@ async def test_a_large_result_waits_for_a_full_disk_and_runs_its_job_once(
     async def no_sleep(_: float) -> None: ...
 
     monkeypatch.setattr(Spill, "put", put)
-    monkeypatch.setattr("taskq_workers.storing.asyncio.sleep", no_sleep)
+    monkeypatch.setattr("taskq_workers.slots.storing.asyncio.sleep", no_sleep)
     async with quick_app, quick_app.worker():
         assert await (await large.enqueue()).result(SECONDS) == DENSE
     assert (runs, refusals) == ([1], [])

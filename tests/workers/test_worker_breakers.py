@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from taskq.conditions import online
 from taskq.conditionsnetwork import Online
 from taskq.core.why import Why
-from taskq_workers.gates import Mode
+from taskq_workers.gates.gate import Mode
 from taskq_workers.pool import Worker
 from tests.workers.switches import Switch, records
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pytest
 
     from taskq import JobHandle, TaskQ
-    from taskq_workers.breaker import Breaker
+    from taskq_workers.gates.breaker import Breaker
 
 
 def _breaker(worker: Worker, queue: str = "mail") -> Breaker:
@@ -187,7 +187,7 @@ async def test_a_queue_comes_back_at_once_when_there_is_a_route_again(
         asked.set()
         return network.up
 
-    monkeypatch.setattr("taskq_workers.breaker.is_anywhere_routed", is_routed)
+    monkeypatch.setattr("taskq_workers.gates.breaker.is_anywhere_routed", is_routed)
 
     @app.task(queue="mail", retry=1)
     async def send() -> None:

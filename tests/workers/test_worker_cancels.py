@@ -15,8 +15,8 @@ from taskq.core.records import Kind
 from taskq.errors import JobCancelled
 from taskq.log.requests import ClaimRequest
 from taskq_workers.events import JobFinished
-from taskq_workers.lines import Style, job_line
 from taskq_workers.pool import Worker
+from taskq_workers.process.reporting import Style, job_line
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq.context import JobContext, _current
-from taskq_workers import processes
-from taskq_workers.children import Phase
-from taskq_workers.limits import Limits
-from taskq_workers.processes import ProcessRunner
-from taskq_workers.shipping import Ended
-from taskq_workers.wire import Done
+from taskq_workers.children import runner
+from taskq_workers.children.child import Phase
+from taskq_workers.children.runner import ProcessRunner
+from taskq_workers.children.wire import Done
+from taskq_workers.runs.limits import Limits
+from taskq_workers.slots.shipping import Ended
 
 if TYPE_CHECKING:
-    from taskq_workers.wire import Work
+    from taskq_workers.children.wire import Work
     from tests.workers.fakes import FakeApp
 
 pytestmark = pytest.mark.anyio
@@ -84,7 +84,7 @@ class Loop:
 @pytest.fixture(autouse=True)
 def children(monkeypatch: pytest.MonkeyPatch) -> list[FakeChild]:
     FakeChild.made = []
-    monkeypatch.setattr(processes, "Child", FakeChild)
+    monkeypatch.setattr(runner, "Child", FakeChild)
     return FakeChild.made
 
 

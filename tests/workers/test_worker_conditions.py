@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from taskq.conditions import condition, online
 from taskq.core.why import Why
 from taskq.testing.clock import TravelClock, use_clock
-from taskq_workers.crew import Crew
 from taskq_workers.pool import Worker
+from taskq_workers.slots.slots import Crew
 from tests.cli.helpers import taskq
 from tests.workers.switches import Switch, records
 
@@ -41,9 +41,9 @@ class Crowd:
 
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often whether conditions that held still do."""
-    monkeypatch.setattr("taskq_workers.gates.STEP_SECONDS", 0.05)
-    monkeypatch.setattr("taskq_workers.gates.Gate.trial_seconds", 0.05)
-    monkeypatch.setattr("taskq_workers.conditiongate.HELD_SECONDS", 0.05)
+    monkeypatch.setattr("taskq_workers.gates.gate.STEP_SECONDS", 0.05)
+    monkeypatch.setattr("taskq_workers.gates.gate.Gate.trial_seconds", 0.05)
+    monkeypatch.setattr("taskq_workers.gates.condition.HELD_SECONDS", 0.05)
 
 
 async def _held(worker: Worker, job: JobHandle[Any]) -> None:

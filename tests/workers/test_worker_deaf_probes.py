@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.conditions import condition
-from taskq_workers import conditions
+from taskq_workers.gates import probes
 from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ async def test_a_probe_that_cancels_itself_counts_as_failed() -> None:
     async def cancels() -> bool:
         raise asyncio.CancelledError
 
-    probe = conditions.Probe(condition(cancels), lambda: 1)
+    probe = probes.Probe(condition(cancels), lambda: 1)
     assert await probe.told(0) == "its probe was cancelled"
 
 
 async def test_a_probe_that_ignores_its_time_limit_counts_as_failed_and_ends_a_burst(
     app: TaskQ, deaf: Deaf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conditions, "DEAF_SECONDS", 0.05)
+    monkeypatch.setattr(probes, "DEAF_SECONDS", 0.05)
 
     @app.task(requires=[condition(deaf.check, timeout=0.05)])
     async def work() -> None: ...

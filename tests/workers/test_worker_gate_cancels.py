@@ -10,7 +10,7 @@ import pytest
 from taskq.conditions import condition
 from taskq.core.errors import JobCancelled
 from taskq.core.model import State
-from taskq_workers.gates import Mode
+from taskq_workers.gates.gate import Mode
 from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq_workers import guard
-from taskq_workers.guard import Guard
-from taskq_workers.notify import Notifier
+from taskq_workers.process import guard
+from taskq_workers.process.guard import Guard
+from taskq_workers.process.leash import Notifier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

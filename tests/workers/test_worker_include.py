@@ -12,8 +12,8 @@ import pytest
 
 from taskq import TaskQ
 from taskq.errors import UsageError
-from taskq_workers.loader import load_app
-from taskq_workers.tasksearch import modules_with_tasks
+from taskq_workers.runs.loader import load_app
+from taskq_workers.runs.tasksearch import modules_with_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

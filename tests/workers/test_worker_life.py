@@ -14,8 +14,9 @@ from anyio.lowlevel import checkpoint
 from taskq import current_job
 from taskq.core.records import Cause, Kind
 from taskq.errors import LogFailed, LogLocked, PayloadTooLarge, StaleDelivery, UsageError
-from taskq_workers import Worker, pool, settling
-from taskq_workers.threads import SWITCH_INTERVAL_SECONDS
+from taskq_workers.slots import settling
+from taskq_workers import Worker, pool
+from taskq_workers.runs.threads import SWITCH_INTERVAL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from taskq.core.records import Kind
 from taskq_workers.events import JobFinished
-from taskq_workers.lines import (
+from taskq_workers.process.reporting import (
+    LINES_PER_SECOND_MAX,
     Facts,
+    Reporter,
     Style,
     banner,
     drain_lines,
@@ -19,7 +21,6 @@ from taskq_workers.lines import (
     style_for,
     summary_line,
 )
-from taskq_workers.reporting import LINES_PER_SECOND_MAX, Reporter
 
 if TYPE_CHECKING:
     from taskq_workers.events import JobEnd

@@ -7,7 +7,7 @@ import pytest
 
 from taskq.default import default_app
 from taskq.errors import UsageError
-from taskq_workers.loader import load_app
+from taskq_workers.runs.loader import load_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

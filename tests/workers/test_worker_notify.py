@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq_workers.notify import Notifier
+from taskq_workers.process.leash import Notifier
 from tests.processes.harness import SCRIPTS, Child
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from taskq_workers.pace import BATCH_MAX, BATCH_SECONDS_LONG, BATCH_SECONDS_SHORT, Pace
+from taskq_workers.slots.pace import BATCH_MAX, BATCH_SECONDS_LONG, BATCH_SECONDS_SHORT, Pace
 
 
 def grown(concurrency: int, batches: int) -> Pace:

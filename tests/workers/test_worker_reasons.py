@@ -5,7 +5,7 @@ import pytest
 from taskq.core.model import REASON_BYTES_MAX
 from taskq.core.signals import Discard
 from taskq.serialization import encode_reason
-from taskq_workers.reasons import describe, raised_by_call, summary
+from taskq_workers.runs.reasons import describe, raised_by_call, summary
 
 
 class Odd(Exception):

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq_workers import breaker, pool, slot
+from taskq_workers import pool
+from taskq_workers.gates import breaker
 from taskq_workers.pool import Worker
+from taskq_workers.slots import slot
 from tests.workers.resting import Schedule
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from taskq.core.errors import InvalidCall, UsageError
 from taskq.schedulestimes import CATCH_UP_MAX
 from taskq.testing.clock import FakeClock, TravelClock, use_clock
 from taskq_workers.pool import Worker
-from taskq_workers.scheduler import LOOK_SECONDS, Scheduler
+from taskq_workers.services.scheduler import LOOK_SECONDS, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

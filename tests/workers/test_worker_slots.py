@@ -15,8 +15,9 @@ from anyio.lowlevel import checkpoint
 
 from taskq import Discard, Retry, Snooze, current_job, retry
 from taskq.core.records import Cause, Kind
-from taskq_workers import JobFinished, Worker, slot
-from taskq_workers.pace import BATCH_MAX
+from taskq_workers import JobFinished, Worker
+from taskq_workers.slots import slot
+from taskq_workers.slots.pace import BATCH_MAX
 
 if TYPE_CHECKING:
     from taskq.log.requests import Settlement

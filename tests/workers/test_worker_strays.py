@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq_workers.pool import Worker
-from taskq_workers.straywatch import StrayWatch
+from taskq_workers.services.strays import StrayWatch
 
 if TYPE_CHECKING:
     from taskq import TaskQ

@@ -18,20 +18,20 @@ from taskq.core.model import Serving
 from taskq.core.weights import Weights
 from taskq.limiting import limits_of
 from taskq.log.requests import checked_queues
-from taskq_workers.blame import Keeper, forbid_stop
-from taskq_workers.blocking import LoopWatch
-from taskq_workers.cancels import CancelListener
-from taskq_workers.crew import Crew
-from taskq_workers.deaths import DeathHooks
-from taskq_workers.executors import Executors
-from taskq_workers.gating import Gates
-from taskq_workers.lifespans import LifespanHolder
-from taskq_workers.limits import checked_limits, drain_seconds
-from taskq_workers.loader import import_included
-from taskq_workers.plans import Plans
-from taskq_workers.scheduler import Scheduler
-from taskq_workers.straywatch import StrayWatch
-from taskq_workers.tracing import traced_runs
+from taskq_workers.gates.gates import Gates
+from taskq_workers.runs.blame import Keeper, forbid_stop
+from taskq_workers.runs.executors import Executors
+from taskq_workers.runs.lifespans import LifespanHolder
+from taskq_workers.runs.limits import checked_limits, drain_seconds
+from taskq_workers.runs.loader import import_included
+from taskq_workers.runs.tracing import traced_runs
+from taskq_workers.services.cancels import CancelListener
+from taskq_workers.services.deaths import DeathHooks
+from taskq_workers.services.loopwatch import LoopWatch
+from taskq_workers.services.scheduler import Scheduler
+from taskq_workers.services.strays import StrayWatch
+from taskq_workers.slots.plans import Plans
+from taskq_workers.slots.slots import Crew
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from taskq.log.store import Store
     from taskq.tasks import Task
     from taskq_workers.events import Hook
-    from taskq_workers.hands import Hands
-    from taskq_workers.services import Service
+    from taskq_workers.services.service import Service
+    from taskq_workers.slots.hands import Hands
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -14,12 +14,12 @@ from taskq_plugins.spark.backlog.opening import must_open, open_payloads
 from taskq_plugins.spark.backlog.shipment import Chunk
 from taskq_plugins.spark.errors import SparkError
 from taskq_workers.events import Hook, tell
-from taskq_workers.feed import Feed
-from taskq_workers.outcomes import release, settle_failure
-from taskq_workers.pace import Pace
-from taskq_workers.settling import Settler
-from taskq_workers.shipping import Sent, settlement_of, ship
-from taskq_workers.storing import stored_success
+from taskq_workers.slots.feed import Feed
+from taskq_workers.slots.outcomes import release, settle_failure
+from taskq_workers.slots.pace import Pace
+from taskq_workers.slots.settling import Settler
+from taskq_workers.slots.shipping import Sent, settlement_of, ship
+from taskq_workers.slots.storing import stored_success
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery, Settlement
     from taskq_plugins.spark.backlog.shipment import Report
-    from taskq_workers.elsewhere import Order
-    from taskq_workers.shipping import Ended
+    from taskq_workers.process.elsewhere import Order
+    from taskq_workers.slots.shipping import Ended
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.context import JobContext, _current
 from taskq_plugins.spark.backlog.shipment import Report
-from taskq_workers.afar import failed, given_back, succeeded
-from taskq_workers.loader import load_app
-from taskq_workers.shipping import Ended, Shipped, Unpacker
-from taskq_workers.timeouts import limited, limits_of
+from taskq_workers.children.afar import failed, given_back, succeeded
+from taskq_workers.runs.loader import load_app
+from taskq_workers.runs.timeouts import limited, limits_of
+from taskq_workers.slots.shipping import Ended, Shipped, Unpacker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -9,8 +9,8 @@ from taskq.core.records import Kind
 from taskq.log.flows import is_of_flow
 from taskq.log.requests import Settlement
 from taskq.serialization import encode_reason
-from taskq_workers.inputs import Inputs
-from taskq_workers.outcomes import (
+from taskq_workers.slots.inputs import Inputs
+from taskq_workers.slots.outcomes import (
     ELSEWHERE_SECONDS,
     release,
     settle_failure,

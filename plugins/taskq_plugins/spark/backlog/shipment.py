@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from taskq_workers.shipping import Ended, Shipment
+    from taskq_workers.slots.shipping import Ended, Shipment
 
 
 class Chunk(NamedTuple):

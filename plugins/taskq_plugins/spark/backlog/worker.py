@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.log.store import Store
-    from taskq_workers.elsewhere import Order
-    from taskq_workers.hands import Hands
+    from taskq_workers.process.elsewhere import Order
+    from taskq_workers.slots.hands import Hands
 
 #: A lost executor is our business: Spark's own second try of its jobs would count no attempt, so
 #: it runs none, but lets the other partitions of that batch end. And a cancelled Python process is

@@ -126,7 +126,7 @@ def _sink_options(options: dict[str, str]) -> SinkOptions:
 def _app(name: str) -> TaskQ | None:
     if not name:
         return None
-    from taskq_workers.loader import load_app  # noqa: PLC0415 - few name an app
+    from taskq_workers.runs.loader import load_app  # noqa: PLC0415 - few name an app
 
     return load_app(name)
 

@@ -189,7 +189,7 @@ def _write(
 
 
 def _load(app: str) -> TaskQ:
-    from taskq_workers.loader import load_app  # noqa: PLC0415 - few name an app
+    from taskq_workers.runs.loader import load_app  # noqa: PLC0415 - few name an app
 
     return load_app(app)
 

@@ -1,0 +1,1 @@
+"""Child processes that run jobs one by one: ``runner`` says which, ``inside`` is their inside."""

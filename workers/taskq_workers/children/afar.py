@@ -1,0 +1,73 @@
+"""How a job ends that runs in another process than the one that claimed it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from taskq.core.model import SECOND_NS
+from taskq.core.records import Kind
+from taskq.log.requests import Settlement
+from taskq.serialization import encode_reason
+from taskq_workers.slots.outcomes import (
+    ELSEWHERE_SECONDS,
+    settle_bad_result,
+    settle_failure,
+    settle_unreadable,
+)
+from taskq_workers.slots.shipping import Ended, pickled_error
+
+if TYPE_CHECKING:
+    from taskq.context import JobContext
+    from taskq.log.requests import Delivery
+    from taskq.packing import Loose
+    from taskq.tasks import Task
+
+
+def failed(
+    number: int,
+    task: Task[..., Any],
+    delivery: Delivery,
+    error: BaseException,
+    seconds: float,
+    *,
+    called: bool,
+) -> Ended:
+    """The end of a job that raised; ``called`` is false if its arguments could not be had."""
+    settlement = None if called else settle_unreadable(delivery, error)
+    told = ended(number, settlement or settle_failure(task, delivery, error), seconds)
+    return told._replace(error=pickled_error(error))
+
+
+def succeeded(
+    number: int, task: Task[..., Any], job: JobContext, value: object, seconds: float
+) -> Ended:
+    """The end of a job that returned: its result encoded, and the jobs that join its success."""
+    delivery, packer = job.delivery, job.app._connection.packer
+    limit = packer.bodies.limit(task.result_packing(delivery.queue))
+    try:
+        body = task.encode_result(value, limit)
+    except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
+        return ended(number, settle_bad_result(task, delivery, value, error), seconds)
+    children = tuple(packer.loose(pending.call) for pending, *_ in job.children)
+    return ended(number, Settlement(Kind.SUCCEEDED, delivery, body), seconds, children)
+
+
+def given_back(number: int, delivery: Delivery, reason: str) -> Ended:
+    """The end of a job that cannot be run here, and may be elsewhere; burns no attempt."""
+    delay_ns = ELSEWHERE_SECONDS * SECOND_NS
+    return ended(number, Settlement(Kind.RELEASED, delivery, encode_reason(reason), delay_ns), 0.0)
+
+
+def ended(
+    number: int, settlement: Settlement, seconds: float, children: tuple[Loose, ...] = ()
+) -> Ended:
+    """What goes back of a settlement."""
+    return Ended(
+        number,
+        int(settlement.kind),
+        settlement.body,
+        settlement.delay_ns,
+        int(settlement.cause),
+        children,
+        seconds,
+    )

@@ -1,0 +1,273 @@
+"""The inside of a child process: takes one job after the other from its worker and runs it.
+
+It never opens the log: it gets a job's record and payload, and gives back how the job ended. It
+ends with its worker, however that ends; signals that a terminal or a service manager sends to all
+processes of a group are the worker's business, which drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import importlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from contextvars import copy_context
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq import telemetry
+from taskq.app import TaskQ
+from taskq.context import JobContext, _current
+from taskq.default import default_app
+from taskq.log.streams import fill_standard
+from taskq.progressing import relay_to
+from taskq.tasks import Task
+from taskq_workers.children.afar import failed, given_back, succeeded
+from taskq_workers.children.wire import Done, Outlet, Problem, Ready, packed, receive
+from taskq_workers.runs.guards import importing, keep_from_children
+from taskq_workers.runs.joblogs import configure_logging
+from taskq_workers.runs.lifespans import bound, bound_names, resources_in_thread
+from taskq_workers.runs.loader import import_included, load_app
+from taskq_workers.runs.timeouts import Limits, limited, tell_deadline, too_long_softly
+from taskq_workers.slots.shipping import Shipped, Unpacker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from taskq.injection import Resources
+    from taskq_workers.children.wire import Outfit, Work
+    from taskq_workers.slots.shipping import Ended
+
+_log: Final = logging.getLogger("taskq.worker")
+
+_PR_SET_PDEATHSIG: Final = 1
+_GROUP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_KIBIBYTE: Final = 1024
+
+
+def main(work: int, life: int, parent: int) -> None:
+    """Run jobs until the worker closes the channel.
+
+    Args:
+        work: descriptor of the socket that jobs come by.
+        life: descriptor of a pipe that the worker keeps open for as long as it lives.
+        parent: the worker's process id.
+    """
+    fill_standard()
+    _leave_signals_to_the_worker()
+    _die_with(parent, life)
+    channel = socket.socket(fileno=work)
+    outfit: Outfit | None = receive(channel)
+    if outfit is None:
+        return
+    sys.argv = list(outfit.argv)
+    if outfit.log_level:
+        configure_logging(outfit.log_level)
+    bench = _Bench(outfit)
+    try:
+        bench.find_target()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
+        channel.sendall(packed(Problem(f"a child process cannot import the app: {error}")))
+        return
+    channel.sendall(packed(Ready(os.getpid())))
+    with contextlib.suppress(ConnectionError):  # the worker died, and is followed
+        _serve(channel, bench, tells_memory=outfit.tells_memory)
+    bench.close()
+
+
+def _serve(channel: socket.socket, bench: _Bench, *, tells_memory: bool) -> None:
+    work: Work | None
+    outlet = Outlet(channel)
+    relay_to(outlet.tell)
+    while (work := receive(channel)) is not None:
+        # A context of its own for each job: what it sets there ends with it.
+        ended = copy_context().run(bench.run, work)
+        outlet.end(Done(ended, _rss_bytes() if tells_memory else 0))
+        del work, ended
+
+
+def _leave_signals_to_the_worker() -> None:
+    # Handlers that do nothing, since signals that are ignored stay so in programs that a task
+    # starts. The worker has blocked them until now.
+    before = {number: signal.signal(number, _do_nothing) for number in _GROUP_SIGNALS}
+    keep_from_children(before)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    del number, frame
+
+
+def _die_with(parent: int, life: int) -> None:
+    """End when the worker does, even in the midst of a job, which is run again elsewhere."""
+    if sys.platform == "linux":
+        # At once, and though a process that a task forked in the worker holds the pipe open.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    def wait() -> None:
+        os.read(life, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="taskq-life", daemon=True).start()
+
+
+def _rss_bytes() -> int:
+    """Resident memory; where the system tells no more, the most that it ever was."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * _KIBIBYTE
+    return pages * resource.getpagesize()
+
+
+class _Bench:
+    """Runs jobs of one worker."""
+
+    def __init__(self, outfit: Outfit) -> None:
+        self._outfit = outfit
+        self._tasks: dict[str, Task[..., Any]] = {}
+        self._unpacker = Unpacker()
+        self._runner: asyncio.Runner | None = None
+        self._alarm = _Alarm()
+        self._open = contextlib.ExitStack()
+        self._resources: dict[int, Resources] = {}
+
+    def find_target(self) -> None:
+        """Import the app that the worker was told to run; raises what that raises."""
+        if self._outfit.target:
+            with importing():
+                target = load_app(self._outfit.target, self._outfit.include)
+            self._take_tasks(target)
+
+    def close(self) -> None:
+        """End what async jobs left on the loop, and leave lifespans."""
+        self._open.close()
+        if self._runner is not None:
+            self._runner.close()
+
+    def run(self, work: Work) -> Ended:
+        """Run one job, to whatever end."""
+        delivery = self._unpacker.delivery(work.shipment)
+        try:
+            task = self._task(delivery.task, work.module)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
+            reason = f"a child process cannot import {work.module}: {type(error).__name__}: {error}"
+            return given_back(0, delivery, reason)
+        if task is None:
+            reason = f"a child process finds no task {delivery.task!r} in {work.module}"
+            return given_back(0, delivery, reason)
+        telemetry.enter(work.trace)
+        return self._run(task, delivery)
+
+    def _run(self, task: Task[..., Any], delivery: Shipped) -> Ended:
+        since, called = monotonic(), False
+        job = JobContext(delivery, task.app)
+        _current.set(job)
+        try:
+            args, kwargs = task.decode(delivery.payload)
+            called = True
+            value = self._call(task, args, kwargs)
+        except BaseException as error:  # noqa: BLE001 - no job may stop its process
+            return failed(0, task, delivery, error, monotonic() - since, called=called)
+        try:
+            return succeeded(0, task, job, value, monotonic() - since)
+        except Exception as error:  # noqa: BLE001 - likewise
+            return failed(0, task, delivery, error, monotonic() - since, called=True)
+
+    def _call(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        function, soft = self._function(task), task.soft_timeout
+        tell_deadline(task.timeout)
+        if task.is_async:
+            # The hard limit is the worker's, which kills this process.
+            call = function if soft is None else limited(function, Limits(None, soft))
+            if self._runner is None:
+                self._runner = asyncio.Runner()
+            return self._runner.run(call(*args, **kwargs), context=copy_context())
+        if soft is None:
+            return function(*args, **kwargs)
+        return self._alarm.run(soft, function, args, kwargs)
+
+    def _function(self, task: Task[..., Any]) -> Callable[..., Any]:
+        """The task's function, with what it takes of its app's lifespans; entered when first met.
+
+        Raises:
+            TaskqError: a lifespan failed, or a resource is missing.
+        """
+        if not bound_names(task):
+            return task.fn
+        resources = self._resources.get(id(task.app))
+        if resources is None:
+            resources = self._open.enter_context(resources_in_thread(task.app))
+            self._resources[id(task.app)] = resources
+        return bound(task, resources)
+
+    def _task(self, name: str, module: str) -> Task[..., Any] | None:
+        task = self._tasks.get(name)
+        if task is not None:
+            return task
+        with importing():
+            found = importlib.import_module(module)
+        for value in list(vars(found).values()):
+            if isinstance(value, TaskQ):
+                self._take_tasks(value)
+            elif isinstance(value, Task):
+                self._take_tasks(value.app)
+        if default_app.cache_info().currsize:
+            self._take_tasks(default_app())
+        return self._tasks.get(name)
+
+    def _take_tasks(self, app: TaskQ) -> None:
+        if str(app.data_dir) != self._outfit.data_dir:
+            app.data_dir = Path(self._outfit.data_dir)
+        with importing():
+            import_included(app)
+        for name, task in app._tasks.items():
+            self._tasks.setdefault(name, task)
+
+
+class _Alarm:
+    """Raises SoftTimeout in a function of this, the main thread, even while it sleeps.
+
+    By the timer of real time and its signal, which interrupts system calls.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._seconds = 0.0
+
+    def run(
+        self,
+        seconds: float,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call the function, interrupted once after ``seconds``."""
+        self._seconds = seconds
+        before = signal.signal(signal.SIGALRM, self._ring)
+        self._is_set = True
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            return function(*args, **kwargs)
+        finally:
+            self._is_set = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if self._is_set:
+            self._is_set = False
+            raise too_long_softly(self._seconds)

@@ -1,0 +1,192 @@
+"""Messages between a worker and its child processes: a length, then a pickled tuple.
+
+Both ends run the same user's code, so a pickle gives neither any power that it did not have.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    import socket
+
+    from taskq_workers.slots.shipping import Ended, Shipment
+
+_LENGTH: Final = Struct("<Q")
+#: No message is longer; a length over it says that the other end has lost its mind.
+MESSAGE_BYTES_MAX: Final = 1 << 31
+_READ_BYTES: Final = 1 << 16
+
+
+class Outfit(NamedTuple):
+    """The first message to a child: what it needs to know of its worker."""
+
+    #: ``module:app`` to import; "" where the tasks' own modules will do
+    target: str
+    #: modules to import besides, for the tasks and lifespans in them
+    include: tuple[str, ...]
+    data_dir: str
+    argv: tuple[str, ...]
+    #: whether it tells how much memory it takes
+    tells_memory: bool
+    #: from which on it logs to stderr; "" if that is its program's business
+    log_level: str = ""
+
+
+class Work(NamedTuple):
+    """One job for a child."""
+
+    shipment: Shipment
+    #: module that defines the task
+    module: str
+    #: of the span that the job runs in; see ``taskq.telemetry``
+    trace: tuple[tuple[str, str], ...] = ()
+
+
+class Ready(NamedTuple):
+    """A child has imported what it needs and takes jobs."""
+
+    pid: int
+
+
+class Problem(NamedTuple):
+    """A child cannot run any job, and ends."""
+
+    reason: str
+
+
+class Done(NamedTuple):
+    """A job ended in a child."""
+
+    ended: Ended
+    #: resident memory; 0 unless asked for
+    rss_bytes: int
+
+
+class Told(NamedTuple):
+    """What a running job reports of itself."""
+
+    fraction: float
+    message: str
+
+
+Message: TypeAlias = Ready | Problem | Done | Told
+
+
+class LostChild(Exception):
+    """What came from the other end is no message."""
+
+
+def packed(message: Outfit | Work | Message) -> bytes:
+    """The bytes of one message."""
+    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Inlet:
+    """Puts messages together from whatever pieces of them arrive."""
+
+    def __init__(self) -> None:
+        self._pieces = bytearray()
+
+    def feed(self, piece: bytes) -> list[Any]:
+        """The messages that this piece completes.
+
+        Raises:
+            LostChild: it is no message.
+        """
+        pieces = self._pieces
+        pieces += piece
+        found = []
+        while len(pieces) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(pieces)
+            if length > MESSAGE_BYTES_MAX:
+                raise LostChild(f"a message of {length} bytes")
+            end = _LENGTH.size + length
+            if len(pieces) < end:
+                break
+            body = bytes(memoryview(pieces)[_LENGTH.size : end])
+            del pieces[:end]
+            try:
+                found.append(pickle.loads(body))  # noqa: S301 - see above
+            except Exception as error:
+                raise LostChild(f"{type(error).__name__}: {error}") from error
+        return found
+
+
+def receive(channel: socket.socket) -> Any:
+    """Wait for one message; None once the other end is closed.
+
+    Raises:
+        OSError: the other end is gone.
+    """
+    head = _exactly(channel, _LENGTH.size)
+    if head is None:
+        return None
+    body = _exactly(channel, _LENGTH.unpack(head)[0])
+    return None if body is None else pickle.loads(body)  # noqa: S301 - see above
+
+
+def _exactly(channel: socket.socket, size: int) -> bytes | None:
+    if size <= _READ_BYTES:
+        piece = channel.recv(size)
+        if len(piece) == size:
+            return piece
+    else:
+        piece = b""
+    whole = bytearray(piece)
+    while len(whole) < size:
+        piece = channel.recv(min(size - len(whole), 1 << 20))
+        if not piece:
+            return None
+        whole += piece
+    return bytes(whole)
+
+
+# What jobs in a child process tell of their progress, on its way to the worker.
+
+#: Least time between two messages about one job.
+PAUSE_SECONDS: Final = 0.1
+
+
+class Outlet:
+    """A child's messages, from whichever of its threads: one whole one after the other.
+
+    Of what a job tells within a pause only the last is sent, when the pause is over.
+    """
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._guard = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._latest: Told | None = None
+
+    def end(self, message: Message) -> None:
+        """Send how the job ended; what it told last and was not sent is of no use any more."""
+        with self._guard:
+            self._latest = None
+            self._channel.sendall(packed(message))
+
+    def tell(self, fraction: float, message: str) -> None:
+        """Send how far the job is, now or soon."""
+        told = Told(fraction, message)
+        with self._guard:
+            if self._timer is not None:
+                self._latest = told
+            else:
+                self._send(told)
+
+    def _send(self, told: Told) -> None:
+        self._timer = threading.Timer(PAUSE_SECONDS, self._on_time)
+        self._timer.daemon = True
+        self._timer.start()
+        self._channel.sendall(packed(told))
+
+    def _on_time(self) -> None:
+        with self._guard:
+            told, self._latest, self._timer = self._latest, None, None
+            if told is not None:
+                self._send(told)

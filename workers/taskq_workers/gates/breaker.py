@@ -1,0 +1,146 @@
+"""The gate of a queue with a circuit breaker."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+
+from anyio import sleep
+
+from taskq.conditionsbase import INTERVAL_SECONDS
+from taskq.conditionsnetwork import is_anywhere_routed
+from taskq.core.model import Hold
+from taskq.core.records import Cause, Kind
+from taskq_workers.gates.gate import Gate, Hall, Mode
+from taskq_workers.runs.reasons import summary
+
+if TYPE_CHECKING:
+    from taskq.breakers import BreakerRule
+    from taskq.conditionsbase import Condition
+    from taskq.log.requests import Settlement
+    from taskq_workers.gates.probes import Probes
+
+#: A job that is tried and has not failed for so long has found the network.
+TRIAL_SECONDS: Final = 10.0
+_REASON_CHARACTERS_MAX: Final = 120
+
+
+class BreakerHall(Hall, Protocol):
+    """What breakers need beside that."""
+
+    probes: Probes
+
+    def network_conditions(self, queue: str) -> list[Condition]:
+        """The hosts that tasks of a queue say they need."""
+        ...
+
+
+class Breaker(Gate):
+    """Counts the network failures of a queue in a row, and keeps its jobs back after too many.
+
+    Then one job is tried after a pause, and each pause is twice the last, up to a limit. It is
+    tried at once when the network is seen to come back: the rule's probe, a host that tasks of the
+    queue need, or a route to the world where there was none.
+    """
+
+    hall: BreakerHall
+    cause = Cause.BREAKER
+    wait_seconds = None
+    trial_seconds = TRIAL_SECONDS
+
+    def __init__(self, hall: BreakerHall, rule: BreakerRule) -> None:
+        super().__init__(hall)
+        self.rule = rule
+        self.mode = Mode.OPEN
+        self._row = 0
+        self._tripped = asyncio.Event()
+        self._told = ""
+
+    def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
+        """Its queue, and whatever tasks may be claimed."""
+        return frozenset({self.rule.queue}), self.hall.open_tasks()
+
+    def failed(self, error: BaseException, outcomes: list[Settlement]) -> bool:
+        """A job of the queue failed; whether it is given back, so that no attempt is burnt.
+
+        Args:
+            error: what it met.
+            outcomes: those of this turn of the loop, which were not handed over yet.
+        """
+        if not self.rule.is_failure(error):
+            self._row = 0
+            return False
+        self._told = summary(error)[:_REASON_CHARACTERS_MAX]
+        before = (one.kind for one in reversed(outcomes) if self._counts(one))
+        if next(before, None) is Kind.SUCCEEDED:
+            self._row = 0
+        if self.mode is Mode.OPEN:
+            self._row += 1
+            if self._row < self.rule.failures:
+                return False
+            self._trip()
+        self._tripped.set()
+        self._landed.set()
+        return True
+
+    def flushed(self, settlements: list[Settlement]) -> None:
+        """A success ends the row, unless failures came after it: these were counted already."""
+        super().flushed(settlements)
+        last = next((one.kind for one in reversed(settlements) if self._counts(one)), None)
+        if last is Kind.SUCCEEDED:
+            self._row = 0
+
+    async def _live(self) -> None:
+        pause = self.rule.pause_seconds
+        while True:
+            if self.mode is Mode.OPEN:
+                await self._tripped.wait()
+                pause = self.rule.pause_seconds
+            self._trip()
+            await self._rest(pause)
+            pause = min(pause * 2, self.rule.pause_seconds_max)
+            self._tripped.clear()
+            if await self._ramp():
+                self._row = 0
+                self._enter(Mode.OPEN)
+
+    def _counts(self, settlement: Settlement) -> bool:
+        is_ended = settlement.kind is not Kind.RELEASED
+        return is_ended and settlement.delivery.queue == self.rule.queue
+
+    async def _is_passable(self) -> bool:
+        return not self._tripped.is_set()
+
+    def _trip(self) -> None:
+        if self.mode is Mode.SHUT:
+            return
+        queue, hold = self.rule.queue, self.hold
+        if hold is None:
+            count = f"{self.rule.failures} network failure{'s' * (self.rule.failures > 1)} in a row"
+            text = f"queue {queue!r} backs off after {count} ({self._told})"
+            queues = frozenset({queue})
+            hold = Hold(queues=queues, is_breaker=True, text=text, since_ns=self.hall.wall_ns())
+        self._enter(Mode.SHUT, hold)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait so long, or until the network is back; with a probe, at least until that holds."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        was_away = False
+        while True:
+            left = until - loop.time()
+            # Without jobs nobody needs to know: the next one is tried when it comes.
+            away = await self._is_away() if await self.demand() else False
+            if was_away and not away:
+                return
+            if left <= 0 and not (away and self.rule.probe is not None):
+                return
+            was_away = away
+            await sleep(min(left, INTERVAL_SECONDS) if left > 0 else INTERVAL_SECONDS)
+
+    async def _is_away(self) -> bool:
+        probe = self.rule.probe
+        signals = self.hall.network_conditions(self.rule.queue) if probe is None else [probe]
+        if signals:
+            return await self.hall.probes.unmet(signals) is not None
+        return not is_anywhere_routed()

@@ -1,0 +1,351 @@
+"""Which jobs a worker keeps back for now: one part of it holds all gates."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from anyio import create_task_group, move_on_after
+
+from taskq.core.errors import TaskqError
+from taskq.core.records import Cause, Kind
+from taskq.log.requests import Settlement
+from taskq.networkfailures import is_network_failure
+from taskq_workers.gates.gate import Gate, Mode
+from taskq_workers.gates.probes import Probes
+from taskq_workers.slots.slots import Crew
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+
+    from anyio.abc import TaskStatus
+
+    from taskq.app import TaskQ
+    from taskq.conditionsbase import Condition
+    from taskq.core.model import Hold
+    from taskq.log.port import LoopPort
+    from taskq.log.requests import Ask, Delivery
+    from taskq.log.store import Store
+    from taskq.tasks import Task
+    from taskq_workers.gates.breaker import Breaker
+    from taskq_workers.gates.condition import ConditionGate
+    from taskq_workers.slots.hands import Hands
+    from taskq_workers.slots.slot import Slot
+
+
+#: A burst that waits for a gate looks again after so long.
+LOOK_SECONDS: Final = 0.5
+
+
+class AllBut(frozenset[str]):
+    """All names but these, for a claim from all queues: only ``in`` may be asked of it."""
+
+    __slots__ = ()
+
+    def __contains__(self, name: object) -> bool:
+        return not super().__contains__(name)
+
+
+class Gates:
+    """A worker's gates: a ``Service``, the feed's ``Barrier``, and the ``Hall`` of each gate.
+
+    Nothing of it is in the way of a worker whose tasks need no condition and whose queues have no
+    breaker.
+
+    Args:
+        app: whose tasks and breakers.
+        hands: whoever runs the worker's jobs.
+        concurrency: how many jobs the worker runs at a time.
+        queues: that it claims from; None for all.
+        changed: called when the holds have changed.
+    """
+
+    def __init__(
+        self,
+        app: TaskQ,
+        hands: Hands,
+        *,
+        concurrency: int,
+        queues: frozenset[str] | None,
+        changed: Callable[[], None],
+    ) -> None:
+        self._app = app
+        self.feed = hands.feed
+        self.concurrency = concurrency
+        self.moved = asyncio.Event()
+        self.port: LoopPort
+        self.probes = Probes(app.data_dir, self.wall_ns)
+        self._hands = hands
+        self._settler = hands.settler
+        self._queues = queues
+        self._changed = changed
+        self._store: Store | None = None
+        self._is_draining = False
+        self._is_ending = False
+        #: what is to live as a task of this part, by name, and that there is more of it
+        self._begun: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
+        self._asked = asyncio.Event()
+        self._by_conditions: dict[frozenset[Condition], ConditionGate] = {}
+        self._by_task: dict[str, ConditionGate] = {}
+        self._breakers: dict[str, Breaker] = {}
+        self._shut_tasks: frozenset[str] = frozenset()
+        self._shut_queues: frozenset[str] = frozenset()
+
+    # -- as a service -----------------------------------------------------------------------------
+
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Know the app's tasks and breakers, and keep back what needs it, until cancelled."""
+        self._store = store
+        self.port = store.port()
+        async with create_task_group() as group:
+            self._begin_breakers()
+            self.learn()
+            task_status.started()
+            try:
+                while True:
+                    begun, self._begun = self._begun, []
+                    for name, live in begun:
+                        group.start_soon(live, name=name)
+                    await self._asked.wait()
+                    self._asked.clear()
+            finally:
+                self._is_draining = True
+
+    def _begin_breakers(self) -> None:
+        if self._app._breakers:
+            # Imported where it is used, as the gates of conditions are: most workers have none.
+            from taskq_workers.gates.breaker import Breaker  # noqa: PLC0415
+
+            for queue, rule in self._app._breakers.items():
+                if self._queues is None or queue in self._queues:
+                    self._breakers[queue] = Breaker(self, rule)
+                    self._begin(self._breakers[queue], queue)
+
+    def learn(self) -> None:
+        """Keep back what tasks need that were registered, or took a new form, since."""
+        if self._store is None or self._is_draining:
+            return
+        wanted: dict[frozenset[Condition], dict[str, tuple[Condition, ...]]] = {}
+        for name, task in self._app._tasks.items():
+            if task.requires:
+                wanted.setdefault(frozenset(task.requires), {})[name] = task.requires
+        for key, gate in list(self._by_conditions.items()):
+            if gate.tasks != wanted.get(key, {}).keys():
+                # It may be waiting for jobs of the tasks that it had: a new one asks for all.
+                gate.drain()
+                del self._by_conditions[key]
+        for key, needs in wanted.items():
+            if key not in self._by_conditions:
+                from taskq_workers.gates.condition import ConditionGate  # noqa: PLC0415
+
+                name = next(iter(needs))
+                gate = self._by_conditions[key] = ConditionGate(self, needs[name])
+                gate.tasks.update(needs)
+                self._begin(gate, name)
+        self._by_task = {name: gate for gate in self._by_conditions.values() for name in gate.tasks}
+        self._sum_up()
+
+    # -- as a barrier -----------------------------------------------------------------------------
+
+    def claimable(
+        self, queues: frozenset[str] | None, tasks: frozenset[str]
+    ) -> tuple[frozenset[str] | None, frozenset[str]]:
+        """What may be claimed now of these queues and tasks."""
+        if self._shut_tasks:
+            tasks -= self._shut_tasks
+        if self._shut_queues:
+            queues = AllBut(self._shut_queues) if queues is None else queues - self._shut_queues
+        return queues, tasks
+
+    def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Those that may run; the others are given back."""
+        if not (self._shut_tasks or self._shut_queues):
+            return deliveries
+        kept: list[Delivery] = []
+        for delivery in deliveries:
+            gate = self._gate_against(delivery)
+            if gate is None:
+                kept.append(delivery)
+            else:
+                self.give_back([delivery], gate.cause)
+        return kept
+
+    # -- for the gates ----------------------------------------------------------------------------
+
+    def open_queues(self) -> frozenset[str] | None:
+        """The queues that no breaker keeps back."""
+        return self.claimable(self._queues, frozenset())[0]
+
+    def open_tasks(self) -> frozenset[str]:
+        """The tasks that no condition keeps back."""
+        return frozenset(self._app._tasks) - self._shut_tasks
+
+    def changed(self) -> None:
+        """Claim anew if other jobs may be claimed now, and tell people."""
+        before = self._shut_tasks, self._shut_queues
+        self._sum_up()
+        if before != (self._shut_tasks, self._shut_queues) and not self._is_draining:
+            self.feed.reconsider()
+        self._changed()
+
+    def holds(self) -> tuple[Hold, ...]:
+        """What is kept back, and why, for people."""
+        return tuple(gate.hold for gate in self._all() if gate.hold is not None)
+
+    def wall_ns(self) -> int:
+        """The log's time."""
+        assert self._store is not None
+        return self._store.wall_ns()
+
+    def give_back(self, deliveries: list[Delivery], cause: Cause) -> None:
+        """Release deliveries; burns no attempt."""
+        self._settler.outcomes.extend(given_back(delivery, cause) for delivery in deliveries)
+        self._settler.flush_soon()
+
+    def is_running(self, tasks: set[str]) -> bool:
+        """Whether a job of these tasks runs here."""
+        return any(
+            slot.delivery is not None and slot.delivery.task in tasks for slot in self._slots
+        )
+
+    def stop_running(self, tasks: set[str]) -> None:
+        """Stop and release what runs of these tasks, where they have ``while_running``."""
+        for slot in list(self._slots):
+            delivery = slot.delivery
+            if delivery is None or delivery.task not in tasks:
+                continue
+            if self._app._tasks[delivery.task].while_running:
+                slot.stop(lambda one: given_back(one, Cause.CONDITION))
+
+    def network_conditions(self, queue: str) -> list[Condition]:
+        """The hosts that tasks of a queue say they need."""
+        from taskq.conditionsnetwork import Online  # noqa: PLC0415
+
+        tasks = self._app._tasks.values()
+        return [
+            one
+            for task in tasks
+            if task.queue == queue
+            for one in task.requires
+            if isinstance(one, Online)
+        ]
+
+    # -- for slots and the worker -----------------------------------------------------------------
+
+    def withdraw(self, ask: Ask) -> Delivery | None:
+        """A cancelled job that a gate has claimed and not let through yet."""
+        held = (gate.withdraw(ask) for gate in self._all())
+        return next((delivery for delivery in held if delivery is not None), None)
+
+    async def judge(
+        self, task: Task[..., Any], error: BaseException, settlement: Settlement
+    ) -> Settlement:
+        """What becomes of a job that failed: it is given back if the network failed, not the job.
+
+        That is known if its queue backs off, or if a host that its task needs is not there.
+        """
+        delivery = settlement.delivery
+        if settlement.kind is Kind.RELEASED:
+            return settlement
+        breaker = self._breakers.get(delivery.queue)
+        fails = breaker is not None and breaker.failed(error, self._settler.outcomes)
+        if settlement.kind is not Kind.RETRIED and settlement.cause is not Cause.EXHAUSTED:
+            return settlement  # it wants no other attempt, whatever happened
+        if fails:
+            return given_back(delivery, Cause.BREAKER)
+        gate = self._by_task.get(task.name)
+        if gate is not None and is_network_failure(error):
+            try:
+                if await gate.has_lost_network():
+                    return given_back(delivery, Cause.CONDITION)
+            except asyncio.CancelledError:
+                # The worker ends, or somebody stopped the job: it has failed before that.
+                return settlement
+        return settlement
+
+    def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
+        """Nothing is ready of what may be claimed: stop, unless a gate is about to open."""
+        if self._is_ending:
+            self.feed.linger()
+        elif not self._is_draining:
+            self._is_ending = True
+            self._start_soon("taskq-burst-end", partial(self._end, stop))
+
+    async def _end(self, stop: Callable[[BaseException | None], None]) -> None:
+        try:
+            is_done = self.feed.allowed(1) <= 0 or await self._is_done()
+        except TaskqError as error:
+            stop(error)
+            return
+        finally:
+            self._is_ending = False
+        if is_done and not self.feed.is_asking:
+            stop(None)
+        else:
+            self.feed.look_anew()
+
+    async def _is_done(self) -> bool:
+        """Whether no gate is about to let jobs through, and none was."""
+        waited = False
+        while True:
+            self.moved.clear()
+            pending = [gate for gate in self._all() if await self._is_pending(gate)]
+            if not pending:
+                return not waited
+            waited = True
+            self.feed.linger()
+            # What a gate was to have another worker may have taken, and then it does not move.
+            with move_on_after(LOOK_SECONDS):
+                await self.moved.wait()
+
+    async def _is_pending(self, gate: Gate) -> bool:
+        if gate.mode is Mode.CHECKING or gate.is_flying:
+            return True
+        return gate.mode in {Mode.IDLE, Mode.RAMPING} and await gate.demand()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    @property
+    def _slots(self) -> Iterable[Slot]:
+        """Those of this process; a worker whose jobs run elsewhere has none."""
+        return self._hands.slots if isinstance(self._hands, Crew) else ()
+
+    def _begin(self, gate: Gate, name: str) -> None:
+        self.feed.barrier = self
+        self._settler.observer = self._on_ended
+        if isinstance(self._hands, Crew):
+            self._hands.gates = self
+        self._start_soon(f"taskq-gate-{name}", gate.run)
+
+    def _start_soon(self, name: str, live: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        # Asked for in callbacks of the loop, where a task group starts nothing.
+        self._begun.append((name, live))
+        self._asked.set()
+
+    def _on_ended(self, settlements: list[Settlement]) -> None:
+        for gate in self._all():
+            gate.flushed(settlements)
+
+    def _all(self) -> list[Gate]:
+        return [*self._by_conditions.values(), *self._breakers.values()]
+
+    def _gate_against(self, delivery: Delivery) -> Gate | None:
+        """The gate that keeps a claimed job back."""
+        gates = self._by_task.get(delivery.task), self._breakers.get(delivery.queue)
+        for gate in gates:
+            if gate is not None and gate.mode is not Mode.OPEN and not gate.lets_fly(delivery):
+                return gate
+        return None
+
+    def _sum_up(self) -> None:
+        shut = [gate for gate in self._by_conditions.values() if gate.mode is not Mode.OPEN]
+        self._shut_tasks = frozenset(name for gate in shut for name in gate.tasks)
+        self._shut_queues = frozenset(
+            queue for queue, one in self._breakers.items() if one.mode is not Mode.OPEN
+        )
+
+
+def given_back(delivery: Delivery, cause: Cause) -> Settlement:
+    """The release of a job; burns no attempt."""
+    return Settlement(Kind.RELEASED, delivery, None, 0, cause)

@@ -1,0 +1,351 @@
+"""Prints what a worker does, from a thread of its own, so that a slow terminal slows no job."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Final, TextIO
+
+from taskq.cli.streams import silence
+from taskq.core.records import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from taskq.log.requests import Delivery
+    from taskq_workers.events import JobEnd, JobFinished
+
+#: Lines in one second; what comes above that is counted, and told in one line.
+LINES_PER_SECOND_MAX: Final = 200
+#: Time between two writes.
+TICK_SECONDS: Final = 0.05
+_SECOND: Final = 1.0
+#: How long ``close`` waits for a terminal that takes no more.
+_CLOSE_SECONDS: Final = 1.0
+
+
+class Reporter:
+    """Hand it to a worker as ``on_event``. Never blocks its caller; idle, it sleeps.
+
+    Nothing is printed before ``open``, so that the banner comes first. Memory is bounded: the
+    thread alone renews the quota of lines, so while the output is stuck, events are only counted.
+    """
+
+    def __init__(self, output: TextIO, style: Style) -> None:
+        self._output = output
+        self._style = style
+        self._lines: deque[str | tuple[float, JobFinished]] = deque()
+        self._quota = LINES_PER_SECOND_MAX
+        self._surplus: Counter[JobEnd] = Counter()
+        self._news = threading.Event()
+        self._closing = threading.Event()
+        self._broken = False
+        self._thread = threading.Thread(target=self._work, name="taskq-report", daemon=True)
+
+    def open(self, banner: list[str]) -> None:
+        """Print these lines, and from now on what happens and what has happened."""
+        self._lines.extendleft(reversed(banner))
+        self._news.set()
+        self._thread.start()
+
+    def __call__(self, event: JobFinished) -> None:
+        """Tell of one job."""
+        if self._quota > 0:
+            self._quota -= 1
+            self._lines.append((time.time(), event))
+        else:
+            self._surplus[event.outcome] += 1
+        if not self._news.is_set():
+            self._news.set()
+
+    def say(self, line: str) -> None:
+        """Print one line as it is."""
+        self._lines.append(line)
+        self._news.set()
+
+    def close(self) -> None:
+        """Write what is left; gives up on an output that is stuck. Legal twice, and before open."""
+        self._closing.set()
+        self._news.set()
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _work(self) -> None:
+        window_end = time.monotonic() + _SECOND
+        while True:
+            self._news.wait(max(window_end - time.monotonic(), 0) if self._surplus else None)
+            self._news.clear()
+            closing = self._closing.is_set()
+            now = time.monotonic()
+            lines = self._take_lines()
+            if closing or now >= window_end:
+                window_end = now + _SECOND
+                lines += self._take_summary()
+            self._write(lines)
+            if closing:
+                return
+            self._closing.wait(TICK_SECONDS)
+
+    def _take_lines(self) -> list[str]:
+        lines = []
+        while self._lines:
+            item = self._lines.popleft()
+            lines.append(item if isinstance(item, str) else job_line(item[1], item[0], self._style))
+        return lines
+
+    def _take_summary(self) -> list[str]:
+        counts, self._surplus = self._surplus, Counter()
+        self._quota = LINES_PER_SECOND_MAX
+        return [summary_line(counts)] if counts else []
+
+    def _write(self, lines: list[str]) -> None:
+        if not lines or self._broken:
+            return
+        try:
+            self._output.write("\n".join(lines) + "\n")
+            self._output.flush()
+        except (OSError, ValueError):
+            # Its reader went away. The jobs matter more than the lines.
+            self._broken = True
+            silence(self._output)
+
+
+# How a worker's news look on a terminal: the banner, and one line for each job.
+
+_TASKS_SHOWN: Final = 6
+_HELD_SHOWN: Final = 5
+_ENDED: Final = {
+    Kind.SUCCEEDED: "succeeded",
+    Kind.DIED: "failed",
+    Kind.RETRIED: "to be retried",
+    Kind.RELEASED: "given back",
+    Kind.CANCELLED: "cancelled",
+}
+_REASON_CHARACTERS_MAX: Final = 160
+_GREEN, _RED, _YELLOW, _DIM, _BOLD, _RESET = (
+    "\x1b[32m",
+    "\x1b[31m",
+    "\x1b[33m",
+    "\x1b[2m",
+    "\x1b[1m",
+    "\x1b[0m",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the banner tells."""
+
+    version: str
+    pid: int
+    directory: str
+    #: no job was ever put into it
+    is_empty: bool = False
+    durability: str
+    #: jobs that were running when their process died, and are ready again
+    recovered: int
+    #: None: all
+    queues: frozenset[str] | None
+    tasks: frozenset[str]
+    concurrency: int
+    ready_seconds: float
+    #: where the jobs run, "" for here
+    executor: str = ""
+    #: files of the working directory that settings come from
+    settings_files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """What the output can show."""
+
+    colours: bool
+    #: the signs for succeeded, died, and due again
+    signs: tuple[str, str, str] = ("✓", "✗", "↻")
+
+    def paint(self, text: str, colour: str) -> str:
+        """The text in a colour, where there are colours."""
+        return f"{colour}{text}{_RESET}" if self.colours else text
+
+
+def style_for(encoding: str, *, colours: bool) -> Style:
+    """A style whose signs this encoding has."""
+    style = Style(colours=colours)
+    try:
+        "".join(style.signs).encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return Style(colours=colours, signs=("ok", "FAILED", "again"))
+    return style
+
+
+def banner(facts: Facts, style: Style) -> list[str]:
+    """At most 8 lines."""
+    head = f"taskq {facts.version} worker, process {facts.pid}"
+    ready = f"in {facts.ready_seconds * 1e3:.0f} ms, {facts.concurrency} at a time; Ctrl-C drains"
+    return [style.paint(head, _BOLD), *particulars(facts, style), _row("ready", ready, style)]
+
+
+def particulars(facts: Facts, style: Style) -> list[str]:
+    """What all workers of one guard have in common: at most 6 lines."""
+    jobs = "job" if facts.recovered == 1 else "jobs"
+    files = _printable(", ".join(facts.settings_files))
+    settings = f", with the settings of {files}" if files else ""
+    rows = {
+        "directory": f"{facts.directory} (new, empty)" if facts.is_empty else facts.directory,
+        "durability": f"{facts.durability}{settings}",
+        "recovered": f"{facts.recovered} in-flight {jobs} of processes that died",
+        "queues": "all" if facts.queues is None else ", ".join(sorted(facts.queues)),
+        "tasks": _task_list(facts.tasks),
+        **({"executor": facts.executor} if facts.executor else {}),
+    }
+    return [_row(name, value, style) for name, value in rows.items()]
+
+
+def _row(name: str, value: str, style: Style) -> str:
+    return f"  {style.paint(f'{name:<11}', _DIM)} {value}"
+
+
+def ready_line(facts: Facts, style: Style) -> str:
+    """What one of several workers tells."""
+    head = style.paint(f"worker process {facts.pid}", _BOLD)
+    recovered = f", recovered {facts.recovered} in-flight" if facts.recovered else ""
+    return f"{head} ready in {facts.ready_seconds * 1e3:.0f} ms{recovered}"
+
+
+def drain_lines(
+    held: Sequence[tuple[Delivery, float | None]], seconds: float, process: str = ""
+) -> list[str]:
+    """What a worker waits for when it is told to stop, and how long it does."""
+    if not held:
+        return [f"{process}stopping"]
+    limit = "as long as it takes" if seconds == inf else f"{seconds:g} s"
+    verb = "gets" if len(held) == 1 else "get"
+    head = f"{process}draining: {_running(held)} {verb} {limit} to finish; once more cancels"
+    return [head, *held_lines(held)]
+
+
+def overdue_lines(
+    held: Sequence[tuple[Delivery, float | None]], seconds: float, process: str = ""
+) -> list[str]:
+    """What is cancelled since its time is over."""
+    head = f"{process}{seconds:g} s are over: {_running(held)} cancelled and given back"
+    return [head, *held_lines(held)]
+
+
+def held_lines(held: Sequence[tuple[Delivery, float | None]]) -> list[str]:
+    """Jobs that run, one in a line, the longest first."""
+    ordered = sorted(held, key=lambda one: -(one[1] or 0.0))
+    lines = [
+        f"  {_printable(job.task)}  {job.job_id}"
+        + ("" if seconds is None else f"  running for {spoken_seconds(seconds)}")
+        for job, seconds in ordered[:_HELD_SHOWN]
+    ]
+    more = len(ordered) - _HELD_SHOWN
+    return [*lines, f"  and {more} more"] if more > 0 else lines
+
+
+def stopped_line(
+    ended: Mapping[Kind, int], seconds: float, drained_seconds: float | None, process: str = ""
+) -> str:
+    """A worker's life in one line: ``stopped after 2 min, drained in 0.3 s: 7 jobs succeeded``."""
+    counts = [(ended[kind], word) for kind, word in _ENDED.items() if ended.get(kind)]
+    jobs = " job " if counts and counts[0][0] == 1 else " jobs "
+    told = ", ".join(
+        f"{_grouped(count)}{' ' if number else jobs}{word}"
+        for number, (count, word) in enumerate(counts)
+    )
+    drained = "" if drained_seconds is None else f", drained in {spoken_seconds(drained_seconds)}"
+    return f"{process}stopped after {spoken_seconds(seconds)}{drained}: {told or 'no job ran'}"
+
+
+def _running(held: Sequence[object]) -> str:
+    return f"{len(held)} running job{'' if len(held) == 1 else 's'}"
+
+
+def job_line(event: JobFinished, moment: float, style: Style) -> str:
+    """One job: time, sign, task, id, duration, attempt, and why it failed."""
+    succeeded, died, again = style.signs
+    sign, colour = {
+        "succeeded": (succeeded, _GREEN),
+        "died": (died, _RED),
+        "retried": (again, _YELLOW),
+        "released": (again, _YELLOW),
+        "cancelled": (died, _YELLOW),
+    }[event.outcome]
+    clock = time.strftime("%H:%M:%S", time.localtime(moment))
+    parts = [
+        style.paint(clock, _DIM),
+        style.paint(sign, colour),
+        _printable(event.task),
+        event.job_id,
+        spoken_seconds(event.seconds),
+    ]
+    if event.outcome in {"died", "retried"} or event.attempt > 1:
+        parts.append(_attempt(event))
+    note = _note(event)
+    return "  ".join([" ".join(parts[:3]), *parts[3:], *([note] if note else [])])
+
+
+def summary_line(counts: Mapping[JobEnd, int]) -> str:
+    """What was too much to list: ``… 12 345 jobs succeeded, 3 died``."""
+    told = [f"{_grouped(count)} {outcome}" for outcome, count in counts.items() if count]
+    first, *others = told
+    number, word = first.rsplit(" ", 1)
+    return ", ".join([f"… {number} {'job' if number == '1' else 'jobs'} {word}", *others])
+
+
+def _attempt(event: JobFinished) -> str:
+    of = f"/{event.attempts_max}" if event.attempts_max else ""
+    return f"attempt {event.attempt}{of}"
+
+
+def _note(event: JobFinished) -> str:
+    notes = []
+    if event.outcome == "released":
+        notes.append(
+            f"again in {spoken_seconds(event.delay_seconds)}"
+            if event.delay_seconds
+            else "given back"
+        )
+    elif event.outcome == "cancelled":
+        notes.append("cancelled")
+    elif event.outcome == "retried":
+        notes.append(f"again in {spoken_seconds(event.delay_seconds or 0.0)}")
+    if event.reason:
+        reason = _printable(event.reason.partition("\n")[0])
+        if len(reason) > _REASON_CHARACTERS_MAX:
+            reason = f"{reason[:_REASON_CHARACTERS_MAX]} ..."
+        notes.append(reason)
+    return "  ".join(notes)
+
+
+def spoken_seconds(seconds: float) -> str:
+    """A span as a line has it: ``3.2 s``."""
+    if seconds < 0.000_01:  # noqa: PLR2004
+        return "<0.01 ms"
+    if seconds < 0.01:  # noqa: PLR2004
+        return f"{seconds * 1e3:.2f} ms"
+    if seconds < 0.9995:  # noqa: PLR2004 - from here on it would round to 1000 ms
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 120:  # noqa: PLR2004
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min"
+
+
+def _task_list(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    shown = ", ".join(ordered[:_TASKS_SHOWN])
+    more = len(ordered) - _TASKS_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _grouped(count: int) -> str:
+    return f"{count:,}".replace(",", " ")
+
+
+def _printable(text: str) -> str:
+    """The text without what could drive the terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,241 @@
+"""Runs what ``taskq worker`` was asked for: one worker here, or a guard with several."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.exceptions import Exit
+
+import taskq
+from taskq.cli.errors import EXIT_FAILED, EXIT_USAGE, Failure
+from taskq.cli.streams import silence
+from taskq.core.errors import TaskqError, UsageError
+from taskq_workers.pool import Worker
+from taskq_workers.process.elsewhere import Order, find_executor
+from taskq_workers.process.guard import Guard
+from taskq_workers.process.leash import Leash, Notifier, worker_command
+from taskq_workers.process.reload import CodeWatcher
+from taskq_workers.process.reporting import (
+    Facts,
+    Reporter,
+    Style,
+    banner,
+    particulars,
+    ready_line,
+    style_for,
+)
+from taskq_workers.process.supervisor import Supervisor, keep_heap_small
+from taskq_workers.runs.joblogs import LEVEL_DEFAULT, configure_logging
+from taskq_workers.runs.loader import load_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from taskq.app import TaskQ
+    from taskq.core.model import LogStats
+    from taskq.log.store import Store
+    from taskq_workers.events import Hook
+
+
+def run_one(
+    order_for: Callable[[Hook], Order],
+    data_dir: Path | None,
+    executor: str | None,
+    leash: int,
+    log_level: str | None,
+) -> None:
+    """Run one worker in this process until it stops.
+
+    Args:
+        order_for: gives what was asked for, told whom to report each job to.
+        data_dir: the log's directory; None for the app's own.
+        executor: where the jobs run; None for here.
+        leash: descriptor of the socket to the guard that started this process; -1 without one.
+        log_level: from which on is logged; None for what the app's settings say.
+
+    Raises:
+        TaskqError: the app cannot be loaded, or the log cannot be used.
+    """
+    configure_logging(log_level or LEVEL_DEFAULT)
+    began = time.perf_counter()
+    keep_heap_small()
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    style = style_for(sys.stdout.encoding, colours=coloured)
+    reporter = Reporter(sys.stdout, style)
+    order = order_for(reporter)
+    tie = None if leash < 0 else Leash(leash, order.drain_timeout)
+    with contextlib.nullcontext() if tie is None else _telling(tie):
+        app = _app(order, data_dir)
+        configure_logging(log_level or app.settings.log_level)
+        _run(app, order, executor, reporter, style, tie, began)
+
+
+@contextlib.contextmanager
+def _telling(tie: Leash) -> Iterator[None]:
+    """Tell the guard what ends this worker, since it may end all of them, and is told once."""
+    try:
+        yield
+    except TaskqError as error:
+        if not tie.failed(str(error)):
+            raise
+        raise Exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED) from error
+
+
+def _app(order: Order, data_dir: Path | None) -> TaskQ:
+    app = load_app(order.target, order.include)
+    if data_dir is not None:
+        app.data_dir = data_dir
+    if not app._tasks:
+        # Imported when it is needed: the parser of Python's own language takes 5 ms.
+        from taskq_workers.runs.tasksearch import without_tasks  # noqa: PLC0415
+
+        raise UsageError(without_tasks(order.target, str(app.data_dir)))
+    return app
+
+
+def _run(
+    app: TaskQ,
+    order: Order,
+    executor: str | None,
+    reporter: Reporter,
+    style: Style,
+    tie: Leash | None,
+    began: float,
+) -> None:
+    process = "" if tie is None else f"process {os.getpid()} "
+    with _here(app, order) if executor is None else find_executor(executor)(app, order) as one:
+
+        def on_ready(store: Store, stats: LogStats) -> None:
+            facts = _facts(one, store, stats, time.perf_counter() - began)
+            if tie is None:
+                reporter.open(banner(facts, style))
+            else:
+                # The guard has said how many they are; the first of them says the rest for all.
+                shared = particulars(facts, style) if order.warns else []
+                reporter.open([*shared, ready_line(facts, style)])
+            if tie is not None:
+                tie.ready()
+
+        _supervise(Supervisor(one, on_ready, reporter.say, process), reporter)
+
+
+def run_guarded(
+    arguments: Sequence[str],
+    count: int,
+    *,
+    concurrency: int,
+    burst: bool,
+    reloads: bool,
+    drain_seconds: float,
+) -> int:
+    """Keep ``count`` workers running; returns the exit code once all have ended.
+
+    Args:
+        arguments: of each worker's command line.
+        count: how many.
+        concurrency: how many jobs each runs at a time.
+        burst: they end by themselves when no job is ready.
+        reloads: they start again when a .py file changes in or under the working directory.
+        drain_seconds: what running jobs get to finish.
+
+    Raises:
+        UsageError: watchfiles is needed, and not installed.
+    """
+    guard = Guard(
+        worker_command(arguments),
+        count,
+        burst=burst,
+        reloads=reloads,
+        drain_seconds=drain_seconds,
+        say=_say,
+        complain=_complain,
+        notifier=Notifier(),
+    )
+    watcher = CodeWatcher(Path.cwd(), guard.changed) if reloads else None
+    if watcher is not None:
+        watcher.start()
+    _say(_guard_banner(count, concurrency, reloads=reloads))
+    try:
+        return guard.run(has_terminal=sys.stdin is not None and sys.stdin.isatty())
+    finally:
+        if watcher is not None:
+            watcher.stop()
+
+
+def _guard_banner(count: int, concurrency: int, *, reloads: bool) -> str:
+    watched = f", started again when code changes in {Path.cwd()}" if reloads else ""
+    each = f", {concurrency} jobs at a time" + ("" if count == 1 else " in each")
+    return (
+        f"taskq {taskq.__version__} guard, process {os.getpid()}: {count} worker "
+        f"process{'' if count == 1 else 'es'}{each}{watched}; Ctrl-C drains"
+    )
+
+
+def _say(line: str) -> None:
+    try:
+        click.echo(line)
+    except OSError:  # its reader went away; the workers matter more
+        silence(sys.stdout)
+
+
+def _complain(error: str) -> None:
+    Failure(error).show()
+
+
+def _supervise(supervisor: Supervisor, reporter: Reporter) -> None:
+    """Run the worker to its end, which always comes."""
+    failure = None
+    try:
+        supervisor.run()
+    except TaskqError as error:
+        failure = error
+    finally:
+        reporter.close()
+    supervisor.exit_despite_threads(failure)
+    if failure is not None:
+        raise failure
+
+
+@contextlib.contextmanager
+def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
+    """The worker that runs its jobs in this process."""
+    yield Worker(
+        app,
+        concurrency=order.concurrency,
+        queues=order.queues,
+        burst=order.burst,
+        max_jobs=order.max_jobs,
+        drain_timeout=order.drain_timeout,
+        thread_limit=order.thread_limit,
+        process_limit=order.process_limit,
+        max_jobs_per_child=order.max_jobs_per_child,
+        max_rss_per_child=order.max_rss_per_child,
+        target=order.target,
+        warns=order.warns,
+        on_event=order.on_event,
+    )
+
+
+def _facts(one: Worker, store: Store, stats: LogStats, ready_seconds: float) -> Facts:
+    from taskq.settings import settings_files  # noqa: PLC0415 - the app has loaded it by now
+
+    return Facts(
+        version=taskq.__version__,
+        pid=os.getpid(),
+        directory=str(one.app.data_dir),
+        is_empty=not stats.queues,
+        durability=store.config.durability.value,
+        recovered=store.taken_back,
+        queues=one.queues,
+        tasks=frozenset(one.app._tasks),
+        concurrency=one.concurrency,
+        ready_seconds=ready_seconds,
+        executor=one.executor,
+        settings_files=tuple(map(str, settings_files())),
+    )

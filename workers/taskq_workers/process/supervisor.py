@@ -1,0 +1,306 @@
+"""Runs one worker as a process: signals, the loop, and an end that always comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from anyio import create_task_group
+
+from taskq_workers.process.leash import Notifier
+from taskq_workers.process.reporting import drain_lines, overdue_lines, stopped_line
+from taskq_workers.runs.guards import keep_from_children
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from types import FrameType
+
+    from taskq.app import TaskQ
+    from taskq.core.errors import TaskqError
+    from taskq.core.model import LogStats
+    from taskq.log.store import Store
+    from taskq_workers.pool import Worker
+
+_log: Final = logging.getLogger("taskq.worker")
+
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+#: What a shell calls the exit of a process that a signal ended.
+_SIGNALLED: Final = 128
+_CANCEL_AT: Final = 2
+_GARBAGE_THRESHOLD: Final = 10_000
+_EXIT_AT: Final = 3
+_ALARM_BYTES: Final = 64
+#: Names of the default executor's threads begin so.
+_EXECUTOR: Final = "taskq-executor"
+
+
+class Supervisor:
+    """Runs the worker until it stops by itself or by signals.
+
+    The first SIGTERM or SIGINT drains, a second cancels and releases what runs, a third ends the
+    process on the spot. SIGTSTP (Ctrl-Z) takes effect between two batches of the storage thread, so
+    that a stopped process never holds the writer lock.
+
+    Args:
+        worker: not yet started.
+        on_ready: called with the open store, and with what the log held, once it claims.
+        say: prints one line.
+        process: what it calls itself in front of its lines, if it is one of several.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        on_ready: Callable[[Store, LogStats], None],
+        say: Callable[[str], None],
+        process: str = "",
+    ) -> None:
+        self._worker = worker
+        self._app: TaskQ = worker.app
+        self._on_ready = on_ready
+        self._say = say
+        self._process = process
+        self._signals = 0
+        self._ready_at: float | None = None
+        self._drain_at: float | None = None
+        self._notifier = Notifier()
+        # Made here, since the loop's own could not be told from others when the end comes.
+        self._executor = ThreadPoolExecutor(thread_name_prefix=_EXECUTOR)
+        self._store: Store | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._alarm: tuple[socket.socket, ...] = ()
+        self._wakes_before = -1
+        self._leave_forks: Callable[[], None] = lambda: None
+
+    def run(self) -> None:
+        """Return once the worker has stopped, its log is closed, and what it started has ended.
+
+        Raises:
+            TaskqError: the log could not be opened, or failed.
+        """
+        # What is loaded stays, so the collector need not look at it again; and a batch makes
+        # thousands of short-lived objects, which the default threshold of 700 would scan a dozen
+        # times: a tenth of the time of a busy worker.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_GARBAGE_THRESHOLD)
+        loop = self._loop = asyncio.new_event_loop()
+        loop.set_default_executor(self._executor)
+        try:
+            self._take_signals()
+            drive(loop, loop.create_task(self._main(), name="taskq-supervisor"))
+        finally:
+            self._tell_end()
+            end(loop)
+            signal.set_wakeup_fd(self._wakes_before)
+            self._leave_forks()
+            for one in self._alarm:
+                one.close()
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def exit_despite_threads(self, failure: TaskqError | None) -> None:
+        """End the process if sync functions still run in it, their jobs being released.
+
+        An ordinary exit would wait for those of the executor, and could for the others in an atexit
+        function of some library. Returns if there are none.
+        """
+        deadline = time.monotonic() + END_SECONDS
+        for thread in _executor_threads():
+            thread.join(max(deadline - time.monotonic(), 0))
+        count = self._worker.lingering + len(_executor_threads())
+        if not count:
+            return
+        _log.warning("%d sync functions did not return in time and are left behind", count)
+        if failure is not None:
+            _log.error("%s", failure)
+        logging.shutdown()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                stream.flush()
+        os._exit(0 if failure is None else 1)
+
+    async def _main(self) -> None:
+        try:
+            async with self._worker:
+                if self._worker.started.is_set():
+                    await self._tell_ready()
+                    async with create_task_group() as beside:
+                        beside.start_soon(self._notifier.keep_alive)
+                        await self._worker.stopped.wait()
+                        beside.cancel_scope.cancel()
+        finally:
+            self._notifier.stopping()
+            self._store = None
+            await self._app.close()
+
+    async def _tell_ready(self) -> None:
+        store = self._store = self._app.store()
+        # Answered after the worker's first claim, for which the jobs of dead processes were looked
+        # through: only now it is known how many came back.
+        stats: LogStats = await store.port().stats()
+        self._ready_at = time.monotonic()
+        self._on_ready(store, stats)
+        self._notifier.ready(f"{self._worker.concurrency} jobs at a time")
+
+    def _take_signals(self) -> None:
+        # The system may have another thread take a signal, and the loop would sleep on: Python
+        # writes each signal's number here.
+        reader, writer = self._alarm = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        self._loop.add_reader(reader, reader.recv, _ALARM_BYTES)
+        self._wakes_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        # Not loop.add_signal_handler: the third signal must work while a job keeps the loop busy.
+        before = {number: signal.signal(number, self._on_stop_signal) for number in _STOP_SIGNALS}
+        # A shell without job control has it ignored, and so it stays.
+        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+            before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._on_pause_signal)
+        self._leave_forks = keep_from_children(before)
+
+    def _on_stop_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._signals += 1
+        if self._signals >= _EXIT_AT:
+            os._exit(_SIGNALLED + number)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the end is near anyway
+            self._loop.call_soon_threadsafe(self._escalate, self._signals)
+
+    def _escalate(self, count: int) -> None:
+        worker = self._worker
+        if count >= _CANCEL_AT:
+            running = worker.running
+            jobs = f"{running} running {'job' if running == 1 else 'jobs'}"
+            self._say(f"{self._process}cancelling {jobs}; once more exits at once")
+            worker.request_cancel()
+            return
+        self._drain_at = time.monotonic()
+        self._tell(drain_lines(worker.held, worker.drain_seconds, self._process))
+        self._notifier.stopping()
+        worker.request_stop()
+        if worker.drain_seconds != inf:
+            self._loop.call_later(worker.drain_seconds, self._tell_overdue)
+
+    def _tell_overdue(self) -> None:
+        held = self._worker.held
+        if held and self._signals < _CANCEL_AT:
+            self._tell(overdue_lines(held, self._worker.drain_seconds, self._process))
+
+    def _tell_end(self) -> None:
+        """Sum up, unless it never began."""
+        if self._ready_at is not None:
+            now = time.monotonic()
+            drained = None if self._drain_at is None else now - self._drain_at
+            ended = self._worker.ended
+            self._say(stopped_line(ended, now - self._ready_at, drained, self._process))
+
+    def _tell(self, lines: list[str]) -> None:
+        for line in lines:
+            self._say(line)
+
+    def _on_pause_signal(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if self._store is None:
+            _pause()
+        else:
+            self._store.between_batches(_pause)
+
+
+def _executor_threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith(_EXECUTOR)]
+
+
+def _pause() -> None:
+    # To this very thread: a signal to the process may be taken by another thread, and stops this
+    # one a moment later, when it has the writer lock again.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+
+# Event loops of workers that have one to themselves: what jobs leave on them cannot keep them.
+
+
+#: How long what jobs have started may take to end, once the worker has stopped. With the time that
+#: cancelled jobs get to clean up, a worker ends within a second after its drain.
+END_SECONDS: Final = 0.2
+
+
+def run_to_the_end(main: Coroutine[Any, Any, None]) -> None:
+    """Run the coroutine on a new loop, as ``asyncio.run`` does, and wait for nothing else.
+
+    That one would wait for ever for a job that ignores its cancellation, or for a thread of the
+    default executor that does not return.
+    """
+    loop = asyncio.new_event_loop()
+    try:
+        drive(loop, loop.create_task(main, name="taskq-main"))
+    finally:
+        end(loop)
+
+
+def drive(loop: asyncio.AbstractEventLoop, main: asyncio.Task[None]) -> None:
+    """Let the loop turn until the task is done, whatever happens to others."""
+    while True:
+        try:
+            return loop.run_until_complete(main)
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Raised in a task that a job started: asyncio lets it through the loop itself.
+            if main.done():
+                raise
+            _log.warning("%s raised in a task of a job: ignored", type(error).__name__)
+
+
+def end(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is left and close; unlike ``asyncio.Runner``, wait for nobody for ever."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=END_SECONDS))
+    closing = loop.create_task(loop.shutdown_asyncgens())
+    loop.run_until_complete(asyncio.wait([closing], timeout=END_SECONDS))
+    loop.close()
+
+
+# How a worker's process gets memory from the system, and gives it back.
+#
+# glibc raises the size from which a block is mapped by itself with each such block that is freed,
+# and gives threads heaps of their own. After the first segment was indexed, columns of megabytes
+# then lie in the heaps, between small blocks that keep them from shrinking: 4 to 6 MiB for ever.
+
+#: Blocks from this size on are mapped each by itself, and given back when freed.
+MAP_BYTES_MIN: Final = 64 * 1024
+#: Free memory at the end of a heap that is given back.
+TRIM_BYTES_MIN: Final = 128 * 1024
+#: Parameters of mallopt(3).
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+_ARENA_MAX: Final = -8
+
+
+def keep_heap_small() -> None:
+    """Set the C library up for a process that lives long; nothing where it is not glibc.
+
+    Whoever set ``MALLOC_…`` variables decided for himself.
+    """
+    if any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    try:
+        library = ctypes.CDLL(None)
+        if not hasattr(library, "gnu_get_libc_version"):
+            return
+        library.mallopt(_ARENA_MAX, 1)
+        library.mallopt(_MMAP_THRESHOLD, MAP_BYTES_MIN)
+        library.mallopt(_TRIM_THRESHOLD, TRIM_BYTES_MIN)
+    except (OSError, AttributeError):
+        return

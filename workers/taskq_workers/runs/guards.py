@@ -1,0 +1,71 @@
+"""Guard child processes against being workers: as they import tasks, and when a task forks one.
+
+A script that starts a worker as it is imported would start another one in each of its children,
+whose children do the same, without an end. And pools end their processes with SIGTERM: a forked one
+that drained, as a worker does, would never end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from taskq.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_importing: ContextVar[bool] = ContextVar("taskq_importing", default=False)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Refuse workers within; for a child process, around what runs the user's modules."""
+    token = _importing.set(True)
+    try:
+        yield
+    finally:
+        _importing.reset(token)
+
+
+def refuse_while_importing() -> None:
+    """Let no worker start in a child process that is importing.
+
+    Raises:
+        UsageError: it is.
+    """
+    if _importing.get():
+        raise UsageError(
+            "a worker is started as the module is imported, which each child process of "
+            'runs_in="process" does: put it under if __name__ == "__main__":'
+        )
+
+
+def keep_from_children(handlers: Mapping[signal.Signals, Any]) -> Callable[[], None]:
+    """Give every child that this process forks these handlers instead of its own.
+
+    The signals are blocked meanwhile: one that comes just after the fork ends the child, too. What
+    is returned ends that, for a process that goes on without its worker.
+    """
+    masks = threading.local()
+    kept = dict(handlers)
+
+    def before() -> None:
+        masks.mask = signal.pthread_sigmask(signal.SIG_BLOCK, kept)
+
+    def in_parent() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.mask)
+
+    def in_child() -> None:
+        if kept:
+            signal.set_wakeup_fd(-1)
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.mask)
+
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
+    return kept.clear

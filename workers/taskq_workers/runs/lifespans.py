@@ -1,0 +1,213 @@
+"""The app's lifespans while a worker runs: entered before its first claim, left after its drain.
+
+They are held by a task of their own, since what a lifespan opens (a task group, a cancel scope)
+must be closed by the task that opened it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from anyio import TASK_STATUS_IGNORED
+
+from taskq.core.errors import TaskqError, UsageError
+from taskq.injection import Resources
+from taskq_workers.runs.foreign import begin, until_done
+from taskq_workers.runs.reasons import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from anyio.abc import TaskStatus
+
+    from taskq.app import TaskQ
+    from taskq.log.store import Store
+    from taskq.tasks import Task
+
+_log: Final = logging.getLogger("taskq.worker")
+
+#: What all lifespans together may take to close.
+EXIT_SECONDS: Final = 10.0
+#: What they get after that, being cancelled.
+CANCEL_SECONDS: Final = 1.0
+
+
+def bound_names(task: Task[..., Any]) -> dict[str, Any]:
+    """Type by name of the parameters that a worker fills in."""
+    try:
+        return task.signature.injected
+    except UsageError:
+        raise
+    except ValueError:  # some functions of the interpreter have no signature; a call will tell
+        return {}
+
+
+def bound(task: Task[..., Any], resources: Resources) -> Callable[..., Any]:
+    """The task's function with its resources filled in; the bare function if it takes none.
+
+    Raises:
+        UsageError: a resource is missing; the message names task, parameter and type.
+    """
+    wanted = bound_names(task)
+    return partial(task.fn, **resources.arguments(task.name, wanted)) if wanted else task.fn
+
+
+class LifespanHolder:
+    """Enters an app's lifespans, gives their resources, and leaves them in bounded time.
+
+    Args:
+        app: whose lifespans.
+        lends: False where jobs run elsewhere: nothing is entered, and no task may take anything.
+        exit_seconds: what they may take to close.
+
+    Attributes:
+        resources: what they yielded; nothing before ``entered``.
+    """
+
+    def __init__(
+        self, app: TaskQ, *, lends: bool = True, exit_seconds: float = EXIT_SECONDS
+    ) -> None:
+        self.resources = Resources()
+        self._lends = lends
+        self._app = app
+        self._exit_seconds = exit_seconds
+        self._leave_asked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def enter(self) -> None:
+        """Enter all, in the order of their declaration, and look whether each task gets its own.
+
+        Cancelling this cancels and leaves them.
+
+        Raises:
+            UsageError: a task takes what no lifespan yields; the message names both.
+            TaskqError: a lifespan failed; those before it were left again.
+        """
+        if self._lends and self._app._lifespans:
+            self.resources = await self._entered()
+        for task in self._app._tasks.values():
+            if self._lends:
+                bound(task, self.resources)
+            elif bound_names(task):
+                raise UsageError(
+                    f"{task.name} takes what a lifespan yields, and executors open nothing for "
+                    f"their jobs: leave it out of the app that is served there"
+                )
+
+    async def _entered(self) -> Resources:
+        ready: asyncio.Future[Resources] = asyncio.get_running_loop().create_future()
+        task = self._task = begin(self._hold(ready), "taskq-lifespans")
+        either: set[asyncio.Future[Any]] = {task, ready}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if ready.done():
+            return ready.result()
+        self._task = None
+        if not task.cancelled():
+            task.result()
+        raise TaskqError("the app's lifespans were cancelled as they started, by themselves")
+
+    async def run(self, store: Store | None, *, task_status: TaskStatus[None]) -> None:
+        """Watch over them until cancelled.
+
+        Raises:
+            TaskqError: one ended although nobody asked it to.
+        """
+        del store
+        task_status.started()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+            error = None if self._task.cancelled() else self._task.exception()
+            told = "it was cancelled" if error is None else describe(error)
+            raise TaskqError(f"a lifespan ended while the worker ran: {told}")
+
+    async def leave(self) -> None:
+        """Leave all, last entered first; one that hangs is cancelled, then left behind."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self._leave_asked.set()
+        if not await until_done({task}, self._exit_seconds):
+            _log.error(
+                "the app's lifespans did not close within %g s: cancelled", self._exit_seconds
+            )
+            task.cancel()
+            if not await until_done({task}, CANCEL_SECONDS):
+                _log.error("nor when cancelled: they are left behind")
+                return
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            _log.error("the app's lifespans failed as they closed: %s", describe(error))
+
+    async def _hold(self, ready: asyncio.Future[Resources]) -> None:
+        resources = Resources()
+        async with contextlib.AsyncExitStack() as stack:
+            for lifespan in self._app._lifespans:
+                try:
+                    manager = lifespan.enter(self._app, resources)
+                    resources.add(await stack.enter_async_context(manager))
+                except TaskqError:
+                    raise
+                except Exception as error:
+                    raise TaskqError(
+                        f"the lifespan {lifespan.name} failed at its start: {describe(error)}"
+                    ) from error
+            if not ready.done():
+                ready.set_result(resources)
+            await self._leave_asked.wait()
+
+
+@contextlib.contextmanager
+def resources_in_thread(app: TaskQ) -> Iterator[Resources]:
+    """The resources of an app for a process without an event loop of its own, as children are.
+
+    The lifespans run on a loop in a thread; no thread is started for an app without any. Leaving
+    is bounded as in a worker.
+
+    Raises:
+        TaskqError: a lifespan failed at its start.
+    """
+    if not app._lifespans:
+        yield Resources()
+        return
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=_run, args=(loop,), name="taskq-lifespans", daemon=True)
+    thread.start()
+
+    holder = LifespanHolder(app)
+    try:
+        asyncio.run_coroutine_threadsafe(holder.enter(), loop).result()
+        watching = asyncio.run_coroutine_threadsafe(_watch(holder), loop)
+        try:
+            yield holder.resources
+        finally:
+            watching.cancel()
+            asyncio.run_coroutine_threadsafe(holder.leave(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(CANCEL_SECONDS)
+
+
+async def _watch(holder: LifespanHolder) -> None:
+    try:
+        await holder.run(None, task_status=TASK_STATUS_IGNORED)
+    except TaskqError as error:
+        _log.error("%s", error)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()

@@ -1,0 +1,201 @@
+"""From ``module:app`` on a command line to the TaskQ that it means, or a line that says why not."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+import traceback
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from taskq.app import TaskQ
+from taskq.core.errors import TaskqError, UsageError
+from taskq.default import default_app
+from taskq.naming import checked_modules, main_module_name
+from taskq.tasks import Task
+from taskq_workers.runs.reasons import is_machinery, user_traceback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import ModuleType, TracebackType
+
+_FRAMES_MAX: Final = 4
+
+
+def load_app(target: str, include: Iterable[str] = ()) -> TaskQ:
+    """Import ``module:attribute`` or ``module`` alone, the working directory first on the path.
+
+    Args:
+        target: what to import.
+        include: modules with tasks of the app, besides those that it includes itself.
+
+    Raises:
+        UsageError: there is no such module or app, or importing it failed; the message says what to
+            type, or shows the user's own lines of the traceback.
+    """
+    more = checked_modules(include)
+    module_name, colon, attribute = target.partition(":")
+    if target.endswith(".py") or "/" in target:
+        raise UsageError(f"{target!r} is a path: give the module's name, {_as_module(target)!r}")
+    if not module_name or (colon and not attribute):
+        raise UsageError(f"{target!r} is not of the form module:app, for example shop.jobs:app")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = _import(module_name)
+    app = _app_named(module, attribute) if attribute else _only_app(module)
+    app._include += [name for name in more if name not in app._include]
+    import_included(app)
+    return app
+
+
+def import_included(app: TaskQ) -> None:
+    """Import the modules that the app includes, so that their tasks are registered with it.
+
+    Raises:
+        UsageError: there is no such module, importing it failed, or its tasks are another app's.
+    """
+    main, copy = sys.modules["__main__"], None
+    if app._include and any(value is app for value in vars(main).values()):
+        # They import the app by its module's name: a second copy would make an app of its own.
+        copy = sys.modules.setdefault(main_module_name(), main)
+    for name in app._include:
+        tasks = [one for one in vars(_import(name)).values() if isinstance(one, Task)]
+        own = [one.app for one in tasks if one.fn.__module__ == name]
+        if own and app not in own:
+            raise UsageError(
+                f"include: the tasks of {name!r} are registered with another TaskQ, none with "
+                f"this: {_other_app(main, copy)}"
+            )
+
+
+def _other_app(main: ModuleType, copy: ModuleType | None) -> str:
+    """What to do about tasks that some other app has."""
+    if copy in (main, None):
+        return "import the app there from the module that makes it"
+    return (
+        f"they import {main_module_name()}, which runs as the program here, and so there are two "
+        f"of it; put the app into a module of its own"
+    )
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not (name == missing or name.startswith(f"{missing}.")):
+            raise _broken(name, error) from error
+        raise UsageError(_not_found(name, missing)) from None
+    except (Exception, SystemExit) as error:
+        raise _broken(name, error) from error
+
+
+def _not_found(name: str, missing: str) -> str:
+    parent, _, last = missing.rpartition(".")
+    if parent:
+        paths = getattr(sys.modules.get(parent), "__path__", [])
+        if not paths:
+            return f"there is no module {name!r}: {parent!r} is a module and no package"
+    else:
+        paths = [str(Path.cwd())]
+    close = difflib.get_close_matches(last, sorted(_modules_in(paths)), n=1)
+    if close:
+        nearest = f"{parent}.{close[0]}" if parent else close[0]
+        return f"there is no module {missing!r}: did you mean {nearest!r}?"
+    where = f"package {parent!r}" if parent else f"{Path.cwd()} or among the installed packages"
+    return f"there is no module {missing!r} in {where}: run this from the folder that holds it"
+
+
+def _modules_in(paths: Iterable[str]) -> set[str]:
+    found = set()
+    for folder in map(Path, paths):
+        if folder.is_dir():
+            found |= {entry.stem for entry in folder.iterdir() if _is_module(entry)}
+    return {name for name in found if name.isidentifier()}
+
+
+def _is_module(path: Path) -> bool:
+    return path.suffix == ".py" or (path.is_dir() and (path / "__init__.py").is_file())
+
+
+def _as_module(path: str) -> str:
+    file, colon, attribute = path.partition(":")
+    dotted = file.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
+    return f"{dotted}{colon}{attribute}" if attribute else f"{dotted}:app"
+
+
+def _apps_of(module: ModuleType) -> dict[str, TaskQ]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, TaskQ)}
+
+
+def _app_named(module: ModuleType, attribute: str) -> TaskQ:
+    found: object = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise UsageError(_no_attribute(module, attribute, part))
+        found = getattr(found, part)
+    if isinstance(found, TaskQ):
+        return found
+    raise UsageError(
+        f"{module.__name__}:{attribute} is of type {type(found).__name__} and no TaskQ"
+        f"{_offer(module, 'give')}"
+    )
+
+
+def _no_attribute(module: ModuleType, attribute: str, part: str) -> str:
+    apps = _apps_of(module)
+    close = difflib.get_close_matches(part, apps, n=1) or list(apps)[:1]
+    if not close:
+        close = difflib.get_close_matches(part, vars(module), n=1)
+    hint = f": did you mean {module.__name__}:{close[0]}?" if close else _offer(module, "give")
+    return f"module {module.__name__!r} has no {attribute!r}{hint}"
+
+
+def _only_app(module: ModuleType) -> TaskQ:
+    apps = _apps_of(module)
+    distinct = {id(app): app for app in apps.values()}
+    if len(distinct) == 1:
+        return next(iter(distinct.values()))
+    if not apps:
+        if default_app.cache_info().currsize:
+            # A bare @task made it.
+            return default_app()
+        raise UsageError(f"module {module.__name__!r} has no TaskQ{_offer(module, 'give')}")
+    raise UsageError(
+        f"module {module.__name__!r} has {len(distinct)} apps{_offer(module, 'say which')}"
+    )
+
+
+def _offer(module: ModuleType, verb: str) -> str:
+    names = [f"{module.__name__}:{name}" for name in _apps_of(module)]
+    if not names:
+        return ": make one there, app = TaskQ(), and give module:app"
+    return f": {verb} {' or '.join(names)}"
+
+
+def _broken(name: str, error: BaseException) -> UsageError:
+    """The error of a module that raised while it was imported, with the lines that led there."""
+    trace = _without_import_system(error.__traceback__)
+    if isinstance(error, TaskqError):  # refused by taskq: the line that asked for it says it all
+        frames = takewhile(lambda one: not is_machinery(one.filename), traceback.extract_tb(trace))
+        where = "".join(traceback.format_list(list(frames)[-_FRAMES_MAX:]))
+        return UsageError(f"importing {name!r} failed:\n{where}{type(error).__name__}: {error}")
+    told = traceback.TracebackException(type(error), error, trace, limit=-_FRAMES_MAX, compact=True)
+    told.__cause__ = told.__context__ = None
+    lines = "".join(told.format()).rstrip().removeprefix("Traceback (most recent call last):\n")
+    return UsageError(f"importing {name!r} failed:\n{lines}")
+
+
+def _without_import_system(trace: TracebackType | None) -> TracebackType | None:
+    trace = user_traceback(trace)
+    while trace is not None and _is_import_system(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_import_system(path: str) -> bool:
+    return path.startswith("<frozen importlib") or path == importlib.__file__

@@ -1,0 +1,74 @@
+"""Cancels of jobs that run here, from whichever process they come.
+
+The log's thread tells of each ask as soon as it has read it. An async task is cancelled and may
+clean up; a child process is killed; a function in a thread cannot be stopped: its slot is free for
+the next job, and it learns of the ask by ``current_job().cancel_asked``.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from anyio import sleep_forever
+
+from taskq.context import _current
+from taskq.core.records import Cause, Kind
+from taskq.log.requests import Settlement
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
+    from taskq.log.requests import Ask, Delivery
+    from taskq.log.store import Store
+    from taskq_workers.slots.slots import Crew
+
+_log: Final = logging.getLogger("taskq.worker")
+
+
+class CancelListener:
+    """Stops the jobs of a crew that somebody wants cancelled."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Listen until cancelled: jobs that still run while the worker drains may be cancelled."""
+        leave = store.on_cancel(self._on_ask)
+        try:
+            task_status.started()
+            await sleep_forever()
+        finally:
+            leave()
+
+    def _on_ask(self, ask: Ask, _: None) -> None:
+        # A delivery that came with this very news is in the feed's buffer after this turn.
+        self._crew.loop.call_soon(self._stop, ask)
+
+    def _stop(self, ask: Ask) -> None:
+        """Stop the job, unless it is settled already, or another worker of this process runs it."""
+        crew = self._crew
+        for slot in crew.slots:
+            delivery = slot.delivery
+            if delivery is not None and (delivery.job, delivery.token) == ask:
+                job = slot.context.get(_current)
+                if job is not None and job.delivery is delivery:
+                    job._cancel_asked = True
+                _log.info("job %s is cancelled while it runs", delivery.job_id)
+                slot.stop(cancelled)
+                return
+        buffer = crew.feed.buffer
+        for delivery in buffer:
+            if (delivery.job, delivery.token) == ask:
+                buffer.remove(delivery)
+                crew._put(cancelled(delivery), monotonic())
+                return
+        held = None if crew.gates is None else crew.gates.withdraw(ask)
+        if held is not None:
+            crew._put(cancelled(held), monotonic())
+
+
+def cancelled(delivery: Delivery) -> Settlement:
+    """The end of a job that was cancelled while it ran."""
+    return Settlement(Kind.CANCELLED, delivery, None, 0, Cause.ASKED)

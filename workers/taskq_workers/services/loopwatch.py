@@ -1,0 +1,168 @@
+"""Notices an async task that keeps the event loop from turning, and names it in the log.
+
+A thread asks the loop, a few times a second, for a sign of life. When none comes it looks at what
+the loop's thread is executing. Jobs themselves pay nothing for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import linecache
+import logging
+import sys
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from anyio import sleep_forever
+
+from taskq.core.errors import TaskqError
+from taskq_workers.runs.reasons import is_machinery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from anyio.abc import TaskStatus
+
+    from taskq.log.requests import Delivery, Settlement
+    from taskq.log.store import Store
+
+_log: Final = logging.getLogger("taskq.worker")
+
+#: A loop that shows no sign of life for so long is told of.
+BLOCKED_SECONDS: Final = 0.5
+#: Between two questions, while jobs run and while none does.
+_ASK_SECONDS: Final = 0.25
+_ASK_IDLE_SECONDS: Final = 0.4
+#: One line of code is told of this often at most.
+_AGAIN_SECONDS: Final = 60.0
+_PLACES_MAX: Final = 1000
+_TEXT_MAX: Final = 100
+
+
+class LoopWatch:
+    """A worker's background part; see ``services``.
+
+    Args:
+        is_idle: whether no job runs; asked on the loop.
+        delivery_of: the job that an asyncio task runs, None for no job; asked from a thread.
+        surrender: gives what to settle so that other workers run what waits here; asked from a
+            thread, again and again while the loop stands still.
+    """
+
+    def __init__(
+        self,
+        is_idle: Callable[[], bool],
+        delivery_of: Callable[[asyncio.Task[object]], Delivery | None],
+        surrender: Callable[[], list[Settlement]] = list,
+    ) -> None:
+        self._surrender = surrender
+        self._store: Store | None = None
+        self._is_idle = is_idle
+        self._delivery_of = delivery_of
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._over = threading.Event()
+        self._answered = threading.Event()
+        self._pause_seconds = _ASK_SECONDS
+        self._told: dict[tuple[str, int], float] = {}
+
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Watch until cancelled: jobs that still run while the worker drains may block as well."""
+        self._store = store
+        # A daemon of our own: it is there for when the loop turns no more, whatever else waits.
+        threading.Thread(target=self._watch, name="taskq-watch", daemon=True).start()
+        try:
+            task_status.started()
+            await sleep_forever()
+        finally:
+            self._over.set()
+            self._answered.set()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._pause_seconds):
+            self._answered.clear()
+            asked = monotonic()
+            try:
+                self._loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:  # the loop is closed
+                return
+            if self._answered.wait(BLOCKED_SECONDS) or self._over.is_set():
+                continue
+            what = self._look()
+            if what:
+                _log.warning("the event loop stands still since %.1f s: %s", BLOCKED_SECONDS, what)
+            self._give_back()
+            while not self._answered.wait(_ASK_SECONDS):
+                self._give_back()
+            if what and not self._over.is_set():
+                _log.warning("the event loop stood still for %.2f s: %s", monotonic() - asked, what)
+
+    def _give_back(self) -> None:
+        settlements = self._surrender()
+        if settlements and self._store is not None:
+            with contextlib.suppress(TaskqError):
+                self._store.thread_port.settle(settlements)
+
+    def _answer(self) -> None:
+        self._pause_seconds = _ASK_IDLE_SECONDS if self._is_idle() else _ASK_SECONDS
+        self._answered.set()
+
+    def _look(self) -> str:
+        """Who keeps the loop, in words; "" if nobody does, or that was told not long ago."""
+        frame = sys._current_frames().get(self._loop_thread)
+        if frame is None or frame.f_code.co_name in {"select", "poll"}:
+            return ""  # it waits: the machine is just busy
+        frames = _of_the_user(frame) or [frame]
+        # The last line of the task's own file is the one to change; what it called stands behind.
+        own = next(one for one in frames if one.f_code.co_filename == frames[-1].f_code.co_filename)
+        if not self._is_news(own):
+            return ""
+        where = _place(own)
+        if own is not frames[0]:
+            where += f", within {frames[0].f_code.co_qualname}"
+        return f"{self._who()} is at {where}. {_REMEDY}"
+
+    def _who(self) -> str:
+        task = asyncio.current_task(self._loop)
+        delivery = None if task is None else self._delivery_of(task)
+        if delivery is not None:
+            return f"job {delivery.job_id} ({delivery.task})"
+        return "a callback" if task is None else f"the asyncio task {task.get_name()!r}"
+
+    def _is_news(self, frame: FrameType) -> bool:
+        place, now = (frame.f_code.co_filename, frame.f_lineno), monotonic()
+        if now - self._told.get(place, -_AGAIN_SECONDS) < _AGAIN_SECONDS:
+            return False
+        if len(self._told) >= _PLACES_MAX:
+            self._told.clear()
+        self._told[place] = now
+        return True
+
+
+_REMEDY: Final = (
+    "No other job moves meanwhile: make the function a plain def, which runs in a thread, or give "
+    'it runs_in="process"'
+)
+
+
+def _of_the_user(frame: FrameType | None) -> list[FrameType]:
+    """The frames from the innermost to the first of the machinery's that called them."""
+    found: list[FrameType] = []
+    while frame is not None:
+        if is_machinery(frame.f_code.co_filename):
+            if found:
+                break
+        else:
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _place(frame: FrameType) -> str:
+    code, line = frame.f_code, frame.f_lineno
+    text = linecache.getline(code.co_filename, line).strip()[:_TEXT_MAX]
+    said = f": {text}" if text else ""
+    return f'"{code.co_filename}", line {line}, in {code.co_qualname}{said}'

@@ -1,0 +1,209 @@
+"""The part of a worker that ticks its app's schedules: it sleeps, and writes what is due.
+
+All workers try, and the log takes each tick from one of them. A scheduler that was late, because
+the machine slept or nobody worked, makes up for what it missed as each schedule says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from anyio import CancelScope, move_on_after
+
+from taskq.core.errors import LogClosed, TaskqError
+from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX
+from taskq.log.requests import TICKS_MAX, Turn
+from taskq.schedulestimes import CATCH_UP_MAX, due_ticks, next_due_ns
+from taskq_workers.slots.settling import Pause
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
+    from taskq.app import TaskQ
+    from taskq.core.schedules import ScheduleState
+    from taskq.log.facets import Sight
+    from taskq.log.port import LoopPort
+    from taskq.log.store import Store
+    from taskq.packing import Item
+    from taskq.schedules import Schedule
+    from taskq.schedulestimes import Due
+
+_log: Final = logging.getLogger("taskq.worker")
+
+#: The longest sleep: a clock that was set, or a schedule that was resumed, is noticed after it.
+LOOK_SECONDS: Final = 30.0
+#: What jobs of one request take in the log at most.
+_TURN_BYTES: Final = TRANSACTION_BYTES_MAX // 2
+#: A record's frame and headers, about.
+_ITEM_BYTES: Final = 1_024
+
+
+class Scheduler:
+    """Ticks the schedules of an app; a ``Service`` of its worker.
+
+    Args:
+        app: whose schedules.
+        look_seconds: the longest sleep, of real time.
+    """
+
+    def __init__(self, app: TaskQ, *, look_seconds: float = LOOK_SECONDS) -> None:
+        self._app = app
+        self._look_seconds = look_seconds
+        self._enrolled: set[Schedule] = set()
+        #: names of those that another worker has a newer rule for
+        self._outdated: set[str] = set()
+        #: by schedule: up to where it was done with, and when its next tick is due
+        self._next: dict[str, tuple[int, int]] = {}
+
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Tick until cancelled; costs nothing while the app has no schedule.
+
+        Raises:
+            UsageError: the call of a schedule is wrong.
+        """
+        planned, wake, loop = self._app._planned, asyncio.Event(), asyncio.get_running_loop()
+        for schedule in planned.all.values():
+            schedule.enrolment()
+
+        def on_new() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(wake.set)
+
+        unlisten = planned.listeners.listen(on_new)
+        try:
+            task_status.started()
+            await self._tick_on(store, wake)
+        finally:
+            unlisten()
+
+    async def _tick_on(self, store: Store, wake: asyncio.Event) -> None:
+        pause = Pause(asyncio.get_running_loop().time)
+        while True:
+            wake.clear()
+            seconds = math.inf
+            if self._app._planned.all:
+                try:
+                    # What it has begun it ends; the log's own waits are limited.
+                    with CancelScope(shield=True):
+                        seconds = await self.look(store)
+                except LogClosed:
+                    return
+                except TaskqError as error:
+                    seconds = pause.next()
+                    _log.warning("no schedule ticks for %.1f s, because: %s", seconds, error)
+            with move_on_after(seconds):
+                await wake.wait()
+
+    async def look(self, store: Store) -> float:
+        """Write what is due now; how many seconds to sleep then.
+
+        Raises:
+            TaskqError: the log refused something; what it took stands.
+        """
+        port = store.port()
+        planned = list(self._app._planned.all.values())
+        new = [one for one in planned if one not in self._enrolled]
+        if new:
+            await port.enrol([one.enrolment() for one in new])
+            self._enrolled.update(new)
+        now_ns, states = await port.look(_states)
+        turns: list[Turn] = []
+        sleeps_ns = [round(self._look_seconds * SECOND_NS)]
+        for schedule in planned:
+            # One that a person removed is enrolled again by the next worker that starts.
+            state = states.get(schedule.name)
+            if state is not None and self._is_current(schedule, state):
+                due_ns = self._due_ns(schedule, state, now_ns)
+                if due_ns <= now_ns and not state.is_paused:
+                    turns += await self._turns(schedule, state, now_ns)
+                    due_ns = now_ns
+                sleeps_ns.append(due_ns - now_ns)
+        if turns:
+            await _tick(port, turns)
+        return max(min(sleeps_ns), 0) / SECOND_NS
+
+    def _is_current(self, schedule: Schedule, state: ScheduleState) -> bool:
+        """Whether no worker with another rule was started since."""
+        name = schedule.name
+        if state.rule == schedule.rule.rule:
+            self._outdated.discard(name)
+            return True
+        if name not in self._outdated:
+            self._outdated.add(name)
+            _log.warning(
+                "schedule %s is not ticked here (%s): a worker that was started later has another "
+                "rule for it", name, schedule.rule,
+            )  # fmt: skip
+        return False
+
+    def _due_ns(self, schedule: Schedule, state: ScheduleState, now_ns: int) -> int:
+        """When the next tick of a schedule is due."""
+        # Of a paused one: the next that it would have if it was resumed now.
+        done_ns = max(state.done_ns, now_ns) if state.is_paused else state.done_ns
+        known = self._next.get(schedule.name)
+        if (
+            known is not None
+            and known[0] == state.done_ns
+            and (not state.is_paused or known[1] > now_ns)
+        ):
+            return known[1]
+        found = next_due_ns(schedule.name, schedule.rule, schedule.jitter_ns, done_ns)
+        due_ns = now_ns + round(self._look_seconds * SECOND_NS) if found is None else found
+        self._next[schedule.name] = state.done_ns, due_ns
+        return due_ns
+
+    async def _turns(self, schedule: Schedule, state: ScheduleState, now_ns: int) -> list[Turn]:
+        """The requests that write what is due of one schedule, one after the other."""
+        due = due_ticks(
+            schedule.name, schedule.rule, schedule.catch_up, schedule.jitter_ns, state.done_ns,
+            now_ns,
+        )  # fmt: skip
+        if not due.done_ns:
+            return []
+        if due.is_cut:
+            _log.warning(
+                "schedule %s missed more than %d ticks: the latest %d are made up for, all that "
+                "were before them are left out", schedule.name, CATCH_UP_MAX, CATCH_UP_MAX,
+            )  # fmt: skip
+        if not due.moments:
+            _log.info("schedule %s skips the ticks that it missed", schedule.name)
+        items = [await self._item(schedule, at_ns) for at_ns in due.moments]
+        return list(_cut(schedule.name, state.done_ns, due, items))
+
+    async def _item(self, schedule: Schedule, at_ns: int) -> Item:
+        call = schedule.call_at(at_ns)
+        connection = self._app._connection
+        packer = connection.packer
+        return packer.plain_item(call) or await connection.pack(packer.loose(call))
+
+
+async def _tick(port: LoopPort, turns: list[Turn]) -> None:
+    """Write all of them, in as few frames as it takes."""
+    answers: list[Any] = await asyncio.gather(*map(port.tick, turns), return_exceptions=True)
+    for turn, answer in zip(turns, answers, strict=True):
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer is not None and turn.moments:
+            _log.debug("schedule %s ticked %d times", turn.name, len(turn.moments))
+
+
+def _states(one: Sight) -> tuple[int, dict[str, ScheduleState]]:
+    return one.journal.clock.wall_ns(), dict(one.facets.need_agenda().schedules)
+
+
+def _cut(name: str, done_ns: int, due: Due, items: list[Item]) -> list[Turn]:
+    """What is due as requests of a size that the log takes; each goes on where the last ended."""
+    if not items:
+        return [Turn(name, done_ns, due.done_ns, (), ())]
+    largest = max(len(body) for _, body, _ in items) + _ITEM_BYTES
+    count = min(max(_TURN_BYTES // largest, 1), TICKS_MAX)
+    turns: list[Turn] = []
+    for start in range(0, len(items), count):
+        moments = due.moments[start : start + count]
+        turns.append(Turn(name, done_ns, moments[-1], moments, tuple(items[start : start + count])))
+        done_ns = moments[-1]
+    return turns

@@ -1,0 +1,367 @@
+"""Claims, made ahead of the slots in batches that follow the speed of the jobs.
+
+Fast jobs are claimed many at a time, and the next batch is asked for while the present one runs,
+since a claim takes as long as hundreds of no-ops. Slow jobs are claimed only for slots that are
+free, so that no job waits here which another worker could run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol
+
+from taskq.core.errors import TaskqError
+from taskq.log.requests import ClaimRequest
+from taskq_workers.slots.pace import Pace
+from taskq_workers.slots.settling import PASSING, Pause
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable, Mapping
+
+    from taskq.core.rates import Limit
+    from taskq.core.weights import Weights
+    from taskq.log.port import LoopPort
+    from taskq.log.requests import Delivery
+
+_log: Final = logging.getLogger("taskq.worker")
+
+#: A delivery that no slot took for so long is given back, so that another worker may have it.
+HOARD_SECONDS: Final = 0.5
+
+
+class Takers(Protocol):
+    """The slots, as their feed sees them."""
+
+    def free(self) -> int:
+        """How many slots could take a delivery now."""
+        ...
+
+    def wake(self) -> None:
+        """Let a free slot look at the buffer."""
+        ...
+
+    def quiet(self) -> bool:
+        """Whether nothing runs and every outcome was handed to the log."""
+        ...
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Release deliveries that nobody took; burns no attempt."""
+        ...
+
+    def ran_dry(self) -> None:
+        """No job is ready and none runs: a burst ends here."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """The log cannot be used any more."""
+        ...
+
+
+class Barrier(Protocol):
+    """What keeps jobs from being claimed for now: conditions, and queues that back off."""
+
+    def claimable(
+        self, queues: frozenset[str] | None, tasks: frozenset[str]
+    ) -> tuple[frozenset[str] | None, frozenset[str]]:
+        """What may be claimed now of these queues and tasks."""
+        ...
+
+    def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Those that may run; it gives the others back."""
+        ...
+
+
+class Feed:
+    """The deliveries that wait for a slot, and the one claim that brings more.
+
+    Attributes:
+        buffer: deliveries in claim order; slots pop from its left.
+        low: a slot that leaves fewer behind calls ``refill``; 0 while that would be in vain.
+        barrier: what decides which jobs may be claimed; None: all may.
+        limits: of the tasks, by their names.
+        weights: how the queues share the claims.
+
+    Args:
+        pace: how many to claim ahead of the takers; measured by their speed if None.
+        max_jobs: after so many it runs dry, as a burst does; None for no limit.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        port: LoopPort,
+        takers: Takers,
+        *,
+        concurrency: int,
+        queues: frozenset[str] | None,
+        tasks: Callable[[], frozenset[str]],
+        burst_clock: Callable[[], int] | None = None,
+        pace: Pace | None = None,
+        max_jobs: int | None = None,
+    ) -> None:
+        self.buffer: deque[Delivery] = deque()
+        self.low = 0
+        self.barrier: Barrier | None = None
+        self.limits: Mapping[str, Limit] | None = None
+        self.weights: Weights | None = None
+        self._loop = loop
+        self._port = port
+        self._takers = takers
+        self._queues = queues
+        self._tasks = tasks
+        self._burst_clock = burst_clock
+        self._pace = pace or Pace(concurrency)
+        self._pause = Pause(loop.time)
+        self._max_jobs = max_jobs
+        self._request = ClaimRequest(0)
+        self._claim: asyncio.Future[list[Delivery]] | None = None
+        self._closed = False
+        self._paused = False
+        self._asked_when_quiet = False
+        self._came_empty = False
+        #: deliveries that ever came, and how many of them had come at the last look
+        self._received = 0
+        #: and how many of them were given back without having run
+        self._returned = 0
+        self._mark = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def refill(self) -> None:
+        """Claim more, unless a claim waits already or the jobs are too slow to claim ahead."""
+        if self._closed or self._paused:
+            return
+        pace = self._pace
+        free = self._takers.free() - len(self.buffer)
+        if self._claim is not None:
+            # The storage thread reads the count when it serves the claim: more may still be asked.
+            self._request.count = self.allowed(max(self._request.count, free))
+            if self._request.count <= 0:
+                # It would be passed over, and not looked at again when it may ask for more.
+                self._withdraw()
+            return
+        self.low = 0
+        count = self.allowed(pace.size if pace.ahead else free)
+        if count <= 0:
+            return
+        until_ns = None
+        if self._burst_clock is not None:
+            self._asked_when_quiet = self._is_quiet()
+            if not self._came_empty:
+                until_ns = self._burst_clock()
+        queues, tasks = self._queues, self._tasks()
+        if self.barrier is not None:
+            queues, tasks = self.barrier.claimable(queues, tasks)
+        self._request = self.request(count, queues, tasks, until_ns)
+        try:
+            self._claim = self._port.claim(self._request)
+        except TaskqError as error:
+            self._rest(error)
+        else:
+            self._claim.add_done_callback(self._on_claimed)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a claim waits, or what it brought."""
+        return self._claim is not None or bool(self.buffer)
+
+    def finished(self, count: int) -> None:
+        """So many outcomes were handed to the log."""
+        self._pace.finished(count, self._loop.time())
+        if self._max_jobs is not None and self.allowed(1) <= 0:
+            if self._is_quiet():
+                self._takers.ran_dry()
+            return
+        self.rested()
+
+    def rested(self) -> None:
+        """Something that ran is over: a burst that lingered looks anew once nothing runs."""
+        if self._came_empty and self._is_quiet():
+            self.look_anew()
+
+    def request(
+        self,
+        count: int,
+        queues: frozenset[str] | None,
+        tasks: frozenset[str],
+        until_ns: int | None = None,
+    ) -> ClaimRequest:
+        """A claim with all that this worker's claims have in common."""
+        return ClaimRequest(count, queues, tasks, until_ns, 0, self.limits, self.weights)
+
+    def allowed(self, count: int) -> int:
+        """So many, or what is left of ``max_jobs``."""
+        if self._max_jobs is None:
+            return count
+        return min(count, self._max_jobs - self._received + self._returned)
+
+    def reconsider(self) -> None:
+        """What may be claimed has changed: give back what may not run, and claim anew."""
+        if self.buffer and self.barrier is not None:
+            deliveries = list(self.buffer)
+            self.buffer.clear()
+            self.buffer.extend(self._passed(deliveries))
+        self._withdraw()
+        self.refill()
+
+    def add(self, deliveries: list[Delivery]) -> None:
+        """Let slots run what somebody else has claimed for them."""
+        deliveries = self._counted(deliveries)
+        self.buffer.extend(deliveries)
+        self._watch_soon()
+        self._takers.wake()
+
+    def surrender(self) -> list[Delivery]:
+        """From another thread, while the loop stands still: take all that no slot has begun."""
+        taken: list[Delivery] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                taken.append(self.buffer.pop())
+        self._returned += len(taken)
+        claim = self._claim
+        if claim is not None and claim.done() and not claim.cancelled() and not claim.exception():
+            # Answered, and its callback waits for the loop: to that it will have come empty.
+            deliveries = claim.result()
+            with contextlib.suppress(IndexError):
+                while True:
+                    taken.append(deliveries.pop())
+        return taken + self._port.surrender()
+
+    def close(self) -> None:
+        """Claim no more, and give back whatever no slot took. Legal twice."""
+        self._closed = True
+        self.low = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        claim, self._claim = self._claim, None
+        answered = claim is not None and not claim.cancel() and not claim.cancelled()
+        if claim is not None and answered and claim.exception() is None:
+            # Its callback would come too late.
+            self.buffer.extend(claim.result())
+        self._give_back()
+
+    def _on_claimed(self, claim: asyncio.Future[list[Delivery]]) -> None:
+        if claim is not self._claim:
+            return
+        self._claim = None
+        if claim.cancelled():
+            self._rest(None)
+            return
+        error = claim.exception()
+        if error is not None:
+            self._rest(error)
+            return
+        deliveries = claim.result()
+        if deliveries:
+            self._supply(self._counted(deliveries))
+        elif self._burst_clock is None:
+            self._rest(None)
+        else:
+            self._look_again()
+
+    def _counted(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Those that ``max_jobs`` allows; gates claim beside this, and both ask for the last."""
+        allowed = max(self.allowed(len(deliveries)), 0)
+        self._received += len(deliveries)
+        if allowed < len(deliveries):
+            self._returned += len(deliveries) - allowed
+            self._takers.give_back(deliveries[allowed:])
+            return deliveries[:allowed]
+        return deliveries
+
+    def _supply(self, deliveries: list[Delivery]) -> None:
+        buffer, pace = self.buffer, self._pace
+        self._came_empty = False
+        full = len(deliveries) >= self._request.count
+        if self.barrier is not None:
+            deliveries = self._passed(deliveries)
+        buffer.extend(deliveries)
+        pace.claimed(waiting=len(buffer), full=full, now=self._loop.time())
+        if pace.ahead:
+            if len(buffer) <= pace.size:
+                self.refill()
+            else:
+                self.low = pace.size // 2
+        self._watch_soon()
+        self._takers.wake()
+
+    def _watch_soon(self) -> None:
+        if self._timer is None:
+            self._mark = self._received
+            self._timer = self._loop.call_later(HOARD_SECONDS, self._watch)
+
+    def _is_quiet(self) -> bool:
+        return not self.buffer and self._takers.quiet()
+
+    def _look_again(self) -> None:
+        """A burst found nothing: it ends, unless what runs may bring more, or others do."""
+        is_quiet = self._is_quiet()
+        if is_quiet and self._asked_when_quiet:
+            self._takers.ran_dry()
+            return
+        if is_quiet:
+            self.look_anew()
+        else:
+            self.linger()
+
+    def linger(self) -> None:
+        """A burst found nothing: claim what comes while it does not end yet."""
+        self._came_empty = True
+        self.refill()
+
+    def look_anew(self) -> None:
+        """A burst that lingered wants to know at once whether there is anything left."""
+        self._came_empty = False
+        self._withdraw()
+        self.refill()
+
+    def _passed(self, deliveries: list[Delivery]) -> list[Delivery]:
+        assert self.barrier is not None
+        passed = self.barrier.passed(deliveries)
+        self._returned += len(deliveries) - len(passed)
+        return passed
+
+    def _rest(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, PASSING):
+            self._takers.fail(error)
+            return
+        seconds = self._pause.next()
+        if error is not None:
+            _log.warning("no jobs are claimed for %.1f s, because: %s", seconds, error)
+        self._paused = True
+        self._loop.call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = False
+        self.refill()
+
+    def _watch(self) -> None:
+        """Give back what waited since the last look; stop looking once nothing moves."""
+        taken = self._received - len(self.buffer)
+        if self.buffer and taken < self._mark:
+            self._pace.cut()
+            self._withdraw()
+            self._give_back()
+            self.refill()
+        elif not self.buffer and taken == self._mark:
+            # Idle, or busy with slow jobs. What comes next may be slow too, so ask for little.
+            self._pace.cut()
+            self._request.count = min(self._request.count, max(self._takers.free(), 1))
+            self._timer = None
+            return
+        self._mark = self._received
+        self._timer = self._loop.call_later(HOARD_SECONDS, self._watch)
+
+    def _withdraw(self) -> None:
+        if self._claim is not None and self._claim.cancel():
+            self._claim = None
+
+    def _give_back(self) -> None:
+        if self.buffer:
+            deliveries = list(self.buffer)
+            self.buffer.clear()
+            self._returned += len(deliveries)
+            self._takers.give_back(deliveries)

@@ -1,0 +1,173 @@
+"""From what a task did to what the log is told: one settlement for each delivery."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from random import random
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.durations import spoken
+from taskq.core.errors import CompressionUnavailable, InvalidCall, LogDamaged, PayloadTooLarge
+from taskq.core.model import SECOND_NS
+from taskq.core.records import Cause, Kind
+from taskq.core.retry import Decision, Die
+from taskq.core.signals import Discard, Retry, Signal, Snooze
+from taskq.log.jobage import age_ns
+from taskq.log.requests import Settlement
+from taskq.serialization import encode_reason
+from taskq_workers.runs import reasons
+from taskq_workers.runs.reasons import with_note
+
+if TYPE_CHECKING:
+    from taskq.log.port import LoopPort
+    from taskq.log.requests import Delivery
+    from taskq.tasks import Task
+
+_log: Final = logging.getLogger("taskq.worker")
+
+#: How long a job waits that this worker lacks a package for, until any worker may take it again.
+ELSEWHERE_SECONDS: Final = 60
+
+
+def settle_failure(task: Task[..., Any], delivery: Delivery, error: BaseException) -> Settlement:
+    """What becomes of a job whose function raised.
+
+    A ``Retry``, ``Snooze`` or ``Discard`` is a wish and is granted; anything else goes by the
+    task's retry policy, whose ``decide`` may have such a wish, too. A call that its function
+    refused (TypeError) is rejected, since it would be refused each time.
+    """
+    if isinstance(error, Snooze):
+        return _snooze(task, delivery, error)
+    if isinstance(error, Discard):
+        return reject(delivery, reasons.summary(error))
+    reason = reasons.describe(error)
+    if isinstance(error, TypeError) and reasons.raised_by_call(error):
+        return reject(delivery, reason)
+    wish = _wish(task, delivery, error)
+    if isinstance(wish, Snooze):
+        return _snooze(task, delivery, wish, reason)
+    if isinstance(wish, Discard):
+        note = f"discarded: {wish.reason}" if wish.reason else "discarded"
+        return reject(delivery, reasons.with_note(reason, note))
+    return _by_policy(task, delivery, wish or error, encode_reason(reason))
+
+
+def _by_policy(
+    task: Task[..., Any], delivery: Delivery, error: BaseException, body: bytes
+) -> Settlement:
+    decision = _decide(task, delivery, error)
+    if isinstance(decision, Die):
+        cause = Cause.EXHAUSTED if decision.exhausted else Cause.REJECTED
+        return Settlement(Kind.DIED, delivery, body, 0, cause)
+    return Settlement(Kind.RETRIED, delivery, body, decision.delay_ns)
+
+
+def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | None:
+    """What becomes of a job whose arguments could not be had; None: what its policy says.
+
+    Arguments that do not fit the function of today, or do not read back, never will: the job is
+    dead. What only this process cannot decompress waits for one that can; that burns no attempt.
+    """
+    if isinstance(error, CompressionUnavailable):
+        reason = encode_reason(reasons.summary(error))
+        return Settlement(Kind.RELEASED, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
+    if isinstance(error, InvalidCall):
+        return reject(delivery, reasons.describe(error))
+    if isinstance(error, PayloadTooLarge | LogDamaged):
+        return reject(delivery, reasons.summary(error))
+    return None
+
+
+def settle_bad_result(
+    task: Task[..., Any], delivery: Delivery, value: object, error: Exception
+) -> Settlement:
+    """The job ran, but what it returned cannot be kept: dead, as running again cannot help."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        return reject(
+            delivery,
+            f"{task.name} returned a {type(value).__name__} and is no async function: "
+            f"declare it with async def, or wait for the value within it",
+        )
+    return reject(delivery, f"the result cannot be kept: {reasons.summary(error)}")
+
+
+def reject(delivery: Delivery, reason: str) -> Settlement:
+    """Dead, whatever attempts are left."""
+    return Settlement(Kind.DIED, delivery, encode_reason(reason), 0, Cause.REJECTED)
+
+
+def release(delivery: Delivery) -> Settlement:
+    """Give a job back that this worker did not finish; burns no attempt."""
+    return Settlement(Kind.RELEASED, delivery, None, 0, Cause.DRAIN)
+
+
+def _snooze(task: Task[..., Any], delivery: Delivery, wish: Snooze, reason: str = "") -> Settlement:
+    body = encode_reason(reason) if reason else None
+    delay_ns = task.retry.bounded_ns(wish.delay_ns)
+    return Settlement(Kind.RELEASED, delivery, body, delay_ns, Cause.SNOOZE)
+
+
+def _wish(
+    task: Task[..., Any], delivery: Delivery, error: BaseException
+) -> Retry | Snooze | Discard | None:
+    """What the policy's ``decide`` says of an error that the task did not raise as a wish."""
+    if isinstance(error, Signal):
+        return None
+    try:
+        return task.retry.wish(error, delivery.attempt)
+    except Exception:  # noqa: BLE001 - it is somebody else's code
+        # The job's own error matters more, and the rest of the policy has an answer to it.
+        _log.exception("decide of %s failed on job %s: as without it", task.name, delivery.job_id)
+        return None
+
+
+def _decide(task: Task[..., Any], delivery: Delivery, error: BaseException) -> Decision:
+    policy = task.retry
+    if not isinstance(error, Exception) and not policy.names(error):
+        # A cancelled connection or a sys.exit() within a library says nothing of the job itself, so
+        # it is judged as any failure is, and not as "no Exception, hence never again".
+        error = RuntimeError(reasons.summary(error))
+    return policy.decide(
+        delivery.attempt,
+        error,
+        random(),  # noqa: S311 - jitter, no secret
+        delivery.attempts_max,
+    )
+
+
+# Jobs that are too old for another attempt: what ``max_age`` of a retry policy makes of them.
+
+
+async def unless_too_old(
+    port: LoopPort, task: Task[..., Any], settlement: Settlement
+) -> Settlement:
+    """The settlement; for another attempt that would begin after ``max_age``, the job's death.
+
+    A job's age is in the log alone, so it is looked up, and only for tasks that have a longest age.
+    """
+    if not goes_on(settlement):
+        return settlement
+    delivery = settlement.delivery
+    try:
+        age: int = await port.look(
+            lambda one: age_ns(one.journal, delivery.job), needs_agenda=False
+        )
+    except BaseException:  # noqa: BLE001 - the attempt's own outcome must reach the log
+        _log.warning("the age of job %s could not be read: it is tried again", delivery.job_id)
+        return settlement
+    if not task.retry.is_too_old(age, settlement.delay_ns):
+        return settlement
+    limit = spoken(round((task.retry.max_age_seconds or 0) * SECOND_NS))
+    note = f"too old: enqueued {spoken(age)} ago, and max_age is {limit}"
+    reason = with_note((settlement.body or b"").decode("utf-8", "replace"), note)
+    return Settlement(Kind.DIED, delivery, encode_reason(reason), 0, Cause.EXHAUSTED)
+
+
+def goes_on(settlement: Settlement) -> bool:
+    """Whether the job is to run again because its task said so."""
+    if settlement.kind is Kind.RELEASED:
+        return settlement.cause is Cause.SNOOZE
+    return settlement.kind is Kind.RETRIED

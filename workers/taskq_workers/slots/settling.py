@@ -1,0 +1,237 @@
+"""Outcomes on their way to the log: collected, and handed over once for each turn of the loop."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from taskq.core.errors import (
+    AppendFailed,
+    DuplicateKey,
+    LogLocked,
+    SpillMissing,
+    StaleDelivery,
+    TaskqError,
+    UsageError,
+)
+from taskq.core.records import Kind
+from taskq_workers.slots.outcomes import reject, release, settle_failure
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable
+
+    from taskq.context import JobContext
+    from taskq.log.port import LoopPort
+    from taskq.log.requests import Delivery, Duplicate, Settlement
+
+    #: What the log answers to one settlement; ids of its children, where it has some.
+    Settled: TypeAlias = TaskqError | list[int | Duplicate] | None
+
+_log: Final = logging.getLogger("taskq.worker")
+
+#: Outcomes that are handed over at once, within a turn of the loop.
+OUTCOMES_MAX: Final = 256
+#: Pauses before a refused outcome (disk full, log locked) is handed over again: the first and the
+#: longest; each is twice the one before.
+PAUSE_SECONDS_FIRST: Final = 0.1
+PAUSE_SECONDS_MAX: Final = 5.0
+#: Errors that pass by themselves, or once a person made room.
+PASSING: Final = (AppendFailed, LogLocked)
+_SUCCEEDED: Final = Kind.SUCCEEDED
+
+
+class Pause:
+    """Seconds before the next try: each pause is twice the last, if that was not long ago."""
+
+    __slots__ = ("_last", "_seconds", "_time")
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self._last = 0.0
+        self._seconds = 0.0
+
+    def next(self) -> float:
+        """The pause to make now."""
+        now = self._time()
+        if now - self._last > 2 * PAUSE_SECONDS_MAX:
+            self._seconds = 0.0
+        self._last = now
+        self._seconds = min(max(self._seconds * 2, PAUSE_SECONDS_FIRST), PAUSE_SECONDS_MAX)
+        return self._seconds
+
+
+class Settler:
+    """Collects outcomes and hands them to the log.
+
+    Attributes:
+        outcomes: those of this turn of the loop. A slot appends, then calls ``flush_soon`` if
+            ``scheduled`` is false, or ``flush`` when there are ``OUTCOMES_MAX`` of them.
+        refused: how many wait to be handed over again.
+        parents: jobs whose success, in ``outcomes``, brings children.
+        ended: how many ended how, by kind, as far as the log was handed that.
+        observer: told of all outcomes as they are handed over; None while nobody wants to know.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        port: LoopPort,
+        flushed: Callable[[int], None],
+        fail: Callable[[TaskqError], None],
+    ) -> None:
+        self.outcomes: list[Settlement] = []
+        self.scheduled = False
+        self.refused = 0
+        self.parents: dict[Delivery, JobContext] = {}
+        self.ended: Counter[Kind] = Counter()
+        self.observer: Callable[[list[Settlement]], None] | None = None
+        self._loop = loop
+        self._port = port
+        self._flushed = flushed
+        self._fail = fail
+        self._again: list[Settlement] = []
+        self._pause = Pause(loop.time)
+
+    def add(self, settlement: Settlement) -> None:
+        """Hand one outcome over at the end of this turn of the loop."""
+        self.outcomes.append(settlement)
+        self.flush_soon()
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Release deliveries that nobody has begun; burns no attempt."""
+        released = [release(delivery) for delivery in deliveries]
+        # Nobody heard of them, so they count for nothing.
+        self.ended[Kind.RELEASED] -= len(released)
+        self.outcomes += released
+        self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Flush at the end of this turn of the loop."""
+        if not self.scheduled:
+            self.scheduled = True
+            self._loop.call_soon(self._flush_scheduled)
+
+    def flush(self) -> None:
+        """Hand over what there is; a log that was closed meanwhile stops the worker."""
+        if not self.outcomes:
+            return
+        # The list itself stays, because slots hold on to its append method.
+        items = self.outcomes[:]
+        self.outcomes.clear()
+        self._count(items)
+        if self.observer is not None:
+            self.observer(items)
+        parents, self.parents = self.parents, {}
+        try:
+            if parents:
+                items = self._settle_parents(items, parents)
+            self._port.settle_soon(items, self._on_error)
+        except TaskqError as error:
+            for settlement in items:
+                self._on_error(settlement, error)
+        self._flushed(len(items) + len(parents))
+
+    async def settle_all(self) -> None:
+        """Hand everything over and wait until the log took it; what it refuses is tried twice.
+
+        Raises:
+            TaskqError: the log takes no outcomes any more.
+        """
+        self.flush()
+        await self._settle_what_is_left()
+        # Those that were on their way before these have been answered by now, some of them badly.
+        await self._settle_what_is_left()
+
+    async def _settle_what_is_left(self) -> None:
+        items = [*self.outcomes, *self._again]
+        self.outcomes.clear()
+        self._again = []
+        self.refused = 0
+        self._count(items)
+        for settlement, answer in zip(items, await self._port.settle(items), strict=True):
+            if isinstance(answer, TaskqError):
+                self.ended[settlement.kind] -= 1
+                self._report(settlement, answer)
+
+    def _count(self, items: list[Settlement]) -> None:
+        # By exception: a counter of all would cost each job as much as its place in the list.
+        others = [item[0] for item in items if item[0] is not _SUCCEEDED]
+        self.ended[_SUCCEEDED] += len(items) - len(others)
+        if others:
+            self.ended.update(others)
+
+    def _flush_scheduled(self) -> None:
+        self.scheduled = False
+        self.flush()
+
+    def _settle_parents(
+        self, items: list[Settlement], parents: dict[Delivery, JobContext]
+    ) -> list[Settlement]:
+        """Hand over the successes that bring children, whose ids come back; returns the others."""
+        others = []
+        for settlement in items:
+            job = parents.get(settlement.delivery)
+            if job is None:
+                others.append(settlement)
+            else:
+                future = self._port.settle([settlement])
+                future.add_done_callback(partial(self._on_settled, settlement, job))
+        return others
+
+    def _on_settled(
+        self, settlement: Settlement, job: JobContext, done: asyncio.Future[list[Settled]]
+    ) -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        answer = error if isinstance(error, TaskqError) else done.result()[0]
+        if isinstance(answer, DuplicateKey):
+            # A child was refused, and its parent's success with it: this attempt has failed.
+            self.ended[settlement.kind] -= 1
+            task = job.app._tasks[settlement.delivery.task]
+            self.add(settle_failure(task, settlement.delivery, answer))
+        elif isinstance(answer, TaskqError):
+            self._on_error(settlement, answer)
+        elif answer is not None:
+            job.resolve(answer)
+
+    def _on_error(self, settlement: Settlement, error: TaskqError) -> None:
+        self.ended[settlement.kind] -= 1
+        if isinstance(error, SpillMissing):
+            # What it names was collected while it waited for the log for an hour: run it again.
+            _log.warning("job %s runs again: %s", settlement.delivery.job_id, error)
+            self.add(release(settlement.delivery))
+        elif isinstance(error, UsageError) and settlement.kind is not Kind.DIED:
+            # Its result or its children do not fit the log: no attempt would change that.
+            self.add(reject(settlement.delivery, f"{type(error).__name__}: {error}"))
+        elif isinstance(error, PASSING):
+            self._retry_later(settlement, error)
+        else:
+            self._report(settlement, error)
+            if not isinstance(error, StaleDelivery | UsageError):
+                self._fail(error)
+
+    def _report(self, settlement: Settlement, error: TaskqError) -> None:
+        _log.warning(
+            "job %s: its outcome (%s) was not kept: %s",
+            settlement.delivery.job_id,
+            settlement.kind.name.lower(),
+            error,
+        )
+
+    def _retry_later(self, settlement: Settlement, error: TaskqError) -> None:
+        if not self._again:
+            seconds = self._pause.next()
+            _log.warning("outcomes wait %.1f s, because the log refused them: %s", seconds, error)
+            self._loop.call_later(seconds, self._retry)
+        self._again.append(settlement)
+        self.refused += 1
+
+    def _retry(self) -> None:
+        items, self._again = self._again, []
+        self.refused -= len(items)
+        self.outcomes += items
+        self.flush()

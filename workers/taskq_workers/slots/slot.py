@@ -1,0 +1,202 @@
+"""A slot: one long-lived asyncio task that runs one job after the other, each to its end.
+
+The job's coroutine is awaited here, within the slot's own task. So one that never suspends costs no
+task, no turn of the loop and no callback, and ``asyncio.current_task()`` and ``asyncio.timeout()``
+are right from its first step. While a job suspends, the next slot takes the next delivery.
+
+Context variables that a job changes end with it. What a library keeps by ``current_task()`` does
+not, since the next job runs in the same task: close such things within the job.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError, current_task, sleep
+from contextvars import copy_context
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.context import JobContext, _current
+from taskq.core.records import PACKED, Cause, Flag, Kind
+from taskq.log.requests import Settlement
+from taskq_workers.events import tell
+from taskq_workers.slots.inputs import Inputs
+from taskq_workers.slots.outcomes import (
+    release,
+    settle_bad_result,
+    settle_failure,
+    settle_unreadable,
+)
+from taskq_workers.slots.settling import OUTCOMES_MAX
+from taskq_workers.slots.shipping import Ended, error_of
+from taskq_workers.slots.storing import settle_success
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextvars import Context, Token
+
+    from taskq.log.requests import Delivery
+    from taskq_workers.slots.plans import Plan
+    from taskq_workers.slots.slots import Crew
+
+#: A member of an enum costs as much to look up as a call; a tuple's own ``__new__`` half as much as
+#: that of a NamedTuple.
+_SUCCEEDED: Final = Kind.SUCCEEDED
+_CALLER: Final = Cause.CALLER
+_FLAGS_AT: Final = 8
+#: Payloads that are not simply what the record holds.
+_OPENED: Final = PACKED | int(Flag.FLOW)
+_new: Final = tuple.__new__
+#: A slot whose jobs never suspend lets the loop turn after so long.
+TURN_SECONDS: Final = 0.005
+
+
+class Slot:
+    """Runs deliveries from the crew's buffer until it is told to leave, or spoilt by a job.
+
+    Attributes:
+        delivery: what runs here now.
+        since: when it began, in monotonic seconds.
+        abandoned: its job was released although it goes on; what it does now counts for nothing.
+        context: in which its jobs run; ``taskq.context._current`` there is the one that runs now.
+    """
+
+    __slots__ = ("_crew", "_stopped_as", "abandoned", "context", "delivery", "since", "task")
+
+    def __init__(self, crew: Crew, context: Context, name: str) -> None:
+        self._crew = crew
+        self.delivery: Delivery | None = None
+        self.since = 0.0
+        self.abandoned = False
+        self.context = context
+        self._stopped_as: Callable[[Delivery], Settlement] | None = None
+        self.task = crew.loop.create_task(self._run(), name=name, context=context)
+
+    def stop(self, settle: Callable[[Delivery], Settlement]) -> None:
+        """Cancel what runs here; unless it succeeds all the same, it ends as ``settle`` says.
+
+        The first to stop a job decides. The slot ends with it, since it was cancelled.
+        """
+        if self.delivery is not None and self._stopped_as is None:
+            self._stopped_as = settle
+            self.task.cancel()
+
+    async def _run(self) -> None:  # noqa: C901, PLR0912, PLR0915 - a call more would cost 0.1 µs
+        """The hot path: each statement here is paid for every job."""
+        crew = self._crew
+        app, buffer, feed, plans, settler, hook = crew.begin(self)
+        outcomes, opened = settler.outcomes, Inputs(app).payload
+        no_job: Token[JobContext] | None = None
+        turn = self.since = monotonic()
+        while True:
+            if not buffer:
+                # An idle slot must not keep the last job's arguments and result alive.
+                delivery = job = before = args = kwargs = value = settlement = None
+                if not await self._rest(no_job):
+                    return
+                no_job, turn = None, self.since
+                continue
+            self.delivery = delivery = buffer.popleft()
+            if len(buffer) < feed.low:
+                feed.refill()
+            plan = plans[delivery.lane.task]
+            decode, call, none_is_kept = plan.hot
+            job = JobContext(delivery, app)
+            if no_job is None:
+                no_job = _current.set(job)
+            else:
+                _current.set(job)
+            before = copy_context()
+            args = None
+            try:
+                packed = delivery.record[_FLAGS_AT] & _OPENED
+                args, kwargs = decode(await opened(delivery) if packed else delivery.stored_payload)
+                value = await call(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - no job may stop its worker
+                settlement = self._failed(plan, delivery, error, called=args is not None)
+                settlement = await crew.judged(plan.task, error, settlement)
+            else:
+                if value is None and none_is_kept and job._children is None:
+                    settlement = _new(Settlement, (_SUCCEEDED, delivery, None, 0, _CALLER, (), 0))
+                elif plan.packs or job.packs:
+                    settlement = await self._packed(plan, delivery, job, value)
+                else:
+                    settlement = self._succeeded(plan, delivery, job, value)
+            if self.abandoned:
+                return
+            self.delivery = None
+            outcomes.append(settlement)
+            if not settler.scheduled:
+                settler.flush_soon()
+            elif len(outcomes) >= OUTCOMES_MAX:
+                settler.flush()
+            now = monotonic()
+            if hook is not None:
+                tell(hook, settlement, now - self.since)
+            if _changed(before) or self.task.cancelling():
+                # The job left context variables or a cancellation behind, that no other may meet.
+                crew.replace(self)
+                return
+            if now - turn > TURN_SECONDS:
+                await sleep(0)
+                turn = now = monotonic()
+            self.since = now
+
+    async def _rest(self, no_job: Token[JobContext] | None) -> bool:
+        """Wait for work, as nobody's job; False when the slot is to end."""
+        if no_job is not None:
+            _current.reset(no_job)
+        goes_on = await self._crew.rest(self)
+        self.since = monotonic()
+        return goes_on
+
+    def _failed(
+        self, plan: Plan, delivery: Delivery, error: BaseException, *, called: bool
+    ) -> Settlement:
+        if isinstance(error, CancelledError) and self._crew.interrupting():
+            done = self._crew.blamed(delivery)
+            return release(delivery) if done is None else settle_failure(plan.task, delivery, done)
+        if isinstance(error, GeneratorExit) and current_task(self._crew.loop) is not self.task:
+            # Not raised by the job: its loop was closed, and whoever drops this coroutine ends it.
+            raise error
+        if self._stopped_as is not None:
+            return self._stopped_as(delivery)
+        if not called:
+            settlement = settle_unreadable(delivery, error)
+            if settlement is not None:
+                if settlement.kind is Kind.RELEASED:
+                    self._crew.warn_once(str(error))
+                return settlement
+        return settle_failure(plan.task, delivery, error)
+
+    def _succeeded(self, plan: Plan, delivery: Delivery, job: JobContext, value: Any) -> Settlement:
+        try:
+            body = plan.task.encode_result(value)
+        except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
+            return settle_bad_result(plan.task, delivery, value, error)
+        if job._children is None:
+            return Settlement(_SUCCEEDED, delivery, body)
+        children = tuple(child[1:] for child in job._children)
+        settlement = Settlement(_SUCCEEDED, delivery, body, children=children)
+        self._crew.settler.parents[delivery] = job
+        return settlement
+
+    async def _packed(
+        self, plan: Plan, delivery: Delivery, job: JobContext, value: Any
+    ) -> Settlement:
+        packer = self._crew.hot_parts()[0]._connection.packer
+        try:
+            settlement = await settle_success(packer, plan.task, delivery, job, value)
+            if type(value) is Ended and settlement.kind is not Kind.SUCCEEDED:
+                settlement = await self._crew.judged(plan.task, error_of(value), settlement)
+        except BaseException as error:  # noqa: BLE001 - no job may stop its worker
+            return self._failed(plan, delivery, error, called=True)
+        if settlement.children:
+            self._crew.settler.parents[delivery] = job
+        return settlement
+
+
+def _changed(before: Context) -> bool:
+    try:
+        return copy_context() != before
+    except Exception:  # noqa: BLE001 - the variables' values are compared, and theirs may raise
+        return True

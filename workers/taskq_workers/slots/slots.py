@@ -1,0 +1,315 @@
+"""The slots of one worker: who rests, who is woken next, and how they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextvars import copy_context
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq_workers.events import Hook, tell
+from taskq_workers.runs.reasons import describe
+from taskq_workers.slots.feed import Feed
+from taskq_workers.slots.outcomes import reject, release, unless_too_old
+from taskq_workers.slots.settling import Settler
+from taskq_workers.slots.slot import Slot
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable, Iterable
+
+    from taskq.app import TaskQ
+    from taskq.context import JobContext
+    from taskq.log.port import LoopPort
+    from taskq.log.requests import Delivery, Settlement
+    from taskq.tasks import Task
+    from taskq_workers.gates.gates import Gates
+    from taskq_workers.slots.plans import Plans
+
+_log: Final = logging.getLogger("taskq.worker")
+
+
+class Crew:
+    """Up to ``concurrency`` slots around one feed; each is started when first needed.
+
+    A slot is busy with a job, or it rests, or it was called to the buffer and has not looked yet.
+    All but the busy are free, those that were not started yet among them. At rest a ready job and a
+    free slot that may run it never stand side by side, since two things always hold:
+
+    - as many slots are called as deliveries lie in the buffer, if so many are free;
+    - the feed was asked for a job for each other free slot.
+
+    A slot that finds the buffer empty asks as it rests. ``_spread`` mends both for whatever else
+    changes: new deliveries, and slots that end.
+
+    New work calls one slot, which takes all of it if its jobs never suspend. What is left after
+    that slot's first step is spread over as many others as there are jobs.
+
+    Attributes:
+        leaving: slots end when they find no more work.
+        gone: set once all have left.
+
+    Args:
+        is_cancelled: whether somebody cancels the worker itself.
+    """
+
+    def __init__(
+        self,
+        app: TaskQ,
+        port: LoopPort,
+        plans: Plans,
+        *,
+        concurrency: int,
+        queues: frozenset[str] | None,
+        tasks: Callable[[], frozenset[str]],
+        hook: Hook | None,
+        stop: Callable[[BaseException | None], None],
+        is_cancelled: Callable[[], bool],
+        burst_clock: Callable[[], int] | None,
+        max_jobs: int | None = None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.port = port
+        #: what keeps jobs back for now; None while nothing ever does
+        self.gates: Gates | None = None
+        self.leaving = False
+        self.gone = asyncio.Event()
+        self._app = app
+        self._plans = plans
+        self._concurrency = concurrency
+        self._hook = hook
+        self._stop = stop
+        # What a job changed in its context ends with its slot; every new one starts from this.
+        self._context = copy_context()
+        self._interrupted = False
+        #: what jobs did that ended the worker, by their tokens
+        self._blamed: dict[int, BaseException] = {}
+        self._warned = False
+        self._is_cancelled = is_cancelled
+        self._slots: set[Slot] = set()
+        self._resting: dict[Slot, asyncio.Future[None]] = {}
+        self._called: set[Slot] = set()
+        self._spreading = False
+        self._started = 0
+        self.feed = Feed(
+            self.loop,
+            port,
+            self,
+            concurrency=concurrency,
+            queues=queues,
+            tasks=tasks,
+            burst_clock=burst_clock,
+            max_jobs=max_jobs,
+        )
+        self.settler = Settler(self.loop, port, self.feed.finished, stop)
+
+    def hot_parts(self) -> tuple[TaskQ, deque[Delivery], Feed, Plans, Settler, Hook | None]:
+        """What each slot keeps at hand."""
+        return self._app, self.feed.buffer, self.feed, self._plans, self.settler, self._hook
+
+    # What slots call.
+
+    def begin(self, slot: Slot) -> tuple[TaskQ, deque[Delivery], Feed, Plans, Settler, Hook | None]:
+        """The slot looks at the buffer now, as it was called to; gives what it keeps at hand."""
+        self._called.discard(slot)
+        return self.hot_parts()
+
+    async def rest(self, slot: Slot) -> bool:
+        """Return once there may be work; False when the slot is to end."""
+        if self.leaving:
+            return False
+        waiter = self._resting[slot] = self.loop.create_future()
+        self.feed.refill()
+        await waiter
+        self._called.discard(slot)
+        return True
+
+    def replace(self, slot: Slot) -> None:
+        """The slot ends, spoilt by its job: let another look at the buffer in its place."""
+        self._slots.discard(slot)
+        if self.feed.buffer:
+            self.wake()
+
+    def warn_once(self, problem: str) -> None:
+        """Say that this worker cannot run a job which another might; only the first time."""
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "jobs wait for another worker, because this one cannot run them: %s", problem
+            )
+
+    def interrupting(self) -> bool:
+        """Whether a cancellation now comes from the worker's end, and not from the job itself."""
+        # The loop's own end cancels all tasks, the worker's keeper among them.
+        return self._interrupted or self._is_cancelled()
+
+    def blamed(self, delivery: Delivery) -> BaseException | None:
+        """What the job did if it is the one that ends the worker."""
+        return self._blamed.get(delivery.token)
+
+    async def judged(
+        self, task: Task[..., Any], error: BaseException, settlement: Settlement
+    ) -> Settlement:
+        """What becomes of a job that failed, in the light of its age and of the network's state."""
+        if self.gates is not None:
+            settlement = await self.gates.judge(task, error, settlement)
+        if task.retry.max_age_seconds is not None:
+            settlement = await unless_too_old(self.port, task, settlement)
+        return settlement
+
+    # What the feed calls.
+
+    def free(self) -> int:
+        """How many slots run nothing, be they called to the buffer or not."""
+        idle = len(self._resting) + len(self._called)
+        return idle + self._concurrency - len(self._slots)
+
+    def wake(self) -> None:
+        """Let free slots look at the buffer."""
+        if self._call_one() and not self._spreading:
+            # Runs after the first step of the slot that was called just now.
+            self._spreading = True
+            self.loop.call_soon(self._spread)
+
+    def quiet(self) -> bool:
+        """Whether nothing runs and every outcome was handed to the log."""
+        settler = self.settler
+        return not (settler.outcomes or settler.refused or self.running())
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Release deliveries that no slot took; burns no attempt."""
+        self.settler.give_back(deliveries)
+
+    def ran_dry(self) -> None:
+        """No job is ready and none runs: the burst is over."""
+        if self.gates is None:
+            self._stop(None)
+        else:
+            self.gates.ran_dry(self._stop)
+
+    def fail(self, error: BaseException) -> None:
+        """The log cannot be used any more."""
+        self._stop(error)
+
+    def surrender(self) -> list[Settlement]:
+        """From another thread, while the loop stands still: release all that no slot has begun."""
+        return [release(delivery) for delivery in self.feed.surrender()]
+
+    # What the worker calls.
+
+    def delivery_of(self, task: asyncio.Task[Any]) -> Delivery | None:
+        """What runs in this asyncio task; None if it is no slot. May be asked in any thread."""
+        for slot in tuple(self._slots):
+            if slot.task is task:
+                return slot.delivery
+        return None
+
+    def runs(self, job: JobContext) -> bool:
+        """Whether the job runs in one of the slots."""
+        return any(slot.delivery is job.delivery for slot in self._slots)
+
+    def blame(self, job: JobContext, error: BaseException) -> None:
+        """The worker ends since a job did that: if it runs here, it burns its attempt."""
+        if self.runs(job):
+            self._blamed[job.delivery.token] = error
+
+    @property
+    def slots(self) -> Iterable[Slot]:
+        """Those that are there, running or resting."""
+        return self._slots
+
+    def running(self) -> int:
+        """How many jobs run now."""
+        return sum(slot.delivery is not None for slot in self._slots)
+
+    def held(self) -> list[tuple[Delivery, float | None]]:
+        """The jobs that run now, and since when, in monotonic seconds."""
+        return [(slot.delivery, slot.since) for slot in self._slots if slot.delivery is not None]
+
+    def leave(self) -> None:
+        """Claim no more, and give back what nobody runs; each slot ends with its job."""
+        self.leaving = True
+        self.feed.close()
+        resting, self._resting = self._resting, {}
+        for waiter in resting.values():
+            if not waiter.done():
+                waiter.set_result(None)
+        self._check_gone()
+
+    def interrupt(self) -> None:
+        """Cancel the jobs that still run; they are released and burn no attempt."""
+        self._interrupted = True
+        for slot in self._slots:
+            if slot.delivery is not None:
+                slot.task.cancel()
+
+    def abandon(self) -> None:
+        """Release the jobs that did not even end when cancelled; they go on, unheard."""
+        for slot in self._slots:
+            delivery = slot.delivery
+            if delivery is not None:
+                slot.abandoned = True
+                _log.warning("job %s did not end when cancelled: released", delivery.job_id)
+                self._put(release(delivery), slot.since)
+        self._slots.clear()
+        self._check_gone()
+
+    def _spread(self) -> None:
+        self._spreading = False
+        buffer = self.feed.buffer
+        while len(buffer) > len(self._called) and self._call_one():
+            pass
+        if self.free() > len(buffer):
+            # Those that rest have asked for what they saw, and the others may run for long.
+            self.feed.refill()
+
+    def _call_one(self) -> bool:
+        while self._resting:
+            # The last to rest is the next to run: its objects are still in the processor's cache.
+            slot, waiter = self._resting.popitem()
+            if not waiter.done():
+                waiter.set_result(None)
+                self._called.add(slot)
+                return True
+        if len(self._slots) < self._concurrency:
+            self._start_slot()
+            return True
+        return False
+
+    def _start_slot(self) -> None:
+        self._started += 1
+        slot = Slot(self, self._context.copy(), f"taskq-slot-{self._started}")
+        self._slots.add(slot)
+        self._called.add(slot)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._on_slot_ended(slot, task)
+
+        slot.task.add_done_callback(ended)
+
+    def _on_slot_ended(self, slot: Slot, task: asyncio.Task[None]) -> None:
+        self._slots.discard(slot)
+        self._called.discard(slot)
+        self._resting.pop(slot, None)
+        error = None if task.cancelled() else task.exception()
+        delivery, slot.delivery = slot.delivery, None
+        # Without a job it met an emptied buffer: the loop stood still, and all was given back.
+        if error is not None and not (delivery is None and isinstance(error, IndexError)):
+            # Not the job's failure but the worker's own, or its policy's: say so, and go on.
+            _log.error("a slot failed", exc_info=error)
+        if delivery is not None and not slot.abandoned:
+            reason = None if error is None else describe(error)
+            settlement = release(delivery) if reason is None else reject(delivery, reason)
+            self._put(settlement, slot.since)
+        self._spread()
+        self._check_gone()
+
+    def _put(self, settlement: Settlement, since: float) -> None:
+        self.settler.add(settlement)
+        if self._hook is not None:
+            tell(self._hook, settlement, monotonic() - since)
+
+    def _check_gone(self) -> None:
+        if self.leaving and not self._slots:
+            self.gone.set()

@@ -1,0 +1,78 @@
+"""Results, and jobs that join them, that are compressed or go to files before the log has them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from taskq.core.errors import AppendFailed
+from taskq.core.records import Kind
+from taskq.log.requests import Settlement
+from taskq_workers.slots.outcomes import settle_bad_result
+from taskq_workers.slots.settling import Pause
+from taskq_workers.slots.shipping import Ended, settlement_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from taskq.context import JobContext
+    from taskq.log.requests import Delivery
+    from taskq.packing import Item, Loose, Packer
+    from taskq.tasks import Task
+
+T = TypeVar("T")
+
+_log: Final = logging.getLogger("taskq.worker")
+
+
+async def settle_success(
+    packer: Packer, task: Task[..., Any], delivery: Delivery, job: JobContext, value: object
+) -> Settlement:
+    """The job ran: what is kept of it, stored as task, queue and log say.
+
+    ``value`` is what it returned, or how it ended in a child process. Waits for as long as the disk
+    refuses a file; the job's slot is taken until then.
+    """
+    if type(value) is Ended:
+        if value.kind != Kind.SUCCEEDED:
+            return settlement_of(value, delivery)
+        return await stored_success(packer, task, delivery, value.body, list(value.children))
+    packing = task.result_packing(delivery.queue)
+    try:
+        body = task.encode_result(value, packer.bodies.limit(packing))
+    except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
+        return settle_bad_result(task, delivery, value, error)
+    loose = [packer.loose(pending.call) for pending, *_ in job.children]
+    return await stored_success(packer, task, delivery, body, loose)
+
+
+async def stored_success(
+    packer: Packer,
+    task: Task[..., Any],
+    delivery: Delivery,
+    body: bytes | None,
+    children: list[Loose],
+) -> Settlement:
+    """The success of a job whose result is encoded already; waits as ``settle_success`` does."""
+    flags = 0
+    if body is not None:
+        given, what = body, f"the result of job {delivery.job_id}"
+        packing = task.result_packing(delivery.queue)
+        body, flags = await _kept(lambda: packer.result(given, packing, what))
+    items: list[Item] = []
+    if children:
+        items = await _kept(lambda: packer.items(children))
+    return Settlement(Kind.SUCCEEDED, delivery, body, children=tuple(items), flags=flags)
+
+
+async def _kept(store: Callable[[], Awaitable[T]]) -> T:
+    """What ``store`` gives, once the disk lets it."""
+    pause = Pause(asyncio.get_running_loop().time)
+    while True:
+        try:
+            return await store()
+        except AppendFailed as error:
+            seconds = pause.next()
+            _log.warning("a result waits %.1f s, because the disk refused it: %s", seconds, error)
+            await asyncio.sleep(seconds)
