@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _LIMIT_SECONDS: Final = 3_600.0
 #: How long a thread of the worker may keep the real clock waiting.
 _THREAD_SECONDS: Final = 20.0
+#: What an event loop takes for ever to be: timers that never ring are no reason to wait so long.
+_FOREVER_SECONDS: Final = 86_400.0
 _LIMITED: Final = 2
 _KINDS: Final = ("now", "now", "turn", "turn", "some", "hold", "hold", "fail", "leak", "cancel")
 
@@ -57,7 +59,7 @@ class _Selector(selectors.DefaultSelector):
             found = super().select(0 if timeout == 0 else _THREAD_SECONDS)
             assert found or timeout == 0, "a thread does not return"
             return found
-        loop.on_wait(timeout)
+        loop.on_wait(None if timeout == _FOREVER_SECONDS else timeout)
         return super().select(0)
 
 
