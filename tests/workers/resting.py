@@ -22,7 +22,7 @@ from taskq.core.errors import AppendFailed
 from taskq.core.records import Kind
 from taskq_workers.pool import Phase, Worker
 from taskq_workers.services.cancels import CancelListener
-from taskq_workers.slots.slots import Crew
+from taskq_workers.slots.slots import Slots
 from tests.workers.fakes import FakeApp, FakePort, FakeStore
 
 if TYPE_CHECKING:
@@ -407,9 +407,9 @@ class Schedule:
             self.loop.on_wait = None
 
     @property
-    def crew(self) -> Crew:
-        crew = self.worker._crew
-        assert isinstance(crew, Crew)
+    def crew(self) -> Slots:
+        crew = self.worker._runner
+        assert isinstance(crew, Slots)
         return crew
 
     def _runs_threads(self) -> bool:

@@ -170,7 +170,7 @@ async def test_a_job_that_waits_in_the_buffer_is_not_begun(app: TaskQ) -> None:
         await hold.enqueue()
         await began.wait()
         job = await count.enqueue(1)
-        crew = worker._crew
+        crew = worker._runner
         assert crew is not None
         port = app.store().port()
         crew.feed.buffer.extend(await port.claim(ClaimRequest(1)))

@@ -11,7 +11,7 @@ from taskq.conditions import condition, online
 from taskq.core.why import Why
 from taskq.testing.clock import TravelClock, use_clock
 from taskq_workers.pool import Worker
-from taskq_workers.slots.slots import Crew
+from taskq_workers.slots.slots import Slots
 from tests.cli.helpers import taskq
 from tests.workers.switches import Switch, records
 
@@ -376,6 +376,6 @@ async def test_nothing_is_in_the_way_of_a_worker_without_conditions_and_breakers
 
     async with app, Worker(app) as worker:
         await (await plain.enqueue()).result(timeout=10)
-        hands = worker._crew
-        assert isinstance(hands, Crew)
-        assert (hands.feed.barrier, hands.settler.observer, hands.gates) == (None, None, None)
+        hands = worker._runner
+        assert isinstance(hands, Slots)
+        assert (hands.feed.filter, hands.settler.observer, hands.gates) == (None, None, None)

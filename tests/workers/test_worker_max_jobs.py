@@ -48,7 +48,7 @@ async def test_what_a_gate_claims_beside_the_common_claim_counts_as_well(
     running = asyncio.create_task(ended(worker))
     await worker.started.wait()
     await fake.fake.until(lambda: bool(fake.fake.waiting()))
-    crew = worker._crew
+    crew = worker._runner
     assert crew is not None
     gates = [fake.put(work), fake.put(work)]
     fake.fake.ready.clear()

@@ -12,6 +12,7 @@ import pytest
 from taskq import State
 from taskq.errors import JobFailed, UsageError
 from taskq_workers import JobFinished, Worker
+from taskq_workers.children.runner import ProcessRunner
 from tests.processes.harness import eventually
 from tests.workers import afar_jobs
 from tests.workers.afar_jobs import app
@@ -34,7 +35,9 @@ async def log(tmp_path: Path) -> AsyncIterator[None]:
 
 def pids(worker: Worker) -> list[int]:
     assert worker._places is not None
-    return worker._places.processes.pids
+    processes = worker._places.processes
+    assert isinstance(processes, ProcessRunner)
+    return processes.pids
 
 
 def is_there(pid: int) -> bool:

@@ -31,7 +31,7 @@ from taskq_workers.services.loopwatch import LoopWatch
 from taskq_workers.services.scheduler import Scheduler
 from taskq_workers.services.strays import StrayWatch
 from taskq_workers.slots.plans import Plans
-from taskq_workers.slots.slots import Crew
+from taskq_workers.slots.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     from taskq.log.store import Store
     from taskq.tasks import Task
     from taskq_workers.events import Hook
+    from taskq_workers.runs.executors import Children
     from taskq_workers.services.service import Service
-    from taskq_workers.slots.hands import Hands
+    from taskq_workers.slots.hands import Runner
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -172,7 +173,7 @@ class Worker:
         self._error: BaseException | None = None
         self._keeper: Keeper | None = None
         self._opening: CancelScope | None = None
-        self._crew: Hands | None = None
+        self._runner: Runner | None = None
         self._places: Executors | None = None
         #: the app's tasks when they were last looked at, and their names
         self._tasks: Mapping[str, Task[..., Any]] = {}
@@ -194,19 +195,19 @@ class Worker:
     @property
     def running(self) -> int:
         """How many jobs run now."""
-        return 0 if self._crew is None else self._crew.running()
+        return 0 if self._runner is None else self._runner.running()
 
     @property
     def held(self) -> list[tuple[Delivery, float | None]]:
         """The jobs that run now, and for how many seconds; None where that is not known."""
         now = monotonic()
-        held = [] if self._crew is None else self._crew.held()
+        held = [] if self._runner is None else self._runner.held()
         return [(one, None if since is None else now - since) for one, since in held]
 
     @property
     def ended(self) -> Mapping[Kind, int]:
         """How many attempts of jobs ended how."""
-        return {} if self._crew is None else self._crew.settler.ended
+        return {} if self._runner is None else self._runner.settler.ended
 
     @property
     def lingering(self) -> int:
@@ -331,50 +332,50 @@ class Worker:
 
     async def _serve(self, store: Store) -> None:
         """Run jobs until a stop, beside what watches them until the last one is settled."""
-        crew = self._crew = self._hire(store)
+        runner = self._runner = self._hire(store)
         self._listen()
         async with create_task_group() as beside:
             try:
                 for part in self._beside:
                     await beside.start(self._run_part, part, store)
-                await self._claim(store, crew)
-                await crew.settler.settle_all()
+                await self._claim(store, runner)
+                await runner.settler.settle_all()
             except asyncio.CancelledError:
                 # The loop itself ends, and cancels all tasks: release what can be in time.
-                crew.leave()
-                crew.interrupt()
-                crew.settler.flush()
+                runner.leave()
+                runner.interrupt()
+                runner.settler.flush()
                 raise
             beside.cancel_scope.cancel()
 
-    async def _claim(self, store: Store, crew: Hands) -> None:
+    async def _claim(self, store: Store, runner: Runner) -> None:
         """Claim until a stop is asked for; return when the last job has ended, or was given up."""
         async with create_task_group() as ending:
             async with create_task_group() as claiming:
                 for part in self.services:
                     await claiming.start(self._run_part, part, store)
-                crew.feed.refill()
+                runner.feed.refill()
                 self.started.set()
                 self._begun.set()
                 await self._stop_asked.wait()
                 self._phase = Phase.DRAINING
                 self._deaths.until = monotonic() + self.drain_seconds
-                crew.leave()
+                runner.leave()
                 store.serve(self, None)
-                ending.start_soon(self._interrupt, crew)
+                ending.start_soon(self._interrupt, runner)
                 claiming.cancel_scope.cancel()
-            await crew.gone.wait()
+            await runner.gone.wait()
             ending.cancel_scope.cancel()
 
-    async def _interrupt(self, crew: Hands) -> None:
+    async def _interrupt(self, runner: Runner) -> None:
         """Cancel the jobs that outlast the drain, and give up those that outlast that."""
         with move_on_after(self.drain_seconds):
             await self._cancel_asked.wait()
         self._phase = Phase.CANCELLING
-        crew.interrupt()
+        runner.interrupt()
         await sleep(CANCEL_SECONDS)
-        crew.abandon()
-        crew.gone.set()
+        runner.abandon()
+        runner.gone.set()
 
     async def _run_part(
         self, part: Service, store: Store, *, task_status: TaskStatus[None]
@@ -387,14 +388,14 @@ class Worker:
                 raise
             self._on_end(error)
 
-    def _hire(self, store: Store) -> Hands:
+    def _hire(self, store: Store) -> Runner:
         self._store = store
         self._tell_what_it_serves()
-        hands = self._hands(store)
-        hands.feed.limits, hands.feed.weights = self._task_limits, self._weights
+        runner = self._make_runner(store)
+        runner.feed.limits, runner.feed.weights = self._task_limits, self._weights
         gates = self._gates = Gates(
             self.app,
-            hands,
+            runner,
             concurrency=self.concurrency,
             queues=self.queues,
             changed=self._tell_what_it_serves,
@@ -403,18 +404,18 @@ class Worker:
         self.services.append(gates)
         if self._warns:
             self.services.append(StrayWatch(self.app, self.queues))
-        return hands
+        return runner
 
-    def _hands(self, store: Store) -> Hands:
+    def _make_runner(self, store: Store) -> Runner:
         """Whoever runs the jobs: slots of this process, unless a worker of another kind says so."""
         keeper = self._keeper
         assert keeper is not None
-        self._places = Executors(self.app, self._room, self._lifespans.resources)
+        self._places = Executors(self._room, self._lifespans.resources, self._children)
         traced = traced_runs(self._hook)
         plans = Plans(lambda: self.app._tasks, self._places, traced)
         # From here on each job is run by the task that is there when it begins.
         self._undo.callback(self.app._task_listeners.listen(plans.clear))
-        crew = Crew(
+        runner = Slots(
             self.app,
             store.port(),
             plans,
@@ -428,19 +429,25 @@ class Worker:
             max_jobs=self._max_jobs,
         )
         # Asked from another thread: a copy of the slots is made in one step of the interpreter.
-        watch = LoopWatch(lambda: not crew.running(), crew.delivery_of, crew.surrender)
-        self._beside += [CancelListener(crew), watch]
-        keeper.blame = crew.blame
-        self._undo.callback(forbid_stop(crew.loop, crew.runs))
-        return crew
+        watch = LoopWatch(lambda: not runner.running(), runner.delivery_of, runner.surrender)
+        self._beside += [CancelListener(runner), watch]
+        keeper.blame = runner.blame
+        self._undo.callback(forbid_stop(runner.loop, runner.runs))
+        return runner
+
+    def _children(self) -> Children:
+        # Imported when a task wants it: it brings as many modules as all the rest.
+        from taskq_workers.children.runner import ProcessRunner  # noqa: PLC0415
+
+        return ProcessRunner(asyncio.get_running_loop(), self.app, self._room)
 
     def _task_names(self) -> frozenset[str]:
         tasks = self.app._tasks
         if tasks is not self._tasks:
             self._tasks, self._known = tasks, frozenset(tasks)
             self._task_limits = limits_of(tasks)
-            if self._crew is not None:
-                self._crew.feed.limits = self._task_limits
+            if self._runner is not None:
+                self._runner.feed.limits = self._task_limits
             if self._gates is not None:
                 self._gates.learn()
             self._tell_what_it_serves()
@@ -450,8 +457,8 @@ class Worker:
         """Tasks were registered, or replaced: what waits for work asks for their jobs, too."""
         if self._phase is Phase.RUNNING and self.app._tasks is not self._tasks:
             self._task_names()
-            if self._crew is not None:
-                self._crew.feed.reconsider()
+            if self._runner is not None:
+                self._runner.feed.reconsider()
 
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()

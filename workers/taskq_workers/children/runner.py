@@ -25,7 +25,7 @@ from taskq_workers.children.wire import Outfit, Work
 from taskq_workers.runs.joblogs import configured_level
 from taskq_workers.runs.lifespans import CANCEL_SECONDS, EXIT_SECONDS
 from taskq_workers.runs.timeouts import too_long
-from taskq_workers.slots.settling import Pause
+from taskq_workers.slots.pace import Pause
 from taskq_workers.slots.shipping import ship
 
 if TYPE_CHECKING:

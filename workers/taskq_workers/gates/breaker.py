@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from anyio import sleep
 
@@ -11,28 +11,16 @@ from taskq.conditionsbase import INTERVAL_SECONDS
 from taskq.conditionsnetwork import is_anywhere_routed
 from taskq.core.model import Hold
 from taskq.core.records import Cause, Kind
-from taskq_workers.gates.gate import Gate, Hall, Mode
+from taskq_workers.gates.gate import Gate, GateHost, Mode
 from taskq_workers.runs.reasons import summary
 
 if TYPE_CHECKING:
     from taskq.breakers import BreakerRule
-    from taskq.conditionsbase import Condition
     from taskq.log.requests import Settlement
-    from taskq_workers.gates.probes import Probes
 
 #: A job that is tried and has not failed for so long has found the network.
 TRIAL_SECONDS: Final = 10.0
 _REASON_CHARACTERS_MAX: Final = 120
-
-
-class BreakerHall(Hall, Protocol):
-    """What breakers need beside that."""
-
-    probes: Probes
-
-    def network_conditions(self, queue: str) -> list[Condition]:
-        """The hosts that tasks of a queue say they need."""
-        ...
 
 
 class Breaker(Gate):
@@ -43,13 +31,12 @@ class Breaker(Gate):
     queue need, or a route to the world where there was none.
     """
 
-    hall: BreakerHall
     cause = Cause.BREAKER
     wait_seconds = None
     trial_seconds = TRIAL_SECONDS
 
-    def __init__(self, hall: BreakerHall, rule: BreakerRule) -> None:
-        super().__init__(hall)
+    def __init__(self, host: GateHost, rule: BreakerRule) -> None:
+        super().__init__(host)
         self.rule = rule
         self.mode = Mode.OPEN
         self._row = 0
@@ -58,7 +45,7 @@ class Breaker(Gate):
 
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
         """Its queue, and whatever tasks may be claimed."""
-        return frozenset({self.rule.queue}), self.hall.open_tasks()
+        return frozenset({self.rule.queue}), self.host.open_tasks()
 
     def failed(self, error: BaseException, outcomes: list[Settlement]) -> bool:
         """A job of the queue failed; whether it is given back, so that no attempt is burnt.
@@ -119,7 +106,7 @@ class Breaker(Gate):
             count = f"{self.rule.failures} network failure{'s' * (self.rule.failures > 1)} in a row"
             text = f"queue {queue!r} backs off after {count} ({self._told})"
             queues = frozenset({queue})
-            hold = Hold(queues=queues, is_breaker=True, text=text, since_ns=self.hall.wall_ns())
+            hold = Hold(queues=queues, is_breaker=True, text=text, since_ns=self.host.wall_ns())
         self._enter(Mode.SHUT, hold)
 
     async def _rest(self, seconds: float) -> None:
@@ -140,7 +127,7 @@ class Breaker(Gate):
 
     async def _is_away(self) -> bool:
         probe = self.rule.probe
-        signals = self.hall.network_conditions(self.rule.queue) if probe is None else [probe]
+        signals = self.host.network_conditions(self.rule.queue) if probe is None else [probe]
         if signals:
-            return await self.hall.probes.unmet(signals) is not None
+            return await self.host.probes.unmet(signals) is not None
         return not is_anywhere_routed()

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from anyio import move_on_after, sleep
 
 from taskq.conditionsbase import INTERVAL_SECONDS
 from taskq.core.model import Hold
-from taskq_workers.gates.gate import Gate, Hall, Mode
-from taskq_workers.gates.probes import HELD_SECONDS, Probe, Probes
+from taskq_workers.gates.gate import Gate, GateHost, Mode
+from taskq_workers.gates.probes import HELD_SECONDS, Probe
 
 if TYPE_CHECKING:
     from taskq.conditionsbase import Condition
 
 #: What was found out so shortly after a job's network failure is not asked again.
 _ALARM_AGE_SECONDS: Final = 0.25
-
-
-class ConditionHall(Hall, Protocol):
-    """What gates of conditions need beside that."""
-
-    probes: Probes
-
-    def is_running(self, tasks: set[str]) -> bool:
-        """Whether a job of these tasks runs here."""
-        ...
-
-    def stop_running(self, tasks: set[str]) -> None:
-        """Stop and release what runs of these tasks, where they asked for it."""
-        ...
 
 
 class ConditionGate(Gate):
@@ -41,10 +27,8 @@ class ConditionGate(Gate):
         conditions: what they need.
     """
 
-    hall: ConditionHall
-
-    def __init__(self, hall: ConditionHall, conditions: tuple[Condition, ...]) -> None:
-        super().__init__(hall)
+    def __init__(self, host: GateHost, conditions: tuple[Condition, ...]) -> None:
+        super().__init__(host)
         self.tasks: set[str] = set()
         self.conditions = conditions
         self._alarm = asyncio.Event()
@@ -52,14 +36,14 @@ class ConditionGate(Gate):
 
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
         """Its tasks, in all queues that may be claimed from."""
-        return self.hall.open_queues(), frozenset(self.tasks)
+        return self.host.open_queues(), frozenset(self.tasks)
 
     async def has_lost_network(self) -> bool:
         """Whether the network that its jobs need is gone; asked when one met a network failure."""
         needed = [one for one in self.conditions if one.is_network]
         if not needed:
             return False
-        probes = self.hall.probes
+        probes = self.host.probes
         # That it was there a moment ago says nothing; that it was not there does.
         unmet = probes.known_unmet(needed, INTERVAL_SECONDS) or await probes.unmet(needed, 0.0)
         if unmet is not None:
@@ -70,7 +54,7 @@ class ConditionGate(Gate):
     async def _live(self) -> None:
         while True:
             # While it is shut, what was stopped is about to be given back, and waits then.
-            stays = self.mode is Mode.SHUT and self.hall.is_running(self.tasks)
+            stays = self.mode is Mode.SHUT and self.host.is_running(self.tasks)
             if not self._claimed and not stays and not await self.demand():
                 self._enter(Mode.IDLE)
                 await self._claim(1, None)
@@ -83,7 +67,7 @@ class ConditionGate(Gate):
                 # Shut first, lest what is given back be claimed again.
                 self._shut(unmet)
                 self._release(self.cause)
-                self.hall.stop_running(self.tasks)
+                self.host.stop_running(self.tasks)
                 await sleep(unmet.condition.interval_seconds)
 
     async def _let_through(self) -> Probe | None:
@@ -99,9 +83,9 @@ class ConditionGate(Gate):
 
     async def _unmet(self) -> Probe | None:
         if self.mode is Mode.SHUT:
-            return await self.hall.probes.unmet(self.conditions)
+            return await self.host.probes.unmet(self.conditions)
         age = _ALARM_AGE_SECONDS if self._alarm.is_set() else HELD_SECONDS
-        return await self.hall.probes.unmet(self.conditions, age)
+        return await self.host.probes.unmet(self.conditions, age)
 
     async def _while_open(self) -> Probe | None:
         """Return once a condition is lost, or nothing of its tasks runs or waits any more."""
@@ -109,7 +93,7 @@ class ConditionGate(Gate):
             self._alarm.clear()
             with move_on_after(HELD_SECONDS):
                 await self._alarm.wait()
-            if not self.hall.is_running(self.tasks) and not await self.demand():
+            if not self.host.is_running(self.tasks) and not await self.demand():
                 return None
             unmet = await self._unmet()
             if unmet is not None:

@@ -19,9 +19,11 @@ from taskq.core.errors import TaskqError
 from taskq.core.records import Cause
 
 if TYPE_CHECKING:
+    from taskq.conditionsbase import Condition
     from taskq.core.model import Hold
     from taskq.log.port import LoopPort
     from taskq.log.requests import Ask, Delivery, Settlement
+    from taskq_workers.gates.probes import Probes
     from taskq_workers.slots.feed import Feed
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -47,7 +49,7 @@ class Mode(enum.Enum):
     OPEN = enum.auto()
 
 
-class Hall(Protocol):
+class GateHost(Protocol):
     """The worker, as its gates see it."""
 
     port: LoopPort
@@ -55,6 +57,7 @@ class Hall(Protocol):
     concurrency: int
     #: "now" is told to be different whenever a gate changes its mode
     moved: asyncio.Event
+    probes: Probes
 
     def open_queues(self) -> frozenset[str] | None:
         """The queues that may be claimed from now."""
@@ -80,6 +83,18 @@ class Hall(Protocol):
         """Release deliveries; burns no attempt."""
         ...
 
+    def is_running(self, tasks: set[str]) -> bool:
+        """Whether a job of these tasks runs here."""
+        ...
+
+    def stop_running(self, tasks: set[str]) -> None:
+        """Stop and release what runs of these tasks, where they asked for it."""
+        ...
+
+    def network_conditions(self, queue: str) -> list[Condition]:
+        """The hosts that tasks of a queue say they need."""
+        ...
+
 
 class Gate(ABC):
     """What gates of both kinds share; each lives in a task of the worker's.
@@ -96,8 +111,8 @@ class Gate(ABC):
     wait_seconds: float | None = STEP_SECONDS
     trial_seconds: float = STEP_SECONDS
 
-    def __init__(self, hall: Hall) -> None:
-        self.hall = hall
+    def __init__(self, host: GateHost) -> None:
+        self.host = host
         self.mode = Mode.IDLE
         self.hold: Hold | None = None
         self._life: CancelScope | None = None
@@ -156,7 +171,7 @@ class Gate(ABC):
     async def demand(self) -> bool:
         """Whether jobs wait that it keeps back."""
         queues, tasks = self.selection()
-        found: bool = await self.hall.port.look(
+        found: bool = await self.host.port.look(
             lambda one: one.facets.need_agenda().taking.has_ready(queues, tasks)
         )
         return found
@@ -175,20 +190,20 @@ class Gate(ABC):
         before, self.mode = (self.mode, self.hold), mode
         self.hold = hold
         if before != (mode, hold):
-            self.hall.moved.set()
+            self.host.moved.set()
             # The common claim concerns only what is open, and people only what is held.
             if Mode.OPEN in {before[0], mode} or before[1] != hold:
-                self.hall.changed()
+                self.host.changed()
 
     async def _claim(self, count: int, seconds: float | None) -> None:
         """Claim up to so many of its jobs into ``_claimed``, waiting for the first so long."""
-        count = self.hall.feed.allowed(count)
+        count = self.host.feed.allowed(count)
         if count <= 0:
             # The worker is about to end: it has claimed as many jobs as it may.
             await sleep(REST_SECONDS)
             return
         queues, tasks = self.selection()
-        claim = self.hall.port.claim(self.hall.feed.request(count, queues, tasks))
+        claim = self.host.port.claim(self.host.feed.request(count, queues, tasks))
         try:
             with move_on_after(seconds):
                 await claim
@@ -200,7 +215,7 @@ class Gate(ABC):
     def _release(self, cause: Cause) -> None:
         deliveries, self._claimed = self._claimed, []
         if deliveries:
-            self.hall.give_back(deliveries, cause)
+            self.host.give_back(deliveries, cause)
 
     async def _ramp(self) -> bool:
         """Let jobs through, 1, 2, 4 …, those in ``_claimed`` first; whether all may run now."""
@@ -216,7 +231,7 @@ class Gate(ABC):
                 return False
             self._enter(Mode.RAMPING)
             count, wait_seconds, seconds = count * 2, STEP_SECONDS, STEP_SECONDS
-            if count >= self.hall.concurrency:
+            if count >= self.host.concurrency:
                 return True
 
     async def _fly(self, seconds: float) -> None:
@@ -225,7 +240,7 @@ class Gate(ABC):
         self._flying = {delivery.token for delivery in deliveries}
         self._landed.clear()
         # A queue may have begun to back off since they were claimed.
-        self.hall.feed.add(self.hall.passed(deliveries))
+        self.host.feed.add(self.host.passed(deliveries))
         with move_on_after(seconds):
             await self._landed.wait()
 

@@ -14,7 +14,7 @@ from taskq.log.requests import Settlement
 from taskq.networkfailures import is_network_failure
 from taskq_workers.gates.gate import Gate, Mode
 from taskq_workers.gates.probes import Probes
-from taskq_workers.slots.slots import Crew
+from taskq_workers.slots.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from taskq.tasks import Task
     from taskq_workers.gates.breaker import Breaker
     from taskq_workers.gates.condition import ConditionGate
-    from taskq_workers.slots.hands import Hands
+    from taskq_workers.slots.hands import Runner
     from taskq_workers.slots.slot import Slot
 
 
@@ -48,14 +48,14 @@ class AllBut(frozenset[str]):
 
 
 class Gates:
-    """A worker's gates: a ``Service``, the feed's ``Barrier``, and the ``Hall`` of each gate.
+    """A worker's gates: a ``Service``, the feed's ``ClaimFilter``, and the ``GateHost`` of each.
 
     Nothing of it is in the way of a worker whose tasks need no condition and whose queues have no
     breaker.
 
     Args:
         app: whose tasks and breakers.
-        hands: whoever runs the worker's jobs.
+        runner: whoever runs the worker's jobs.
         concurrency: how many jobs the worker runs at a time.
         queues: that it claims from; None for all.
         changed: called when the holds have changed.
@@ -64,20 +64,20 @@ class Gates:
     def __init__(
         self,
         app: TaskQ,
-        hands: Hands,
+        runner: Runner,
         *,
         concurrency: int,
         queues: frozenset[str] | None,
         changed: Callable[[], None],
     ) -> None:
         self._app = app
-        self.feed = hands.feed
+        self.feed = runner.feed
         self.concurrency = concurrency
         self.moved = asyncio.Event()
         self.port: LoopPort
         self.probes = Probes(app.data_dir, self.wall_ns)
-        self._hands = hands
-        self._settler = hands.settler
+        self._runner = runner
+        self._settler = runner.settler
         self._queues = queues
         self._changed = changed
         self._store: Store | None = None
@@ -146,7 +146,7 @@ class Gates:
         self._by_task = {name: gate for gate in self._by_conditions.values() for name in gate.tasks}
         self._sum_up()
 
-    # -- as a barrier -----------------------------------------------------------------------------
+    # -- as a filter of claims ---------------------------------------------------------------------
 
     def claimable(
         self, queues: frozenset[str] | None, tasks: frozenset[str]
@@ -309,13 +309,13 @@ class Gates:
     @property
     def _slots(self) -> Iterable[Slot]:
         """Those of this process; a worker whose jobs run elsewhere has none."""
-        return self._hands.slots if isinstance(self._hands, Crew) else ()
+        return self._runner.slots if isinstance(self._runner, Slots) else ()
 
     def _begin(self, gate: Gate, name: str) -> None:
-        self.feed.barrier = self
+        self.feed.filter = self
         self._settler.observer = self._on_ended
-        if isinstance(self._hands, Crew):
-            self._hands.gates = self
+        if isinstance(self._runner, Slots):
+            self._runner.gates = self
         self._start_soon(f"taskq-gate-{name}", gate.run)
 
     def _start_soon(self, name: str, live: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from taskq.core.errors import UsageError
 from taskq_workers.runs.lifespans import bound
 from taskq_workers.runs.threads import ThreadRunner
 from taskq_workers.runs.timeouts import limited, limits_of
@@ -18,30 +19,31 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from typing import TypeAlias
 
-    from taskq.app import TaskQ
     from taskq.injection import Resources
     from taskq.tasks import Task
-    from taskq_workers.children.runner import ProcessRunner
     from taskq_workers.runs.limits import Limits
 
     Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class Way(NamedTuple):
-    """How the jobs of one task are called."""
+class Plan(NamedTuple):
+    """How the jobs of one task are run; a slot unpacks it once for each job."""
 
     decode: Callable[[bytes], Arguments]
-    #: takes what ``decode`` gave; its awaitable has the task's value
+    #: takes what ``decode`` gave; its awaitable has the task's value, or an ``Ended`` of elsewhere
     call: Callable[..., Awaitable[Any]]
-    #: the awaitable has an ``Ended`` instead, and the task's codec was used already
-    is_remote: bool = False
+    #: a None is a good result, and is written as no bytes at all
+    none_is_kept: bool
+    #: its results may be compressed, or go to files, or came from another process
+    packs: bool
+    task: Task[..., Any]
 
 
 class Executor(Protocol):
     """What runs the jobs of some tasks."""
 
-    def way(self, task: Task[..., Any]) -> Way:
-        """How jobs of the task are called.
+    def plan(self, task: Task[..., Any]) -> Plan:
+        """Plan how jobs of the task are run.
 
         Raises:
             UsageError: the task takes a resource that is missing.
@@ -49,41 +51,55 @@ class Executor(Protocol):
         ...
 
 
+class Children(Protocol):
+    """What runs jobs in child processes: a ``ProcessRunner``, made by the worker when needed."""
+
+    def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[Any]]:
+        """Give what runs one job of the task, given its payload, within the job's context."""
+        ...
+
+    async def leave(self) -> None:
+        """Let idle children end by themselves, and kill the others."""
+        ...
+
+    def close(self) -> None:
+        """Kill every child and wait for that, for when the loop turns no more."""
+        ...
+
+
 class Executors:
     """The executors of one worker; each starts its threads or processes when they are needed.
 
     Args:
-        app: whose tasks run.
         limits: what they may take.
         resources: what tasks may take by annotation.
+        make_children: called when the first task wants them.
     """
 
-    def __init__(self, app: TaskQ, limits: Limits, resources: Resources) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._app = app
-        self._limits = limits
-        self.threads = ThreadRunner(self._loop, limits.threads)
-        self._processes: ProcessRunner | None = None
+    def __init__(
+        self, limits: Limits, resources: Resources, make_children: Callable[[], Children]
+    ) -> None:
+        self.threads = ThreadRunner(asyncio.get_running_loop(), limits.threads)
+        self._make_children = make_children
+        self._processes: Children | None = None
         self._by_name: dict[str, Executor] = {
             "": _InLoop(resources),
             "thread": _InThreads(self.threads, resources),
         }
 
     @property
-    def processes(self) -> ProcessRunner:
+    def processes(self) -> Children:
         """What runs jobs in child processes; made when first asked for."""
         if self._processes is None:
-            # Imported when a task wants it: it brings as many modules as all the rest.
-            from taskq_workers.children.runner import ProcessRunner  # noqa: PLC0415
-
-            self._processes = ProcessRunner(self._loop, self._app, self._limits)
+            self._processes = self._make_children()
         return self._processes
 
-    def way(self, task: Task[..., Any]) -> Way:
-        """How jobs of the task are called; raises as an ``Executor`` does."""
+    def plan(self, task: Task[..., Any]) -> Plan:
+        """Plan how jobs of the task are run; raises as an ``Executor`` does."""
         if task.runs_in == "process":
-            return _InProcesses(self.processes).way(task)
-        return self._by_name[task.runs_in].way(task)
+            call = self.processes.caller(task)
+            return planned(task, call, decode=_undecoded, is_remote=True)
+        return self._by_name[task.runs_in].plan(task)
 
     @property
     def lingering(self) -> int:
@@ -107,9 +123,9 @@ class _InLoop:
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
 
-    def way(self, task: Task[..., Any]) -> Way:
+    def plan(self, task: Task[..., Any]) -> Plan:
         function, limits = bound(task, self._resources), limits_of(task)
-        return Way(task.decode, function if limits is None else limited(function, limits))
+        return planned(task, function if limits is None else limited(function, limits))
 
 
 class _InThreads:
@@ -117,7 +133,7 @@ class _InThreads:
         self._threads = threads
         self._resources = resources
 
-    def way(self, task: Task[..., Any]) -> Way:
+    def plan(self, task: Task[..., Any]) -> Plan:
         function, limits = bound(task, self._resources), limits_of(task)
         if task.is_async:
             # On a loop of its own it can be cancelled, so that its thread is free again.
@@ -128,15 +144,33 @@ class _InThreads:
         def call(*args: Any, **kwargs: Any) -> Awaitable[Any]:
             return run(function, args, kwargs, limits)
 
-        return Way(task.decode, call)
+        return planned(task, call)
 
 
-class _InProcesses:
-    def __init__(self, processes: ProcessRunner) -> None:
-        self._processes = processes
+def planned(
+    task: Task[..., Any],
+    call: Callable[..., Awaitable[Any]],
+    *,
+    decode: Callable[[bytes], Arguments] | None = None,
+    is_remote: bool = False,
+) -> Plan:
+    """Plan the jobs of a task.
 
-    def way(self, task: Task[..., Any]) -> Way:
-        return Way(_undecoded, self._processes.caller(task), is_remote=True)
+    Args:
+        task: whose jobs.
+        call: runs one.
+        decode: the arguments of ``call``; the task's own if None.
+        is_remote: they run in another process, which uses the task's codecs.
+    """
+    packs = task.packs_results or is_remote
+    return Plan(decode or task.decode, call, _keeps_none(task), packs, task)
+
+
+def _keeps_none(task: Task[..., Any]) -> bool:
+    try:
+        return task.encode_result(None) is None
+    except UsageError:
+        return False
 
 
 def _undecoded(payload: bytes) -> Arguments:

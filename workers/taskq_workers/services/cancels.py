@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
     from taskq.log.requests import Ask, Delivery
     from taskq.log.store import Store
-    from taskq_workers.slots.slots import Crew
+    from taskq_workers.slots.slots import Slots
 
 _log: Final = logging.getLogger("taskq.worker")
 
 
 class CancelListener:
-    """Stops the jobs of a crew that somebody wants cancelled."""
+    """Stops the jobs of slots that somebody wants cancelled."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Listen until cancelled: jobs that still run while the worker drains may be cancelled."""
@@ -44,12 +44,12 @@ class CancelListener:
 
     def _on_ask(self, ask: Ask, _: None) -> None:
         # A delivery that came with this very news is in the feed's buffer after this turn.
-        self._crew.loop.call_soon(self._stop, ask)
+        self._slots.loop.call_soon(self._stop, ask)
 
     def _stop(self, ask: Ask) -> None:
         """Stop the job, unless it is settled already, or another worker of this process runs it."""
-        crew = self._crew
-        for slot in crew.slots:
+        slots = self._slots
+        for slot in slots.slots:
             delivery = slot.delivery
             if delivery is not None and (delivery.job, delivery.token) == ask:
                 job = slot.context.get(_current)
@@ -58,15 +58,15 @@ class CancelListener:
                 _log.info("job %s is cancelled while it runs", delivery.job_id)
                 slot.stop(cancelled)
                 return
-        buffer = crew.feed.buffer
+        buffer = slots.feed.buffer
         for delivery in buffer:
             if (delivery.job, delivery.token) == ask:
                 buffer.remove(delivery)
-                crew._put(cancelled(delivery), monotonic())
+                slots._put(cancelled(delivery), monotonic())
                 return
-        held = None if crew.gates is None else crew.gates.withdraw(ask)
+        held = None if slots.gates is None else slots.gates.withdraw(ask)
         if held is not None:
-            crew._put(cancelled(held), monotonic())
+            slots._put(cancelled(held), monotonic())
 
 
 def cancelled(delivery: Delivery) -> Settlement:

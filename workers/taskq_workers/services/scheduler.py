@@ -18,7 +18,7 @@ from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX
 from taskq.log.requests import TICKS_MAX, Turn
 from taskq.schedulestimes import CATCH_UP_MAX, due_ticks, next_due_ns
-from taskq_workers.slots.settling import Pause
+from taskq_workers.slots.pace import Pause
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus

@@ -10,68 +10,27 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import TaskqError
 from taskq.log.requests import ClaimRequest
-from taskq_workers.slots.pace import Pace
-from taskq_workers.slots.settling import PASSING, Pause
+from taskq_workers.slots.pace import Pace, Pause
+from taskq_workers.slots.settling import PASSING
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from taskq.core.rates import Limit
     from taskq.core.weights import Weights
     from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery
+    from taskq_workers.slots.hands import ClaimFilter, Runner
 
 _log: Final = logging.getLogger("taskq.worker")
 
 #: A delivery that no slot took for so long is given back, so that another worker may have it.
 HOARD_SECONDS: Final = 0.5
-
-
-class Takers(Protocol):
-    """The slots, as their feed sees them."""
-
-    def free(self) -> int:
-        """How many slots could take a delivery now."""
-        ...
-
-    def wake(self) -> None:
-        """Let a free slot look at the buffer."""
-        ...
-
-    def quiet(self) -> bool:
-        """Whether nothing runs and every outcome was handed to the log."""
-        ...
-
-    def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Release deliveries that nobody took; burns no attempt."""
-        ...
-
-    def ran_dry(self) -> None:
-        """No job is ready and none runs: a burst ends here."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """The log cannot be used any more."""
-        ...
-
-
-class Barrier(Protocol):
-    """What keeps jobs from being claimed for now: conditions, and queues that back off."""
-
-    def claimable(
-        self, queues: frozenset[str] | None, tasks: frozenset[str]
-    ) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """What may be claimed now of these queues and tasks."""
-        ...
-
-    def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Those that may run; it gives the others back."""
-        ...
 
 
 class Feed:
@@ -80,12 +39,12 @@ class Feed:
     Attributes:
         buffer: deliveries in claim order; slots pop from its left.
         low: a slot that leaves fewer behind calls ``refill``; 0 while that would be in vain.
-        barrier: what decides which jobs may be claimed; None: all may.
+        filter: what decides which jobs may be claimed; None: all may.
         limits: of the tasks, by their names.
         weights: how the queues share the claims.
 
     Args:
-        pace: how many to claim ahead of the takers; measured by their speed if None.
+        pace: how many to claim ahead of them; measured by their speed if None.
         max_jobs: after so many it runs dry, as a burst does; None for no limit.
     """
 
@@ -93,7 +52,7 @@ class Feed:
         self,
         loop: asyncio.AbstractEventLoop,
         port: LoopPort,
-        takers: Takers,
+        runner: Runner,
         *,
         concurrency: int,
         queues: frozenset[str] | None,
@@ -104,12 +63,12 @@ class Feed:
     ) -> None:
         self.buffer: deque[Delivery] = deque()
         self.low = 0
-        self.barrier: Barrier | None = None
+        self.filter: ClaimFilter | None = None
         self.limits: Mapping[str, Limit] | None = None
         self.weights: Weights | None = None
         self._loop = loop
         self._port = port
-        self._takers = takers
+        self._runner = runner
         self._queues = queues
         self._tasks = tasks
         self._burst_clock = burst_clock
@@ -134,7 +93,7 @@ class Feed:
         if self._closed or self._paused:
             return
         pace = self._pace
-        free = self._takers.free() - len(self.buffer)
+        free = self._runner.free() - len(self.buffer)
         if self._claim is not None:
             # The storage thread reads the count when it serves the claim: more may still be asked.
             self._request.count = self.allowed(max(self._request.count, free))
@@ -152,8 +111,8 @@ class Feed:
             if not self._came_empty:
                 until_ns = self._burst_clock()
         queues, tasks = self._queues, self._tasks()
-        if self.barrier is not None:
-            queues, tasks = self.barrier.claimable(queues, tasks)
+        if self.filter is not None:
+            queues, tasks = self.filter.claimable(queues, tasks)
         self._request = self.request(count, queues, tasks, until_ns)
         try:
             self._claim = self._port.claim(self._request)
@@ -172,7 +131,7 @@ class Feed:
         self._pace.finished(count, self._loop.time())
         if self._max_jobs is not None and self.allowed(1) <= 0:
             if self._is_quiet():
-                self._takers.ran_dry()
+                self._runner.ran_dry()
             return
         self.rested()
 
@@ -199,7 +158,7 @@ class Feed:
 
     def reconsider(self) -> None:
         """What may be claimed has changed: give back what may not run, and claim anew."""
-        if self.buffer and self.barrier is not None:
+        if self.buffer and self.filter is not None:
             deliveries = list(self.buffer)
             self.buffer.clear()
             self.buffer.extend(self._passed(deliveries))
@@ -211,7 +170,7 @@ class Feed:
         deliveries = self._counted(deliveries)
         self.buffer.extend(deliveries)
         self._watch_soon()
-        self._takers.wake()
+        self._runner.wake()
 
     def surrender(self) -> list[Delivery]:
         """From another thread, while the loop stands still: take all that no slot has begun."""
@@ -268,7 +227,7 @@ class Feed:
         self._received += len(deliveries)
         if allowed < len(deliveries):
             self._returned += len(deliveries) - allowed
-            self._takers.give_back(deliveries[allowed:])
+            self._runner.give_back(deliveries[allowed:])
             return deliveries[:allowed]
         return deliveries
 
@@ -276,7 +235,7 @@ class Feed:
         buffer, pace = self.buffer, self._pace
         self._came_empty = False
         full = len(deliveries) >= self._request.count
-        if self.barrier is not None:
+        if self.filter is not None:
             deliveries = self._passed(deliveries)
         buffer.extend(deliveries)
         pace.claimed(waiting=len(buffer), full=full, now=self._loop.time())
@@ -286,7 +245,7 @@ class Feed:
             else:
                 self.low = pace.size // 2
         self._watch_soon()
-        self._takers.wake()
+        self._runner.wake()
 
     def _watch_soon(self) -> None:
         if self._timer is None:
@@ -294,13 +253,13 @@ class Feed:
             self._timer = self._loop.call_later(HOARD_SECONDS, self._watch)
 
     def _is_quiet(self) -> bool:
-        return not self.buffer and self._takers.quiet()
+        return not self.buffer and self._runner.quiet()
 
     def _look_again(self) -> None:
         """A burst found nothing: it ends, unless what runs may bring more, or others do."""
         is_quiet = self._is_quiet()
         if is_quiet and self._asked_when_quiet:
-            self._takers.ran_dry()
+            self._runner.ran_dry()
             return
         if is_quiet:
             self.look_anew()
@@ -319,14 +278,14 @@ class Feed:
         self.refill()
 
     def _passed(self, deliveries: list[Delivery]) -> list[Delivery]:
-        assert self.barrier is not None
-        passed = self.barrier.passed(deliveries)
+        assert self.filter is not None
+        passed = self.filter.passed(deliveries)
         self._returned += len(deliveries) - len(passed)
         return passed
 
     def _rest(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, PASSING):
-            self._takers.fail(error)
+            self._runner.fail(error)
             return
         seconds = self._pause.next()
         if error is not None:
@@ -349,7 +308,7 @@ class Feed:
         elif not self.buffer and taken == self._mark:
             # Idle, or busy with slow jobs. What comes next may be slow too, so ask for little.
             self._pace.cut()
-            self._request.count = min(self._request.count, max(self._takers.free(), 1))
+            self._request.count = min(self._request.count, max(self._runner.free(), 1))
             self._timer = None
             return
         self._mark = self._received
@@ -364,4 +323,4 @@ class Feed:
             deliveries = list(self.buffer)
             self.buffer.clear()
             self._returned += len(deliveries)
-            self._takers.give_back(deliveries)
+            self._runner.give_back(deliveries)

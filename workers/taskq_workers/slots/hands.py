@@ -1,19 +1,21 @@
-"""What a worker asks of those who run its jobs."""
+"""What a worker, its feed and its gates ask of those who run jobs, and these of the gates."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable, Iterable
 
-    from taskq.log.requests import Delivery
+    from taskq.log.requests import Ask, Delivery, Settlement
+    from taskq.tasks import Task
     from taskq_workers.slots.feed import Feed
     from taskq_workers.slots.settling import Settler
 
 
-class Hands(Protocol):
-    """What runs a worker's jobs: a ``Crew`` of slots here, or executors elsewhere.
+class Runner(Protocol):
+    """What runs a worker's jobs: ``Slots`` here, or executors elsewhere.
 
     Attributes:
         gone: set once nothing runs any more, after ``leave``.
@@ -22,6 +24,8 @@ class Hands(Protocol):
     gone: asyncio.Event
     feed: Feed
     settler: Settler
+
+    # What the worker calls.
 
     def running(self) -> int:
         """How many jobs run now."""
@@ -41,4 +45,62 @@ class Hands(Protocol):
 
     def abandon(self) -> None:
         """Release the jobs that did not even end when cancelled; they go on, unheard."""
+        ...
+
+    # What the feed calls.
+
+    def free(self) -> int:
+        """How many deliveries could be taken now."""
+        ...
+
+    def wake(self) -> None:
+        """Look at the buffer."""
+        ...
+
+    def quiet(self) -> bool:
+        """Whether nothing runs and every outcome was handed to the log."""
+        ...
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Release deliveries that nobody took; burns no attempt."""
+        ...
+
+    def ran_dry(self) -> None:
+        """No job is ready and none runs: a burst ends here."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """The log cannot be used any more."""
+        ...
+
+
+class ClaimFilter(Protocol):
+    """What keeps jobs from being claimed for now: conditions, and queues that back off."""
+
+    def claimable(
+        self, queues: frozenset[str] | None, tasks: frozenset[str]
+    ) -> tuple[frozenset[str] | None, frozenset[str]]:
+        """What may be claimed now of these queues and tasks."""
+        ...
+
+    def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Those that may run; it gives the others back."""
+        ...
+
+
+class Gatekeeper(Protocol):
+    """What slots ask of the gates of their worker."""
+
+    async def judge(
+        self, task: Task[..., Any], error: BaseException, settlement: Settlement
+    ) -> Settlement:
+        """What becomes of a job that failed: given back if the network failed, not the job."""
+        ...
+
+    def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
+        """Nothing is ready of what may be claimed: stop, unless a gate is about to open."""
+        ...
+
+    def withdraw(self, ask: Ask) -> Delivery | None:
+        """A cancelled job that a gate has claimed and not let through yet."""
         ...

@@ -1,8 +1,14 @@
-"""How many jobs to claim at once: as many as are done in the time that a claim takes, no more."""
+"""Set a worker's pace: how many jobs to claim at once, and how long to rest when refused.
+
+As many are claimed as are done in the time that a claim takes, no more.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Most deliveries that one claim asks for, unless there are more than half as many slots.
 BATCH_MAX: Final = 512
@@ -10,6 +16,10 @@ BATCH_MAX: Final = 512
 BATCH_SECONDS_SHORT: Final = 0.020
 #: A batch that takes longer halves the next one.
 BATCH_SECONDS_LONG: Final = 0.100
+#: Pauses before what was refused (disk full, log locked) is tried again: the first and the longest;
+#: each is twice the one before.
+PAUSE_SECONDS_FIRST: Final = 0.1
+PAUSE_SECONDS_MAX: Final = 5.0
 
 
 class Pace:
@@ -62,3 +72,23 @@ class Pace:
     def _resize(self, size: int) -> None:
         self.size = max(self._concurrency, min(size, self._size_max))
         self.ahead = self.size > self._concurrency
+
+
+class Pause:
+    """Seconds before the next try: each pause is twice the last, if that was not long ago."""
+
+    __slots__ = ("_last", "_seconds", "_time")
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self._last = 0.0
+        self._seconds = 0.0
+
+    def next(self) -> float:
+        """The pause to make now."""
+        now = self._time()
+        if now - self._last > 2 * PAUSE_SECONDS_MAX:
+            self._seconds = 0.0
+        self._last = now
+        self._seconds = min(max(self._seconds * 2, PAUSE_SECONDS_FIRST), PAUSE_SECONDS_MAX)
+        return self._seconds

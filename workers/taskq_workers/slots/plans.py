@@ -1,12 +1,12 @@
-"""What a slot needs of a task, looked up once: the hot path then unpacks one tuple for each job."""
+"""Look up once what a slot needs of a task: the hot path then unpacks one tuple for each job."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from taskq.core.errors import UsageError
-from taskq_workers.runs.executors import Way
+from taskq_workers.runs.executors import Plan, planned
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -14,25 +14,6 @@ if TYPE_CHECKING:
     from taskq.tasks import Task
     from taskq_workers.runs.executors import Executors
     from taskq_workers.runs.tracing import TracedRuns
-
-
-class Hot(NamedTuple):
-    """What every job needs."""
-
-    decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]
-    #: gives an awaitable of the task's value
-    call: Callable[..., Awaitable[Any]]
-    #: a None is a good result, and is written as no bytes at all
-    none_is_kept: bool
-
-
-class Plan(NamedTuple):
-    """How the jobs of one task are run."""
-
-    hot: Hot
-    task: Task[..., Any]
-    #: its results may be compressed, or go to files, or came from another process
-    packs: bool
 
 
 class Plans(dict[str, Plan]):
@@ -67,17 +48,12 @@ class Plans(dict[str, Plan]):
         with contextlib.suppress(UsageError):
             # Built now, so that decode is the real one; what is wrong with it each job will tell.
             _ = task.arguments
-        way = self._way(task)
-        call = way.call if self._traced is None else self._traced.wrap(way.call)
-        hot = Hot(way.decode, call, _keeps_none(task))
-        return Plan(hot, task, task.packs_results or way.is_remote)
-
-    def _way(self, task: Task[..., Any]) -> Way:
         try:
-            return self._executors.way(task)
+            plan = self._executors.plan(task)
         except UsageError as error:
             # Registered since the worker's start, which would have refused it.
-            return Way(task.decode, _refusing(error))
+            plan = planned(task, _refusing(error))
+        return plan if self._traced is None else plan._replace(call=self._traced.wrap(plan.call))
 
 
 def _refusing(error: UsageError) -> Callable[..., Awaitable[Any]]:
@@ -85,10 +61,3 @@ def _refusing(error: UsageError) -> Callable[..., Awaitable[Any]]:
         raise error
 
     return call
-
-
-def _keeps_none(task: Task[..., Any]) -> bool:
-    try:
-        return task.encode_result(None) is None
-    except UsageError:
-        return False

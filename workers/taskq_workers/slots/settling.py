@@ -18,6 +18,7 @@ from taskq.core.errors import (
 )
 from taskq.core.records import Kind
 from taskq_workers.slots.outcomes import reject, release, settle_failure
+from taskq_workers.slots.pace import Pause
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,33 +35,9 @@ _log: Final = logging.getLogger("taskq.worker")
 
 #: Outcomes that are handed over at once, within a turn of the loop.
 OUTCOMES_MAX: Final = 256
-#: Pauses before a refused outcome (disk full, log locked) is handed over again: the first and the
-#: longest; each is twice the one before.
-PAUSE_SECONDS_FIRST: Final = 0.1
-PAUSE_SECONDS_MAX: Final = 5.0
 #: Errors that pass by themselves, or once a person made room.
 PASSING: Final = (AppendFailed, LogLocked)
 _SUCCEEDED: Final = Kind.SUCCEEDED
-
-
-class Pause:
-    """Seconds before the next try: each pause is twice the last, if that was not long ago."""
-
-    __slots__ = ("_last", "_seconds", "_time")
-
-    def __init__(self, time: Callable[[], float]) -> None:
-        self._time = time
-        self._last = 0.0
-        self._seconds = 0.0
-
-    def next(self) -> float:
-        """The pause to make now."""
-        now = self._time()
-        if now - self._last > 2 * PAUSE_SECONDS_MAX:
-            self._seconds = 0.0
-        self._last = now
-        self._seconds = min(max(self._seconds * 2, PAUSE_SECONDS_FIRST), PAUSE_SECONDS_MAX)
-        return self._seconds
 
 
 class Settler:

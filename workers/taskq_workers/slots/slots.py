@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery, Settlement
     from taskq.tasks import Task
-    from taskq_workers.gates.gates import Gates
+    from taskq_workers.slots.hands import Gatekeeper
     from taskq_workers.slots.plans import Plans
 
 _log: Final = logging.getLogger("taskq.worker")
 
 
-class Crew:
+class Slots:
     """Up to ``concurrency`` slots around one feed; each is started when first needed.
 
     A slot is busy with a job, or it rests, or it was called to the buffer and has not looked yet.
@@ -72,7 +72,7 @@ class Crew:
         self.loop = asyncio.get_running_loop()
         self.port = port
         #: what keeps jobs back for now; None while nothing ever does
-        self.gates: Gates | None = None
+        self.gates: Gatekeeper | None = None
         self.leaving = False
         self.gone = asyncio.Event()
         self._app = app

@@ -10,7 +10,7 @@ from taskq.core.errors import AppendFailed
 from taskq.core.records import Kind
 from taskq.log.requests import Settlement
 from taskq_workers.slots.outcomes import settle_bad_result
-from taskq_workers.slots.settling import Pause
+from taskq_workers.slots.pace import Pause
 from taskq_workers.slots.shipping import Ended, settlement_of
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ class _Unpaced(Pace):
 
 
 class SparkCrew:
-    """Keeps executors busy with the jobs of one app; what ``Crew`` is to slots.
+    """Keeps executors busy with the jobs of one app; what ``Slots`` are here.
 
     Attributes:
         gone: set once nothing is out any more, after ``leave``.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.log.store import Store
     from taskq_workers.process.elsewhere import Order
-    from taskq_workers.slots.hands import Hands
+    from taskq_workers.slots.hands import Runner
 
 #: A lost executor is our business: Spark's own second try of its jobs would count no attempt, so
 #: it runs none, but lets the other partitions of that batch end. And a cancelled Python process is
@@ -61,7 +61,7 @@ class SparkWorker(Worker):
         self._executors = executors
         self._order = order
 
-    def _hands(self, store: Store) -> Hands:
+    def _make_runner(self, store: Store) -> Runner:
         return SparkCrew(
             self.app,
             store.port(),
