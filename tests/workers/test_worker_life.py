@@ -14,9 +14,9 @@ from anyio.lowlevel import checkpoint
 from taskq import current_job
 from taskq.core.records import Cause, Kind
 from taskq.errors import LogFailed, LogLocked, PayloadTooLarge, StaleDelivery, UsageError
-from taskq_workers.slots import settling
 from taskq_workers import Worker, pool
 from taskq_workers.runs.threads import SWITCH_INTERVAL_SECONDS
+from taskq_workers.slots import pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,7 +241,7 @@ async def test_a_stale_outcome_is_logged_and_stops_nothing(
 async def test_an_outcome_that_a_locked_log_refused_is_handed_over_again(
     fake: FakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settling, "PAUSE_SECONDS_FIRST", 0.001)
+    monkeypatch.setattr(pace, "PAUSE_SECONDS_FIRST", 0.001)
     refusals = [LogLocked("data", 1, "stopped", 30.0)] * 2
 
     @fake.task
@@ -311,7 +311,7 @@ async def test_a_failed_log_stops_the_worker_which_says_so(fake: FakeApp) -> Non
 async def test_claims_that_a_locked_log_refused_are_made_again(
     fake: FakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settling, "PAUSE_SECONDS_FIRST", 0.001)
+    monkeypatch.setattr(pace, "PAUSE_SECONDS_FIRST", 0.001)
     claim: Callable[[ClaimRequest], asyncio.Future[list[Delivery]]] = fake.fake.claim
     refused = 0
 

@@ -11,8 +11,6 @@ import pytest
 
 from taskq import Inject, injected
 from taskq.errors import InvalidCall, TaskqError, UsageError
-from taskq_workers.runs import lifespans
-from taskq_workers.runs.lifespans import LifespanHolder, bound, resources_in_thread
 from taskq_workers.pool import Worker
 from taskq_workers.runs import lifespans
 from taskq_workers.runs.lifespans import LifespanHolder, bound, resources_in_thread

@@ -23,8 +23,12 @@ MESSAGE_CHARACTERS_MAX: Final = REASON_BYTES_MAX
 #: nothing, but for the examples beside it.
 _MACHINERY: Final = (
     *(
-        f"{Path(str(path)).absolute().parent}{os.sep}"
-        for path in (taskq.__file__, __file__, asyncio.__file__)
+        f"{folder.absolute()}{os.sep}"
+        for folder in (
+            Path(str(taskq.__file__)).parent,
+            Path(__file__).parents[1],
+            Path(asyncio.__file__).parent,
+        )
     ),
     contextlib.__file__,
 )
