@@ -196,3 +196,48 @@ def test_the_top_level_holds_only_what_belongs_there() -> None:
     names = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
     names -= {name for name in names if any(fnmatch.fnmatch(name, one) for one in ignored)}
     assert names <= TOP_LEVEL
+
+
+#: Calls that begin something which no task group owns.
+LOOSE = {"call_soon", "create_task", "ensure_future"}
+#: Where jobs are run and where the log answers, each job would pay for more.
+HOT = {"slot.py", "port.py", "reply.py", "waking.py"}
+#: Everywhere else, by the function that does it: why no task group owns it.
+REASONS = {
+    "CancelListener._on_ask": "a plain callback, one turn later: nothing is awaited",
+    "Lasting.run": "it goes on after whoever asked was cancelled, and the next call takes it up",
+    "Settler.flush_soon": "a plain callback for each turn of the loop, on the hot path",
+    "Slots.wake": "a plain callback for each turn of the loop, on the hot path",
+    "SparkCrew._end": "a task for each result that is stored, counted until it is done",
+    "SparkCrew.wake": "a task for each batch, counted until it is done; and a plain callback",
+    "Supervisor.run": "the root of a loop",
+    "_Bench._run_async.take_turns": "a job has its context and its cancellation to itself",
+    "_connect": "tried side by side, and given up within the call",
+    "_reach": "tried side by side, and given up within the call",
+    "begin": "what users wrote may be left behind, and is cancelled but once",
+    "end": "the loop closes",
+    "run_to_the_end": "the root of a loop",
+}
+
+
+def loose_calls(path: Path) -> set[str]:
+    """The functions of a file that begin what no task group owns."""
+    found = set()
+    scopes: list[tuple[ast.AST, str]] = [(ast.parse(path.read_text()), "")]
+    while scopes:
+        node, name = scopes.pop()
+        for child in ast.iter_child_nodes(node):
+            inner = name
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                inner = f"{name}.{child.name}" if name else child.name
+            scopes.append((child, inner))
+            function = child.func if isinstance(child, ast.Call) else None
+            if isinstance(function, ast.Attribute) and function.attr in LOOSE:
+                found.add(name)
+    return found
+
+
+def test_whatever_no_task_group_owns_has_its_reason() -> None:
+    files = [one for one in SOURCES if one.name not in HOT and "examples" not in one.parts]
+    found = {name for path in files for name in loose_calls(path)}
+    assert found == REASONS.keys()
