@@ -203,6 +203,13 @@ def test_what_is_wrong_for_every_worker_ends_the_guard(tmp_path: Path) -> None:
         assert guard.wait() == 2
 
 
+def test_a_burst_whose_log_cannot_be_used_ends_the_guard(tmp_path: Path) -> None:
+    """As it ends a single worker; others try again, as the log may be back when they do."""
+    (tmp_path / "file").touch()
+    with start_guard(tmp_path / "file", "--processes", 2, "--burst") as guard:
+        assert guard.wait() == 1
+
+
 def test_reload_starts_again_when_code_changes_and_waits_out_a_mistake(tmp_path: Path) -> None:
     """What runs when the code changes is given back, no attempt burnt."""
     folder, data = tmp_path / "code", tmp_path / "data"

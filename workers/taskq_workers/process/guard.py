@@ -331,7 +331,9 @@ class Guard:
             self._say(f"worker {one.number} ended ({told(code)}): waiting for a change")
         elif code == _WRONG_USAGE and not one.ready:
             self._give_up(code)
-        elif code == 0:
+        elif code == 0 or (self._burst and one.error and not one.ready):
+            # A burst that cannot use its log ends as a single one would; others may be luckier.
+            self._exit_code = self._exit_code or code
             place.over, place.failures = self._burst, 0
             place.restart_at = None if self._burst else time.monotonic()
         else:
