@@ -394,6 +394,25 @@ def test_the_front_page_fits_three_screens() -> None:
     assert len(front.encode()) <= FRONT_BYTES_MAX
 
 
+def test_the_map_of_the_house_has_every_room() -> None:
+    (text,) = [one.code for one in BLOCKS["README.md"] if one.section == "Carry on the work"]
+    # A room stands where a line or its second half begins; those within it are told by a colon.
+    rooms = set(re.findall(r"(?:^|   )((?:taskq/|)\w+)  ", text, re.MULTILINE))
+    top = {"taskq", "workers", "plugins", "examples", "tests"}
+    folders = {path.parent for path in (ROOT / "taskq").glob("*/__init__.py")}
+    assert rooms == {path.relative_to(ROOT).as_posix() for path in folders} | top - {"taskq"}
+    within = [*ROOT.glob("taskq/log/*/"), *ROOT.glob("workers/taskq_workers/*/")]
+    for path in within:
+        assert path.name.startswith("_") or f"{path.name}: " in text, path
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_of_ours_that_is_named_is_there(document: str) -> None:
+    named = re.findall(r"`((?:taskq|workers|plugins|examples|tests)/[\w/.]+)`", TEXTS[document])
+    for path in named:
+        assert (ROOT / path).exists(), f"{document} names {path}"
+
+
 def test_the_extras_that_are_told_are_those_that_there_are() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (line,) = re.findall(r"^Extras .*$", TEXTS["README.md"], re.MULTILINE)
