@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskq.injection import Inject, injected
     from taskq.interrupts import ChildDied, SoftTimeout
     from taskq.log.config import QueuePolicy
-    from taskq.log.listeners import DeadLetter
+    from taskq.log.decide.listeners import DeadLetter
     from taskq.log.requests import Delivery
     from taskq.puts import Put
     from taskq.record import Record
@@ -84,7 +84,7 @@ _HOMES = {
     "AppTransaction": "taskq.transaction",
     "Call": "taskq.call",
     "ChildDied": "taskq.interrupts",
-    "DeadLetter": "taskq.log.listeners",
+    "DeadLetter": "taskq.log.decide.listeners",
     "Delivery": "taskq.log.requests",
     "Discard": "taskq.core.signals",
     "Durability": "taskq.core.model",

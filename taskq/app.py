@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from taskq.core.durations import Duration
     from taskq.flows import Flow
     from taskq.lifespan import LifespanFunction
-    from taskq.log.listeners import DeadLetter
+    from taskq.log.decide.listeners import DeadLetter
     from taskq.log.requests import Duplicate
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
     from taskq.origins import Origin
     from taskq.schedules import Schedule, ScheduleChoices
     from taskq.schedulestimes import Rule

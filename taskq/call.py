@@ -33,12 +33,12 @@ from taskq.core.model import (
 )
 from taskq.core.nearest import rather
 from taskq.habits import CALLS, no_attribute
-from taskq.log.bodies import check_storage
+from taskq.log.format.bodies import check_storage
 from taskq.log.requests import EnqueueSpec
 
 if TYPE_CHECKING:
     from taskq.core.records import Flag
-    from taskq.log.bodies import Compression
+    from taskq.log.format.bodies import Compression
     from taskq.ports import TaskPort
 
 R = TypeVar("R")

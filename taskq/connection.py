@@ -21,15 +21,15 @@ from taskq.core.jobids import split_id
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.core.tracebacks import install
 from taskq.log.requests import Done
-from taskq.log.store import open_store
+from taskq.log.store.store import open_store
 from taskq.packing import Packer
 
 if TYPE_CHECKING:
     from taskq.core.model import Extras
     from taskq.log.config import LogConfig
-    from taskq.log.port import LoopPort, ThreadPort
     from taskq.log.requests import Bundle, Duplicate, EnqueueSpec
-    from taskq.log.store import Store
+    from taskq.log.store.port import LoopPort, ThreadPort
+    from taskq.log.store.store import Store
     from taskq.packing import Item, Loose
 
 #: Where pytest runs it is loaded, and says so if a test opens a log of production.

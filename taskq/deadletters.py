@@ -10,8 +10,7 @@ from taskq.blocking import blocking
 from taskq.connection import split_job_id
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.nearest import rather
-from taskq.log.requests import LETTERS_MAX
-from taskq.log.selection import (
+from taskq.log.read.selection import (
     DeadFilter,
     check_dead,
     count_dead,
@@ -19,6 +18,7 @@ from taskq.log.selection import (
     letters,
     newest_dead,
 )
+from taskq.log.requests import LETTERS_MAX
 from taskq.sweeping import Sweeping, Swept, checked_limit, moment_before
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from taskq.connection import Connection
     from taskq.core.durations import Duration
     from taskq.core.model import JobView
+    from taskq.log.read.selection import Page, PageEnd
     from taskq.log.requests import Letter
-    from taskq.log.selection import Page, PageEnd
 
     # The class has a method of that name.
     Views: TypeAlias = list[JobView]

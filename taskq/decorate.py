@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.call import OnConflict, Until
     from taskq.conditionsbase import Check, Condition
-    from taskq.log.bodies import Compression
-    from taskq.log.listeners import DeadLetter
+    from taskq.log.decide.listeners import DeadLetter
+    from taskq.log.format.bodies import Compression
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,7 +14,7 @@ from taskq.core.errors import JobCancelled, JobExpired, JobFailed, JobNotFound, 
 from taskq.core.model import WAITING_STATES, State
 from taskq.core.shapes import nested
 from taskq.handle import JobHandle, PendingJob
-from taskq.log.flowlook import (
+from taskq.log.read.flows import (
     ENDS_MAX,
     STATES_MAX,
     End,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from taskq.connection import Connection
-    from taskq.log.flows import Takes
+    from taskq.log.format.flows import Takes
     from taskq.ports import AppPort
 
 R = TypeVar("R")

@@ -21,7 +21,7 @@ from taskq.core.errors import (
 )
 from taskq.core.model import LATE_SECONDS_MAX, LIVE_STATES, SECOND_NS, JobView, State
 from taskq.habits import JOBS, no_attribute
-from taskq.log.progressfile import find_progress
+from taskq.log.read.why import find_progress
 from taskq.serialization import decode_loose
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from taskq.connection import Connection
     from taskq.core.model import AttemptView
     from taskq.core.why import Reason
-    from taskq.log.journal import Journal
-    from taskq.log.port import LoopPort
+    from taskq.log.journal.journal import Journal
     from taskq.log.requests import Duplicate
+    from taskq.log.store.port import LoopPort
     from taskq.ports import AppPort, TaskPort
 
 R = TypeVar("R")
@@ -262,7 +262,7 @@ class JobHandle(Generic[R]):
 
     def _explained(self, seconds: float, view: JobView) -> ResultTimeout:
         """What to raise when it is not settled in time. Reads the log."""
-        from taskq.log.reader import explain  # noqa: PLC0415 - most are in time
+        from taskq.log.read.reader import explain  # noqa: PLC0415 - most are in time
 
         connection = self._app._connection
         why = explain(connection.path, self.lsn, seconds, connection.config.clock)

@@ -13,8 +13,8 @@ from taskq.core.nearest import rather
 from taskq.log.config import ALWAYS_SECONDS, LogConfig, QueuePolicy
 
 if TYPE_CHECKING:
-    from taskq.log.bodies import Compression
-    from taskq.log.config import Mode
+    from taskq.log.format.bodies import Compression
+    from taskq.log.machine.access import Mode
 
 
 class QueueOptions(TypedDict, total=False):

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
-from taskq.log.follow import FrameReader
-from taskq.log.growth import Onlooker
-from taskq.log.latest import find_latest
-from taskq.log.locate import read_record
-from taskq.log.logrecord import decode_record
-from taskq.log.reader import open_journal
-from taskq.log.readers import Position
+from taskq.log.format.record import decode_record
+from taskq.log.read.follow import FrameReader, Onlooker
+from taskq.log.read.positions import find_latest, read_record
+from taskq.log.read.reader import open_journal
+from taskq.log.read.readers import Position
+from taskq.log.segments.bodystore import BodyStore
 from taskq.record import kind_at
 from taskq.recordreader import RecordReader, open_files
 from taskq.stream import gap_handler
@@ -21,9 +19,8 @@ from taskq.stream import gap_handler
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from taskq.log.cursor import Cursor
-    from taskq.log.files import SegmentFiles
-    from taskq.log.locate import Extent
+    from taskq.log.format.frames import Cursor
+    from taskq.log.segments.segments import Extent, SegmentFiles
     from taskq.record import Choice, Record
 
 #: Who only looks is woken by nobody, since whoever writes would have to know of it. So the end of

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taskq.core.errors import LogDamaged, ReaderFellBehind, ReaderMismatch, UsageError
-from taskq.log.codec import SEGMENT_HEADER
-from taskq.log.cursor import Cursor
-from taskq.log.disk import LocalDisk
-from taskq.log.locate import count_behind, find_lsn, find_position, find_time
-from taskq.log.readers import NamedReader, Position, is_read, read_position, reader_names
+from taskq.log.format.codec import SEGMENT_HEADER
+from taskq.log.format.frames import Cursor
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.read.positions import count_behind, find_lsn, find_position, find_time
+from taskq.log.read.readers import NamedReader, Position, is_read, read_position, reader_names
 from taskq.recordreader import open_files
 from taskq.stream import check_lsn
 
 if TYPE_CHECKING:
-    from taskq.log.files import SegmentFiles
-    from taskq.log.locate import Extent
-    from taskq.log.store import Store
+    from taskq.log.segments.segments import Extent, SegmentFiles
+    from taskq.log.store.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from taskq.call import Options, spec_of
 from taskq.core.errors import UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
-from taskq.log.bodies import check_storage
-from taskq.log.bodystore import QUICK_BYTES_MAX, BodyStore
+from taskq.log.format.bodies import check_storage
 from taskq.log.requests import Delivery, EnqueueSpec
+from taskq.log.segments.bodystore import QUICK_BYTES_MAX, BodyStore
 from taskq.puts import Put
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import UsageError
-from taskq.log.progressfile import Told
+from taskq.log.machine.progress import Told
 from taskq.serialization import shown
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from taskq.call import OnConflict, Until
     from taskq.core.durations import Duration
-    from taskq.log.bodies import Compression
+    from taskq.log.format.bodies import Compression
 
 
 class PutOptions(TypedDict, total=False):

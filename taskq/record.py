@@ -15,8 +15,8 @@ from taskq.scheduleheaders import SCHEDULE_HEADER
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from taskq.log.bodystore import BodyStore
-    from taskq.log.logrecord import LogRecord
+    from taskq.log.format.record import LogRecord
+    from taskq.log.segments.bodystore import BodyStore
 
 #: Jobs whose queue and task a stream remembers, so that what is said of them later can name both.
 _NAMES_MAX: Final = 16_384

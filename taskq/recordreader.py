@@ -6,24 +6,24 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
-from taskq.log.disk import LocalDisk
-from taskq.log.files import SegmentFiles
-from taskq.log.growth import Onlooker
-from taskq.log.locate import read_record
-from taskq.log.logrecord import decode_record, places
-from taskq.log.reader import open_journal
-from taskq.log.readers import Position
+from taskq.log.format.record import decode_record, places
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.read.follow import Onlooker
+from taskq.log.read.positions import read_record
+from taskq.log.read.reader import open_journal
+from taskq.log.read.readers import Position
+from taskq.log.segments.segments import SegmentFiles
 from taskq.record import kind_at, make_record, takes_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from uuid import UUID
 
-    from taskq.log.bodystore import BodyStore
-    from taskq.log.follow import FrameReader
-    from taskq.log.locate import Extent
-    from taskq.log.logrecord import LogRecord
-    from taskq.log.segment import Frame
+    from taskq.log.format.frames import Frame
+    from taskq.log.format.record import LogRecord
+    from taskq.log.read.follow import FrameReader
+    from taskq.log.segments.bodystore import BodyStore
+    from taskq.log.segments.segments import Extent
     from taskq.record import Choice, Record
 
 #: Records that are looked at before the loop's other tasks get a turn: about a millisecond's.

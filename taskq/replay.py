@@ -15,10 +15,10 @@ from taskq.core.durations import Duration, moment_ns, nanoseconds
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import SETTLED_STATES, Extras, State
 from taskq.core.records import Flag
-from taskq.log.codec import PREFIX
-from taskq.log.options import encode_extras
-from taskq.log.pastjobs import Past, PastJob, past_jobs
-from taskq.log.reader import open_journal
+from taskq.log.format.codec import PREFIX
+from taskq.log.format.options import encode_extras
+from taskq.log.read.reader import open_journal
+from taskq.log.read.walks import Past, PastJob, past_jobs
 from taskq.log.requests import check_name
 from taskq.sweeping import checked_limit
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from taskq.connection import Connection
-    from taskq.log.bodies import Compression
     from taskq.log.config import Packing
+    from taskq.log.format.bodies import Compression
     from taskq.log.requests import Duplicate
     from taskq.packing import Item
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from taskq.connection import Connection
     from taskq.core.schedules import ScheduleState
-    from taskq.log.facets import Sight
+    from taskq.log.state.facets import Sight
 
 #: Moments to come that a list shows of each schedule.
 NEXT_COUNT: Final = 3

@@ -9,7 +9,7 @@ import os
 import stat
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -33,7 +33,6 @@ from taskq.core.durations import NEVER, Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
 from taskq.core.nearest import nearest, rather
-from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression
 from taskq.log.config import (
     ALWAYS_SECONDS,
     KEEP_SECONDS,
@@ -41,9 +40,12 @@ from taskq.log.config import (
     SPILL_BYTES_MAX,
     STARVATION_SECONDS,
     LogConfig,
-    Mode,
     QueuePolicy,
 )
+from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression
+
+if TYPE_CHECKING:
+    from taskq.log.machine.access import Mode
 
 #: Where settings are looked for in the working directory; those of a later file give way.
 _DOTENV, _TOML, _PYPROJECT = ".env", "taskq.toml", "pyproject.toml"

@@ -17,8 +17,8 @@ from taskq.core.durations import moment_ns, seconds
 from taskq.core.errors import JobNotFound, UsageError
 from taskq.core.records import Cause
 from taskq.deadletters import DeadLetters
+from taskq.log.read.selection import WaitingFilter
 from taskq.log.requests import check_name
-from taskq.log.selection import WaitingFilter
 from taskq.schedulesview import LogSchedules
 from taskq.sweeping import Swept, checked_limit, moment_before, waiting_states, withdraw
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from taskq.core.durations import Duration
     from taskq.core.model import AttemptView, CompactReport, JobView, LogStats, State
     from taskq.core.why import Facts, Reason
-    from taskq.log.locate import Extent
-    from taskq.log.logrecord import LogRecord
-    from taskq.log.port import LoopPort
-    from taskq.log.reader import LogReader
-    from taskq.log.timeline import JobEvent
+    from taskq.log.format.record import LogRecord
+    from taskq.log.read.reader import LogReader
+    from taskq.log.read.timeline import JobEvent
+    from taskq.log.segments.segments import Extent
+    from taskq.log.store.port import LoopPort
     from taskq.namedreaders import ReaderView
     from taskq.replay import ReplayReport, States
     from taskq.stream import OnDamage, Stream
@@ -192,7 +192,7 @@ class LogHolder:
             JobNotFound: the log has no such job.
             WrongLog: the id is of another log.
         """
-        from taskq.log.why import decide, facts_of, live_workers  # noqa: PLC0415 - few ask
+        from taskq.log.read.why import decide, facts_of, live_workers  # noqa: PLC0415 - few ask
 
         port, lsn = await self._found(job)
         path = self._connection.path
@@ -213,8 +213,8 @@ class LogHolder:
             JobNotFound: the log has no such job.
             WrongLog: the id is of another log.
         """
-        from taskq.log.history import job_records  # noqa: PLC0415 - as above
-        from taskq.log.timeline import events_of, name_workers  # noqa: PLC0415 - as above
+        from taskq.log.read.timeline import events_of, name_workers  # noqa: PLC0415 - as above
+        from taskq.log.state.story import job_records  # noqa: PLC0415 - as above
 
         port, lsn = await self._found(job)
         records: list[LogRecord] = await port.look(
@@ -236,7 +236,7 @@ class LogHolder:
             JobNotFound: the log has no such job.
             WrongLog: the id is of another log.
         """
-        from taskq.log.timeline import name_attempts  # noqa: PLC0415 - as above
+        from taskq.log.read.timeline import name_attempts  # noqa: PLC0415 - as above
 
         port, lsn = await self._found(job)
         view: JobView | None = await port.view(lsn)
@@ -291,7 +291,7 @@ class LogHolder:
             ReaderMismatch: the log was cut or replaced since the reader stopped.
             LogDamaged: bytes do not read back.
         """
-        from taskq.log.readers import check_reader_name  # noqa: PLC0415
+        from taskq.log.read.readers import check_reader_name  # noqa: PLC0415
         from taskq.record import Choice  # noqa: PLC0415
         from taskq.stream import Start, Stream  # noqa: PLC0415
 
@@ -339,7 +339,7 @@ class LogHolder:
             ReaderBusy: somebody reads under the name now.
             ReaderFellBehind: compaction removed the records there.
         """
-        from taskq.log.readers import check_reader_name  # noqa: PLC0415
+        from taskq.log.read.readers import check_reader_name  # noqa: PLC0415
         from taskq.namedreaders import seek_reader  # noqa: PLC0415
 
         check_reader_name(reader)
@@ -365,7 +365,7 @@ class LogHolder:
             UsageError: there is none of that name.
             ReaderBusy: somebody reads under the name now.
         """
-        from taskq.log.readers import check_reader_name  # noqa: PLC0415
+        from taskq.log.read.readers import check_reader_name  # noqa: PLC0415
         from taskq.namedreaders import forget_reader  # noqa: PLC0415
 
         check_reader_name(reader)
@@ -472,13 +472,13 @@ class LogHolder:
         return port, lsn
 
     async def _stats_at(self, at: datetime | int) -> LogStats:
-        from taskq.log.timetravel import Moment  # noqa: PLC0415 - as above
+        from taskq.log.read.timetravel import Moment  # noqa: PLC0415 - as above
 
         moment = Moment.of(at)
         return await self._read(lambda reader: reader.stats(moment))
 
     async def _read(self, read: Callable[[LogReader], T]) -> T:
-        from taskq.log.reader import LogReader  # noqa: PLC0415 - as above
+        from taskq.log.read.reader import LogReader  # noqa: PLC0415 - as above
 
         path = self._connection.path
 

@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, TypeAlias
 from taskq.blocking import blocking, refuse_in_loop, run
 from taskq.core.errors import LogDamaged, LogError, LogGone, ReaderFellBehind, UsageError, refusal
 from taskq.core.hints import command
-from taskq.log.codec import SEGMENT_HEADER
-from taskq.log.cursor import Cursor
-from taskq.log.disk import LocalDisk
-from taskq.log.follow import FrameReader, Lasting
-from taskq.log.locate import find_lsn, find_position, find_time
-from taskq.log.readers import NamedReader, Position
+from taskq.log.format.codec import SEGMENT_HEADER
+from taskq.log.format.frames import Cursor
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.read.follow import FrameReader, Lasting
+from taskq.log.read.positions import find_lsn, find_position, find_time
+from taskq.log.read.readers import NamedReader, Position
 from taskq.recordreader import RecordReader, open_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskq.connection import Connection
-    from taskq.log.files import SegmentFiles
-    from taskq.log.locate import Extent
-    from taskq.log.segment import Gap
-    from taskq.log.store import Store
+    from taskq.log.format.frames import Gap
+    from taskq.log.segments.segments import Extent, SegmentFiles
+    from taskq.log.store.store import Store
     from taskq.record import Choice, Record
 
 _log: Final = logging.getLogger("taskq")

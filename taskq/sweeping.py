@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, Literal
 from taskq.core.counts import whole
 from taskq.core.durations import Duration, moment_ns, nanoseconds
 from taskq.core.errors import TaskqError, UsageError
+from taskq.log.read.selection import WAITING, WaitingFilter, count_running, waiting_page
 from taskq.log.requests import WITHDRAWN_MAX
-from taskq.log.selection import WAITING, WaitingFilter, count_running, waiting_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskq.connection import Connection
     from taskq.core.model import State
     from taskq.core.records import Cause
-    from taskq.log.selection import Page
+    from taskq.log.read.selection import Page
 
 _STATES: Final = {state.name.lower(): state for state in WAITING}
 #: Refusals that are kept with their reason; of more only the number.

@@ -14,7 +14,7 @@ from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds, se
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
 from taskq.core.model import LATE_SECONDS_MAX, JobView, Serving
 from taskq.core.records import Kind
-from taskq.log.cancelling import is_asked
+from taskq.log.decide.cancel import is_asked
 from taskq.log.requests import ClaimRequest, Delivery, Settlement, checked_queues
 from taskq.logoptions import LogOptions, log_config
 from taskq.packing import check_bytes, loose_put
@@ -26,8 +26,8 @@ from taskq.transaction import LogTransaction
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
-    from taskq.log.bodies import Compression
-    from taskq.log.port import LoopPort
+    from taskq.log.format.bodies import Compression
+    from taskq.log.store.port import LoopPort
 
 _CLAIM_MAX: Final = 100_000
 

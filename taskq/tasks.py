@@ -25,7 +25,7 @@ from taskq.flows import Flow, Step, group
 from taskq.flowsteps import StepArguments, StepMaker
 from taskq.habits import TASKS, no_attribute
 from taskq.handle import JobHandle, make_handle
-from taskq.log.bodies import COMPRESSED_BYTES_MIN
+from taskq.log.format.bodies import COMPRESSED_BYTES_MIN
 from taskq.log.requests import check_name
 from taskq.origins import origin_of
 from taskq.serialization import ResultCodec
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from taskq.core.rates import Limit
     from taskq.core.retry import RetryPolicy
     from taskq.log.config import Packing
-    from taskq.log.listeners import DeadLetter
+    from taskq.log.decide.listeners import DeadLetter
     from taskq.log.requests import Duplicate
     from taskq.packing import Item, Loose
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.connection import Connection
     from taskq.core.durations import Duration
-    from taskq.log.bodies import Compression
     from taskq.log.config import Packing
+    from taskq.log.format.bodies import Compression
     from taskq.log.requests import Delivery, Done, Duplicate
     from taskq.packing import Loose
 

@@ -12,7 +12,7 @@ from taskq.core.model import (
 from taskq.core.why import Reason
 from taskq.flowhandle import FlowProgress
 from taskq.handle import Progress
-from taskq.log.timeline import JobEvent
+from taskq.log.read.timeline import JobEvent
 from taskq.namedreaders import ReaderView
 from taskq.replay import Replayed, ReplayReport
 from taskq.schedulesview import ScheduleView

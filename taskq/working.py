@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from taskq.core.durations import Duration
-    from taskq.log.listeners import DeadLetter
+    from taskq.log.decide.listeners import DeadLetter
 
     #: Names of queues, or the weight of each.
     Queues: TypeAlias = Iterable[str] | Mapping[str, int]

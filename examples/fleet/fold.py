@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from taskq.log.exporting import Chosen, each_job
-from taskq.log.reader import LogReader
-from taskq.log.walking import entries
+from taskq.log.read.reader import LogReader
+from taskq.log.read.walks import Chosen, each_job, entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 
 from .processes import Processes, SyncFailed
 from .scan import scan

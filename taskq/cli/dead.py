@@ -122,7 +122,7 @@ def _row(job: JobView, now_ns: int) -> tuple[str, ...]:
 def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Show everything about one dead letter: its attempts, reason and payload."""
     from taskq.cli.read import show_job  # noqa: PLC0415 - help must not import the log
-    from taskq.log.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - likewise
+    from taskq.log.segments.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - likewise
 
     with open_reader(data_dir) as reader:
         job = reader.job(reader.parse_id(job_id), body_bytes_max=LISTED_BYTES_MAX)

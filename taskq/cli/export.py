@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from taskq.core.model import JobView, State
-    from taskq.log.reader import LogReader
+    from taskq.log.read.reader import LogReader
     from taskq.record import Choice, Record
 
 _JSONL: Final = "jsonl"
@@ -153,7 +153,7 @@ def _time(text: str | None, option: str, now_ns: int) -> int | None:
     if text is None:
         return None
     from taskq.core.errors import UsageError  # noqa: PLC0415 - help must not import the log
-    from taskq.log.timetravel import Moment  # noqa: PLC0415 - likewise
+    from taskq.log.read.timetravel import Moment  # noqa: PLC0415 - likewise
 
     time_ns = None
     with suppress(UsageError):
@@ -212,7 +212,7 @@ def _jobs(
     since_ns: int | None,
     until_ns: int | None,
 ) -> Iterator[JobView]:
-    from taskq.log.exporting import Chosen  # noqa: PLC0415 - help must not import the log
+    from taskq.log.read.walks import Chosen  # noqa: PLC0415 - help must not import the log
 
     return reader.each_job(Chosen(states, queue, task, since_ns, until_ns))
 
@@ -244,7 +244,7 @@ def _records(
     since_ns: int | None,
     until_ns: int | None,
 ) -> Iterator[Record]:
-    from taskq.log.walking import entries  # noqa: PLC0415 - help must not import the log
+    from taskq.log.read.walks import entries  # noqa: PLC0415 - help must not import the log
     from taskq.record import Choice, make_record  # noqa: PLC0415 - likewise
 
     choice = Choice(queues=queue and [queue], tasks=task and [task])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from taskq.log.flows import Takes
+    from taskq.log.format.flows import Takes
 
 _NAMED_MAX: Final = 5
 

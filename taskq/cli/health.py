@@ -31,7 +31,7 @@ def health(context: click.Context, data_dir: Path | None, as_json: bool, live: b
     --live the last three do not count.
     Tells, too, who could use the log's files.
     """
-    from taskq.log.health import check_health  # noqa: PLC0415 - help must not import the log
+    from taskq.log.upkeep.health import check_health  # noqa: PLC0415 - help must not import the log
     from taskq.settings import load_settings  # noqa: PLC0415 - as above
 
     path = resolve(data_dir)

@@ -14,7 +14,7 @@ from taskq.core import documents
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.log.timeline import JobEvent
+    from taskq.log.read.timeline import JobEvent
 
 #: Characters of a moment down to its milliseconds.
 _MILLISECONDS: Final = 23

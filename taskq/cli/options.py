@@ -20,8 +20,8 @@ from taskq.core.hints import command
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.log.reader import LogReader
-    from taskq.log.timetravel import Moment
+    from taskq.log.read.reader import LogReader
+    from taskq.log.read.timetravel import Moment
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -106,7 +106,7 @@ def moment(text: str | None) -> Moment | None:
     Raises:
         UsageError: it names none.
     """
-    from taskq.log.timetravel import Moment  # noqa: PLC0415 - help must not import the log
+    from taskq.log.read.timetravel import Moment  # noqa: PLC0415 - help must not import the log
 
     return None if text is None else Moment.parse(text, time.time_ns(), "--at")
 
@@ -150,7 +150,7 @@ def open_reader(data_dir: Path | None) -> LogReader:
     Raises:
         Failure: it is no task log; names those that lie nearby.
     """
-    from taskq.log.reader import LogReader  # noqa: PLC0415 - help must not import the log
+    from taskq.log.read.reader import LogReader  # noqa: PLC0415 - help must not import the log
 
     path = resolve(data_dir)
     if not _is_log(path):

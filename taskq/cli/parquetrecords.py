@@ -10,15 +10,15 @@ from taskq.cli.errors import Failure
 from taskq.cli.export import learn
 from taskq.cli.parquet import BATCH_BYTES_MAX, COMPRESSION, pa, parquet
 from taskq.core.records import Kind
-from taskq.log.logrecord import LogRecord
+from taskq.log.format.record import LogRecord
 from taskq.record import Choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from taskq.log.journal import Journal
-    from taskq.log.reader import LogReader
+    from taskq.log.journal.journal import Journal
+    from taskq.log.read.reader import LogReader
 
     Decoder = Callable[[Journal], tuple[Any, Iterator[Any]]]
 

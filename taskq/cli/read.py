@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.core.model import Damage, JobView, OwnerView, Serving
-    from taskq.log.flows import Takes
-    from taskq.log.progressfile import Told
-    from taskq.log.reader import LogReader
-    from taskq.log.timetravel import Moment
+    from taskq.log.format.flows import Takes
+    from taskq.log.machine.progress import Told
+    from taskq.log.read.reader import LogReader
+    from taskq.log.read.timetravel import Moment
 
 STATES: Final[dict[str, State]] = {
     state.name.lower(): state for state in State if state is not State.ABSENT
@@ -121,7 +121,7 @@ def _note(job: JobView, now_ns: int) -> str:
 @at_option
 def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
     """Show everything about one job: its attempts, reason, payload and result."""
-    from taskq.log.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
+    from taskq.log.segments.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
 
     at = moment(at_text)
     with open_reader(data_dir) as reader:
@@ -394,7 +394,7 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
 
 def print_damage(damages: Sequence[Damage], directory: str) -> None:
     """Print where the log does not read, and what it lacks."""
-    from taskq.log.chain import describe_loss  # noqa: PLC0415 - as in options
+    from taskq.log.journal.chain import describe_loss  # noqa: PLC0415 - as in options
 
     render.print_table(
         ("SEGMENT", ">OFFSET?", ">BYTES??", ">FIRST LSN~", ">NEXT LSN~", ">SALVAGED~"),

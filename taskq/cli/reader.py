@@ -81,7 +81,7 @@ def seek(name: str, place: str, data_dir: Path | None, as_json: bool) -> None:
     PLACE is start (the oldest record that is kept), end (what is still to come), an lsn, a span
     back from now ("2h") or a time.
     """
-    from taskq.log.timetravel import Moment  # noqa: PLC0415 - help must not import the log
+    from taskq.log.read.timetravel import Moment  # noqa: PLC0415 - help must not import the log
 
     at = None if place in _PLACES else Moment.parse(place, time.time_ns(), "PLACE")
 

@@ -17,7 +17,7 @@ from taskq.core.parsing import parse_json
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from taskq.log.progressfile import Told
+    from taskq.log.machine.progress import Told
 
 #: Columns between two columns of a table.
 _GAP: Final = 2

@@ -14,7 +14,7 @@ from taskq.cli.read import damage_json, print_damage
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.log.repair import RepairReport
+    from taskq.log.upkeep.repair import RepairReport
 
 
 @click.command()
@@ -30,7 +30,7 @@ def repair(data_dir: Path | None, as_json: bool, dry_run: bool, yes: bool) -> No
     Nobody may have the log open meanwhile. What does not read is lost: a job whose record is
     damaged is gone, one whose outcome is damaged runs again.
     """
-    from taskq.log.repair import repair_directory, survey_damage  # noqa: PLC0415 - as in options
+    from taskq.log.upkeep.repair import repair_directory, survey_damage  # noqa: PLC0415 - as in options
 
     if as_json and not (yes or dry_run):
         raise WrongUsage("--json asks nothing: add --yes, or --dry-run")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.app import TaskQ
-    from taskq.log.pastjobs import Past
+    from taskq.log.read.walks import Past
     from taskq.record import Record
     from taskq.replay import Replayed
 
@@ -74,7 +74,7 @@ def tail(
 
     Without --reader nothing is locked or written, and records show up that are not on disk yet.
     """
-    from taskq.log.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
+    from taskq.log.segments.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
     from taskq.record import Choice  # noqa: PLC0415 - likewise
 
     given = {name: names or None for name, names in chosen.items()}

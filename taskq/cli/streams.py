@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from taskq.log.streams import fill_standard
+from taskq.log.machine.forks import fill_standard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from taskq.cli.options import data_dir_option, json_option, span
 from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX, Conflict
 from taskq.core.nearest import rather
 from taskq.core.parsing import parse_json
-from taskq.log.bodies import Compression
 from taskq.log.config import SPILL_BYTES_MAX
+from taskq.log.format.bodies import Compression
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
@@ -131,7 +131,7 @@ def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
 
 def _is_known(app: TaskQ, task: str) -> bool:
     """Whether a worker that runs now claims jobs of the task."""
-    from taskq.log.reader import LogReader  # noqa: PLC0415 - help must not import the log
+    from taskq.log.read.reader import LogReader  # noqa: PLC0415 - help must not import the log
 
     with LogReader.open(str(app.data_dir)) as reader:
         serving = [one for owner in reader.owners() if owner.alive for one in owner.serves]

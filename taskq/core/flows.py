@@ -49,7 +49,7 @@ class FlowPart:
         inputs: runs of (first place, count) of the jobs that it waits for, in the order in which
             their results are handed over.
         policy: what becomes of it when one of them fails.
-        shape: how their results nest; empty if it takes none (see ``taskq.log.flows``).
+        shape: how their results nest; empty if it takes none (see ``taskq.log.format.flows``).
         unlocks: places of the jobs that wait for it.
         jobs, ends, result: of the flow's first job: how many jobs the flow has, how many of the
             first ones make up its result, and how that nests.

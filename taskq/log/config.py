@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
 from taskq.core.ages import STARVATION_NS
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, Durability
-from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_storage
+from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_storage
+from taskq.log.machine.access import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taskq.log.ports import Clock
+    from taskq.log.machine.ports import Clock
 
 #: A batch takes requests from the mailbox up to this size, plus one transaction.
 BATCH_BYTES_MAX: Final = 256 * 1024
@@ -47,10 +48,6 @@ KEYS_MAX: Final = 50_000_000
 SPILL_BYTES_MAX: Final = 1024 * 1024 * 1024
 #: What to do with a body that is too large, and was not allowed to go to a file.
 SPILL_HINT: Final = "allow it with spill=True, or store the data in a file and pass its path"
-
-
-#: Who may use a log: its user alone, or the group of its directory.
-Mode = Literal["private", "group"]
 #: In place of None, where that stands for what the log says.
 ALWAYS_SECONDS: Final = TIME_NS_MAX / SECOND_NS
 

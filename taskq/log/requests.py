@@ -24,10 +24,10 @@ from taskq.core.model import (
     State,
 )
 from taskq.core.records import PACKED, Cause, Flag, Kind
-from taskq.log import codec
-from taskq.log.bodies import DECOMPRESSED_BYTES_MAX, decompress
-from taskq.log.codec import FLAGS_AT
-from taskq.log.options import enqueue_extras
+from taskq.log.format import codec
+from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, decompress
+from taskq.log.format.codec import FLAGS_AT
+from taskq.log.format.options import enqueue_extras
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,9 +5,9 @@ still; ``drain`` runs what is ready; ``assert_enqueued`` looks at what was enque
 the fixtures ``taskq_app`` and ``taskq_sandbox`` by itself.
 
 For tests of taskq itself: stand-ins for the machine. ``CrashableDisk`` and ``FakeClock`` implement
-the ports of ``taskq.log.ports``, ``SimulatedPeers`` the one for the processes that share a
-directory. With them a test drives ``taskq.log.committer`` step by step, in one thread, and takes
-the power away wherever it likes.
+the ports of ``taskq.log.machine.ports``, ``SimulatedPeers`` the one for the processes that share a
+directory. With them a test drives ``taskq.log.commit.committer`` step by step, in one thread, and
+takes the power away wherever it likes.
 """
 
 from __future__ import annotations

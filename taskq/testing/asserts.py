@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import InvalidCall, LogError, UsageError
 from taskq.core.nearest import rather
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 from taskq.serialization import decode_loose
 from taskq.signature import REST
 

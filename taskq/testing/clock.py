@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.durations import Duration, nanoseconds
 from taskq.core.errors import UsageError
-from taskq.log.disk import SystemClock
+from taskq.log.machine.disk import SystemClock
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.connection import Connection
-    from taskq.log.ports import Clock
+    from taskq.log.machine.ports import Clock
 
 #: 2024-01-01 00:00 UTC, in seconds.
 START_SECONDS: Final = 1_704_067_200

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.model import SECOND_NS, TIME_NS_MAX
 from taskq.core.transitions import BY_TIME
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from taskq import TaskQ
     from taskq.core.model import Extras
     from taskq.log.requests import EnqueueSpec
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
 
 
 class Recorder:

@@ -14,12 +14,11 @@ from taskq.cli.main import main
 from taskq.core.errors import FormatError, InvalidCall, JobFailed, UploadDamaged
 from taskq.core.parsing import DEPTH_MAX, parse_json
 from taskq.log.config import LogConfig
-from taskq.log.inboxmanifest import decode_upload
-from taskq.log.ownerviews import decode_description
-from taskq.log.reader import LogReader
+from taskq.log.inbox.manifest import decode_upload
+from taskq.log.machine.owners import decode_description, read_servings
+from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
-from taskq.log.serving import read_servings
-from taskq.log.store import open_store
+from taskq.log.store.store import open_store
 from taskq.schedulesview import _facts
 
 if TYPE_CHECKING:

@@ -383,7 +383,7 @@ async def test_a_cancelled_enqueue_is_withdrawn_or_stands(live: TaskQ) -> None:
 async def test_more_callers_than_the_mailbox_holds_wait_their_turn(
     live: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskq.log.port.MAILBOX_MAX", 16)
+    monkeypatch.setattr("taskq.log.store.port.MAILBOX_MAX", 16)
     add = add_task(live)
     jobs = await asyncio.gather(*(add.enqueue(n) for n in range(300)))
     assert len({job.lsn for job in jobs}) == 300

@@ -8,7 +8,7 @@ import pytest
 
 from taskq import TaskQ, chain
 from taskq.errors import JobCancelled
-from taskq.log import ends
+from taskq.log.decide import ends
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 from taskq import Put, Retry, Snooze, State, TaskLog, TaskQ, retry
 from taskq.core.model import HEADERS_BYTES_MAX
 from taskq.errors import PayloadTooLarge, UsageError
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

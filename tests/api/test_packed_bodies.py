@@ -24,16 +24,16 @@ from taskq.errors import (
     SpillMissing,
     UsageError,
 )
-from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
-from taskq.log.reader import LogReader
-from taskq.log.spill import Spill, decode_reference
+from taskq.log.read.reader import LogReader
+from taskq.log.segments.bodystore import BodyStore
+from taskq.log.segments.spill import Spill, decode_reference
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from taskq.log.bodies import Compression
+    from taskq.log.format.bodies import Compression
     from taskq.views import JobView
 
 TEXT: Final = b"the same words again and again, " * 200

@@ -9,8 +9,8 @@ import pytest
 
 from taskq import TaskQ
 from taskq.errors import ResultTimeout
-from taskq.log import reader
-from taskq.log.reader import LogReader
+from taskq.log.read import reader
+from taskq.log.read.reader import LogReader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ import pytest
 from taskq import Put, Record, TaskLog, TaskQ
 from taskq.errors import LogClosed, LogFailed, OutcomeUnknown, ReaderFellBehind, UsageError
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.history import records
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
+from taskq.log.state.story import records
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -377,7 +377,7 @@ async def test_a_stream_of_a_log_whose_fsync_fails_ends_with_an_error(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("taskq.log.disk.os.fdatasync", fail)
+        patch.setattr("taskq.log.machine.disk.os.fdatasync", fail)
         with pytest.raises(OutcomeUnknown):
             await log.put(b"2")
         with pytest.raises(LogFailed):

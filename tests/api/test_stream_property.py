@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from taskq import Put, TaskLog
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.history import records
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
+from taskq.log.state.story import records
 
 if TYPE_CHECKING:
     import pytest
 
-    from taskq.log.logrecord import LogRecord
+    from taskq.log.format.record import LogRecord
 
 #: (what, how many, how large)
 STEPS = st.lists(

@@ -21,8 +21,8 @@ from taskq.errors import (
     UsageError,
 )
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.disk import LocalDisk
-from taskq.log.readers import NamedReader, Position, read_position, reader_positions
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.read.readers import NamedReader, Position, read_position, reader_positions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -18,7 +18,7 @@ from taskq.errors import (
     UsageError,
     WrongLog,
 )
-from taskq.log.port import LoopPort
+from taskq.log.store.port import LoopPort
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -6,8 +6,8 @@ import pytest
 
 from taskq import TaskQ
 from taskq.errors import UsageError
-from taskq.log.reader import LogReader
-from taskq.log.walking import entries
+from taskq.log.read.reader import LogReader
+from taskq.log.read.walks import entries
 from taskq.testing.clock import START_SECONDS, TravelClock, use_clock
 from taskq_workers.pool import Worker
 

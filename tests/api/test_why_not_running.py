@@ -10,7 +10,7 @@ import pytest
 from taskq import TaskLog, TaskQ
 from taskq.core.why import Why
 from taskq.errors import JobNotFound, WrongLog
-from taskq.log import why as asking
+from taskq.log.read import why as asking
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +81,7 @@ async def test_the_lock_of_a_stopped_worker_is_seen_by_who_only_reads(
         await log.claim()
         job_id = await log.put(b"x")
         lsn = int(job_id.rpartition("-")[2])
-        from taskq.log.reader import LogReader  # noqa: PLC0415
+        from taskq.log.read.reader import LogReader  # noqa: PLC0415
 
         with (tmp_path / "write.lock").open("rb") as file, LogReader.open(str(tmp_path)) as reader:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -21,7 +21,8 @@ from typing import Final, NamedTuple, Self
 
 from taskq import Put, TaskLog
 from taskq.core.model import Extras
-from taskq.log.inbox import PartWriter, encode_tail, publish
+from taskq.log.inbox.parts import encode_tail
+from taskq.log.inbox.writer import PartWriter, publish
 from taskq.log.requests import EnqueueSpec
 from tests.bench.tables import Table, median
 

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq import TaskQ, chord, retry
 from taskq.core.records import Cause, Kind
-from taskq.log.flows import takes_of
-from taskq.log.history import records
-from taskq.log.reader import LogReader
+from taskq.log.format.flows import takes_of
+from taskq.log.read.reader import LogReader
+from taskq.log.state.story import records
 from tests.bench.process import start
 from tests.bench.tables import Table
 

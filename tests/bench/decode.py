@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from taskq.core.model import Extras
-from taskq.log.options import encode_extras
+from taskq.log.format.options import encode_extras
 from taskq_plugins.spark.decode import DETAILS, SCHEMA, Piece, decode
 from tests.bench.tables import Table, median
 from tests.pipeline.segmentfiles import Segments, enqueued, finished_jobs

@@ -22,11 +22,11 @@ from typing import Any, Final
 from taskq import TaskQ
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
-from taskq.log.disk import LocalDisk, SystemClock
-from taskq.log.journal import Journal
-from taskq.log.lock import WriterLock
-from taskq.log.logrecord import LogRecord, decode_record, places
-from taskq.log.segment import Gap
+from taskq.log.format.frames import Gap
+from taskq.log.format.record import LogRecord, decode_record, places
+from taskq.log.journal.journal import Journal
+from taskq.log.journal.lock import WriterLock
+from taskq.log.machine.disk import LocalDisk, SystemClock
 from tests.bench.process import ROOT
 
 RATE: Final = 50

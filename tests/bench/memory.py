@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from taskq.log.config import LogConfig
-from taskq.log.store import open_store
+from taskq.log.store.store import open_store
 from tests.bench.memory_parts import CLAIM_COUNT, waiting
 from tests.bench.process import MIB, answer, ask, start
 from tests.bench.tables import Table, median

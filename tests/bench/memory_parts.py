@@ -18,7 +18,7 @@ from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.requests import ClaimRequest, Delivery, Duplicate, EnqueueSpec, Settlement
-from taskq.log.store import Store, open_store
+from taskq.log.store.store import Store, open_store
 from tests.bench.load import produce
 from tests.bench.process import ask, rss_bytes
 from tests.bench.tables import median

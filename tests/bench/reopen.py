@@ -19,7 +19,7 @@ from taskq.core.model import Durability, Extras
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
-from taskq.log.store import Store, open_store
+from taskq.log.store.store import Store, open_store
 from tests.bench.process import MIB, ask, rss_bytes
 from tests.bench.tables import Table, median
 

@@ -29,8 +29,8 @@ from zoneinfo import ZoneInfo
 from taskq import TaskQ
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Kind
-from taskq.log.history import records
-from taskq.log.reader import open_journal
+from taskq.log.read.reader import open_journal
+from taskq.log.state.story import records
 from taskq_workers import Worker
 from taskq_workers.services.scheduler import Scheduler
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from taskq import TaskQ
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 from tests.bench.process import MIB, rss_bytes
 
 PRODUCERS: Final = 200

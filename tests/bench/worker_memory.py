@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from taskq import TaskQ
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 from taskq_workers.pool import Worker
 from taskq_workers.process.supervisor import Supervisor, keep_heap_small
 from tests.bench.process import MIB, rss_bytes, start
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import subprocess
 
     from taskq.core.model import LogStats
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
     from taskq_workers.events import JobFinished
 
 MODULE: Final = "tests.bench.worker_memory"

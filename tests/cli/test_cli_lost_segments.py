@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import Put, TaskLog
-from taskq.log.health import Check, check_health
+from taskq.log.upkeep.health import Check, check_health
 from tests.cli.helpers import taskq, taskq_json
 
 if TYPE_CHECKING:

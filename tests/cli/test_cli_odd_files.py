@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from taskq import TaskLog
 from taskq.cli.main import main
 from taskq.errors import TaskqError
-from taskq.log import codec
-from taskq.log.segment import segment_name
+from taskq.log.format import codec
+from taskq.log.format.frames import segment_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import TaskLog
-from taskq.log.inbox import publish
+from taskq.log.inbox.writer import publish
 from tests.cli.helpers import Sample, taskq, taskq_json
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.log.upkeep import Upkeep
+from taskq.log.upkeep.upkeep import Upkeep
 from tests.cli.helpers import taskq
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 
 from taskq import State, TaskLog, TaskQ
 from taskq.errors import UsageError
-from taskq.log.lock import process_state
-from taskq.log.reader import LogReader
+from taskq.log.journal.lock import process_state
+from taskq.log.read.reader import LogReader
 from tests.cli.helpers import taskq, taskq_json
 from tests.processes.harness import Child
 

@@ -11,11 +11,11 @@ from taskq.core.dedup import Dedup, key_hash
 from taskq.core.jobtable import META_EXPIRES, META_KEYED
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind
-from taskq.log import codec
-from taskq.log.foldother import enqueued_meta
-from taskq.log.options import encode_extras, encode_key_hash, encode_replaces
+from taskq.log.format import codec
+from taskq.log.format.frames import Frame, Scanner
+from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.requests import EnqueueSpec
-from taskq.log.segment import Frame, Scanner
+from taskq.log.state.fold_rare import enqueued_meta
 
 LOG_ID: Final = UUID(int=0x1234)
 SEED: Final = codec.segment_seed(LOG_ID, 1)

@@ -14,11 +14,9 @@ from taskq.core.dedup import Dedup
 from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
 from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, TIME_NS_MAX, Extras
 from taskq.core.records import Cause, Flag, Kind, Option
-from taskq.log import codec
-from taskq.log.fold import fold_frame
-from taskq.log.foldother import Watch
-from taskq.log.logrecord import LogRecord, decode_record
-from taskq.log.options import (
+from taskq.log.format import codec
+from taskq.log.format.frames import Frame
+from taskq.log.format.options import (
     decode_extras,
     decode_key_hash,
     each_option,
@@ -26,9 +24,11 @@ from taskq.log.options import (
     encode_key_hash,
     enqueue_extras,
 )
+from taskq.log.format.record import LogRecord, decode_record
+from taskq.log.format.salvage import salvage
 from taskq.log.requests import EnqueueSpec
-from taskq.log.salvage import salvage
-from taskq.log.segment import Frame
+from taskq.log.state.fold import fold_frame
+from taskq.log.state.fold_rare import Watch
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -7,7 +7,7 @@ from taskq.core.carrying import apply_requeued, forget_dead
 from taskq.core.jobtable import META_EXPIRES
 from taskq.core.model import QueueStats, State
 from taskq.core.records import Kind
-from taskq.log.foldother import Watch
+from taskq.log.state.fold_rare import Watch
 
 SECOND = 1_000_000_000
 NOW = 1_000 * SECOND

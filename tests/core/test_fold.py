@@ -11,10 +11,10 @@ from taskq.core.agenda import Agenda
 from taskq.core.dedup import Dedup
 from taskq.core.freeze import freeze_agenda
 from taskq.core.model import Extras, State
-from taskq.log import codec
-from taskq.log import fold as fold_module
-from taskq.log.fold import fold_frame
-from taskq.log.foldother import Watch
+from taskq.log.format import codec
+from taskq.log.state import fold as fold_module
+from taskq.log.state.fold import fold_frame
+from taskq.log.state.fold_rare import Watch
 from tests.core.history import ALL, BASE, SPECS, History, Step, frames_of
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 
 from taskq.core.model import LIVE_STATES, Extras, JobView, State
 from taskq.core.records import Kind
-from taskq.log.history import Story
-from taskq.log.logrecord import decode_record, places
+from taskq.log.format.record import decode_record, places
+from taskq.log.state.story import Story
 from tests.core.history import ALL, SPECS, History, Step, frames_of
 from tests.core.test_fold import STEPS
 

@@ -18,7 +18,7 @@ from examples.folder_sync.run import Options, run
 from examples.folder_sync.scan import scan
 from taskq.cli import demo
 from taskq.cli.main import main
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.history import tell
+from taskq.log.read.selection import letters
 from taskq.log.requests import EnqueueSpec, Op
-from taskq.log.selection import letters
+from taskq.log.state.story import tell
 from tests.log.tending import fill_segment, keeping, meaning, tend
 from tests.log.world import SMALL, Process, World
 

@@ -8,7 +8,7 @@ import os
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.log.ports import Disk
+from taskq.log.machine.ports import Disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable

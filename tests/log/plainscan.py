@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.dedup import key_hash
 from taskq.core.model import Extras, State
 from taskq.core.records import JOB_KINDS, Cause, Flag, Kind
-from taskq.log import codec
-from taskq.log.adopted import UploadProgress, encode_adopted
-from taskq.log.carrying import Carried, encode_carried, encode_compacted
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.logrecord import decode_record, places
-from taskq.log.options import encode_extras
-from taskq.log.segment import Gap
+from taskq.log.format import codec
+from taskq.log.format.carried import Carried, encode_carried, encode_compacted
+from taskq.log.format.frames import Gap
+from taskq.log.format.notes import UploadProgress, encode_adopted
+from taskq.log.format.options import encode_extras
+from taskq.log.format.record import decode_record, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.log.journal import Journal
-    from taskq.log.logrecord import LogRecord
+    from taskq.log.format.record import LogRecord
+    from taskq.log.journal.journal import Journal
     from tests.log.world import Process
 
 _SPILLED: Final = int(Flag.SPILLED)

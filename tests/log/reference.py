@@ -14,8 +14,8 @@ from taskq.core.records import Cause, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from taskq.log.facets import Facets
-    from taskq.log.logrecord import LogRecord
+    from taskq.log.format.record import LogRecord
+    from taskq.log.state.facets import Facets
 
 #: Jobs are dated to within so much.
 _STEP_NS: Final = STARVATION_NS // 64

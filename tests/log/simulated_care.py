@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from taskq.core.errors import KeyHeld, NotDead, TaskqError
 from taskq.core.model import State
 from taskq.core.records import Cause
+from taskq.log.read.selection import WaitingFilter, letters, waiting_page
 from taskq.log.requests import Op, Withdrawal
-from taskq.log.selection import WaitingFilter, letters, waiting_page
 
 if TYPE_CHECKING:
     import random

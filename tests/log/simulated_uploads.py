@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from taskq.core.errors import AppendFailed, LogError, LogFailed, OutcomeUnknown
 from taskq.core.records import Kind
-from taskq.log.adopter import Adopter
-from taskq.log.inbox import PartWriter, encode_tail, publish_with
+from taskq.log.inbox.adopter import Adopter
+from taskq.log.inbox.parts import encode_tail
+from taskq.log.inbox.writer import PartWriter, publish_with
 from tests.log.uploading import adopt, order, step
 from tests.log.world import PATH
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.jobtable import META_BACK, META_EXPIRES
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.upkeep import Upkeep
+from taskq.log.upkeep.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.core.agenda import Agenda
-    from taskq.log.facets import Facets
+    from taskq.log.state.facets import Facets
     from tests.log.world import Process
 
 #: More steps than any of the tests needs.

@@ -10,9 +10,9 @@ import pytest
 from taskq.core.errors import PayloadTooLarge, TaskqError
 from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
 from taskq.core.records import Kind
-from taskq.log import codec
+from taskq.log.commit.survey import BatchNeeds
+from taskq.log.format import codec
 from taskq.log.requests import Bundle, ClaimRequest, EnqueueSpec, Op, Settlement
-from taskq.log.survey import BatchNeeds
 from tests.log.world import PLAIN, Process, World
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def test_a_claim_of_any_count_fits_a_frame() -> None:
 
 def test_the_jobs_of_a_dead_owner_are_taken_back_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A million running jobs do not hold the writer lock, nor make a frame that nobody can read."""
-    monkeypatch.setattr("taskq.log.leasing.TAKEN_BACK_MAX", 10)
+    monkeypatch.setattr("taskq.log.decide.claim.TAKEN_BACK_MAX", 10)
     world = World()
     first, second = world.process(), world.process()
     deliveries = _claimed(first, 35)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskq.log.bloom import (
+from taskq.log.segments.index_format import (
     PAGE_SIZE,
     STEP_KEYS,
     BloomBuilder,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from taskq.core.errors import CompressionUnavailable, LogDamaged, PayloadTooLarge, UsageError
 from taskq.core.records import Flag
-from taskq.log.bodies import (
+from taskq.log.format.bodies import (
     COMPRESSED_BYTES_MIN,
     DECOMPRESSED_BYTES_MAX,
     Compression,

@@ -14,10 +14,12 @@ from taskq import Put, TaskLog
 from taskq.core.errors import LogLocked
 from taskq.core.model import Extras, State
 from taskq.core.records import Kind
-from taskq.log import codec, facets, fold, thread
-from taskq.log.mailbox import Mailbox
-from taskq.log.peers import LocalPeers
+from taskq.log.format import codec
+from taskq.log.machine.peers import LocalPeers
 from taskq.log.requests import ClaimRequest, Duplicate, Op, Settlement
+from taskq.log.state import facets, fold
+from taskq.log.store import thread
+from taskq.log.store.mailbox import Mailbox
 from tests.log.world import PLAIN, SMALL, World
 
 if TYPE_CHECKING:

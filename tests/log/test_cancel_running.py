@@ -9,7 +9,7 @@ import pytest
 from taskq.core.errors import JobCancelled, StaleDelivery
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Kind
-from taskq.log.cancelling import is_asked
+from taskq.log.decide.cancel import is_asked
 from taskq.log.requests import Bundle, Cancel, ClaimRequest, EnqueueSpec, Op, Settlement
 from tests.log.tending import FILLER, keeping, tend
 from tests.log.world import PLAIN, World

@@ -9,11 +9,11 @@ import pytest
 from taskq.core.errors import JobNotFound
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Kind
-from taskq.log import codec
-from taskq.log.attempts import encode_history
-from taskq.log.carrying import Carried, encode_carried
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.history import find_end, is_job, read_outcome, tell
+from taskq.log.format import codec
+from taskq.log.format.carried import Carried, encode_carried
+from taskq.log.format.history import encode_history
+from taskq.log.state.story import find_end, is_job, read_outcome, tell
 from tests.log.world import Process, World
 
 if TYPE_CHECKING:

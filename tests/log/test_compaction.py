@@ -12,8 +12,8 @@ from taskq.core.errors import JobNotFound
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
-from taskq.log.history import is_job
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
+from taskq.log.state.story import is_job
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.tending import FILLER, fill_segment, keeping, meaning, tend
 from tests.log.world import PATH, Process, World

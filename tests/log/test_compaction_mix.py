@@ -18,11 +18,11 @@ from taskq.core.errors import DuplicateKey, JobCancelled, JobNotFound, KeyHeld, 
 from taskq.core.jobtable import STATE_MASK
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Flag, Kind
-from taskq.log import errand
+from taskq.log.commit import chores as errand
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
+from taskq.log.read.selection import letters
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
-from taskq.log.selection import letters
-from taskq.log.upkeep import Upkeep
+from taskq.log.upkeep.upkeep import Upkeep
 from tests.log.tending import FILLER, keeping, meaning
 from tests.log.world import Process, World
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.log.config import LogConfig
-    from taskq.log.facets import Facets
     from taskq.log.requests import Delivery
+    from taskq.log.state.facets import Facets
 
 ACTS: Final = 300
 HOUR: Final = 3_600

@@ -10,11 +10,13 @@ import pytest
 from taskq.core.errors import TaskqError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
-from taskq.log import errand, segment, upkeep
+from taskq.log.commit import chores as errand
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
+from taskq.log.format import frames as segment
+from taskq.log.read.selection import letters
 from taskq.log.requests import EnqueueSpec, Op, Order
-from taskq.log.selection import letters
-from taskq.log.upkeep import Upkeep
+from taskq.log.upkeep import upkeep
+from taskq.log.upkeep.upkeep import Upkeep
 from tests.log.tending import FILLER, fill_segment, keeping, meaning, tend
 from tests.log.world import Process, World
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskq.core.errors import LogGone
-from taskq.log import codec
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.disk import LocalDisk, SystemClock
-from taskq.log.journal import Journal
-from taskq.log.lock import TailHint, WriterLock, read_hint
-from taskq.log.segment import Frame
+from taskq.log.format import codec
+from taskq.log.format.frames import Frame
+from taskq.log.journal.journal import Journal
+from taskq.log.journal.lock import TailHint, WriterLock, read_hint
+from taskq.log.machine.disk import LocalDisk, SystemClock
 from tests.log.world import PATH, World
 
 if TYPE_CHECKING:

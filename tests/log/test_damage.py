@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskq.core.model import Damage
-from taskq.log import codec
-from taskq.log.reader import LogReader
+from taskq.log.format import codec
+from taskq.log.read.reader import LogReader
 from taskq.log.requests import Op
 from tests.log.world import PATH, PLAIN, Process, World
 
 if TYPE_CHECKING:
-    from taskq.log.segment import Frame
+    from taskq.log.format.frames import Frame
 
 _NAME: Final = "00000000000000000001.log"
 _FIRST: Final = f"{PATH}/log/{_NAME}"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from taskq.core.errors import JobNotFound
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
+from taskq.log.read.selection import WaitingFilter, letters, waiting_page
 from taskq.log.requests import Duplicate, Op, Withdrawal
-from taskq.log.selection import WaitingFilter, letters, waiting_page
 from tests.log.tending import fill_segment, meaning, tend
 from tests.log.test_compaction import KEYS, OTHER, SMALL, Random
 from tests.log.world import World

@@ -8,8 +8,8 @@ import pytest
 
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Kind
+from taskq.log.read.selection import letters
 from taskq.log.requests import Op, Settlement, Withdrawal
-from taskq.log.selection import letters
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.world import World
 

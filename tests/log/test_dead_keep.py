@@ -8,11 +8,11 @@ import pytest
 
 from taskq.core.errors import NotDead, UsageError
 from taskq.core.records import Cause, Kind
-from taskq.log import deadkeep
 from taskq.log.config import LogConfig, QueuePolicy
-from taskq.log.deadkeep import DeadPolicy, overdue_dead
+from taskq.log.read.selection import letters
 from taskq.log.requests import LETTERS_MAX, EnqueueSpec, Op, Settlement
-from taskq.log.selection import letters
+from taskq.log.upkeep import retention as deadkeep
+from taskq.log.upkeep.retention import DeadPolicy, overdue_dead
 from tests.log.tending import keeping, tend
 from tests.log.world import World
 

@@ -11,11 +11,11 @@ import pytest
 from taskq.core.errors import JobNotFound, KeyHeld, NotDead, UsageError
 from taskq.core.model import SECOND_NS, Extras, QueueStats, State
 from taskq.core.records import Cause, Flag, Kind
-from taskq.log.exporting import Chosen, each_job
-from taskq.log.history import tell
-from taskq.log.ports import INTEREST_READY
+from taskq.log.machine.ports import INTEREST_READY
+from taskq.log.read.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
+from taskq.log.read.walks import Chosen, each_job
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
-from taskq.log.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
+from taskq.log.state.story import tell
 from tests.log.world import PLAIN, SMALL, World
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq.log import syscalls
-from taskq.log.disk import LocalDisk
+from taskq.log.machine import syscalls
+from taskq.log.machine.disk import LocalDisk
 from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.log.ports import Disk
+    from taskq.log.machine.ports import Disk
 
 _SEEDS: Final = range(60)
 

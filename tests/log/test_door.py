@@ -11,10 +11,10 @@ import pytest
 
 from taskq import TaskLog
 from taskq.core.errors import LogError
-from taskq.log.disk import LocalDisk
-from taskq.log.door import make_directory, make_pipe, open_file, open_pipe, replace_file
-from taskq.log.health import check_health
-from taskq.log.reader import LogReader
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.machine.door import make_directory, make_pipe, open_file, open_pipe, replace_file
+from taskq.log.read.reader import LogReader
+from taskq.log.upkeep.health import check_health
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ import pytest
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.exporting import Chosen, each_job
-from taskq.log.listing import tell_jobs
+from taskq.log.read.listing import tell_jobs
+from taskq.log.read.walks import Chosen, each_job
 from taskq.log.requests import EnqueueSpec
 from tests.log.tending import FILLER, keeping, tend
 from tests.log.told import check_same, write

@@ -9,11 +9,11 @@ import pytest
 
 from taskq.core.model import State
 from taskq.core.records import Kind
-from taskq.log import codec
-from taskq.log.carrying import Carried, encode_carried
-from taskq.log.exporting import Chosen, each_job
-from taskq.log.history import tell
+from taskq.log.format import codec
+from taskq.log.format.carried import Carried, encode_carried
+from taskq.log.read.walks import Chosen, each_job
 from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.state.story import tell
 from tests.log.acts import History
 from tests.log.world import PLAIN, World
 

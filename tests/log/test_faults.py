@@ -18,9 +18,9 @@ from taskq.core.errors import LogError, TaskqError
 from taskq.core.model import LATE_SECONDS_MAX, SECOND_NS, Durability, Extras
 from taskq.core.records import Kind
 from taskq.errors import ResultTimeout
-from taskq.log import codec
+from taskq.log.format import codec
 from taskq.log.requests import ClaimRequest, Op, Settlement
-from taskq.log.sleeping import seconds_until_due
+from taskq.log.store.thread import seconds_until_due
 from taskq.testing.crashable import CrashableDisk
 from tests.log.faults import CODES, Fault, Faults
 from tests.log.world import PLAIN, SMALL, World

@@ -10,8 +10,8 @@ from taskq.core.errors import FormatError
 from taskq.core.flows import FlowPart, Policy, needs_of
 from taskq.core.records import Flag, Kind
 from taskq.core.shapes import ONE, list_of, nested, skipping
-from taskq.log import codec
-from taskq.log.flows import Root, Takes, decode_needs, encode_needs, encode_part, takes_of
+from taskq.log.format import codec
+from taskq.log.format.flows import Root, Takes, decode_needs, encode_needs, encode_part, takes_of
 from taskq.log.requests import EnqueueSpec, Op
 from tests.log.flowing import chord, items_of
 from tests.log.world import World

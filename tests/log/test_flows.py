@@ -13,9 +13,9 @@ from taskq.core.freeze import freeze_agenda, thaw_agenda
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
 from taskq.flowplan import Chain, Group
-from taskq.log.flowlook import look_at_ends, look_at_ties
+from taskq.log.read.flows import look_at_ends, look_at_ties
+from taskq.log.read.selection import letters
 from taskq.log.requests import Op, Settlement
-from taskq.log.selection import letters
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.core.frozen import Columns
 from tests.log.flowing import chord, items_of, leaf, step

@@ -15,9 +15,9 @@ from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import SECOND_NS, Durability, Extras, State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Settlement
-from taskq.log.store import Store, open_store
+from taskq.log.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

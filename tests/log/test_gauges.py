@@ -8,8 +8,8 @@ import pytest
 
 from taskq.core.model import SECOND_NS, EngineStats, Extras, QueueStats
 from taskq.core.records import Kind
-from taskq.log.committer import engine_stats
-from taskq.log.gauges import Gauges
+from taskq.log.commit.committer import engine_stats
+from taskq.log.read.gauges import Gauges
 from taskq.log.requests import EnqueueSpec
 from tests.log.world import PATH, PLAIN, SMALL, World
 
@@ -271,7 +271,7 @@ def test_the_lock_is_excused_while_a_segment_is_sealed_and_the_next_begun(
     world = World()
     first = world.process()
     first.enqueue()
-    monkeypatch.setattr("taskq.log.lock.perf_counter_ns", world.clock.steady_ns)
+    monkeypatch.setattr("taskq.log.journal.lock.perf_counter_ns", world.clock.steady_ns)
     first.journal.writer.longest_hold_ns = 0
     held: list[float] = []
 

@@ -14,9 +14,8 @@ from taskq.core.model import Extras, State
 from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.schedules import ScheduleState, Ticked
-from taskq.log import codec
-from taskq.log.adopted import UploadProgress, encode_adopted
-from taskq.log.carrying import (
+from taskq.log.format import codec
+from taskq.log.format.carried import (
     Carried,
     encode_carried,
     encode_compacted,
@@ -24,11 +23,10 @@ from taskq.log.carrying import (
     encode_queue,
     encode_tally,
 )
-from taskq.log.logrecord import LogRecord, decode_record
-from taskq.log.options import encode_extras, encode_key_hash, encode_replaces
-from taskq.log.rating import encode_rated
+from taskq.log.format.notes import UploadProgress, encode_adopted, encode_rated, encode_ticked
+from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
+from taskq.log.format.record import LogRecord, decode_record
 from taskq.log.requests import EnqueueSpec
-from taskq.log.ticks import encode_ticked
 
 _LOG_ID: Final = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 _EPOCH: Final = 0x1122334455667788

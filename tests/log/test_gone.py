@@ -12,9 +12,9 @@ import pytest
 from taskq import TaskLog, TaskQ
 from taskq.core.model import SECOND_NS
 from taskq.errors import LogGone
-from taskq.log.committer import LOOK_AROUND_NS
-from taskq.log.growth import Onlooker
-from taskq.log.reader import open_journal
+from taskq.log.commit.committer import LOOK_AROUND_NS
+from taskq.log.read.follow import Onlooker
+from taskq.log.read.reader import open_journal
 from taskq.log.requests import ClaimRequest, Op
 from taskq.testing import use_clock
 from taskq.testing.clock import FakeClock

@@ -10,10 +10,15 @@ import pytest
 from taskq.core.errors import LogFailed
 from taskq.core.model import Durability
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.growth import Onlooker
-from taskq.log.locate import Extent
-from taskq.log.ports import INTEREST_CANCEL, INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.machine.ports import (
+    INTEREST_CANCEL,
+    INTEREST_GROWTH,
+    INTEREST_OUTCOME,
+    INTEREST_READY,
+)
+from taskq.log.read.follow import Onlooker
 from taskq.log.requests import ClaimRequest, Op
+from taskq.log.segments.segments import Extent
 from tests.log.world import PATH, PLAIN, Process, World
 
 if TYPE_CHECKING:

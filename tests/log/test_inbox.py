@@ -9,10 +9,10 @@ import pytest
 
 from taskq.core.errors import LogError
 from taskq.core.model import SECOND_NS, Extras, State
-from taskq.log.adopter import Adopter
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.inboxfiles import Inbox
-from taskq.log.inboxparts import PartFile
+from taskq.log.inbox.adopter import Adopter
+from taskq.log.inbox.directory import Inbox
+from taskq.log.inbox.parts import PartFile
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
 from taskq.testing.crashable import CrashableDisk
 from tests.log.tending import fill_segment, keeping, tend
@@ -33,8 +33,8 @@ from tests.log.world import PATH, SMALL, World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.log.adopted import UploadProgress
-    from taskq.log.inbox import Part
+    from taskq.log.format.notes import UploadProgress
+    from taskq.log.inbox.manifest import Part
 
 
 def progress(world: World) -> list[UploadProgress]:

@@ -10,8 +10,8 @@ import pytest
 
 from taskq.core.errors import AppendFailed
 from taskq.core.model import Extras
-from taskq.log.adopter import Adopter
-from taskq.log.inboxfiles import Inbox
+from taskq.log.inbox.adopter import Adopter
+from taskq.log.inbox.directory import Inbox
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.log.uploading import (
     INBOX,

@@ -12,13 +12,14 @@ import pytest
 
 from taskq import TaskLog
 from taskq.core.errors import LogError, UploadDamaged
-from taskq.log import codec
-from taskq.log.adopted import UploadProgress, encode_adopted
-from taskq.log.adopter import Adopter
-from taskq.log.inbox import PartWriter, encode_tail
-from taskq.log.inbox import publish as publish_real
-from taskq.log.inboxfiles import Inbox
-from taskq.log.inboxmanifest import VERSION, _seal
+from taskq.log.format import codec
+from taskq.log.format.notes import UploadProgress, encode_adopted
+from taskq.log.inbox.adopter import Adopter
+from taskq.log.inbox.directory import Inbox
+from taskq.log.inbox.manifest import VERSION, _seal
+from taskq.log.inbox.parts import encode_tail
+from taskq.log.inbox.writer import PartWriter
+from taskq.log.inbox.writer import publish as publish_real
 from taskq.log.requests import EnqueueSpec
 from taskq.testing.crashable import CrashableDisk
 from tests.log.uploading import (

@@ -14,11 +14,19 @@ from hypothesis import strategies as st
 from taskq.core.errors import AppendFailed, DiskFull, LogClosed, PayloadTooLarge, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
 from taskq.core.records import Flag, Option
-from taskq.log import codec, inboxparts
-from taskq.log.inbox import PartWriter, decode_tail, discard, encode_tail, publish
-from taskq.log.inboxfiles import Inbox
-from taskq.log.inboxformat import CHUNK_BYTES, CHUNK_HEADER, CHUNK_JOBS_MAX
-from taskq.log.inboxparts import PartFile, UploadReader
+from taskq.log.format import codec
+from taskq.log.inbox import parts as inboxparts
+from taskq.log.inbox.directory import Inbox
+from taskq.log.inbox.parts import (
+    CHUNK_BYTES,
+    CHUNK_HEADER,
+    CHUNK_JOBS_MAX,
+    PartFile,
+    UploadReader,
+    decode_tail,
+    encode_tail,
+)
+from taskq.log.inbox.writer import PartWriter, discard, publish
 from taskq.log.requests import EnqueueSpec
 from taskq.testing.crashable import CrashableDisk
 from tests.log.uploading import INBOX, adopt, bodies_in, numbered, write_part
@@ -26,8 +34,7 @@ from tests.log.uploading import publish as publish_in
 from tests.log.world import PATH, World
 
 if TYPE_CHECKING:
-    from taskq.log.inbox import Part
-    from taskq.log.inboxmanifest import Upload
+    from taskq.log.inbox.manifest import Part, Upload
     from taskq.log.requests import Slice
 
 SPECS = [EnqueueSpec("mail", "send", 3, 1), EnqueueSpec("sync"), EnqueueSpec("é", "t", 9, 0)]

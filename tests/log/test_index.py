@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from taskq.core.model import Durability, State
 from taskq.core.records import Kind
-from taskq.log import codec
-from taskq.log.history import Story, find_end, records, tell
-from taskq.log.indexbuild import IndexBuilder
-from taskq.log.jobplaces import JobPlaces
-from taskq.log.segment import Gap
+from taskq.log.format import codec
+from taskq.log.format.frames import Gap
+from taskq.log.segments.index_build import IndexBuilder
+from taskq.log.segments.index_memory import JobPlaces
+from taskq.log.state.story import Story, find_end, records, tell
 from tests.log.plainscan import Scan, Writer
 from tests.log.simulation import Simulation
 from tests.log.world import PATH, Process, World
 
 if TYPE_CHECKING:
     from taskq.core.model import JobView
-    from taskq.log.journal import Journal
+    from taskq.log.journal.journal import Journal
 
 _FAR: Final = 2**40
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq.log import codec
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.history import tell
-from taskq.log.indexsave import index_name, remove_index
+from taskq.log.format import codec
 from taskq.log.requests import Op
+from taskq.log.segments.index_file import index_name, remove_index
+from taskq.log.state.story import tell
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.log.plainscan import Scan
 from tests.log.test_index import check_lookups, check_times, index_files, random_log, save

@@ -49,7 +49,7 @@ def test_keys_that_hash_alike_are_told_apart(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table knows a key by 64 bits of it; the record of its holder tells the rest."""
-    monkeypatch.setattr("taskq.log.keys.key_hash", lambda *_: 7)
+    monkeypatch.setattr("taskq.log.decide.enqueue.key_hash", lambda *_: 7)
     first = process.enqueue(extras=key("a"))
     other_key = process.enqueue(extras=key("b"))
     other_queue = process.enqueue(extras=key("a"), spec=MAIL)

@@ -9,9 +9,9 @@ import pytest
 from taskq.core.errors import StaleDelivery
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Cause, Kind
-from taskq.log.committer import LOOK_AROUND_NS
+from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op
-from taskq.log.sleeping import seconds_until_due
+from taskq.log.store.thread import seconds_until_due
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.world import World
 
@@ -216,7 +216,7 @@ def test_a_claimer_sleeps_no_longer_than_the_next_lease(world: World) -> None:
 def test_many_leases_that_end_at_once_are_taken_back_in_parts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskq.log.leasing.TAKEN_BACK_MAX", 4)
+    monkeypatch.setattr("taskq.log.decide.claim.TAKEN_BACK_MAX", 4)
     process = world.process()
     jobs = [process.enqueue() for _ in range(9)]
     claim(process)

@@ -19,7 +19,7 @@ from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
 from taskq.core.rates import Limit, Rate
 from taskq.core.records import Cause, Kind
 from taskq.flowplan import Chain, Group
-from taskq.log import errand, snapshots
+from taskq.log.commit import chores as errand
 from taskq.log.requests import (
     ClaimRequest,
     EnqueueSpec,
@@ -30,7 +30,8 @@ from taskq.log.requests import (
     Turn,
     Withdrawal,
 )
-from taskq.log.snapshots import SnapshotPolicy
+from taskq.log.upkeep import snapshots
+from taskq.log.upkeep.snapshots import SnapshotPolicy
 from taskq.testing.crashable import ProcessKilled
 from tests.core.frozen import Columns
 from tests.log.flowing import items_of, leaf, step
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.core.agenda import Agenda
-    from taskq.log.facets import Facets
     from taskq.log.requests import Delivery
+    from taskq.log.state.facets import Facets
     from tests.log.world import Process
 
 HOUR_NS: Final = 3_600 * SECOND_NS

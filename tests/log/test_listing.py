@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.model import JobView, State
-from taskq.log.history import tell
-from taskq.log.listing import Wanted, newest_jobs
+from taskq.log.read.listing import Wanted, newest_jobs
+from taskq.log.state.story import tell
 from tests.log.acts import History
 
 if TYPE_CHECKING:

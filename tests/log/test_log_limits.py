@@ -14,8 +14,8 @@ from taskq.core.model import SECOND_NS, Extras
 from taskq.core.rates import Limit, Rate, Times
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.ports import INTEREST_READY
-from taskq.log.rating import chunks_of, decode_rated, encode_rated
+from taskq.log.format.notes import chunks_of, decode_rated, encode_rated
+from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Settlement
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import Process, World

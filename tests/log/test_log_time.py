@@ -10,8 +10,8 @@ import pytest
 
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
+from taskq.log.read.selection import WaitingFilter, waiting_page
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
-from taskq.log.selection import WaitingFilter, waiting_page
 from tests.log.world import World
 
 if TYPE_CHECKING:

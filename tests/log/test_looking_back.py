@@ -17,8 +17,8 @@ from tests.log.world import World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.log.lookup import Found
     from taskq.log.requests import Outcome
+    from taskq.log.segments.lookup import Found
     from tests.log.world import Process
 
 

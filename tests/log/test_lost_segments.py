@@ -1,6 +1,7 @@
 """A segment that is gone or cut is told, by verify, health and whoever opens; and no other log is.
 
-The log says itself what stood in it (``taskq.log.chain``), so that a loss is told from compaction.
+The log says itself what stood in it (``taskq.log.journal.chain``), so that a loss is told from
+compaction.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq.log import codec, files
-from taskq.log.gone import FLOOR
-from taskq.log.repair import repair
-from taskq.log.segment import Gap
-from taskq.log.verify import verify
+from taskq.log.format import codec
+from taskq.log.format.frames import Gap
+from taskq.log.read.verify import verify
+from taskq.log.segments import segments as files
+from taskq.log.segments.segments import FLOOR
+from taskq.log.upkeep.repair import repair
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.log.tending import FILLER, fill_segment, keeping, tend
 from tests.log.told import write

@@ -10,7 +10,7 @@ import pytest
 
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
-from taskq.log.journal import Journal
+from taskq.log.journal.journal import Journal
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from taskq.testing.crashable import CrashableDisk
 from tests.log.tending import FILLER, fill_segment, keeping, tend

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.core.model import SECOND_NS
-from taskq.log.meters import Histogram, Meters
+from taskq.log.machine.meters import Histogram, Meters
 
 
 def _histogram(values: list[int]) -> Histogram:

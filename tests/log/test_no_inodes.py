@@ -14,10 +14,10 @@ from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.log.config import MIN_FREE_FILES, SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.disk import LocalDisk
-from taskq.log.health import check_health
+from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
-from taskq.log.store import open_store
+from taskq.log.store.store import open_store
+from taskq.log.upkeep.health import check_health
 from tests.log.world import SMALL, World
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def test_the_next_segment_begins_once_a_file_is_to_be_had() -> None:
 def test_a_segment_does_not_grow_beyond_what_readers_accept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("taskq.log.journal.STRETCHED_BYTES_MAX", 2 * SEGMENT_BYTES_MIN)
+    monkeypatch.setattr("taskq.log.journal.journal.STRETCHED_BYTES_MAX", 2 * SEGMENT_BYTES_MIN)
     world = World(config=replace(SMALL, min_free_bytes=0))
     process = world.process()
     world.machine.files = (0, _PLENTY)

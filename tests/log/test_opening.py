@@ -6,8 +6,8 @@ import pytest
 
 from taskq.core.errors import FormatError
 from taskq.core.model import Extras
-from taskq.log import codec
-from taskq.log.codec import SegmentHeader
+from taskq.log.format import codec
+from taskq.log.format.codec import SegmentHeader
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.log.world import PATH, World
 

@@ -8,9 +8,9 @@ import pytest
 
 from taskq.core.model import SECOND_NS, Extras, QueueStats, State
 from taskq.core.records import Cause, Kind
-from taskq.log.ports import INTEREST_READY
+from taskq.log.machine.ports import INTEREST_READY
+from taskq.log.read.selection import WaitingFilter, count_running, waiting_page
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Withdrawal
-from taskq.log.selection import WaitingFilter, count_running, waiting_page
 from tests.log.world import Process, World
 
 MAIL = EnqueueSpec(queue="mail", task="send")

@@ -11,15 +11,15 @@ from taskq.core.errors import LogError
 from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.files import SegmentFiles
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
+from taskq.log.read.timetravel import Moment
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
-from taskq.log.store import open_store
-from taskq.log.timetravel import Moment
+from taskq.log.segments.segments import SegmentFiles
+from taskq.log.store.store import open_store
 
 if TYPE_CHECKING:
-    from taskq.log.journal import Journal
-    from taskq.log.segment import Scanner
+    from taskq.log.format.frames import Scanner
+    from taskq.log.journal.journal import Journal
 
 
 @pytest.fixture

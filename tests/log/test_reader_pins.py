@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq.log.readers import NamedReader, Position
+from taskq.log.read.readers import NamedReader, Position
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import PATH, World
 
 if TYPE_CHECKING:
-    from taskq.log.upkeep import Upkeep
+    from taskq.log.upkeep.upkeep import Upkeep
     from tests.log.world import Process
 
 LIMITS = [{"keep_bytes": 2 * 64 * 1024}, {"keep_segments": 1}, {"keep_seconds": 1}]

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.core.errors import LogDamaged, ReaderBusy, UsageError
-from taskq.log.disk import LocalDisk
-from taskq.log.identity import create_identity
-from taskq.log.readers import (
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.read.readers import (
     NAME_CHARACTERS_MAX,
     NamedReader,
     Position,
@@ -23,6 +22,7 @@ from taskq.log.readers import (
     reader_names,
     reader_positions,
 )
+from taskq.log.segments.identity import create_identity
 from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 from tests.log.world import PATH
 

@@ -17,9 +17,9 @@ from taskq import TaskQ
 from taskq.cli.main import main
 from taskq.errors import LogError
 from taskq.log.config import LogConfig
-from taskq.log.disk import LocalDisk
-from taskq.log.reader import LogReader
-from taskq.log.store import open_store
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.read.reader import LogReader
+from taskq.log.store.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

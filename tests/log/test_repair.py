@@ -10,19 +10,19 @@ import pytest
 from taskq.core.errors import LogError
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
-from taskq.log import codec
-from taskq.log.facets import Facets
-from taskq.log.repair import RepairReport, repair, survey_damage
+from taskq.log.format import codec
+from taskq.log.format.frames import Gap
+from taskq.log.read.verify import verify
 from taskq.log.requests import Op
-from taskq.log.segment import Gap
-from taskq.log.verify import verify
+from taskq.log.state.facets import Facets
+from taskq.log.upkeep.repair import RepairReport, repair, survey_damage
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.world import PATH, PLAIN, Process, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.log.segment import Frame
+    from taskq.log.format.frames import Frame
 
 _FIRST: Final = f"{PATH}/log/00000000000000000001.log"
 _BODY: Final = codec.FRAME_HEADER_SIZE

@@ -11,10 +11,10 @@ import pytest
 from taskq.core.errors import DiskFull, UsageError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
+from taskq.log.commit.survey import BatchNeeds
 from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.read.selection import letters
 from taskq.log.requests import Cancel, Op
-from taskq.log.selection import letters
-from taskq.log.survey import BatchNeeds
 from tests.log.world import PATH, PLAIN, World
 
 if TYPE_CHECKING:

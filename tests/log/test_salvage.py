@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.core.records import Cause, Kind
-from taskq.log import codec
-from taskq.log.salvage import salvage
+from taskq.log.format import codec
+from taskq.log.format.salvage import salvage
 
 if TYPE_CHECKING:
     import random

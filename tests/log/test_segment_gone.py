@@ -9,9 +9,9 @@ import pytest
 from taskq.core.errors import JobNotFound, LogDamaged, LogError
 from taskq.core.model import Extras
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.cursor import Cursor
-from taskq.log.files import SegmentGone
+from taskq.log.format.frames import Cursor
 from taskq.log.requests import Op
+from taskq.log.segments.segments import SegmentGone
 from tests.log.told import check_same, folded, told, write
 from tests.log.world import PLAIN, Process, World
 

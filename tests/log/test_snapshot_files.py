@@ -11,16 +11,25 @@ import pytest
 
 from taskq.core.dedup import key_hash
 from taskq.core.model import Extras
-from taskq.log import codec, snapshotfile
-from taskq.log.snapshot import AGENDA, DEDUP, load_newest
-from taskq.log.snapshotfile import HEADER, Newer, Unusable, read_header, snapshot_names
+from taskq.log.format import codec
+from taskq.log.state import snapshot as snapshotfile
+from taskq.log.state.snapshot import (
+    AGENDA,
+    DEDUP,
+    HEADER,
+    Newer,
+    Unusable,
+    load_newest,
+    read_header,
+    snapshot_names,
+)
 from tests.log.told import check_same, folded, names, told, write
 from tests.log.world import PATH, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.log.cursor import Cursor
+    from taskq.log.format.frames import Cursor
 
 _BLOCK: Final = 128
 

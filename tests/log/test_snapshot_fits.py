@@ -7,11 +7,11 @@ import logging
 import pytest
 
 from taskq.core.model import Durability
-from taskq.log import snapshotfile
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.format.frames import segment_lsn, segment_name
 from taskq.log.requests import Op
-from taskq.log.segment import segment_lsn, segment_name
-from taskq.log.snapshots import Snapshots
+from taskq.log.state import snapshot as snapshotfile
+from taskq.log.upkeep.snapshots import Snapshots
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.told import check_same, exhaust, fill, grow, names, write
 from tests.log.world import PATH, PLAIN, World

@@ -11,9 +11,9 @@ import pytest
 from taskq.core.errors import LogError
 from taskq.core.model import SECOND_NS, Durability, Extras
 from taskq.core.records import Kind
-from taskq.log import snapshotfile
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.snapshots import Snapshots
+from taskq.log.state import snapshot as snapshotfile
+from taskq.log.upkeep.snapshots import Snapshots
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.simulation import Simulation
 from tests.log.tending import fill_segment, keeping, tend

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from taskq.core.model import SECOND_NS, Extras
-from taskq.log import snapshotfile, snapshots
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.facets import Facets
 from taskq.log.requests import ClaimRequest, Op
-from taskq.log.snapshots import SnapshotPolicy, Snapshots
+from taskq.log.state import snapshot as snapshotfile
+from taskq.log.state.facets import Facets
+from taskq.log.upkeep import snapshots
+from taskq.log.upkeep.snapshots import SnapshotPolicy, Snapshots
 from taskq.testing.crashable import ProcessKilled
 from tests.log.told import OTHER, check_same, exhaust, fill, folded, grow, names, told, write
 from tests.log.world import PLAIN, World

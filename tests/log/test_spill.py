@@ -10,7 +10,7 @@ import pytest
 
 from taskq.core.errors import AppendFailed, DiskFull, LogDamaged, LogError, SpillMissing
 from taskq.core.model import SECOND_NS
-from taskq.log.spill import Spill, collect, decode_reference, old_files, renew
+from taskq.log.segments.spill import Spill, collect, decode_reference, old_files, renew
 from taskq.testing.clock import FakeClock
 from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from taskq.log.ports import Disk
+    from taskq.log.machine.ports import Disk
 
 PATH: Final = "/srv/data"
 BODY: Final = b"a large body " * 500

@@ -10,7 +10,7 @@ import pytest
 from taskq.core.errors import LogError, SpillMissing
 from taskq.core.records import Flag, Kind
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
-from taskq.log.spill import Spill, collect, decode_reference, old_files
+from taskq.log.segments.spill import Spill, collect, decode_reference, old_files
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.world import PATH, Process, World
 

@@ -9,7 +9,7 @@ import pytest
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import EnqueueSpec
-from taskq.log.spill import Spill, decode_reference
+from taskq.log.segments.spill import Spill, decode_reference
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import PATH, Process, World

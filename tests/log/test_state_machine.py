@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from taskq.core.errors import KeyHeld
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
-from taskq.log.adopter import Adopter
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.inbox.adopter import Adopter
+from taskq.log.read.selection import letters
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
-from taskq.log.selection import letters
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.log.jobmodel import ATTEMPTS, Model, ModelJob, later
 from tests.log.tending import FILLER, keeping, tend

@@ -12,8 +12,8 @@ import pytest
 
 from taskq.core.errors import FormatError, LogError, PayloadTooLarge
 from taskq.core.records import Kind
-from taskq.log import codec
-from taskq.log.reader import LogReader
+from taskq.log.format import codec
+from taskq.log.read.reader import LogReader
 from tests.log.world import PATH, SMALL, World
 
 if TYPE_CHECKING:

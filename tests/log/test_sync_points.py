@@ -12,12 +12,12 @@ import pytest
 
 from taskq import TaskLog
 from taskq.core.model import Durability
-from taskq.log import codec
-from taskq.log.committer import Committer
+from taskq.log.commit.committer import Committer
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.reader import LogReader
+from taskq.log.format import codec
+from taskq.log.read.reader import LogReader
+from taskq.log.read.verify import verify
 from taskq.log.requests import Op
-from taskq.log.verify import verify
 from taskq.testing.crashable import CrashableDisk
 from tests.log.world import PATH, PLAIN, Process, World
 
@@ -225,7 +225,7 @@ async def test_a_second_without_work_leaves_one_sync_point_and_then_nothing_more
         rest(committer)
         left.release()
 
-    monkeypatch.setattr("taskq.log.thread._REST_SECONDS", 0.01)
+    monkeypatch.setattr("taskq.log.store.thread._REST_SECONDS", 0.01)
     monkeypatch.setattr(Committer, "rest", resting)
     async with TaskLog.open(tmp_path, durability="os") as log:
         for number in range(2):

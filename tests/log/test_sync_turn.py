@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.log.disk import LocalDisk
-from taskq.log.syncturn import SyncTurn
+from taskq.log.journal.syncturn import SyncTurn
+from taskq.log.machine.disk import LocalDisk
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,9 +15,9 @@ import pytest
 
 from taskq.core.model import SECOND_NS, Extras
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.files import SegmentGone
-from taskq.log.history import records
 from taskq.log.requests import EnqueueSpec, Enrolment, Op, Steer, Turn
+from taskq.log.segments.segments import SegmentGone
+from taskq.log.state.story import records
 from taskq.schedulestimes import Rule, due_ticks, parse_cron, parse_every
 from taskq.testing.clock import FakeClock
 from taskq.testing.machine import PowerLost, ProcessKilled
@@ -25,7 +25,7 @@ from tests.log.tending import keeping, tend
 from tests.log.world import World
 
 if TYPE_CHECKING:
-    from taskq.log.cursor import Cursor
+    from taskq.log.format.frames import Cursor
     from tests.log.world import Process
 
 SPEC: Final = EnqueueSpec(task="report")

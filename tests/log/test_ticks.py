@@ -11,8 +11,8 @@ from taskq.core.model import Extras
 from taskq.core.records import Kind
 from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, Ticked, apply_ticked, jitter_ns
 from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.format.notes import decode_ticked, encode_ticked
 from taskq.log.requests import EnqueueSpec, Enrolment, Op, Steer, Turn
-from taskq.log.ticks import decode_ticked, encode_ticked
 from taskq.testing.machine import PowerLost, ProcessKilled
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World

@@ -8,18 +8,18 @@ import pytest
 
 from taskq.core.errors import MomentGone, UsageError
 from taskq.core.model import SECOND_NS, Extras, State
-from taskq.log.carrying import encode_compacted
-from taskq.log.facets import Facets
-from taskq.log.history import tell
-from taskq.log.listing import Wanted, newest_jobs, tell_jobs
+from taskq.log.format.carried import encode_compacted
+from taskq.log.read.listing import Wanted, newest_jobs, tell_jobs
+from taskq.log.read.timetravel import Moment, stand_at
 from taskq.log.requests import Op
-from taskq.log.timetravel import Moment, stand_at
+from taskq.log.state.facets import Facets
+from taskq.log.state.story import tell
 from tests.log.acts import History
 from tests.log.tending import meaning
 from tests.log.world import PATH, PLAIN, World
 
 if TYPE_CHECKING:
-    from taskq.log.journal import Journal
+    from taskq.log.journal.journal import Journal
     from tests.log.tending import Meaning
 
 

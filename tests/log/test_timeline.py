@@ -10,12 +10,12 @@ from taskq import TaskLog
 from taskq.core.model import SECOND_NS, AttemptView, State
 from taskq.core.records import Kind
 from taskq.errors import JobNotFound
-from taskq.log.attempts import encode_history
-from taskq.log.carrying import Carried, encode_carried
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.logrecord import decode_record
-from taskq.log.reader import LogReader
-from taskq.log.timeline import events_of, timeline
+from taskq.log.format.carried import Carried, encode_carried
+from taskq.log.format.history import encode_history
+from taskq.log.format.record import decode_record
+from taskq.log.read.reader import LogReader
+from taskq.log.read.timeline import events_of, timeline
 from tests.log.world import World
 
 if TYPE_CHECKING:

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
-from taskq.log.facets import Facets
 from taskq.log.requests import EnqueueSpec
-from taskq.log.snapshots import Snapshots
+from taskq.log.state.facets import Facets
+from taskq.log.upkeep.snapshots import Snapshots
 from tests.log.world import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.core.jobtable import JobTable
-    from taskq.log.journal import Journal
+    from taskq.log.journal.journal import Journal
     from tests.log.world import Process, World
 
 _SPANS_NS: Final = (0, 10**9, 60 * 10**9, 3_600 * 10**9, 10**17)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.records import Kind
-from taskq.log import inbox
-from taskq.log.adopter import Adopter
-from taskq.log.inbox import PartWriter, encode_tail, publish_with
+from taskq.log.inbox import writer as inbox
+from taskq.log.inbox.adopter import Adopter
+from taskq.log.inbox.parts import encode_tail
+from taskq.log.inbox.writer import PartWriter, publish_with
 from taskq.log.requests import AdoptOrder
 from taskq.testing.crashable import CrashableDisk
 from tests.log.world import PATH, PLAIN, Process, World
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     import pytest
 
     from taskq.core.model import Extras
-    from taskq.log.inbox import Part
-    from taskq.log.ports import Disk
+    from taskq.log.inbox.manifest import Part
+    from taskq.log.machine.ports import Disk
     from taskq.log.requests import EnqueueSpec
 
 INBOX: Final = f"{PATH}/inbox"

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.model import Durability
 from taskq.core.records import Cause, Kind
-from taskq.log.committer import Committer
+from taskq.log.commit.committer import Committer
+from taskq.log.commit.room import with_reserve
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.facets import Facets
-from taskq.log.gone import FLOOR
-from taskq.log.history import records, tell
-from taskq.log.journal import Journal
-from taskq.log.lock import WriterLock
+from taskq.log.journal.journal import Journal
+from taskq.log.journal.lock import WriterLock
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
-from taskq.log.room import with_reserve
+from taskq.log.segments.segments import FLOOR
+from taskq.log.state.facets import Facets
+from taskq.log.state.story import records, tell
 from taskq.testing.clock import FakeClock
 from taskq.testing.crashable import CrashableDisk, Machine
 from taskq.testing.peers import Neighbourhood
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras, JobView
-    from taskq.log.logrecord import LogRecord
+    from taskq.log.format.record import LogRecord
     from taskq.log.requests import Delivery, Duplicate, Request
 
 PATH: Final = "/srv/data"

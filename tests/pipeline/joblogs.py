@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
-from taskq.log.exporting import Chosen, each_job
-from taskq.log.reader import open_journal
+from taskq.log.read.reader import open_journal
+from taskq.log.read.walks import Chosen, each_job
+from taskq.log.segments.bodystore import BodyStore
 from taskq_plugins.spark.decode import DETAILS, Corrupt, decode
 from tests.pipeline.rows_of_log import pieces, save
 

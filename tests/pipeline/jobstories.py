@@ -9,8 +9,8 @@ from taskq.core.flows import Policy
 from taskq.core.model import SECOND_NS, Conflict, Extras
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.read.selection import letters
 from taskq.log.requests import EnqueueSpec, Op
-from taskq.log.selection import letters
 from tests.log.flowing import chord, items_of
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import SMALL, Process, World

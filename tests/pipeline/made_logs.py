@@ -7,8 +7,8 @@ import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.records import Kind
-from taskq.log import codec
-from taskq.log.segment import segment_name
+from taskq.log.format import codec
+from taskq.log.format.frames import segment_name
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,7 +1,7 @@
 """The rows that a log should decode to, one record after the other, as every other reader sees it.
 
-``expected_rows`` goes by ``taskq.log.walking.entries`` and ``decode_record``; ``decoded_rows`` are
-those of the decoder. Both are lists of dicts by column.
+``expected_rows`` goes by ``taskq.log.read.walks.entries`` and ``decode_record``; ``decoded_rows``
+are those of the decoder. Both are lists of dicts by column.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import pyarrow as pa
 
 from taskq.core.errors import TaskqError
 from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Kind, Option
-from taskq.log import codec
-from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
-from taskq.log.options import each_option
-from taskq.log.reader import open_journal
-from taskq.log.segment import segment_lsn
-from taskq.log.walking import entries
+from taskq.log.format import codec
+from taskq.log.format.frames import segment_lsn
+from taskq.log.format.options import each_option
+from taskq.log.read.reader import open_journal
+from taskq.log.read.walks import entries
+from taskq.log.segments.bodystore import BodyStore
 from taskq_plugins.spark.decode import DETAILS, Corrupt, Piece, decode
 from tests.log.world import PATH
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.core.model import Extras
-    from taskq.log.carrying import Carried
-    from taskq.log.journal import Journal
-    from taskq.log.logrecord import LogRecord
-    from taskq.log.walking import Entry
+    from taskq.log.format.carried import Carried
+    from taskq.log.format.record import LogRecord
+    from taskq.log.journal.journal import Journal
+    from taskq.log.read.walks import Entry
     from taskq.testing.crashable import Machine
     from tests.log.world import World
 

@@ -7,9 +7,9 @@ import uuid
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.records import Kind
-from taskq.log import codec
+from taskq.log.format import codec
+from taskq.log.format.frames import segment_name
 from taskq.log.requests import EnqueueSpec
-from taskq.log.segment import segment_name
 from taskq_plugins.spark.decode import Piece
 
 if TYPE_CHECKING:

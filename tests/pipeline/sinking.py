@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from taskq.core.records import Kind
-from taskq.log.reader import open_journal
-from taskq.log.walking import entries
+from taskq.log.read.reader import open_journal
+from taskq.log.read.walks import entries
 from taskq_plugins.spark.sink.encoding import Encoder
 from taskq_plugins.spark.sink.options import parse_options
 from taskq_plugins.spark.sink.uploads import finish, new_upload, write_parts
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq import TaskQ
-    from taskq.log.logrecord import LogRecord
+    from taskq.log.format.record import LogRecord
     from taskq_plugins.spark.sink.uploads import Published
 
 #: Size in front of a record, CRC behind it.

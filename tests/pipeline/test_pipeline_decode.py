@@ -14,10 +14,9 @@ from taskq.core.model import Extras, State
 from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind, Option
 from taskq.core.schedules import ScheduleState, Ticked
-from taskq.log import codec
-from taskq.log.adopted import UploadProgress, encode_adopted
-from taskq.log.bodies import compress
-from taskq.log.carrying import (
+from taskq.log.format import codec
+from taskq.log.format.bodies import compress
+from taskq.log.format.carried import (
     Carried,
     encode_carried,
     encode_compacted,
@@ -25,10 +24,9 @@ from taskq.log.carrying import (
     encode_queue,
     encode_tally,
 )
-from taskq.log.options import encode_extras, encode_key_hash, encode_replaces
-from taskq.log.rating import encode_rated
-from taskq.log.spill import Spill
-from taskq.log.ticks import encode_ticked
+from taskq.log.format.notes import UploadProgress, encode_adopted, encode_rated, encode_ticked
+from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
+from taskq.log.segments.spill import Spill
 from taskq_plugins.spark.decode import (
     DETAILS,
     SCHEMA,

@@ -13,7 +13,7 @@ import pytest
 
 from taskq.core.errors import FormatError
 from taskq.core.records import Flag
-from taskq.log import codec
+from taskq.log.format import codec
 from taskq_plugins.spark.decode import (
     DETAILS,
     Corrupt,

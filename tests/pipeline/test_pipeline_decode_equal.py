@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind, Option
 from taskq.core.schedules import ScheduleState, Ticked
-from taskq.log import codec
-from taskq.log.bodies import compress
-from taskq.log.carrying import Carried, encode_carried, encode_compacted, encode_queue
-from taskq.log.options import encode_extras, encode_key_hash, encode_replaces
-from taskq.log.reader import open_journal
+from taskq.log.format import codec
+from taskq.log.format.bodies import compress
+from taskq.log.format.carried import Carried, encode_carried, encode_compacted, encode_queue
+from taskq.log.format.notes import encode_ticked
+from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
+from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
-from taskq.log.ticks import encode_ticked
 from taskq_plugins.spark.decode import DETAILS, Corrupt, SegmentDamaged
 from taskq_plugins.spark.decode.export import batches_of
 from tests.log.acts import History

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.core.errors import FormatError
-from taskq.log import codec
+from taskq.log.format import codec
 from taskq_plugins.spark.decode.frames import place_seeds
 from taskq_plugins.spark.decode.layout import PAD_SIZE
 from taskq_plugins.spark.decode.places import places

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.errors import FormatError, LogError
-from taskq.log import codec
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.reader import open_journal
+from taskq.log.format import codec
+from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
-from taskq.log.store import open_store
+from taskq.log.store.store import open_store
 from taskq_plugins.spark import fleet
 from taskq_plugins.spark.fleet import FleetError, LogTwice, Mark, SegmentUnreadable
 from taskq_plugins.spark.fleet.segmentfile import SegmentFile

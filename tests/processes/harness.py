@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Final, Self
 
 from taskq.core.model import Durability
 from taskq.log.config import LogConfig
-from taskq.log.history import records
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
-from taskq.log.store import open_store
+from taskq.log.state.story import records
+from taskq.log.store.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.core.records import Kind
-    from taskq.log.logrecord import LogRecord
-    from taskq.log.store import Store
+    from taskq.log.format.record import LogRecord
+    from taskq.log.store.store import Store
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"
 #: What a machine with everything else to do may take for one step.

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from taskq import TaskLog
 from taskq.core.errors import LogError
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ import pytest
 from taskq import TaskLog
 from taskq.core.errors import LogError
 from taskq.errors import UsageError
-from taskq.log.access import exposures
-from taskq.log.health import check_health
-from taskq.log.inbox import PartWriter, publish
-from taskq.log.reader import LogReader
+from taskq.log.inbox.writer import PartWriter, publish
+from taskq.log.machine.access import exposures
+from taskq.log.read.reader import LogReader
+from taskq.log.upkeep.health import check_health
 from taskq.settings import load_settings
 from tests.processes.harness import Child
 from tests.processes.neighbour import ATTACKS, NOT_BY_MODE
@@ -212,7 +212,7 @@ SCRIPT = """
 import os, sys
 from taskq import TaskLog
 from taskq.core.errors import LogError
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 os.setgroups([])
 os.setresgid(*[int(sys.argv[2])] * 3)
 os.setresuid(*[int(sys.argv[2])] * 3)

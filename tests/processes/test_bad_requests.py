@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from taskq.log.port import ThreadPort
     from taskq.log.requests import Delivery
+    from taskq.log.store.port import ThreadPort
 
 SPEC = EnqueueSpec()
 

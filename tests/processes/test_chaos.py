@@ -11,13 +11,13 @@ import pytest
 from taskq.core.model import LIVE_STATES, Durability, State
 from taskq.core.records import Cause, Kind
 from taskq.core.transitions import after, legal
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 from tests.processes.harness import Child, eventually, log_records
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.log.logrecord import LogRecord
+    from taskq.log.format.record import LogRecord
 
 PROCESSES = 3
 ENDS = {"succeeded": Kind.SUCCEEDED, "died": Kind.DIED}

@@ -12,7 +12,7 @@ import pytest
 
 from taskq.core.model import Durability
 from taskq.core.records import Kind
-from taskq.log.ports import INTEREST_GROWTH
+from taskq.log.machine.ports import INTEREST_GROWTH
 from taskq.log.requests import ClaimRequest, EnqueueSpec
 from taskq.stream import COMMIT_RECORDS_MAX
 from tests.processes.harness import Child, eventually, log_records, open_here, put

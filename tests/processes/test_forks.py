@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.records import Kind
-from taskq.log.peers import owner_alive
+from taskq.log.machine.peers import owner_alive
 from tests.processes.harness import Child, eventually, log_records, of_kind, open_here, put
 
 if TYPE_CHECKING:

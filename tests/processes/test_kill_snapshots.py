@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.model import Durability
-from taskq.log.reader import open_journal
+from taskq.log.read.reader import open_journal
 from taskq.log.requests import ClaimRequest
 from tests.log.told import fold_of, told
 from tests.processes.harness import Child, open_here

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import TaskLog
-from taskq.log.disk import LocalDisk
-from taskq.log.spill import collect, old_files
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.segments.spill import collect, old_files
 from tests.processes.harness import Child
 from tests.processes.scripts.spill_many import body
 

@@ -10,9 +10,9 @@ import pytest
 from taskq.core.dedup import key_hash
 from taskq.core.model import Durability, State
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.facets import Facets
-from taskq.log.reader import LogReader
-from taskq.log.store import open_store
+from taskq.log.read.reader import LogReader
+from taskq.log.state.facets import Facets
+from taskq.log.store.store import open_store
 from tests.processes.harness import Child
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from tests.processes.harness import open_here, put
 
 if TYPE_CHECKING:
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
 
 SPEC = EnqueueSpec()
 #: More answers than a loop gets before the log gives it a pipe of its own.

@@ -14,7 +14,7 @@ import pytest
 
 from taskq import TaskQ
 from taskq.core.model import JobView, State
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 from tests.processes.harness import SCRIPTS, Child, eventually
 
 if TYPE_CHECKING:

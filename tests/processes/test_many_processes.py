@@ -16,7 +16,7 @@ from tests.processes.harness import Child, log_records, of_kind
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.log.logrecord import LogRecord
+    from taskq.log.format.record import LogRecord
 
 PRODUCERS = 4
 #: What is promised on a machine of its own; ``-s`` prints the figures.

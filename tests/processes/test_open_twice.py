@@ -9,12 +9,12 @@ import pytest
 
 from taskq.core.errors import LogClosed, LogError, LogLocked, UsageError
 from taskq.core.model import Durability
-from taskq.log import thread as storage
 from taskq.log.config import LogConfig
-from taskq.log.peers import LocalPeers
-from taskq.log.reader import LogReader
+from taskq.log.machine.peers import LocalPeers
+from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
-from taskq.log.store import open_store
+from taskq.log.store import thread as storage
+from taskq.log.store.store import open_store
 from tests.processes.harness import Child, Pause, open_here, put
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from taskq.core.errors import TaskqError
 from taskq.core.records import Kind
-from taskq.log import watchers
-from taskq.log.facets import Facets
+from taskq.log.commit import waiters as watchers
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
+from taskq.log.state.facets import Facets
 from tests.processes.harness import Pause, log_records, of_kind, open_here, put
 
 if TYPE_CHECKING:

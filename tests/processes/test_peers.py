@@ -8,9 +8,9 @@ import struct
 import threading
 from typing import TYPE_CHECKING
 
-from taskq.log.peers import LocalPeers
-from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
-from taskq.log.reader import LogReader
+from taskq.log.machine.peers import LocalPeers
+from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.read.reader import LogReader
 from tests.processes.harness import Child, eventually, open_here, put
 
 if TYPE_CHECKING:

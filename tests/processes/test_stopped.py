@@ -13,11 +13,11 @@ from taskq.core.errors import LogLocked, TaskqError
 from taskq.core.model import SECOND_NS, Durability
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
-from taskq.log.disk import LocalDisk
-from taskq.log.lock import WriterLock
-from taskq.log.reader import LogReader
+from taskq.log.journal.lock import WriterLock
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
-from taskq.log.store import open_store
+from taskq.log.store.store import open_store
 from tests.processes.harness import Child, eventually, log_records, of_kind, open_here, put
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.log.requests import Delivery
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
 
 SPEC = EnqueueSpec()
 LIMIT_SECONDS = 0.5

@@ -12,7 +12,7 @@ import pytest
 
 from taskq.core.model import SECOND_NS, Durability, Extras
 from taskq.core.records import Kind
-from taskq.log.ports import INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from tests.processes.harness import Child, eventually, open_here, put
 

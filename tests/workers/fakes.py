@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from taskq import TaskQ
 from taskq.core.lanes import Lane
-from taskq.log import codec
+from taskq.log.format import codec
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras, Serving
-    from taskq.log.port import LoopPort
-    from taskq.log.store import Store
+    from taskq.log.store.port import LoopPort
+    from taskq.log.store.store import Store
     from taskq_workers.slots.settling import Settled
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from taskq.core.errors import TaskqError
     from taskq.log.requests import ClaimRequest, Delivery, Settlement
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
     from taskq_workers.slots.settling import Settled
 
 #: A schedule whose jobs are not done after so long, on its own clock, never ends.

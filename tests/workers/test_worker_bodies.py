@@ -16,8 +16,8 @@ from taskq.core.errors import AppendFailed, ResultGone, SpillMissing
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Cause, Flag, Kind
 from taskq.errors import JobFailed
-from taskq.log.bodies import compress
-from taskq.log.spill import Spill
+from taskq.log.format.bodies import compress
+from taskq.log.segments.spill import Spill
 from taskq_workers.slots import outcomes
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from taskq import DeadLetter, Discard, TaskLog, TaskQ, retry
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
 from taskq.errors import JobFailed, TaskqError
-from taskq.log.history import records
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec, Op, Settlement
+from taskq.log.state.story import records
 from tests.log.world import World
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import DeadLetter, TaskQ
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
     from tests.workers.fakes import FakeApp
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ import pytest
 from taskq import TaskQ
 from taskq.core.model import SECOND_NS
 from taskq.errors import LogGone
-from taskq.log.committer import LOOK_AROUND_NS
+from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq_workers import Worker
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from click.testing import CliRunner
 
 from taskq.cli.main import main
-from taskq.log import health
 from taskq.log.config import LogConfig
-from taskq.log.health import check_health
-from taskq.log.recovery import FAILED_FILE
+from taskq.log.journal.recovery import FAILED_FILE
+from taskq.log.upkeep import health
+from taskq.log.upkeep.health import check_health
 
 if TYPE_CHECKING:
     from pathlib import Path

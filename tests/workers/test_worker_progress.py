@@ -16,9 +16,10 @@ import pytest
 from taskq import TaskQ, current_job, progress, progress_sync, retry
 from taskq.core.errors import JobNotFound
 from taskq.errors import UsageError
-from taskq.log.peers import PROGRESS
-from taskq.log.progressfile import JOBS_MAX, ProgressBoard, Told, find_progress
-from taskq.log.reader import open_journal
+from taskq.log.machine.peers import PROGRESS
+from taskq.log.machine.progress import JOBS_MAX, ProgressBoard, Told
+from taskq.log.read.reader import open_journal
+from taskq.log.read.why import find_progress
 from tests.cli.helpers import taskq, taskq_json
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.core.model import JobView
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
     from tests.workers.fakes import FakeApp
 
 BERLIN = ZoneInfo("Europe/Berlin")

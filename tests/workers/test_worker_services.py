@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import TaskQ
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
 
 SECONDS = 10
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import TaskQ
-from taskq.log.streams import fill_standard
+from taskq.log.machine.forks import fill_standard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from taskq.core.durations import Duration
     from taskq.core.rates import Limit
     from taskq.core.records import Kind
-    from taskq.log.listeners import DeadLetter
+    from taskq.log.decide.listeners import DeadLetter
     from taskq.log.requests import Delivery
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
     from taskq.tasks import Task
     from taskq_workers.events import Hook
     from taskq_workers.runs.executors import Children

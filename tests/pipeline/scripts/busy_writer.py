@@ -11,7 +11,7 @@ import sys
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
-from taskq.log.store import open_store
+from taskq.log.store.store import open_store
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
-from taskq.log.store import Store, open_store
+from taskq.log.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -17,7 +17,7 @@ from taskq.core.model import Durability, Extras
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Settlement
-from taskq.log.store import Store, open_store
+from taskq.log.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from taskq.log.requests import Delivery

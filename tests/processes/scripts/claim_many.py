@@ -15,7 +15,7 @@ from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.requests import ClaimRequest, Settlement
-from taskq.log.store import Store, open_store
+from taskq.log.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from taskq.core.errors import TaskqError

@@ -13,7 +13,7 @@ import threading
 from taskq.core.model import Durability
 from taskq.log.config import LogConfig
 from taskq.log.requests import EnqueueSpec
-from taskq.log.store import Store, open_store
+from taskq.log.store.store import Store, open_store
 
 SPEC = EnqueueSpec()
 

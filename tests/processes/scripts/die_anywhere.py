@@ -17,10 +17,10 @@ import sys
 from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
-from taskq.log.history import records
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
-from taskq.log.store import Store, open_store
+from taskq.log.state.story import records
+from taskq.log.store.store import Store, open_store
 
 STEPS_MAX = 500
 CONFIG = LogConfig(durability=Durability.FSYNC, lock_wait_seconds=5)

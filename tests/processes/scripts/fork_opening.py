@@ -13,7 +13,7 @@ from pathlib import Path
 
 from taskq.core.model import Durability
 from taskq.log.config import LogConfig
-from taskq.log.store import open_store
+from taskq.log.store.store import open_store
 
 
 def open_and_close(path: str, stop: threading.Event) -> None:

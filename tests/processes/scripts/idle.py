@@ -12,7 +12,7 @@ import sys
 from taskq.core.model import SECOND_NS, Durability
 from taskq.log.config import LogConfig
 from taskq.log.requests import ClaimRequest
-from taskq.log.store import open_store
+from taskq.log.store.store import open_store
 
 
 def cpu_seconds() -> float:

@@ -12,7 +12,7 @@ import sys
 from taskq.core.model import Durability
 from taskq.log.config import LogConfig
 from taskq.log.requests import EnqueueSpec
-from taskq.log.store import Store, open_store
+from taskq.log.store.store import Store, open_store
 
 SPECS = [EnqueueSpec(priority=priority) for priority in (3, 5, 7)]
 AT_A_TIME = 64

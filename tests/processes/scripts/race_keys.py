@@ -16,7 +16,7 @@ from taskq.core.errors import DuplicateKey
 from taskq.core.model import Conflict, Durability, Extras
 from taskq.log.config import LogConfig
 from taskq.log.requests import Duplicate, EnqueueSpec
-from taskq.log.store import Store, open_store
+from taskq.log.store.store import Store, open_store
 
 SPEC = EnqueueSpec()
 

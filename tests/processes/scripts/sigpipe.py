@@ -9,7 +9,7 @@ import sys
 from taskq.core.model import Durability
 from taskq.log.config import LogConfig
 from taskq.log.requests import EnqueueSpec
-from taskq.log.store import open_store
+from taskq.log.store.store import open_store
 
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 store = open_store(sys.argv[1], LogConfig(durability=Durability.OS))

@@ -13,10 +13,10 @@ import sys
 
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
-from taskq.log import snapshots
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
-from taskq.log.store import open_store
+from taskq.log.store.store import open_store
+from taskq.log.upkeep import snapshots
 
 snapshots.SnapshotPolicy = functools.partial(  # type: ignore[assignment,misc]
     snapshots.SnapshotPolicy, 4_000, 1_000

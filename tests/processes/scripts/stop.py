@@ -14,10 +14,10 @@ import sys
 import threading
 
 from taskq.core.model import Durability
-from taskq.log.codec import FRAME_MAGIC_BYTES
 from taskq.log.config import LogConfig
+from taskq.log.format.codec import FRAME_MAGIC_BYTES
 from taskq.log.requests import EnqueueSpec
-from taskq.log.store import Store, open_store
+from taskq.log.store.store import Store, open_store
 
 
 def tell(text: str) -> None:

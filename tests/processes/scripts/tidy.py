@@ -16,11 +16,11 @@ import sys
 
 from taskq.core.model import SECOND_NS, Durability, Extras
 from taskq.core.records import Cause, Kind
-from taskq.log import upkeep
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
-from taskq.log.snapshots import SnapshotPolicy, Snapshots
-from taskq.log.store import Store, open_store
+from taskq.log.store.store import Store, open_store
+from taskq.log.upkeep import upkeep
+from taskq.log.upkeep.snapshots import SnapshotPolicy, Snapshots
 
 HOUR_NS = 3_600 * SECOND_NS
 RUN = EnqueueSpec("run", "task", 5, 3)

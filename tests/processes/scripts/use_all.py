@@ -15,10 +15,11 @@ import tempfile
 from pathlib import Path
 
 from taskq import TaskLog
-from taskq.log import snapshots
-from taskq.log.inbox import PartWriter, encode_tail, publish
-from taskq.log.progressfile import Told
+from taskq.log.inbox.parts import encode_tail
+from taskq.log.inbox.writer import PartWriter, publish
+from taskq.log.machine.progress import Told
 from taskq.log.requests import EnqueueSpec
+from taskq.log.upkeep import snapshots
 
 _SEGMENT_BYTES = 64 * 1024
 

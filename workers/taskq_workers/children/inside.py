@@ -27,7 +27,7 @@ from taskq import telemetry
 from taskq.app import TaskQ
 from taskq.context import JobContext, _current
 from taskq.default import default_app
-from taskq.log.streams import fill_standard
+from taskq.log.machine.forks import fill_standard
 from taskq.progressing import relay_to
 from taskq.tasks import Task
 from taskq_workers.children.afar import failed, given_back, succeeded

@@ -21,8 +21,8 @@ from taskq.core.records import Cause
 if TYPE_CHECKING:
     from taskq.conditionsbase import Condition
     from taskq.core.model import Hold
-    from taskq.log.port import LoopPort
     from taskq.log.requests import Ask, Delivery, Settlement
+    from taskq.log.store.port import LoopPort
     from taskq_workers.gates.probes import Probes
     from taskq_workers.slots.feed import Feed
 

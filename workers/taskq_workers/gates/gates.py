@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.conditionsbase import Condition
     from taskq.core.model import Hold
-    from taskq.log.port import LoopPort
     from taskq.log.requests import Ask, Delivery
-    from taskq.log.store import Store
+    from taskq.log.store.port import LoopPort
+    from taskq.log.store.store import Store
     from taskq.tasks import Task
     from taskq_workers.gates.breaker import Breaker
     from taskq_workers.gates.condition import ConditionGate

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.core.model import LogStats
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
     from taskq_workers.events import Hook
 
 

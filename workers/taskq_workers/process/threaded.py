@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.core.model import LogStats
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
 
 _log: Final = logging.getLogger("taskq.worker")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq.app import TaskQ
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
     from taskq.tasks import Task
 
 _log: Final = logging.getLogger("taskq.worker")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq.log.requests import Ask, Delivery
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
     from taskq_workers.slots.slots import Slots
 
 _log: Final = logging.getLogger("taskq.worker")

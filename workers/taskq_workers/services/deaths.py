@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq.app import TaskQ
-    from taskq.log.listeners import DeadLetter
-    from taskq.log.store import Store
+    from taskq.log.decide.listeners import DeadLetter
+    from taskq.log.store.store import Store
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq.log.requests import Delivery, Settlement
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
 
 _log: Final = logging.getLogger("taskq.worker")
 

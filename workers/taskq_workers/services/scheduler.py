@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.core.schedules import ScheduleState
-    from taskq.log.facets import Sight
-    from taskq.log.port import LoopPort
-    from taskq.log.store import Store
+    from taskq.log.state.facets import Sight
+    from taskq.log.store.port import LoopPort
+    from taskq.log.store.store import Store
     from taskq.packing import Item
     from taskq.schedules import Schedule
     from taskq.schedulestimes import Due

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
 
 
 class Service(Protocol):

@@ -13,15 +13,15 @@ from anyio import move_on_after, sleep
 from taskq.core.errors import TaskqError
 from taskq.core.model import Serving
 from taskq.core.strays import ready_jobs, strays_of
-from taskq.log.why import live_workers
+from taskq.log.read.why import live_workers
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq.app import TaskQ
-    from taskq.log.facets import Sight
-    from taskq.log.port import LoopPort
-    from taskq.log.store import Store
+    from taskq.log.state.facets import Sight
+    from taskq.log.store.port import LoopPort
+    from taskq.log.store.store import Store
 
 _log: Final = logging.getLogger("taskq.worker")
 

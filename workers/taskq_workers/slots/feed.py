@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from taskq.core.rates import Limit
     from taskq.core.weights import Weights
-    from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery
+    from taskq.log.store.port import LoopPort
     from taskq_workers.slots.hands import ClaimFilter, Runner
 
 _log: Final = logging.getLogger("taskq.worker")

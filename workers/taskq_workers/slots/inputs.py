@@ -9,12 +9,12 @@ from taskq.core.errors import InvalidCall, LogDamaged, PayloadTooLarge
 from taskq.core.flows import Policy
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.shapes import nested
-from taskq.log.flowlook import ENDS_MAX, End, look_at_ends
-from taskq.log.flows import is_of_flow, takes_of
+from taskq.log.format.flows import is_of_flow, takes_of
+from taskq.log.read.flows import ENDS_MAX, End, look_at_ends
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
-    from taskq.log.flows import Takes
+    from taskq.log.format.flows import Takes
     from taskq.log.requests import Delivery
 
 #: The results that one job takes in, together.

@@ -13,15 +13,15 @@ from taskq.core.model import SECOND_NS
 from taskq.core.records import Cause, Kind
 from taskq.core.retry import Decision, Die
 from taskq.core.signals import Discard, Retry, Signal, Snooze
-from taskq.log.jobage import age_ns
+from taskq.log.read.gauges import age_ns
 from taskq.log.requests import Settlement
 from taskq.serialization import encode_reason
 from taskq_workers.runs import reasons
 from taskq_workers.runs.reasons import with_note
 
 if TYPE_CHECKING:
-    from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery
+    from taskq.log.store.port import LoopPort
     from taskq.tasks import Task
 
 _log: Final = logging.getLogger("taskq.worker")

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskq.context import JobContext
-    from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery, Duplicate, Settlement
+    from taskq.log.store.port import LoopPort
 
     #: What the log answers to one settlement; ids of its children, where it has some.
     Settled: TypeAlias = TaskqError | list[int | Duplicate] | None

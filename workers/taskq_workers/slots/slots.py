@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.context import JobContext
-    from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery, Settlement
+    from taskq.log.store.port import LoopPort
     from taskq.tasks import Task
     from taskq_workers.slots.hands import Gatekeeper
     from taskq_workers.slots.plans import Plans

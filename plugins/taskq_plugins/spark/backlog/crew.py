@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from taskq.app import TaskQ
-    from taskq.log.port import LoopPort
     from taskq.log.requests import Delivery, Settlement
+    from taskq.log.store.port import LoopPort
     from taskq_plugins.spark.backlog.shipment import Report
     from taskq_workers.process.elsewhere import Order
     from taskq_workers.slots.shipping import Ended

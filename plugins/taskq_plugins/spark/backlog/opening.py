@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Kind
-from taskq.log.flows import is_of_flow
+from taskq.log.format.flows import is_of_flow
 from taskq.log.requests import Settlement
 from taskq.serialization import encode_reason
 from taskq_workers.slots.inputs import Inputs

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.app import TaskQ
-    from taskq.log.store import Store
+    from taskq.log.store.store import Store
     from taskq_workers.process.elsewhere import Order
     from taskq_workers.slots.hands import Runner
 

@@ -166,7 +166,7 @@ def _count(file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None) -> int:
 def _enqueue(
     file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None, check: Callable[[], None]
 ) -> Published:
-    from taskq.log.inbox import discard  # noqa: PLC0415
+    from taskq.log.inbox.writer import discard  # noqa: PLC0415
     from taskq_plugins.spark.sink.encoding import Encoder  # noqa: PLC0415
     from taskq_plugins.spark.sink.uploads import finish, new_upload, write_parts  # noqa: PLC0415
 

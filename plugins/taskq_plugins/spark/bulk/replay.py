@@ -61,8 +61,8 @@ def replay(
     the condition unless --run gives another. The old jobs stay as they are. For example
     --where "state = 'dead' AND task = 'mail.send' AND settled_at > now() - INTERVAL 1 DAY".
     """
-    from taskq.log.inbox import discard  # noqa: PLC0415 - help must not import the log
-    from taskq.log.inboxmanifest import check_upload_name  # noqa: PLC0415
+    from taskq.log.inbox.manifest import check_upload_name  # noqa: PLC0415
+    from taskq.log.inbox.writer import discard  # noqa: PLC0415 - help must not import the log
     from taskq_plugins.spark.bulk.past import PastJobs  # noqa: PLC0415 - loads duckdb
     from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - likewise pyarrow
     from taskq_plugins.spark.sink.uploads import finish, new_upload, write_parts  # noqa: PLC0415

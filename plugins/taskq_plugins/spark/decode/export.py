@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from taskq.log import codec
+from taskq.log.format import codec
 from taskq_plugins.spark.decode.decoder import decode
 from taskq_plugins.spark.decode.schema import DETAILS, Corrupt, Piece
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from taskq.log.journal import Journal
+    from taskq.log.journal.journal import Journal
 
 
 def batches_of(journal: Journal) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:

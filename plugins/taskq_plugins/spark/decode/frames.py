@@ -1,7 +1,7 @@
 """Whole frames of a piece of a segment, many at a time, and what stands between them.
 
 Frames that follow each other as they should are found here; a verdict on anything else is left to
-``taskq.log.segment``, which every reader of a log asks.
+``taskq.log.format.frames``, which every reader of a log asks.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 
 from taskq.core.errors import FormatError
 from taskq.core.model import TIME_NS_MAX
-from taskq.log import codec
-from taskq.log.door import open_file
-from taskq.log.salvage import salvage
-from taskq.log.segment import Gap, Scanner
+from taskq.log.format import codec
+from taskq.log.format.frames import Gap, Scanner
+from taskq.log.format.salvage import salvage
+from taskq.log.machine.door import open_file
 from taskq_plugins.spark.decode import layout
 from taskq_plugins.spark.decode.errors import (
     SegmentDamaged,

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from taskq.core.records import Option
-from taskq.log.options import decode_extras
+from taskq.log.format.options import decode_extras
 from taskq_plugins.spark.decode import arrays
 from taskq_plugins.spark.decode.layout import numbers_at
 from taskq_plugins.spark.decode.schema import DETAILS

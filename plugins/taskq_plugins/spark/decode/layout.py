@@ -1,4 +1,4 @@
-"""Fields of records as numpy sees them, derived from the structs of ``taskq.log.codec``."""
+"""Fields of records as numpy sees them, derived from the structs of ``taskq.log.format.codec``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Kind
-from taskq.log import codec
+from taskq.log.format import codec
 
 if TYPE_CHECKING:
     from struct import Struct

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from taskq.core.records import Option
     from taskq_plugins.spark.decode.layout import Bytes, Ints, Mask
 
-#: Tag and length; ``taskq.log.options`` has it as a struct.
+#: Tag and length; ``taskq.log.format.options`` has it as a struct.
 _OPTION: Final = struct.Struct("<BH")
 _I64: Final = struct.Struct("<q")
 

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from taskq.core.errors import FormatError
-from taskq.log import codec
+from taskq.log.format import codec
 from taskq_plugins.spark.decode.layout import FIXED_SIZES, PAD_SIZE, Bytes, Ints, numbers_at
 from taskq_plugins.spark.decode.stretches import RECORD_BYTES_MAX, RECORDS_MIN, walk_in_stretches
 

@@ -10,7 +10,7 @@ import numpy as np
 from taskq.core.errors import FormatError
 from taskq.core.model import State
 from taskq.core.records import PACKED, Flag, Kind, Option
-from taskq.log import codec
+from taskq.log.format import codec
 from taskq_plugins.spark.decode import layout
 from taskq_plugins.spark.decode.layout import CHECKED, CRC_SIZE, heads
 from taskq_plugins.spark.decode.options import Options

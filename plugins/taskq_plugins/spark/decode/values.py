@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from taskq.core.errors import TaskqError
 from taskq.core.records import Flag
-from taskq.log.bodies import original_size
-from taskq.log.bodystore import BodyStore
 from taskq.log.config import LogConfig
+from taskq.log.format.bodies import original_size
+from taskq.log.segments.bodystore import BodyStore
 from taskq_plugins.spark.decode import arrays
 from taskq_plugins.spark.fleet.problems import shown
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogError
-from taskq.log.codec import PREFIX
 from taskq.log.config import LSN_SKIP
+from taskq.log.format.codec import PREFIX
 from taskq_plugins.spark.fleet.listing import segments
 from taskq_plugins.spark.fleet.marks import durable_end
 from taskq_plugins.spark.fleet.memory import Memory

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
-from taskq.log.segment import segment_lsn, segment_name
+from taskq.log.format.frames import segment_lsn, segment_name
 from taskq_plugins.spark.fleet.memory import Memory
 from taskq_plugins.spark.fleet.places import LogPlace, SegmentPlace
 from taskq_plugins.spark.fleet.problems import FleetError, shown, tell

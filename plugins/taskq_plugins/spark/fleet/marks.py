@@ -12,16 +12,16 @@ import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.parsing import parse_json
-from taskq.log.door import read_file
-from taskq.log.recovery import FAILED_FILE
-from taskq.log.segment import Gap
+from taskq.log.format.frames import Gap
+from taskq.log.journal.recovery import FAILED_FILE
+from taskq.log.machine.door import read_file
 from taskq_plugins.spark.fleet.listing import segments
 from taskq_plugins.spark.fleet.memory import Memory
 from taskq_plugins.spark.fleet.places import LogPlace, Mark, SegmentPlace
 from taskq_plugins.spark.fleet.segmentfile import START, SegmentFile
 
 if TYPE_CHECKING:
-    from taskq.log.codec import FrameHeader
+    from taskq.log.format.codec import FrameHeader
 
 _MARKER_BYTES_MAX: Final = 4_096
 #: Frames that are stepped back over for one that is declared synced, before the segment is read

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogError
-from taskq.log.disk import LocalDisk
-from taskq.log.identity import FILE, read_identity
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.segments.identity import FILE, read_identity
 from taskq_plugins.spark.fleet.problems import FleetError, LogTwice, shown, tell
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID
 
 from taskq.core.errors import FormatError
-from taskq.log import codec
-from taskq.log.door import open_file
-from taskq.log.segment import Scanner
+from taskq.log.format import codec
+from taskq.log.format.frames import Scanner
+from taskq.log.machine.door import open_file
 from taskq_plugins.spark.fleet.problems import SegmentUnreadable, shown
 
 if TYPE_CHECKING:

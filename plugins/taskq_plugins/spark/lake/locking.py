@@ -7,7 +7,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from taskq.log.lock import flock_holders, process_state
+from taskq.log.journal.lock import flock_holders, process_state
 from taskq_plugins.spark.lake.errors import LakeBusy
 
 if TYPE_CHECKING:

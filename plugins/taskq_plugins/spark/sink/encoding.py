@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from taskq.app import TaskQ
-    from taskq.log.inbox import PartWriter
+    from taskq.log.inbox.writer import PartWriter
     from taskq_plugins.spark.sink.options import SinkOptions
     from taskq_plugins.spark.sink.recipes import Recipe
     from taskq_plugins.spark.sink.schema import Shape

@@ -11,8 +11,8 @@ from taskq.call import OptionChanges, Options, Until
 from taskq.core.errors import UsageError
 from taskq.core.parsing import parse_json
 from taskq.core.records import Flag
-from taskq.log.bodies import Compression
-from taskq.log.inboxmanifest import check_upload_name
+from taskq.log.format.bodies import Compression
+from taskq.log.inbox.manifest import check_upload_name
 from taskq.log.requests import check_name
 
 if TYPE_CHECKING:

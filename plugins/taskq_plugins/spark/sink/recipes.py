@@ -13,8 +13,8 @@ from taskq.call import Options, key_bytes
 from taskq.core.errors import PayloadTooLarge, UnknownTask
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
-from taskq.log.bodies import compress
-from taskq.log.inboxformat import encode_tail
+from taskq.log.format.bodies import compress
+from taskq.log.inbox.parts import encode_tail
 from taskq_plugins.spark.sink.options import KEY_OPTIONS
 
 if TYPE_CHECKING:

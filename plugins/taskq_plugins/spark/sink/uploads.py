@@ -7,22 +7,17 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogError, TaskqError
-from taskq.log.adoptions import INBOX, MANIFEST
-from taskq.log.door import read_file
-from taskq.log.inbox import Part, PartWriter, discard, publish
-from taskq.log.inboxmanifest import (
-    DONE,
-    MANIFEST_BYTES_MAX,
-    REFUSED,
-    decode_ended,
-)
+from taskq.log.inbox.manifest import DONE, MANIFEST_BYTES_MAX, REFUSED, Part, decode_ended
+from taskq.log.inbox.writer import PartWriter, discard, publish
+from taskq.log.machine.door import read_file
+from taskq.log.state.uploads import INBOX, MANIFEST
 from taskq.tasklog import TaskLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from taskq.log.inboxmanifest import Ended
+    from taskq.log.inbox.manifest import Ended
     from taskq_plugins.spark.sink.encoding import Entries
 
 #: A part is closed when it has so many jobs, and the next begun.

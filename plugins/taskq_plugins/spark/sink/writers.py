@@ -15,7 +15,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from taskq.core.errors import UsageError
-from taskq.log.inbox import Part, discard
+from taskq.log.inbox.manifest import Part
+from taskq.log.inbox.writer import discard
 from taskq_plugins.spark.sink.encoding import Encoder
 from taskq_plugins.spark.sink.options import SinkOptions, parse_options
 from taskq_plugins.spark.sink.schema import shape_of

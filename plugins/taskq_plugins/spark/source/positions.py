@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from taskq.core.errors import UsageError
 from taskq.core.parsing import parse_json
-from taskq.log.codec import LSN_MAX
+from taskq.log.format.codec import LSN_MAX
 from taskq_plugins.spark.fleet.segmentfile import START
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from taskq.core.errors import LogError
-from taskq.log.reader import LogReader
+from taskq.log.read.reader import LogReader
 from taskq_plugins.spark.decode import DETAILS, Corrupt, Piece, decode
 from taskq_plugins.spark.fleet.listing import segments
 from taskq_plugins.spark.fleet.marks import durable_end

@@ -1,6 +1,6 @@
 """The attempts that a carried record holds in its option HISTORY, read with Spark's own functions.
 
-The layout is that of ``taskq.log.attempts``: ``number u32, owner u64, started i64, ended i64,
+The layout is that of ``taskq.log.format.history``: ``number u32, owner u64, started i64, ended i64,
 outcome u8, size of the reason u16``, all little-endian, then the reason. The expressions are short
 on purpose: planning a thousand nodes takes Spark seconds.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own pages use
 
-from taskq.log.attempts import ATTEMPTS_KEPT, OUTCOMES
+from taskq.log.format.history import ATTEMPTS_KEPT, OUTCOMES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,6 +1,6 @@
 """One row per job, with its attempts: the fold of its records, equal to the Python fold.
 
-``taskq.log.exporting.each_job`` is what it is held to. A job begins with its ENQUEUED record, or,
+``taskq.log.read.walks.each_job`` is what it is held to. A job begins with its ENQUEUED record, or,
 if that was in a segment that nobody read, with the first record that carries it. Records of a job
 without either make no row, nor do those of a job that was purged.
 """

@@ -1,4 +1,4 @@
-"""What the records of a job make of it: ``taskq.log.history.Story`` as Spark expressions.
+"""What the records of a job make of it: ``taskq.log.state.story.Story`` as Spark expressions.
 
 They work on one row per job with these columns::
 
@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
 from taskq.core.transitions import BY_TIME, after
-from taskq.log.fold import FINAL_KINDS
+from taskq.log.state.fold import FINAL_KINDS
 from taskq_plugins.spark.tables.histories import with_history
 
 if TYPE_CHECKING:

@@ -1,0 +1,597 @@
+"""Group commit: a batch becomes one frame, and answers that are as durable as their source.
+
+No thread here: the storage thread calls ``commit``, then ``sync`` when it must, and hands the
+answers out; a simulation does the same step by step, with several committers on one simulated
+disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import (
+    AppendFailed,
+    DuplicateKey,
+    LogError,
+    LogFailed,
+    OutcomeUnknown,
+    TaskqError,
+)
+from taskq.core.model import SECOND_NS, Durability, EngineStats
+from taskq.core.records import Flag
+from taskq.log.commit.answers import Answers, Undecided, refusals, tell_all
+from taskq.log.commit.room import Room, is_full
+from taskq.log.commit.survey import BatchNeeds, parted
+from taskq.log.commit.waiters import Waiters, claim_requests
+from taskq.log.decide.batch import Batch
+from taskq.log.decide.operations import Operations, failure
+from taskq.log.format import codec
+from taskq.log.machine.ports import INTEREST_GROWTH
+from taskq.log.read.gauges import Gauges
+from taskq.log.requests import Op, Request, Trait, ops_that
+from taskq.log.state.facets import Facets, Sight
+
+if TYPE_CHECKING:
+    from taskq.core.model import QueueStats
+    from taskq.log.config import LogConfig
+    from taskq.log.journal.journal import Journal
+    from taskq.log.machine.ports import Peers
+
+
+# The other processes that hold jobs, as one claimer sees them.
+
+#: How often a claimer looks whether they still live: a killed worker's jobs run again in a second.
+CHECK_NS: Final = 250_000_000
+
+
+class OtherOwners:
+    """Whose claims must be watched for the death of their process."""
+
+    def __init__(self, facets: Facets, peers: Peers) -> None:
+        self._facets = facets
+        self._peers = peers
+        self._looked_ns = 0
+
+    def all(self) -> set[int]:
+        """Those that hold claims, as far as this process has folded the log."""
+        agenda = self._facets.agenda
+        if agenda is None:
+            return set()
+        return {claim[2] for claim in agenda.running.values()} - {self._peers.owner}
+
+    def dead(self) -> set[int]:
+        """Those among them whose process is gone."""
+        return {owner for owner in self.all() if not self._peers.alive(owner)}
+
+    def dead_if_due(self, steady_ns: int) -> set[int]:
+        """``dead``, looked for four times a second; else nobody."""
+        if steady_ns - self._looked_ns < CHECK_NS:
+            return set()
+        self._looked_ns = steady_ns
+        return self.dead()
+
+    def forget(self, dead: set[int]) -> None:
+        """Remove the files of those that hold nothing any more; look for the others again."""
+        left = dead & self.all()
+        for owner in dead - left:
+            self._peers.forget(owner)
+        if left:
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Make the next batch look."""
+        self._looked_ns = 0
+
+
+_log: Final = logging.getLogger("taskq")
+#: How often a process looks whether the log's files are still those that it has open, while it
+#: writes nothing; each batch looks by itself.
+LOOK_AROUND_NS: Final = SECOND_NS
+_ENQUEUE: Final = int(Op.ENQUEUE)
+#: The least of the flags of bodies that are stored otherwise than they were given.
+_PACKED_MIN: Final = int(Flag.ZLIB)
+_SETTLE_SOON: Final = int(Op.SETTLE_SOON)
+_FOLLOW: Final = int(Op.FOLLOW)
+_STATS: Final = int(Op.STATS)
+_NEEDS_AGENDA: Final = ops_that(Trait.AGENDA)
+_AT_ONCE: Final = ops_that(Trait.AT_ONCE)
+_READS: Final = ops_that(Trait.READS)
+
+
+class Committer:
+    """The storage side of one process.
+
+    Attributes:
+        answers: those on their way out.
+        waiters: who waits for what the log does not hold yet.
+        undecided: requests that wait for the lock, or for the next batch.
+    """
+
+    def __init__(
+        self, journal: Journal, peers: Peers, config: LogConfig, description: bytes
+    ) -> None:
+        self.journal = journal
+        self.facets = Facets(journal)
+        self.sight = Sight(journal, self.facets)
+        self.answers = Answers()
+        self.waiters = Waiters(journal, self.facets)
+        self.undecided = Undecided()
+        self.peers = peers
+        self.config = config
+        self.operations = Operations(journal, self.facets, peers.owner, description)
+        #: whether somebody builds on, between batches, what takes long to build
+        self.builds_in_steps = False
+        #: something was appended that a loss would undo (claims alone do not count)
+        self.unsynced = False
+        self.owners = OtherOwners(self.facets, peers)
+        self.room = Room(journal.disk, journal.clock, journal.path, config)
+        self.gauges = Gauges(journal)
+        #: jobs of dead owners that were given back or ended
+        self.taken_back = 0
+        #: whom to wake for what was appended since the last ``take_interest``
+        self._interest = 0
+        self._expiring = False
+        #: behind the claims of jobs that may not run twice: they wait for the disk in every mode
+        self._claims_lsn = 0
+        self._looked_ns = 0
+
+    # -- one batch --------------------------------------------------------------------------------
+
+    def commit(self, requests: list[Request], needs: BatchNeeds | None = None) -> None:
+        """Decide and append everything, or answer every request with what went wrong."""
+        if self.undecided.held or needs is None:
+            requests = [*self.undecided.take_held(), *requests]
+            needs = BatchNeeds.of(requests)
+        looks: list[Request] = []
+        if not needs.ops.isdisjoint(_READS):
+            looks = [request for request in requests if request[0] in _READS]
+            requests = [request for request in requests if request[0] not in _READS]
+        if requests or self.waiters.claims or not looks:
+            self._commit(requests, needs)
+        # After the writes of the same batch, so that a caller reads what it wrote; without the
+        # lock.
+        for request in looks:
+            self._look(request)
+
+    def _commit(self, requests: list[Request], needs: BatchNeeds) -> None:
+        now_ns = self.journal.clock.steady_ns()
+        self.gauges.sample(self.facets.agenda, now_ns)
+        requests, needs, refused = self.room.admit(requests, needs, now_ns)
+        self.answers.now += refused
+        if self.room.refused is not None and not self.room.may_try(needs.size):
+            self._make_do(requests, self.room.refused)
+            return
+        self.undecided.in_flight = requests
+        try:
+            self._check_owner(now_ns)
+            if self._build_before_lock(needs):
+                requests, needs = self._put_off(requests)
+                self.undecided.in_flight = requests
+                if not requests:
+                    return
+            self.journal.lock()
+        except TaskqError as error:
+            self._refuse(self.undecided.take_in_flight(), error)
+            return
+        except OSError as error:
+            self._make_do(self.undecided.take_in_flight(), error)
+            return
+        # Some callers may have been told meanwhile that the lock was not to be had.
+        requests = self.undecided.take_in_flight()
+        refusal: OSError | None = None
+        try:
+            refusal = self._locked(requests, needs)
+        except LogError as error:
+            self._refuse(requests, error)
+        except Exception as error:  # noqa: BLE001 - too much for a frame, no sense, or a bug
+            self.journal.unlock()
+            self._one_by_one(requests, error)
+        finally:
+            self.journal.unlock()
+        if refusal is not None:
+            self._make_do(requests, refusal)
+        # Without the lock: what is waited for may have to be looked up in all of the log.
+        self._answer_watchers()
+
+    def _make_do(self, requests: list[Request], error: OSError) -> None:
+        """The disk refused: try again without the enqueues, or with the reserve; or give up."""
+        rest, refused = self.room.sort_out(requests, error)
+        self.answers.now += refused
+        if refused or (is_full(error) and self.room.give_up_reserve()):
+            rest = self._not_watched(rest)
+            if rest or self.waiters.claims:
+                self._commit(rest, BatchNeeds.of(rest))
+        else:
+            self._give_up(rest, error)
+
+    def _one_by_one(self, requests: list[Request], error: Exception) -> None:
+        """Nothing of a batch was appended since something in it broke: find out what."""
+        waiting, self.waiters.claims = self.waiters.claims, []
+        requests = parted(requests)
+        if requests and (waiting or len(requests) > 1):
+            for request in requests:
+                try:
+                    needs = BatchNeeds.of([request])
+                except Exception as refusal:  # noqa: BLE001 - its operand is none
+                    self.answers.now += refusals([request], failure(refusal))
+                else:
+                    self._commit([request], needs)
+            self.waiters.claims = waiting + self.waiters.claims
+            self._commit([], BatchNeeds())  # they get what the good ones brought
+            return
+        _log.error("%s: a request broke its batch", self.journal.path, exc_info=error)
+        self.answers.now += refusals([*requests, *claim_requests(waiting)], failure(error))
+
+    def _look(self, request: Request) -> None:
+        """Answer a request that only reads."""
+        op, port, future, operand = request
+        try:
+            self.journal.check_files()
+            self.journal.refresh()
+            if op == _FOLLOW:
+                self.waiters.growth.add(operand, port, future)
+                return
+            look, needs_agenda = (operand, True) if op == _STATS else operand
+            if self.builds_in_steps and self.facets.lacks(agenda=needs_agenda, keys=False):
+                self.undecided.hold([request])
+                return
+            self.facets.catch_up()
+            if needs_agenda:
+                self.facets.need_agenda()
+            sight = self.sight
+            value = look(sight, *self._numbers()) if op == _STATS else look(sight)
+            self.answers.add_later([(port, future, value)], self.journal.next_lsn)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
+            self.answers.now.append((port, future, failure(error)))
+
+    def _numbers(self) -> tuple[tuple[QueueStats, ...], EngineStats]:
+        agenda = self.facets.need_agenda()
+        return self.gauges.queues(agenda, self.journal.clock.wall_ns()), engine_stats(self)
+
+    def _wants_agenda(self, needs: BatchNeeds) -> bool:
+        if self.waiters.claims or needs.replaces:
+            return True
+        return not needs.ops.isdisjoint(_NEEDS_AGENDA)
+
+    def _build_before_lock(self, needs: BatchNeeds) -> bool:
+        """Read what others wrote before taking the lock: the first build reads the whole log.
+
+        Returns:
+            Whether what the batch needs is built in steps instead, and not there yet.
+        """
+        facets = self.facets
+        wants_agenda = self._wants_agenda(needs)
+        builds = (wants_agenda and facets.agenda is None) or (needs.keyed and facets.dedup is None)
+        if builds or facets.agenda is not None:
+            self.journal.refresh()
+            if self.builds_in_steps and facets.lacks(agenda=wants_agenda, keys=needs.keyed):
+                return True
+            facets.catch_up()
+        if wants_agenda:
+            facets.need_agenda()
+        if needs.keyed:
+            facets.need_dedup()
+        return False
+
+    def _put_off(self, requests: list[Request]) -> tuple[list[Request], BatchNeeds]:
+        """Hold back what needs a fold that is still being built; returns the rest."""
+        waiting = self.waiters.take_claims()
+        rest: list[Request] = []
+        held: list[Request] = []
+        for request in (*requests, *waiting):
+            op, _, future, operand = request
+            if op == _ENQUEUE and operand[2] is None:
+                rest.append(request)
+                continue
+            one = BatchNeeds.of([request])
+            if not self.facets.lacks(agenda=self._wants_agenda(one), keys=one.keyed):
+                rest.append(request)
+            elif future is None or not future.done():
+                held.append(request)
+        self.undecided.hold(held)
+        return rest, BatchNeeds.of(rest)
+
+    def _locked(self, requests: list[Request], needs: BatchNeeds) -> OSError | None:
+        """Decide and append; returns what the disk said if it refused: then nothing happened."""
+        before, claims, claims_lsn = (
+            self.answers.stand(),
+            list(self.waiters.claims),
+            self._claims_lsn,
+        )
+        journal = self.journal
+        try:
+            journal.rotate_if_full()
+            time_ns, step_ns = journal.log_time()
+            batch = Batch(journal, time_ns)
+            self._catch_up(batch, step_ns, needs)
+            self._run(batch, requests)
+            self.answers.add_later(self.operations.deaths.told(), batch.lsn)
+            self.operations.close(batch)
+            if batch.count:
+                journal.allow(batch.features)
+                start = journal.end()
+                self._note_frame(batch)
+                journal.append(b"".join(batch.parts), batch.count, time_ns)
+                self.facets.appended(start, batch.adopted)
+                journal.meters.batch(batch.count, batch.payload_size)
+                self.room.appended()
+                self.unsynced = self.unsynced or batch.interest != 0
+        except Exception as error:
+            self.answers.go_back_to(before)
+            self.waiters.claims, self._claims_lsn = claims, claims_lsn
+            # What was applied is thrown away with the fold, and folded anew.
+            self.facets.discard(broken=not isinstance(error, (OSError, TaskqError)))
+            self.operations.forget()
+            if not isinstance(error, OSError):
+                raise
+            return error
+        self._interest |= batch.interest | (INTEREST_GROWTH if batch.count else 0)
+        return None
+
+    def _catch_up(self, batch: Batch, step_ns: int, needs: BatchNeeds) -> None:
+        facets = self.facets
+        facets.catch_up()
+        if self._wants_agenda(needs):
+            facets.need_agenda()
+        if needs.keyed:
+            facets.need_dedup()
+        self.operations.context.recent.trim()
+        if step_ns:
+            batch.add(codec.encode_clock(step_ns, batch.lsn))
+            for facet in (facets.agenda, facets.dedup):
+                if facet is not None:
+                    facet.apply_clock(step_ns)
+        agenda = facets.agenda
+        if agenda is None:
+            return
+        agenda.promote(batch.time_ns)
+        self._take_back(batch)
+        # Nothing expires in the frame that records a step: the new time may be corrected again.
+        following = agenda.next_expiry_ns()
+        self._expiring = False
+        if not step_ns and following is not None and following <= batch.time_ns:
+            self._expiring = self.operations.cancels.expire(batch)
+
+    def _take_back(self, batch: Batch) -> None:
+        """Give back the jobs of owners that died."""
+        dead = self.owners.dead_if_due(self.journal.clock.steady_ns())
+        if dead:
+            self.taken_back += self.operations.claims.take_back_lost(batch, dead)
+            self.owners.forget(dead)
+
+    def _note_frame(self, batch: Batch) -> None:
+        """Let the agenda date the jobs of this batch; legal twice."""
+        agenda = self.facets.agenda
+        if agenda is not None and batch.count:
+            agenda.ages.note(batch.first_lsn, agenda.moment)
+
+    def look_around(self) -> None:
+        """While nothing is written: everyone who waits is told if the log's files are gone."""
+        try:
+            self.journal.check_files()
+            self._check_owner(self.journal.clock.steady_ns())
+        except LogFailed as error:
+            self._refuse([], error)
+
+    def _check_owner(self, now_ns: int) -> None:
+        """Make sure, once a second, that the others see this process.
+
+        Raises:
+            LogGone: they take it for dead, and its claims for theirs.
+        """
+        if now_ns - self._looked_ns < LOOK_AROUND_NS:
+            return
+        self._looked_ns = now_ns
+        if not self.peers.is_known():
+            raise self.journal.is_gone("its file in owners/ was removed, moved or replaced")
+
+    def take_interest(self) -> int:
+        """Interest bits of the sleepers to wake; asked once for each batch."""
+        interest, self._interest = self._interest, 0
+        return interest
+
+    def _run(self, batch: Batch, requests: list[Request]) -> None:
+        later = self.answers.later
+        enqueue = self.operations.enqueues.one
+        number, end = 0, len(requests)
+        while number < end:
+            op, port, future, operand = requests[number]
+            if op == _ENQUEUE and operand[2] is None and operand[0].flags < _PACKED_MIN:
+                number = self._enqueue_run(batch, requests, number)
+                continue
+            number += 1
+            if op == _ENQUEUE:
+                if future.done():  # withdrawn in time
+                    continue
+                try:
+                    later.append((port, future, enqueue(batch, operand)))
+                except TaskqError as error:
+                    self._refuse_one(port, future, error)
+            else:
+                self._run_other(batch, op, port, future, operand)
+        if self.facets.agenda is not None and self.facets.agenda.flows.todo:
+            self.operations.ends.follow(batch)
+        if later:
+            self.answers.later_lsn = max(self.answers.later_lsn, batch.lsn)
+        if self.waiters.claims:
+            # Not before the others: a holder that is late, but in this batch, still has its claim.
+            self.taken_back += self.operations.claims.take_back_over(batch)
+            if not self._expiring:
+                self._note_frame(batch)
+                self._serve_claims(batch)
+
+    def _enqueue_run(self, batch: Batch, requests: list[Request], number: int) -> int:
+        """Enqueue the plain jobs of one spec from ``number`` on; returns where the next are."""
+        spec = requests[number][3][0]
+        bodies: list[bytes] = []
+        ports: list[Any] = []
+        futures: list[Any] = []
+        for op, port, future, operand in islice(requests, number, None):
+            if op != _ENQUEUE or operand[0] is not spec or operand[2] is not None:
+                break
+            number += 1
+            if not future.done():  # else it was withdrawn in time
+                bodies.append(operand[1])
+                ports.append(port)
+                futures.append(future)
+        first = self.operations.enqueues.enqueue_run(batch, spec, bodies)
+        self.answers.later += zip(ports, futures, range(first, batch.lsn), strict=True)
+        return number
+
+    def _run_other(self, batch: Batch, op: int, port: Any, future: Any, operand: Any) -> None:
+        if future is not None and future.done():
+            return
+        try:
+            if op == _SETTLE_SOON:
+                items, on_error = operand
+                for item, error in self.operations.settles.settle_many(batch, items):
+                    self.answers.now.append((port, None, (on_error, item, error)))
+                return
+            if op == Op.CLAIM:
+                self.waiters.claims.append((operand, port, future))
+                return
+            if op == Op.OUTCOME:
+                self.waiters.outcomes.add(operand, port, future)
+                return
+            value = self.operations.table[op](batch, operand)
+        except TaskqError as refusal:
+            self._refuse_one(port, future, refusal)
+            return
+        if op in _AT_ONCE:
+            self.answers.now.append((port, future, value))
+            return
+        self.answers.later.append((port, future, value))
+        self.answers.later_lsn = max(self.answers.later_lsn, batch.lsn)
+
+    def _refuse_one(self, port: Any, future: Any, error: TaskqError) -> None:
+        """Answer a request that raised; one that names a job waits until that job is on disk."""
+        answers = self.answers.later if isinstance(error, DuplicateKey) else self.answers.now
+        answers.append((port, future, error))
+
+    def _serve_claims(self, batch: Batch) -> None:
+        waiting = []
+        steady = self.journal.clock.steady_ns()
+        for claim in self.waiters.claims:
+            request, port, future = claim
+            if future.done():
+                continue
+            deliveries, must_sync = self.operations.claims.claim_jobs(batch, request)
+            if deliveries:
+                if must_sync:
+                    self.answers.later.append((port, future, deliveries))
+                    self.answers.later_lsn = self._claims_lsn = batch.lsn
+                else:
+                    self.answers.now.append((port, future, deliveries))
+            elif request.is_over(steady):
+                self.answers.now.append((port, future, []))
+            else:
+                waiting.append(claim)
+        self.waiters.claims = waiting
+
+    # -- refusing ---------------------------------------------------------------------------------
+
+    def _refuse(self, requests: list[Request], error: TaskqError) -> None:
+        waiters = self.waiters
+        if isinstance(error, LogFailed):
+            # Nothing will come until a person has looked: no worker may sit there and seem well.
+            requests = [*requests, *waiters.take_claims()]
+            self.answers.now += tell_all(waiters.take_listeners(), error)
+        requests = self._not_watched(requests)
+        if not isinstance(error, LogError):
+            patient = [one for one in requests if one[0] == Op.CLAIM]
+            waiters.claims += [(operand, port, future) for _, port, future, operand in patient]
+            requests = [one for one in requests if one[0] != Op.CLAIM]
+        self.answers.now += refusals(requests, error)
+
+    def _not_watched(self, requests: list[Request]) -> list[Request]:
+        """The same without those that wait for an outcome already."""
+        has = self.waiters.outcomes.has
+        return [one for one in requests if one[0] != Op.OUTCOME or not has(one[3], one[2])]
+
+    def _give_up(self, requests: list[Request], error: OSError) -> None:
+        """The disk refused: callers are told, and what can wait is tried again.
+
+        For room claims and watchers wait as long as they may; nothing else gets better by itself.
+        """
+        failed = AppendFailed(self.journal.path, error)
+        known = {id(one[2]) for one in self.waiters.claims}
+        requests = [one for one in self._not_watched(requests) if id(one[2]) not in known]
+        waiting = [*self.waiters.take_claims(), *requests]
+        steady_ns, has_hope = self.journal.clock.steady_ns(), is_full(error)
+        for request in waiting:
+            op, port, future, operand = request
+            if op == _SETTLE_SOON or (op == Op.OUTCOME and has_hope):
+                self.undecided.held.append(request)
+            elif op == Op.CLAIM and has_hope and not operand.is_over(steady_ns):
+                self.waiters.claims.append((operand, port, future))
+            elif future is None or not future.done():
+                self.answers.now.append((port, future, failed))
+
+    # -- outcomes ---------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Look for outcomes that other processes wrote, without the lock."""
+        self.journal.refresh()
+        if self.builds_in_steps:
+            self.facets.lacks(agenda=False, keys=False)
+        self.facets.catch_up()
+        self._answer_watchers()
+
+    def _answer_watchers(self) -> None:
+        self.answers.add_later(list(self.waiters.outcomes.settled()), self.journal.next_lsn)
+
+    # -- durability -------------------------------------------------------------------------------
+
+    def must_sync(self) -> bool:
+        """Whether answers wait for the disk."""
+        if self.journal.too_much_in_the_air() or self._claims_lsn > self.journal.durable_lsn:
+            return True
+        if self.config.durability is not Durability.FSYNC:
+            return False
+        return bool(self.answers.later) and self.answers.later_lsn > self.journal.durable_lsn
+
+    def rest(self) -> None:
+        """Have all of the log on disk, and let it say so; nothing if it says so already.
+
+        Raises:
+            OSError: the disk refused.
+            LogError: as ``Journal.lock``.
+        """
+        journal = self.journal
+        if not journal.ends_in_sync_point():
+            if journal.durable_lsn < journal.next_lsn:
+                self.sync()
+            journal.leave_sync_point()
+
+    def sync(self) -> None:
+        """Make all answers durable, or turn them into errors that say the outcome is unknown."""
+        self.unsynced = False
+        try:
+            self.journal.sync()
+        except OSError as error:
+            self.answers.refuse_later(OutcomeUnknown(self.journal.path, error))
+            self.journal.fail(error)
+
+
+def engine_stats(committer: Committer) -> EngineStats:
+    """What this process's engine did so far."""
+    meters, writer, room = committer.journal.meters, committer.journal.writer, committer.room
+    return EngineStats(
+        batches=meters.batches,
+        records=meters.records,
+        batch_records=meters.sizes.spread(),
+        batch_histogram=meters.sizes.buckets(),
+        appended_bytes=meters.appended_bytes,
+        payload_bytes=meters.payload_bytes,
+        upkeep_bytes=meters.upkeep_bytes,
+        sync_seconds=meters.syncs.spread(SECOND_NS),
+        slow_syncs=meters.slow_syncs,
+        lock_wait_seconds=writer.waits.spread(SECOND_NS),
+        lock_hold_seconds_max=writer.longest_hold_ns / SECOND_NS,
+        caught_up_records=committer.facets.caught_up,
+        open_seconds=meters.open_ns / SECOND_NS,
+        free_bytes=room.free_bytes,
+        is_disk_short=room.pressed,
+    )

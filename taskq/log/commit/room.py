@@ -1,0 +1,295 @@
+"""Room on the disk: new jobs are refused before it is full, and what ends jobs goes on.
+
+Three things stand between the log and a full disk. Enqueues are refused while fewer than
+``min_free`` bytes are free. What makes the log no longer than it must be (settlements, cancels,
+expiry, what is given back, upkeep) still appends. And when the disk takes no more at all, the
+reserve is given up for those: a file whose only use is that it can be removed. It is made again
+once there is room for it besides ``min_free``; until then enqueues are refused, or they would take
+what was freed for the others.
+
+Nothing here needs the writer lock, and a crash at any step leaves a log that is whole: the reserve
+is there, or too small, or gone, and the next look says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from taskq.core.errors import AppendFailed, DiskFull
+from taskq.core.model import SECOND_NS
+from taskq.log.commit.answers import refusals
+from taskq.log.commit.survey import BatchNeeds
+from taskq.log.config import MIN_FREE_BYTES, MIN_FREE_FILES, RESERVE_BYTES, TINY_DISK_PARTS
+from taskq.log.requests import Trait, ops_that
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.log.config import LogConfig
+    from taskq.log.machine.ports import Clock, Disk
+    from taskq.log.requests import Answer, Request
+
+T = TypeVar("T")
+
+RESERVE_FILE: Final = "reserve"
+_PROBE_FILE: Final = "reserve.tmp"
+#: What is refused first: the operations that bring jobs, new ones or dead ones written again.
+GROWING: Final = ops_that(Trait.GROWS)
+#: What a disk or a quota that is used up says.
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: The soonest and the latest next look, and how fast the disk is taken to fill up in between.
+_LOOK_NS_MIN: Final = SECOND_NS // 20
+_LOOK_NS_MAX: Final = SECOND_NS
+#: So long after somebody was refused the log tries to make room.
+_SOUGHT_NS: Final = 5 * SECOND_NS
+_FILL_BYTES_PER_SECOND: Final = 4 * 1024**3
+#: Besides what was asked for, a batch may hold claims, expiries and what dead owners left.
+_MARGIN_BYTES: Final = 16 * 1024
+
+
+class Room:
+    """What one process knows of the room on the log's disk.
+
+    Attributes:
+        free_bytes: when last looked at; None before that.
+        limit_bytes: enqueues must leave so many.
+        refused: what the disk said to the last append, if it refused it.
+    """
+
+    def __init__(self, disk: Disk, clock: Clock, path: str, config: LogConfig) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._path = path
+        self._reserve_path = f"{path}/{RESERVE_FILE}"
+        self._probe_path = f"{path}/{_PROBE_FILE}"
+        self._min_free = config.min_free_bytes
+        self._files_left = ""
+        self._reserve = config.reserve_bytes
+        self.free_bytes: int | None = None
+        self.limit_bytes = 0
+        self.refused: OSError | None = None
+        self._is_short = False
+        self._left = 0
+        self._look_at_ns = self._sought_until_ns = 0
+
+    @property
+    def pressed(self) -> bool:
+        """Whether the disk is short: enqueues are refused, the log should free what it can."""
+        return self._is_short or self.refused is not None
+
+    @property
+    def is_sought(self) -> bool:
+        """Whether somebody was refused for want of room just now: the log should make some."""
+        return self.pressed or self._clock.steady_ns() < self._sought_until_ns
+
+    @property
+    def headroom(self) -> int:
+        """Bytes that enqueues may still take, as of the last look; below 0 when there are none."""
+        return (self.free_bytes or 0) - self.limit_bytes
+
+    # -- before a batch ---------------------------------------------------------------------------
+
+    def admit(
+        self, requests: list[Request], needs: BatchNeeds, now_ns: int
+    ) -> tuple[list[Request], BatchNeeds, list[Answer]]:
+        """(requests that may go on, their needs, the answers of those that may not)."""
+        self._left -= needs.size
+        if self._left >= 0 and not self.pressed and now_ns < self._look_at_ns:
+            return requests, needs, []
+        grows = not needs.ops.isdisjoint(GROWING)
+        self.look(needs.size, grows=grows)
+        if not (grows and self._is_short):
+            return requests, needs, []
+        # What is not refused has its room first, whatever its place in the batch.
+        left = self.headroom - BatchNeeds.of(_not_growing(requests)).size
+        if self._files_left:
+            left = -1
+        kept: list[Request] = []
+        refused: list[Request] = []
+        for request in requests:
+            size = BatchNeeds.of([request]).size if request[0] in GROWING else 0
+            if not size or size <= left:
+                left -= size
+                kept.append(request)
+            else:
+                refused.append(request)
+        if refused:
+            self._sought_until_ns = now_ns + _SOUGHT_NS
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return kept, BatchNeeds.of(kept), refusals(refused, self._error(self.refused or full))
+
+    def look(self, size: int = 0, *, grows: bool = False) -> None:
+        """Learn how much room there is, and make the reserve if it is missing and there is room.
+
+        While the disk refuses appends, it is made only for somebody who wants to enqueue.
+        """
+        disk = self._disk
+        try:
+            min_free, reserve = self._limits()
+            free = disk.free_bytes(self._path)
+            self._files_left = files_left(disk, self._path) if min_free else ""
+        except OSError:
+            return  # who cannot be asked refuses nothing
+        limit = min_free
+        if self.free_bytes is None:
+            self._remove_probe()  # of a process that was killed
+        if reserve and _size_of(disk, self._reserve_path) < reserve:
+            limit += reserve
+            if free >= limit and (grows or self.refused is None):
+                if self._set_aside(self._reserve_path, reserve):
+                    free, limit = free - reserve, min_free
+                else:
+                    free = 0  # a quota: there is room, but not for us
+        self.free_bytes, self.limit_bytes = free, limit
+        headroom = free - limit
+        self._is_short = headroom < size or bool(self._files_left)
+        self._left = max(headroom // 4, 0)
+        wait_ns = headroom * SECOND_NS // _FILL_BYTES_PER_SECOND
+        self._look_at_ns = self._clock.steady_ns() + min(max(wait_ns, _LOOK_NS_MIN), _LOOK_NS_MAX)
+
+    def may_try(self, size: int) -> bool:
+        """After a refusal: whether an append of so many bytes may be tried again.
+
+        A refused batch costs the fold of the log, so the disk is asked first; when it has nothing
+        left, the reserve is given up.
+        """
+        if self.refused is None:
+            return True
+        if self._set_aside(self._probe_path, size + _MARGIN_BYTES):
+            self._remove_probe()
+            return True
+        # Without a file to probe with, the append itself will tell.
+        return self.give_up_reserve() or (bool(self._files_left) and self.headroom > size)
+
+    # -- after one --------------------------------------------------------------------------------
+
+    def sort_out(
+        self, requests: list[Request], error: OSError
+    ) -> tuple[list[Request], list[Answer]]:
+        """The disk refused a batch: what may be tried again, and the answers to its enqueues.
+
+        Without answers it is of no use to try again, unless the reserve is given up.
+        """
+        if not is_full(error):
+            return requests, []
+        self.refused = error
+        self.look()
+        growing = [request for request in requests if request[0] in GROWING]
+        if not growing:
+            return requests, []
+        return _not_growing(requests), refusals(growing, self._error(error))
+
+    def appended(self) -> None:
+        """The disk took an append: it is well again."""
+        if self.refused is not None:
+            self.refused = None
+            self._look_at_ns = 0
+
+    def give_up_reserve(self) -> bool:
+        """Free the reserve for what must not be refused; False if there is none."""
+        return give_up_reserve(self._disk, self._path)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _limits(self) -> tuple[int, int]:
+        """(min_free, reserve): as they were set, or what suits the disk."""
+        min_free, reserve = self._min_free, self._reserve
+        if min_free is None or reserve is None:
+            part = self._disk.total_bytes(self._path) // TINY_DISK_PARTS
+            self._min_free = min_free = min(MIN_FREE_BYTES, part) if min_free is None else min_free
+            self._reserve = reserve = min(RESERVE_BYTES, part) if reserve is None else reserve
+        return min_free, reserve
+
+    def _remove_probe(self) -> None:
+        with contextlib.suppress(OSError):
+            self._disk.remove(self._probe_path)
+
+    def _set_aside(self, path: str, size: int) -> bool:
+        """Make a file of so many bytes; False, and there is none, if the disk has no room for it.
+
+        One that cannot be made for another reason, as in place of a directory, tells nothing of it.
+        """
+        disk = self._disk
+        try:
+            descriptor = disk.open(path, create=True)
+            try:
+                disk.allocate(descriptor, size)
+            finally:
+                disk.close(descriptor)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                disk.remove(path)
+            return not is_full(error)
+        return True
+
+    def _error(self, error: OSError) -> DiskFull:
+        if self._files_left:
+            error = OSError(error.errno, self._files_left)
+        return DiskFull(self._path, error, self.free_bytes or 0, self.limit_bytes)
+
+
+def _not_growing(requests: list[Request]) -> list[Request]:
+    return [request for request in requests if request[0] not in GROWING]
+
+
+def files_left(disk: Disk, path: str) -> str:
+    """What is wrong if too few files may still be made on a disk; else empty."""
+    files = disk.files(path)
+    if files is None:
+        return ""
+    free, least = files[0], min(MIN_FREE_FILES, files[1] // TINY_DISK_PARTS)
+    return "" if free >= least else f"{free} files may still be made, {least} must be left"
+
+
+def is_full(error: OSError) -> bool:
+    """Whether it says that the disk or a quota is used up."""
+    return error.errno in _FULL
+
+
+def give_up_reserve(disk: Disk, path: str) -> bool:
+    """Remove a log's reserve; False if there is none."""
+    reserve = f"{path}/{RESERVE_FILE}"
+    if not _size_of(disk, reserve):
+        return False
+    try:
+        disk.remove(reserve)
+    except OSError:
+        return False
+    # Some file systems give freed bytes out only once the removal is on disk.
+    with contextlib.suppress(OSError):
+        disk.sync_directory(path)
+    return True
+
+
+def with_reserve(disk: Disk, path: str, action: Callable[[], T]) -> T:
+    """Do it; on a full disk give up the reserve and do it once more: a log must open to be settled.
+
+    Raises:
+        AppendFailed: the disk is full for good.
+    """
+    try:
+        try:
+            return action()
+        except OSError as error:
+            if not is_full(error) or not give_up_reserve(disk, path):
+                raise
+        return action()
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise AppendFailed(path, error) from error
+
+
+def _size_of(disk: Disk, path: str) -> int:
+    """Bytes of a file, 0 if it cannot be seen."""
+    try:
+        descriptor = disk.open(path, write=False)
+    except OSError:
+        return 0
+    try:
+        return disk.size(descriptor)
+    finally:
+        disk.close(descriptor)

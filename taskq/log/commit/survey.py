@@ -1,0 +1,98 @@
+"""What a batch of requests holds, found in one pass while the mailbox is taken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.model import Conflict
+from taskq.log.decide.sizes import extras_size, request_size
+from taskq.log.requests import Op, Trait, ops_that
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskq.core.model import Extras
+    from taskq.log.requests import Item, Request
+
+_ENQUEUE: Final = int(Op.ENQUEUE)
+_NEEDS_KEYS: Final = ops_that(Trait.KEYS)
+
+
+class BatchNeeds:
+    """What a batch will need to be decided.
+
+    Attributes:
+        ops: the operations in it.
+        keyed: whether any enqueue has a key.
+        replaces: whether any may take its key from another job.
+        size: about how many bytes it adds to the log.
+    """
+
+    __slots__ = ("keyed", "ops", "replaces", "size")
+
+    def __init__(self) -> None:
+        self.ops: set[int] = set()
+        self.keyed = self.replaces = False
+        self.size = 0
+
+    def add_plain(self, size: int) -> None:
+        """Count plain enqueues in, of ``size`` bytes together."""
+        self.ops.add(_ENQUEUE)
+        self.size += size
+
+    def add(self, request: Request) -> None:
+        """Count a request in."""
+        op, _, _, operand = request
+        self.ops.add(op)
+        if op == _ENQUEUE:
+            spec, body, extras = operand
+            self.size += len(body) + len(spec.tail)
+            if extras is not None:
+                self.size += extras_size(extras)
+                self._look(extras)
+            return
+        self.size += request_size(op, operand)
+        if op == Op.ENQUEUE_MANY:
+            self._look_at(operand)
+        elif op in _NEEDS_KEYS or (op == Op.ADOPT and operand.is_keyed):
+            self.keyed = True
+        elif op == Op.REQUEUE:
+            self.keyed = self.keyed or any(letter.has_options for letter in operand)
+        elif op in (Op.SETTLE, Op.SETTLE_SOON):
+            for item in operand if op == Op.SETTLE else operand[0]:
+                if item.children:
+                    self._look_at(item.children)
+        elif op in (Op.TRANSACT, Op.TICK):
+            self._look_at(operand.items)
+
+    def _look_at(self, items: Iterable[Item]) -> None:
+        for _, _, extras in items:
+            if extras is not None:
+                self._look(extras)
+
+    def _look(self, extras: Extras) -> None:
+        if extras.key is not None:
+            self.keyed = True
+            if extras.on_conflict is Conflict.REPLACE:
+                self.replaces = True
+
+    @classmethod
+    def of(cls, requests: list[Request]) -> BatchNeeds:
+        """Count a list of requests in."""
+        needs = cls()
+        for request in requests:
+            needs.add(request)
+        return needs
+
+
+def parted(requests: list[Request]) -> list[Request]:
+    """The same, with settlements that nobody waits for on their own."""
+    parts: list[Request] = []
+    for request in requests:
+        op, port, future, operand = request
+        if op == Op.SETTLE_SOON:
+            items, on_error = operand
+            parts += [(op, port, future, ([item], on_error)) for item in items]
+        else:
+            parts.append(request)
+    return parts

@@ -1,0 +1,251 @@
+"""Callers that wait: for jobs to claim, for the end of a job, for the log to grow."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import JobNotFound, LogFailed
+from taskq.core.model import Durability
+from taskq.log.decide.operations import failure
+from taskq.log.machine.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.requests import Op
+from taskq.log.segments.segments import Extent, SegmentGone
+from taskq.log.state.facets import NO_JOB
+from taskq.log.state.story import find_end, read_outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.core.errors import TaskqError
+    from taskq.log.journal.journal import Journal
+    from taskq.log.requests import Answer, ClaimRequest, Outcome, Request
+    from taskq.log.state.facets import Facets
+
+
+# Waiting for the log to grow: the streams of one process, and readers that have it not open.
+#
+# A stream reads only what is durable. Who wants to know that more is asks the storage thread, which
+# sleeps until some process has appended, and syncs what nobody else does. With durability ``os``
+# nothing is ever known to be durable, so everything that was written counts.
+
+#: How long what streams wait for may stay unsynced, in the hope that another sync takes it along.
+_COMPANY_SECONDS: Final = 0.002
+
+
+class Growth:
+    """Who waits for the log to grow; on the storage thread."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._durability = journal.config.durability
+        self._waiting: list[tuple[int, Any, Any]] = []
+
+    def __bool__(self) -> bool:
+        if self._waiting:
+            self._waiting = [one for one in self._waiting if not one[2].done()]
+        return bool(self._waiting)
+
+    def add(self, lsn: int | None, port: Any, future: Any) -> None:
+        """Tell how far the log may be read once that is beyond ``lsn``.
+
+        None: once everything that is in the log now may be read.
+        """
+        if lsn is None:
+            lsn = self._journal.next_lsn - 1
+        self._waiting.append((lsn, port, future))
+
+    def told(self) -> list[Answer]:
+        """The answers that can be given now."""
+        if not self._waiting:
+            return []
+        journal = self._journal
+        extent = Extent(journal.segment, journal.offset, self._limit)
+        left: list[tuple[int, Any, Any]] = []
+        answers: list[Answer] = []
+        for one in self._waiting:
+            lsn, port, future = one
+            if lsn < extent.lsn:
+                answers.append((port, future, extent))
+            else:
+                left.append(one)
+        self._waiting = left
+        if left and self._has_failed():
+            error = LogFailed(journal.path, "an fsync failed in one of its processes")
+            answers += [(port, future, error) for port, future in self.take_all()]
+        return answers
+
+    @property
+    def _limit(self) -> int:
+        journal = self._journal
+        if self._durability is Durability.OS:
+            return journal.next_lsn
+        return min(journal.durable_lsn, journal.next_lsn)
+
+    @property
+    def lacking(self) -> bool:
+        """Whether they wait for what was written and is not on disk."""
+        return bool(self._waiting) and self._limit < self._journal.next_lsn
+
+    def sync_seconds(self, usual: float) -> float:
+        """How long they wait for somebody's sync before one is made for them."""
+        if self._durability is Durability.FSYNC and self.lacking:
+            return min(usual, _COMPANY_SECONDS)
+        return usual
+
+    def take_all(self) -> list[tuple[Any, Any]]:
+        """Everyone who waits; they wait no more."""
+        everyone, self._waiting = self.all(), []
+        return everyone
+
+    def all(self) -> list[tuple[Any, Any]]:
+        """Everyone who waits."""
+        return [(port, future) for _, port, future in self._waiting]
+
+    def _has_failed(self) -> bool:
+        hint = self._journal.writer.peek()
+        return hint is not None and hint.failed != 0
+
+
+_log: Final = logging.getLogger("taskq")
+
+
+class Waiters:
+    """Who waits for what the log does not hold yet.
+
+    Attributes:
+        claims: claims that found nothing: (request, port, future).
+        outcomes: who waits for the end of a job, here or by another process.
+        growth: who waits for the log to grow.
+    """
+
+    __slots__ = ("claims", "growth", "outcomes")
+
+    def __init__(self, journal: Journal, facets: Facets) -> None:
+        self.claims: list[tuple[ClaimRequest, Any, Any]] = []
+        self.outcomes = Outcomes(journal, facets)
+        self.growth = Growth(journal)
+
+    def claim_requests(self) -> list[Request]:
+        """The claims, as the requests that they came as; legal on any thread."""
+        return claim_requests(list(self.claims))
+
+    def take_claims(self) -> list[Request]:
+        """Take the claims, as the requests that they came as."""
+        claims, self.claims = self.claims, []
+        return claim_requests(claims)
+
+    def take_listeners(self) -> list[tuple[Any, Any]]:
+        """(port, future) of everyone but the claims; they wait no more."""
+        return [*self.outcomes.take_all(), *self.growth.take_all()]
+
+    def listeners(self) -> list[tuple[Any, Any]]:
+        """(port, future) of everyone but the claims."""
+        return [*self.outcomes.all(), *self.growth.all()]
+
+    def interest(self) -> int:
+        """The interest bits of those that wait."""
+        interest = INTEREST_READY if self.claims else 0
+        interest |= INTEREST_OUTCOME if self.outcomes else 0
+        return interest | (INTEREST_GROWTH if self.growth else 0)
+
+
+def claim_requests(claims: list[tuple[ClaimRequest, Any, Any]]) -> list[Request]:
+    """Claims that wait, as the requests that they came as."""
+    return [(int(Op.CLAIM), port, future, operand) for operand, port, future in claims]
+
+
+class Outcomes:
+    """Who waits for which job to be settled; the watch facet does the looking."""
+
+    def __init__(self, journal: Journal, facets: Facets) -> None:
+        self._journal = journal
+        self._facets = facets
+        self._waiting: dict[int, list[tuple[Any, Any]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, job: int, port: Any, future: Any) -> None:
+        """Wait for a job.
+
+        Raises:
+            JobNotFound: the log has no record of that number yet.
+        """
+        waiting = self._waiting.get(job)
+        if waiting is not None:
+            waiting.append((port, future))
+            return
+        agenda = self._facets.agenda
+        journal = self._journal
+        known = agenda is not None and (
+            agenda.table.find(job) is not None or job in self._facets.ended
+        )
+        # Whether a record of this number is a job is looked up later, without the lock.
+        if not known and not 0 < job < journal.next_lsn:
+            raise self._not_found(job)
+        self._waiting[job] = [(port, future)]
+        self._facets.watch_for(job)
+
+    def has(self, job: int, future: Any) -> bool:
+        """Whether this future waits for the job."""
+        return any(one is future for _, one in self._waiting.get(job, ()))
+
+    def settled(self) -> Iterator[tuple[Any, Any, Outcome | TaskqError]]:
+        """(port, future, outcome or error) of everyone whose job was settled since the last call.
+
+        Raises nothing: the batch that brought them is in the log, whatever goes wrong here.
+        """
+        try:
+            self._facets.look_back()
+        except Exception:  # noqa: BLE001 - they are looked for again with the next batch
+            _log.exception("%s: cannot look for outcomes", self._journal.path)
+        for job, location in self._facets.watch.take():
+            outcome: Outcome | TaskqError
+            try:
+                found = location != NO_JOB
+                outcome = read_outcome(self._journal, location) if found else self._not_found(job)
+            except SegmentGone:
+                outcome = self._look_again(job)
+            except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
+                outcome = failure(error)
+            for port, future in self._waiting.pop(job, ()):
+                yield port, future, outcome
+
+    def _look_again(self, job: int) -> Outcome | TaskqError:
+        """What became of a job whose end was written again since, or is not kept."""
+        try:
+            location = find_end(self._journal, job)
+            if location is not None:
+                return read_outcome(self._journal, location)
+            return self._not_found(job)
+        except JobNotFound:
+            return self._not_found(job)
+        except Exception as error:  # noqa: BLE001 - as in ``settled``
+            return failure(error)
+
+    def _not_found(self, job: int) -> JobNotFound:
+        return JobNotFound(
+            f"no job {self._journal.tag}-{job} in this log: it is not kept any more, or never was"
+        )
+
+    def forget_cancelled(self) -> None:
+        """Stop looking for what nobody waits for any more."""
+        for job, waiting in list(self._waiting.items()):
+            left = [(port, future) for port, future in waiting if not future.cancelled()]
+            if left:
+                self._waiting[job] = left
+            else:
+                del self._waiting[job]
+                self._facets.watch.jobs.discard(job)
+
+    def take_all(self) -> list[tuple[Any, Any]]:
+        """Everyone who waits; nothing is looked for any more."""
+        everyone = self.all()
+        self._waiting.clear()
+        self._facets.watch.jobs.clear()
+        return everyone
+
+    def all(self) -> list[tuple[Any, Any]]:
+        """Everyone who waits."""
+        return [one for waiting in self._waiting.values() for one in waiting]

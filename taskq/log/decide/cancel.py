@@ -1,0 +1,89 @@
+"""Cancelling jobs: one that waits is withdrawn at once, the owner of one that runs is asked.
+
+The ask is a record, so that the job does not come back whatever becomes of its owner: whoever would
+give it back, or bury it, ends it as cancelled instead, be that its owner, the next claimer after
+the owner's death, or the end of its lease. A dead letter would be an invitation to requeue what
+somebody wanted over. Only a success that comes first stands: it says what was done.
+
+An ask names the claim that it is meant for. It ends with that claim, so a later attempt, of a dead
+letter that was requeued, has nothing to do with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import JobNotFound
+from taskq.core.model import WAITING_STATES
+from taskq.core.records import Cause, Kind
+from taskq.log.format import codec
+from taskq.log.machine.ports import INTEREST_CANCEL
+from taskq.log.requests import Cancel
+
+if TYPE_CHECKING:
+    from taskq.log.decide.batch import Batch
+    from taskq.log.decide.context import Context
+    from taskq.log.decide.ends import Ends
+    from taskq.log.requests import Delivery, Withdrawal
+    from taskq.log.state.facets import Facets
+
+#: Expired jobs that are recorded in one batch.
+EXPIRED_MAX: Final = 2_048
+_TOO_LATE: Final = Cancel.TOO_LATE
+
+
+def is_asked(facets: Facets, delivery: Delivery) -> bool:
+    """Whether somebody wants the job of this very claim cancelled."""
+    agenda = facets.need_agenda()
+    claim = agenda.running.get(delivery.job)
+    return claim is not None and claim[0] == delivery.token and delivery.job in agenda.leases.asked
+
+
+class Cancels:
+    """The decisions of one process about jobs that somebody, or their time, wants over."""
+
+    def __init__(self, context: Context, ends: Ends) -> None:
+        self._context = context
+        self._ends = ends
+
+    def cancel(self, batch: Batch, job: int) -> Cancel:
+        """Withdraw a job that waits; of one that runs, ask its owner to stop it.
+
+        Raises:
+            JobNotFound: no record has that number.
+        """
+        if not 0 < job < batch.lsn:
+            raise JobNotFound(f"no job {self._context.tag}-{job} in this log")
+        agenda = self._context.agenda
+        if agenda.table.state(job) in WAITING_STATES:
+            self._withdraw(batch, job, Cause.CALLER)
+            return Cancel.WITHDRAWN
+        claim = agenda.running.get(job)
+        if claim is None:
+            return _TOO_LATE
+        if job not in agenda.leases.asked:
+            attempt, token = agenda.attempt(job), claim[0]
+            batch.add(codec.encode_job(Kind.CANCEL_ASKED, 0, attempt, job, token))
+            agenda.apply_cancel_asked(job, token)
+            batch.interest |= INTEREST_CANCEL
+        return Cancel.ASKED
+
+    def withdraw(self, batch: Batch, what: Withdrawal) -> list[int]:
+        """Cancel these jobs, those among them that still wait; returns which."""
+        agenda = self._context.agenda
+        withdrawn = [job for job in what.jobs if agenda.table.state(job) in WAITING_STATES]
+        for job in withdrawn:
+            self._withdraw(batch, job, what.cause)
+        return withdrawn
+
+    def expire(self, batch: Batch) -> bool:
+        """Record jobs whose time has passed; True if more are left for the next batch."""
+        agenda = self._context.agenda
+        for job in agenda.expired(batch.time_ns, EXPIRED_MAX):
+            self._ends.end(batch, Kind.EXPIRED, Cause.CALLER, job, 0, agenda.attempt(job), None)
+        following = agenda.next_expiry_ns()
+        return following is not None and following <= batch.time_ns
+
+    def _withdraw(self, batch: Batch, job: int, cause: Cause) -> None:
+        attempt = self._context.agenda.attempt(job)
+        self._ends.end(batch, Kind.CANCELLED, cause, job, 0, attempt, None)

@@ -1,0 +1,195 @@
+"""Writing again what is needed from a segment that is about to go; under the writer lock.
+
+Whatever was found to be needed was read without the lock. So each item is looked at again here: it
+is written only if nothing about it changed meanwhile, and else left to the next pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskq.core.dedup import UNTIL_SETTLED
+from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
+from taskq.core.model import LIVE_STATES, TIME_NS_MAX, State
+from taskq.core.records import Kind
+from taskq.core.schedules import Ticked
+from taskq.log.format.carried import (
+    Carried,
+    encode_carried,
+    encode_compacted,
+    encode_queue,
+    encode_tally,
+)
+from taskq.log.format.notes import encode_rated, encode_ticked
+from taskq.log.format.options import enqueue_extras
+from taskq.log.segments.spill import collect
+from taskq.log.state.fold_rare import fold_carried, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskq.core.agenda import Agenda
+    from taskq.core.dedup import Dedup
+    from taskq.log.decide.batch import Batch
+    from taskq.log.decide.context import Context
+    from taskq.log.format.notes import GroupKey
+    from taskq.log.requests import Floor, OldFile, Rewrite
+
+
+class Rewrites:
+    """The decisions of compaction."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._journal = context.journal
+
+    def carry(self, batch: Batch, items: list[Rewrite]) -> int:
+        """Write these again; returns how many had changed and must be looked at once more."""
+        agenda, dedup = self._context.agenda, self._context.dedup
+        missed = 0
+        for item in items:
+            if item.state is State.ABSENT and _key_until(dedup, item) <= batch.time_ns:
+                continue
+            carried = self._carried(agenda, dedup, item)
+            if carried is None:
+                missed += 1
+                continue
+            location = batch.where + batch.size
+            batch.add(encode_carried(Kind.CARRIED, carried, batch.lsn))
+            fold_carried(Kind.CARRIED, carried, location, batch.time_ns, agenda, None)
+            fold_carried(Kind.CARRIED, carried, location, batch.time_ns, None, dedup)
+        return missed
+
+    def tally(self, batch: Batch, lanes: range | list[tuple[str, bytes]]) -> None:
+        """Write down how many jobs of these lanes ended so far, what is paused, all schedules.
+
+        Or when claims of these groups were made.
+        """
+        agenda = self._context.agenda
+        if isinstance(lanes, list):
+            write_rated(batch, agenda, lanes)
+            return
+        for lane in agenda.lanes[lanes.start : lanes.stop]:
+            if lane.succeeded or lane.dead or lane.cancelled or lane.expired:
+                batch.add(encode_tally(lane, batch.lsn))
+        if not lanes.start:
+            for queue in sorted(agenda.queues.paused):
+                batch.add(encode_queue(Kind.PAUSED, queue, batch.lsn))
+            for name, state in sorted(agenda.schedules.items()):
+                batch.add(encode_ticked(Ticked(name, state), batch.lsn))
+
+    def finish(self, batch: Batch, floor: Floor) -> None:
+        """Say that nothing is needed any more of what stands before ``floor.lsn``."""
+        agenda = self._context.agenda
+        seen = self._context.facets.uploads
+        if floor.uploads:
+            seen.catch_up()
+        for upload in floor.uploads:
+            found = seen.progress(upload)
+            if found is not None and found[0] < floor.lsn:
+                batch.adopted.setdefault(upload, found[1])
+        batch.add(encode_compacted(floor.lsn, batch.lsn))
+        agenda.floor_lsn = max(agenda.floor_lsn, floor.lsn)
+
+    def drop(self, segment: int) -> bool:
+        """Take a segment out of the log; False unless a record that is on disk says that it may go.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        agenda = self._context.agenda
+        files = self._journal.files
+        files.refresh()
+        if segment not in files.lsns[:-1] or segment != files.lsns[0]:
+            return False
+        if agenda.floor_lsn <= segment or files.lsns[1] > agenda.floor_lsn:
+            return False
+        files.remove(segment)
+        return True
+
+    def collect(self, spilled: list[OldFile]) -> int:
+        """Remove spilled files that no record names; returns how many."""
+        steps = collect(self._journal.disk, self._journal.path, spilled, frozenset())
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                removed: int = end.value
+                return removed
+
+    def _carried(self, agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
+        """What to write; None if it is not as it was found."""
+        if item.state in LIVE_STATES:
+            return self._carried_live(agenda, dedup, item)
+        expires_ns = item.expires_ns
+        if item.state is State.DEAD:
+            expires_ns += agenda.times.shift_ns if expires_ns else 0
+            chunk = agenda.dead.find(item.job)
+            if chunk is None or chunk.locations[agenda.dead.index] != item.location:
+                return None
+        return Carried(
+            job=item.job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
+            attempt=item.attempt, ended_ns=item.ended_ns, history=item.history, body=item.body,
+            flags=item.flags, key_until_ns=_key_until(dedup, item), expires_ns=expires_ns,
+        )  # fmt: skip
+
+    def _carried_live(self, agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
+        job, table = item.job, agenda.table
+        chunk = table.find(job)
+        if chunk is None or chunk.locations[table.index] != item.location:
+            return None
+        meta = chunk.metas[table.index]
+        attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
+        if meta & STATE_MASK != item.state or attempt != item.attempt:
+            return None
+        due_ns, due_is_wall = 0, item.due_is_wall
+        needs = agenda.flows.held.get(job)
+        if needs is not None:
+            due_ns, due_is_wall = TIME_NS_MAX, True
+        elif item.state is State.SCHEDULED:
+            if not agenda.times.waits(job, item.due_ns, item.due_is_wall):
+                return None
+            due_ns = item.due_ns + (0 if item.due_is_wall else agenda.times.shift_ns)
+        elif item.state is State.READY:
+            due_ns = agenda.ready_since_ns(job, item.enqueued_ns)
+        expires_ns = _expiry(agenda, item) if meta & META_EXPIRES else 0
+        if expires_ns is None:
+            return None
+        token, epoch, owner = agenda.running.get(job, (0, 0, 0))
+        return Carried(
+            job=job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
+            attempt=attempt, token=token, due_ns=due_ns, due_is_wall=due_is_wall,
+            claim=(epoch, owner), lease_ns=agenda.leases.deadline_ns(job),
+            key_until_ns=_key_until(dedup, item), expires_ns=expires_ns, history=item.history,
+            cancel_wanted=job in agenda.leases.asked, needs=needs,
+        )  # fmt: skip
+
+
+def _expiry(agenda: Agenda, item: Rewrite) -> int | None:
+    """When the job expires as the clock stands, 0 if that does not shift; None if it changed."""
+    if enqueue_extras(item.born).expires_is_wall:
+        return 0
+    overdue = agenda.overdue(item.job)
+    if overdue is not None:
+        return overdue[0] + agenda.times.shift_ns
+    if not agenda.times.expires(item.job, item.expires_ns):
+        return None
+    return item.expires_ns + agenda.times.shift_ns
+
+
+def _key_until(dedup: Dedup, item: Rewrite) -> int:
+    """Wall time until which the job holds its key; 0 if it has none, or holds it until its end."""
+    hashed = key_of(item.born)
+    if not hashed:
+        return 0
+    until = dedup.until_ns(hashed, item.job)
+    return 0 if until == UNTIL_SETTLED else until
+
+
+def write_rated(batch: Batch, agenda: Agenda, keys: Iterable[GroupKey]) -> None:
+    """Write down when the claims of these groups were made."""
+    shift_ns = agenda.times.shift_ns
+    for key in keys:
+        times = agenda.groups.times(key, agenda.moment)
+        if times is not None:
+            batch.add(encode_rated(key, times, shift_ns, batch.lsn))

@@ -1,0 +1,203 @@
+"""Claims: jobs are handed out, held for longer, and taken back when their claims are over.
+
+A claim is over when its lease has ended, or its owner's process is gone. A lease is a deadline of
+one claim. It is moved by ``extend``; once it has passed, a claimer takes the job back, and only
+then is the claim over: a holder that is late, but comes before any claimer, may still settle or
+extend. The token decides, never the clock alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import JobCancelled, LogDamaged
+from taskq.core.jobtable import META_DURABLE_CLAIM, STATE_MASK
+from taskq.core.model import State
+from taskq.core.records import Cause, Kind
+from taskq.log.decide.ends import check_claim
+from taskq.log.format import codec
+from taskq.log.format.carried import encode_lease
+from taskq.log.format.notes import _RATE, _RATE_OPTION, _RATED
+from taskq.log.requests import Delivery
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from taskq.core.agenda import Agenda, Taken
+    from taskq.core.rates import Limit
+    from taskq.log.decide.batch import Batch
+    from taskq.log.decide.context import Context
+    from taskq.log.decide.ends import Ends
+    from taskq.log.requests import ClaimRequest
+
+#: Most jobs that one claim gets, however many it asks for.
+CLAIMED_MAX: Final = 4_096
+#: Jobs that are taken back in one batch.
+TAKEN_BACK_MAX: Final = 4_096
+_PLAIN_JOB: Final = codec.JOB.size
+
+
+class Claims:
+    """The decisions of one process about claims.
+
+    Args:
+        description: what this process tells of itself in the log, before its first claim.
+    """
+
+    def __init__(self, context: Context, ends: Ends, description: bytes) -> None:
+        self._context = context
+        self._files = context.journal.files
+        self._recent = context.recent
+        self._owner = context.owner
+        self._tag = context.tag
+        self._ends = ends
+        self._description = description
+        self._introduced = False
+
+    def forget(self) -> None:
+        """Forget the introduction: the batch that may have held it was not written."""
+        self._introduced = False
+
+    def claim_jobs(self, batch: Batch, request: ClaimRequest) -> tuple[list[Delivery], bool]:
+        """Claim jobs: their deliveries, and whether the claims must be on disk before they run."""
+        agenda = self._context.agenda
+        taken = _take(agenda, request)
+        if not taken:
+            return [], False
+        if not self._introduced:
+            batch.add(codec.encode_owner(self._owner, self._description, batch.lsn))
+            self._introduced = True
+        deliveries: list[Delivery] = []
+        must_sync = False
+        pack, claimed, owner = codec.JOB.pack, int(Kind.CLAIMED), self._owner
+        tag, epoch, recent, running = self._tag, batch.epoch, self._recent.records, agenda.running
+        parts, lsn, new = batch.parts, batch.lsn, tuple.__new__
+        lease = encode_lease(batch.time_ns + request.lease_ns) if request.lease_ns else b""
+        lease_size = len(lease)
+        size = _PLAIN_JOB + lease_size
+        damaged: list[tuple[Taken, int]] = []
+        for one in taken:
+            job, location, attempt, lane, meta = one
+            record = recent.pop(job, None)
+            if record is None:
+                try:
+                    record = self._files.record(location, job)
+                except LogDamaged:
+                    damaged.append((one, lsn))
+                    record = b""
+            parts.append(pack(size, claimed, 0, lease_size, 0, attempt, job, owner))
+            running[job] = (lsn, epoch, owner)
+            if record:
+                deliveries.append(new(Delivery, (tag, job, lsn, epoch, attempt, lane, record)))
+            must_sync = must_sync or meta & META_DURABLE_CLAIM != 0
+            lsn += 1
+        batch.lsn = lsn
+        batch.size += size * len(taken)
+        if lease:
+            parts[-len(taken) :] = [part + lease for part in parts[-len(taken) :]]
+            for job, *_ in taken:
+                agenda.leases.apply_until(job, batch.time_ns + request.lease_ns)
+        mark_rated(batch, taken, request.limits)
+        for (job, _, attempt, _, _), token in damaged:
+            self._ends.end(
+                batch, Kind.DIED, Cause.REJECTED, job, token, attempt, b"its record is damaged"
+            )
+        return deliveries, must_sync
+
+    def extend(self, batch: Batch, operand: tuple[Delivery, int]) -> None:
+        """Let a claim end so many nanoseconds from now, whether it had a deadline or not.
+
+        Raises:
+            StaleDelivery: the claim is over.
+            JobCancelled: somebody wants it over: it is to be given back, which ends the job.
+        """
+        delivery, lease_ns = operand
+        agenda = self._context.agenda
+        check_claim(agenda, delivery)
+        if delivery.job in agenda.leases.asked:
+            raise JobCancelled(delivery.job_id)
+        deadline_ns = batch.time_ns + lease_ns
+        batch.add(
+            codec.encode_job(
+                Kind.EXTENDED, 0, delivery.attempt, delivery.job, delivery.token,
+                options=encode_lease(deadline_ns),
+            )
+        )  # fmt: skip
+        agenda.leases.apply_until(delivery.job, deadline_ns)
+
+    def take_back_lost(self, batch: Batch, dead: set[int]) -> int:
+        """Take back the jobs of dead owners; how many."""
+        agenda = self._context.agenda
+        lost = [job for job, claim in agenda.running.items() if claim[2] in dead]
+        del lost[TAKEN_BACK_MAX:]
+        for job in lost:
+            self._take_back(
+                batch, job, Cause.OWNER_LOST, "WorkerLost: the worker process died", "while it ran"
+            )
+        return len(lost)
+
+    def take_back_over(self, batch: Batch) -> int:
+        """Take back the jobs whose lease has ended; how many."""
+        agenda = self._context.agenda
+        following = agenda.leases.next_ns()
+        if following is None or following > batch.time_ns:
+            return 0
+        over = agenda.leases.over(batch.time_ns, TAKEN_BACK_MAX)
+        for job in over:
+            self._take_back(
+                batch, job, Cause.LEASE_OVER, "LeaseOver: neither settled nor extended in time",
+                "in",
+            )  # fmt: skip
+        return len(over)
+
+    def _take_back(self, batch: Batch, job: int, cause: Cause, what: str, during: str) -> None:
+        """Give a job back, or end it when its attempts are spent; the attempt counts."""
+        agenda = self._context.agenda
+        token, attempt = agenda.running[job][0], agenda.attempt(job)
+        if job in agenda.leases.asked:
+            self._ends.end(batch, Kind.CANCELLED, Cause.ASKED, job, token, attempt, what.encode())
+        elif self._is_last(job, attempt):
+            reason = f"{what} {during} attempt {attempt}"
+            self._ends.end(batch, Kind.DIED, cause, job, token, attempt, reason.encode())
+        else:
+            self._ends.back(batch, Kind.RELEASED, cause, job, token, attempt, 0, what.encode())
+
+    def _is_last(self, job: int, attempt: int) -> bool:
+        table = self._context.agenda.table
+        chunk = table.find(job)
+        if chunk is None or chunk.metas[table.index] & STATE_MASK != State.RUNNING:
+            return False
+        try:
+            record = self._recent.record(job, chunk.locations[table.index])
+        except LogDamaged:
+            return False
+        allowed = codec.ENQUEUED.unpack_from(record)[5]
+        return bool(allowed) and attempt >= allowed
+
+
+def _take(agenda: Agenda, request: ClaimRequest) -> list[Taken]:
+    if request.limits is not None:
+        agenda.groups.tell(request.limits, agenda.moment)
+    count = min(request.count, CLAIMED_MAX)
+    if request.weights is not None:
+        return request.weights.take(agenda.taking, count, request.queues, request.tasks)
+    return agenda.taking.take(count, request.queues, request.tasks)
+
+
+def mark_rated(batch: Batch, taken: list[Taken], limits: Mapping[str, Limit] | None) -> None:
+    """Let those of a batch's last claims that count against a rate say so."""
+    if not limits:
+        return
+    parts = batch.parts
+    for number, (_, _, _, lane, _) in enumerate(taken, len(parts) - len(taken)):
+        limit = None if lane.group is None else lane.group.limit
+        if limit is None or limit.rate is None:
+            continue
+        rate = limit.rate
+        rated = _RATE_OPTION.pack(_RATED, _RATE.size, rate.count, rate.window_ns)
+        claim = parts[number]
+        size, kind, byte, options_size, flags = codec.PREFIX.unpack_from(claim)
+        more = len(rated)
+        head = codec.PREFIX.pack(size + more, kind, byte, options_size + more, flags)
+        parts[number] = head + claim[codec.PREFIX.size :] + rated
+        batch.size += more

@@ -1,0 +1,90 @@
+"""What the decisions of one process rest on, and the enqueue records that they need at hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from taskq.core.agenda import Agenda
+    from taskq.core.dedup import Dedup
+    from taskq.log.journal.journal import Journal
+    from taskq.log.segments.segments import SegmentFiles
+    from taskq.log.state.facets import Facets
+
+#: Beyond, records are read back from their segment.
+RECENT_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+class Recent:
+    """Records by job: all of the batch in the making, which are in no file yet, and some before it.
+
+    Attributes:
+        records: job -> enqueue record.
+        size: at most so many bytes are in it.
+    """
+
+    def __init__(self, files: SegmentFiles) -> None:
+        self._files = files
+        self.records: dict[int, bytes] = {}
+        self.size = 0
+
+    def add(self, job: int, record: bytes) -> None:
+        """Keep the record of a job."""
+        self.records[job] = record
+        self.size += len(record)
+
+    def record(self, job: int, location: int) -> bytes:
+        """A job's enqueue record, from wherever it is.
+
+        Raises:
+            LogDamaged: it does not read back as it was written.
+        """
+        record = self.records.get(job)
+        return record if record is not None else self._files.record(location, job)
+
+    def trim(self) -> None:
+        """Between two batches: start anew when there is too much."""
+        if self.size <= RECENT_BYTES_MAX:
+            return
+        # What was claimed meanwhile is gone already: look at what there really is.
+        self.size = sum(map(len, self.records.values()))
+        if self.size > RECENT_BYTES_MAX // 2:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.records.clear()
+        self.size = 0
+
+
+class Context:
+    """What all deciders of one process share.
+
+    Attributes:
+        journal: the log, whose writer lock is held while anything is decided.
+        facets: caught up by then, with the folds that the batch needs.
+        recent: enqueue records at hand.
+        owner: this process.
+        tag: what every job id of the log starts with.
+    """
+
+    def __init__(self, journal: Journal, facets: Facets, owner: int) -> None:
+        self.journal = journal
+        self.facets = facets
+        self.recent = Recent(journal.files)
+        self.owner = owner
+        self.tag = journal.tag
+
+    @property
+    def agenda(self) -> Agenda:
+        """The agenda, which is built for every operation with ``Trait.AGENDA``."""
+        agenda = self.facets.agenda
+        assert agenda is not None
+        return agenda
+
+    @property
+    def dedup(self) -> Dedup:
+        """The table of keys, which is built for every batch with a key in it."""
+        dedup = self.facets.dedup
+        assert dedup is not None
+        return dedup

@@ -1,0 +1,176 @@
+"""What every end of a job has in common: its record, and what it frees.
+
+A job ends by its delivery (``settle``), or without one: cancelled, expired, taken back for the last
+time, replaced by another job of its key. An end lets go of the job's key, and of jobs of its flow
+that waited for it. A job that does not end goes back.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.dedup import key_hash
+from taskq.core.errors import LogDamaged, StaleDelivery
+from taskq.core.flows import DOOM_BIT, Policy
+from taskq.core.jobtable import META_FLOW, META_KEYED
+from taskq.core.model import REASON_BYTES_MAX
+from taskq.core.records import Cause, Flag, Kind
+from taskq.log.format import codec
+from taskq.log.format.codec import FLAGS_AT
+from taskq.log.format.flows import FLOW_FLAG, encode_unlocks, is_of_flow, takes_of
+from taskq.log.format.options import encode_key_hash, enqueue_extras, queue_of
+from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
+
+if TYPE_CHECKING:
+    from taskq.core.agenda import Agenda
+    from taskq.log.decide.batch import Batch
+    from taskq.log.decide.context import Context
+    from taskq.log.decide.listeners import Deaths
+    from taskq.log.requests import Delivery
+
+#: Held jobs that are released or cancelled in one frame; what is left is done in the next.
+FOLLOWED_MAX: Final = 4_096
+_KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
+
+
+def check_claim(agenda: Agenda, delivery: Delivery) -> None:
+    """Refuse a delivery whose claim is over.
+
+    Raises:
+        StaleDelivery: the job was taken back, settled, or claimed again, by whomever.
+    """
+    claim = agenda.running.get(delivery.job)
+    if claim is None or claim[0] != delivery.token or claim[1] != delivery.epoch:
+        raise StaleDelivery(f"{delivery!r} is over: the job was taken back or settled meanwhile")
+
+
+class Ends:
+    """The ends of jobs, whatever brings them."""
+
+    def __init__(self, context: Context, deaths: Deaths) -> None:
+        self._context = context
+        self._facets = context.facets
+        self._recent = context.recent
+        self._deaths = deaths
+
+    def back(
+        self,
+        batch: Batch,
+        kind: Kind,
+        cause: Cause,
+        job: int,
+        token: int,
+        attempt: int,
+        delay_ns: int,
+        body: bytes | None,
+    ) -> None:
+        """Give a job back: it is ready again, or due after ``delay_ns``."""
+        agenda = self._facets.agenda
+        assert agenda is not None
+        due = batch.time_ns + delay_ns if delay_ns > 0 else 0
+        reason = (body or b"")[:REASON_BYTES_MAX]
+        batch.add(codec.encode_back(kind, cause, attempt, job, token, due, reason, batch.lsn))
+        agenda.apply_back(kind, job, attempt, due, batch.time_ns)
+        batch.interest |= INTEREST_READY
+
+    def end(
+        self,
+        batch: Batch,
+        kind: Kind,
+        cause: Cause,
+        job: int,
+        token: int,
+        attempt: int,
+        reason: bytes | None,
+    ) -> None:
+        """End a job that no delivery of ours holds."""
+        agenda = self._facets.agenda
+        assert agenda is not None
+        options = b""
+        chunk = agenda.table.find(job)
+        if chunk is not None and chunk.metas[agenda.table.index] & (META_KEYED | META_FLOW):
+            try:
+                record = self._recent.record(job, agenda.location(job))
+                options = self.untie(batch, kind, record, job)
+            except LogDamaged:
+                options = b""
+            chunk = agenda.table.find(job)
+        if chunk is not None and kind is Kind.DIED:
+            lane = agenda.lanes[chunk.lanes[agenda.table.index]]
+            self._deaths.note(lane, job, attempt, cause, reason, batch.time_ns)
+        location = batch.where + batch.size
+        batch.add(codec.encode_job(kind, cause, attempt, job, token, reason, batch.lsn, options))
+        agenda.apply_ended(kind, job, batch.time_ns)
+        self._facets.note_end(job, location)
+        batch.interest |= INTEREST_OUTCOME
+
+    def untie(self, batch: Batch, kind: Kind, record: bytes, job: int) -> bytes:
+        """Let go of what the job's end lets go of; returns the options that tell so."""
+        flags, options = record[FLAGS_AT], b""
+        if flags & FLOW_FLAG:
+            options = self.ending(batch, kind, job, record)
+        if flags & _KEYED:
+            options += self._free_key(batch, record, job)
+        return options
+
+    def _free_key(self, batch: Batch, record: bytes, job: int) -> bytes:
+        key = enqueue_extras(record).key
+        if key is None:
+            return b""
+        hashed = key_hash(queue_of(record), key)
+        if self._facets.dedup is not None:
+            self._facets.dedup.apply_free(hashed, job, batch.time_ns)
+        return encode_key_hash(hashed)
+
+    # -- flows ------------------------------------------------------------------------------------
+
+    def ending(self, batch: Batch, kind: Kind, job: int, record: bytes) -> bytes:
+        """Note that a flow's job ends by the batch's next record, or is purged by it.
+
+        Returns the option that tells so, which comes first in that record.
+        """
+        flows = self._context.agenda.flows
+        names: list[int] = []
+        for dependent in takes_of(record).unlocks:
+            left = flows.remaining(dependent)
+            if left is None:
+                continue
+            _, policy, _ = left
+            if kind is Kind.SUCCEEDED or (policy == Policy.RUN and kind is not Kind.PURGED):
+                names.append(dependent)
+            elif policy == Policy.CANCEL or (policy == Policy.WAIT and kind is not Kind.DIED):
+                # What is cancelled, expired or purged does not come back, as a dead letter may.
+                names.append(dependent | DOOM_BIT)
+        flows.apply_end(job, batch.where + batch.size, names)
+        return encode_unlocks(names)
+
+    def again(self, record: bytes) -> tuple[int, ...]:
+        """Name the held jobs for which a dead letter that is ready again had counted as done."""
+        if not is_of_flow(record):
+            return ()
+        flows = self._context.agenda.flows
+        return tuple(
+            dependent
+            for dependent in takes_of(record).unlocks
+            if (left := flows.remaining(dependent)) is not None and left[1] == Policy.RUN
+        )
+
+    def follow(self, batch: Batch) -> None:
+        """Release and cancel what is to be, as far as it goes in one frame."""
+        agenda = self._context.agenda
+        flows, left = agenda.flows, FOLLOWED_MAX
+        while flows.todo and left:
+            for job in list(islice(flows.todo, left)):
+                left -= 1
+                held = flows.remaining(job)
+                chunk = agenda.table.find(job)
+                if held is None or chunk is None:
+                    flows.drop(job)
+                    continue
+                attempt = agenda.attempt(job)
+                if held[2]:
+                    self.end(batch, Kind.CANCELLED, Cause.UPSTREAM, job, 0, attempt, None)
+                else:
+                    released = Kind.RELEASED, Cause.INPUTS
+                    self.back(batch, *released, job, 0, attempt, 0, None)

@@ -1,0 +1,432 @@
+"""Deciding what an enqueue becomes: a record in the batch, applied to the facets at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.dedup import key_hash
+from taskq.core.errors import DuplicateKey, LogDamaged, TaskqError
+from taskq.core.flows import needs_of
+from taskq.core.jobtable import META_EXPIRES
+from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict
+from taskq.core.records import PACKED, Cause, Flag, Kind
+from taskq.log.format import codec
+from taskq.log.format.flows import FLOW_FLAG, check_size, encode_part
+from taskq.log.format.notes import UploadProgress
+from taskq.log.format.options import encode_extras, encode_replaces, enqueue_extras, queue_of
+from taskq.log.machine.ports import INTEREST_READY
+from taskq.log.requests import Duplicate, EnqueueSpec, Plain
+from taskq.log.segments.spill import renew
+from taskq.log.state.fold_rare import enqueued_meta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from taskq.core.model import Extras
+    from taskq.log.decide.batch import Batch
+    from taskq.log.decide.context import Context
+    from taskq.log.decide.ends import Ends
+    from taskq.log.requests import Item, Slice
+
+
+# Who holds a dedup key, and what becomes of it when another job comes with the same.
+
+_NOBODY: Final[frozenset[int]] = frozenset()
+
+
+class Wanted:
+    """The key of a job to be enqueued.
+
+    Attributes:
+        queue, key: what it is, in bytes.
+        hashed: what the table knows it by.
+        window_ns, until_settled: for how long it will be held.
+        conflict: what to do if somebody else holds it.
+    """
+
+    __slots__ = ("conflict", "hashed", "key", "queue", "until_settled", "window_ns")
+
+    def __init__(self, spec: EnqueueSpec, key: bytes, extras: Extras) -> None:
+        self.queue = spec.route[: spec.lane_key[0]]
+        self.key = key
+        self.hashed = key_hash(self.queue, key)
+        self.window_ns = extras.window_ns
+        self.until_settled = extras.until_settled or not extras.window_ns
+        self.conflict = extras.on_conflict
+
+
+class Keys:
+    """The decisions about keys."""
+
+    def __init__(self, context: Context, ends: Ends) -> None:
+        self._context = context
+        self._ends = ends
+        self._keys_max = context.journal.config.keys_max
+
+    def check(
+        self, batch: Batch, wanted: Iterable[Wanted], ending: frozenset[int] = _NOBODY
+    ) -> None:
+        """Refuse jobs that are to be enqueued together, before anything of them is added.
+
+        ``ending`` are jobs that will be settled before these are added.
+
+        Raises:
+            UsageError: the table of keys has no room for them.
+            DuplicateKey: a key is held, and its job asked to be refused then.
+        """
+        places: dict[tuple[bytes, bytes], Wanted] = {}
+        for one in wanted:
+            place = one.queue, one.key
+            if one.conflict is Conflict.RAISE:
+                holder = self._holder(batch, one, ending)
+                if holder is not None or place in places:
+                    raise self._error(one, holder)
+            places[place] = one
+        count = len(places)
+        if self._context.dedup.size + count > self._keys_max:
+            # Only now it matters which of them are in the table, and bring no key more.
+            count = sum(self._holder(batch, one) is None for one in places.values())
+        if count:
+            self.check_room(batch, count)
+
+    def check_room(self, batch: Batch, count: int) -> None:
+        """Refuse so many more keys.
+
+        Raises:
+            UsageError: the table of keys has no room for them.
+        """
+        self._context.dedup.check_room(batch.time_ns, count, self._keys_max)
+
+    def make_way(self, batch: Batch, wanted: Wanted) -> tuple[int | None, int]:
+        """(the job that keeps the key, the job that gives it up); None and 0 for nobody.
+
+        One that is asked to give the key up does so unless it runs; if it waits, it is cancelled.
+        """
+        holder = self._holder(batch, wanted)
+        if holder is None or wanted.conflict is not Conflict.REPLACE:
+            return holder, 0
+        agenda = self._context.agenda
+        if agenda.table.find(holder) is not None:
+            if agenda.table.state(holder) not in WAITING_STATES:
+                return holder, 0
+            attempt = agenda.attempt(holder)
+            self._ends.end(batch, Kind.CANCELLED, Cause.REPLACED, holder, 0, attempt, None)
+        self._context.dedup.apply_dropped(wanted.hashed, holder)
+        return None, holder
+
+    def take(self, batch: Batch, wanted: Wanted, job: int, location: int) -> None:
+        """The job that is being added holds its key from now on."""
+        self._context.dedup.apply_taken(
+            wanted.hashed, job, location, wanted.window_ns, batch.time_ns,
+            until_settled=wanted.until_settled,
+        )  # fmt: skip
+
+    def _error(self, wanted: Wanted, holder: int | None) -> DuplicateKey:
+        job_id = "" if holder is None else f"{self._context.tag}-{holder}"
+        return DuplicateKey(wanted.queue.decode("utf-8", "replace"), wanted.key, job_id)
+
+    def _holder(self, batch: Batch, wanted: Wanted, ending: frozenset[int] = _NOBODY) -> int | None:
+        return self.holder(wanted.queue, wanted.key, wanted.hashed, batch.time_ns, ending)
+
+    def holder(
+        self,
+        queue: bytes,
+        key: bytes,
+        hashed: int,
+        now_ns: int,
+        ending: frozenset[int] = _NOBODY,
+        itself: int = 0,
+    ) -> int | None:
+        """The job that holds a key, verified against its record; ``itself`` does not count.
+
+        Nor do those that are ``ending``, if that frees the key.
+        """
+        dedup = self._context.dedup
+        for job, location in dedup.holders(hashed, now_ns):
+            if job == itself or (job in ending and dedup.would_free(hashed, job, now_ns)):
+                continue
+            try:
+                record = self._context.recent.record(job, location)
+            except LogDamaged:
+                return job  # it cannot be verified; running it twice would be worse
+            if queue_of(record) == queue and enqueue_extras(record).key == key:
+                return job
+        return None
+
+
+_CHECKED: Final = int(Flag.CHECKED)
+_KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
+_SPILLED: Final = int(Flag.SPILLED)
+
+
+class Prepared:
+    """An enqueue that has been checked: what its record says besides the body."""
+
+    __slots__ = (
+        "_flow", "_options", "_spec", "concurrency_key", "due_ns", "expires_is_wall", "expires_ns",
+        "flags", "is_wall", "wanted",
+    )  # fmt: skip
+
+    def __init__(self, spec: EnqueueSpec, extras: Extras, now_ns: int) -> None:
+        self._spec = spec
+        self._options = encode_extras(extras, now_ns)
+        self.flags = int(spec.flags)
+        self.wanted = None if extras.key is None else Wanted(spec, extras.key, extras)
+        if self.wanted is not None and self.wanted.until_settled:
+            self.flags |= _KEYED
+        self.concurrency_key = extras.concurrency_key
+        self.is_wall = extras.due_is_wall
+        self.due_ns = extras.due_ns + (0 if self.is_wall or not extras.due_ns else now_ns)
+        self.expires_is_wall = extras.expires_is_wall
+        expires = extras.expires_ns
+        self.expires_ns = expires + (now_ns if expires and not self.expires_is_wall else 0)
+        self._flow = extras.flow
+        if extras.flow is not None:
+            self.flags |= FLOW_FLAG
+            check_size(extras.flow.size + len(self._options))
+
+    @property
+    def needs(self) -> int | None:
+        """What the job waits for, as ``core.flows`` has it; None if it is not held."""
+        flow = self._flow
+        return needs_of(flow.needs, flow.policy) if flow is not None and flow.inputs else None
+
+    def tail(self, replaced: int, lsn: int) -> bytes:
+        """The record from behind its length up to its body, as it is written at ``lsn``."""
+        spec, options = self._spec, self._options
+        if self._flow is not None:
+            options += encode_part(self._flow, lsn)
+        if replaced:
+            options += encode_replaces(replaced)
+        return codec.enqueue_tail(
+            spec.priority, self.flags, spec.attempts, spec.lane_key[0], spec.lane_key[1],
+            spec.route, options,
+        )  # fmt: skip
+
+
+class Enqueues:
+    """The enqueues of one process."""
+
+    def __init__(self, context: Context, keys: Keys) -> None:
+        self._journal = context.journal
+        self._facets = context.facets
+        self._recent = context.recent
+        self._keys = keys
+
+    def one(self, batch: Batch, item: Item) -> int | Duplicate:
+        """Enqueue a job: its lsn, or the job that holds its key.
+
+        Raises:
+            UsageError: an option is wrong, or there is no room for its key.
+            DuplicateKey: its key is held, and it asked to be refused then.
+        """
+        spec, body, extras = item
+        if extras is not None:
+            return self.many(batch, [item])[0]
+        if spec.flags & PACKED:
+            self._check_job(item)
+        return self._add(batch, spec, spec.tail, body)
+
+    def many(self, batch: Batch, items: list[Item]) -> list[int | Duplicate]:
+        """Enqueue jobs, all or none of them."""
+        return self.add(batch, items, self.prepared(batch, items))
+
+    def prepared(
+        self, batch: Batch, items: Sequence[Item], ending: frozenset[int] = frozenset()
+    ) -> list[Prepared | None]:
+        """Check enqueues before anything is added; None for those that need no check.
+
+        ``ending`` are jobs that will be settled before these are added.
+        """
+        for item in items:
+            if item[0].flags & PACKED:
+                self._check_job(item)
+        now_ns = batch.time_ns
+        found = [
+            None if extras is None else Prepared(spec, extras, now_ns) for spec, _, extras in items
+        ]
+        wanted = [one.wanted for one in found if one is not None and one.wanted is not None]
+        if wanted:
+            self._keys.check(batch, wanted, ending)
+        return found
+
+    def check_packed(self, flags: int, body: bytes, what: str) -> None:
+        """Check a body that is stored otherwise than it was given, before its record is added.
+
+        Raises:
+            SpillMissing: the file that it names is gone.
+        """
+        if flags & _SPILLED:
+            renew(self._journal.disk, self._journal.path, body, what)
+
+    def _check_job(self, item: Item) -> None:
+        spec, body, _ = item
+        self.check_packed(spec.flags, body, f"the payload of {spec.task or spec.queue}")
+
+    def add(
+        self, batch: Batch, items: Iterable[Item], prepared: list[Prepared | None]
+    ) -> list[int | Duplicate]:
+        """Add what ``prepared`` has checked."""
+        return [
+            self._add(batch, spec, spec.tail, body)
+            if ready is None
+            else self._add_prepared(batch, spec, body, ready)
+            for (spec, body, _), ready in zip(items, prepared, strict=True)
+        ]
+
+    def _add(self, batch: Batch, spec: EnqueueSpec, tail: bytes, body: bytes) -> int:
+        """The hot path: a plain job that is ready at once."""
+        lsn = batch.lsn
+        record = codec.pack_length(len(tail) + len(body) + 8) + tail + body
+        record += codec.pack_length(codec.crc32(record, lsn & 0xFFFFFFFF))
+        agenda = self._facets.agenda
+        if agenda is not None:
+            lane = agenda.queues.lane(spec.priority, spec.lane_key)
+            meta = enqueued_meta(spec.flags) if spec.flags != _CHECKED else 0
+            agenda.apply_enqueued(lsn, batch.where + batch.size, lane, meta)
+            self._recent.add(lsn, record)
+        batch.parts.append(record)
+        batch.size += len(record)
+        batch.payload_size += len(body)
+        batch.lsn = lsn + 1
+        batch.interest |= INTEREST_READY
+        return lsn
+
+    def enqueue_run(self, batch: Batch, spec: EnqueueSpec, bodies: list[bytes]) -> int:
+        """Enqueue plain jobs of one spec in one go; returns the first one's lsn.
+
+        Most batches are runs of one task's jobs, and the columns of the agenda take a run for a
+        tenth of what single jobs cost.
+        """
+        first = lsn = batch.lsn
+        tail, extra = spec.tail, len(spec.tail) + 8
+        pack, crc32 = codec.pack_length, codec.crc32
+        location = batch.where + batch.size
+        records: list[bytes] = []
+        locations: list[int] = []
+        for body in bodies:
+            record = pack(extra + len(body)) + tail + body
+            record += pack(crc32(record, lsn & 0xFFFFFFFF))
+            records.append(record)
+            locations.append(location)
+            location += len(record)
+            lsn += 1
+        size = location - batch.where - batch.size
+        agenda = self._facets.agenda
+        if agenda is not None:
+            lane = agenda.queues.lane(spec.priority, spec.lane_key)
+            agenda.apply_enqueued_run(first, locations, lane, enqueued_meta(spec.flags))
+            self._recent.records.update(zip(range(first, lsn), records, strict=True))
+            self._recent.size += size
+        batch.parts += records
+        batch.size += size
+        batch.payload_size += size - extra * len(bodies)
+        batch.lsn = lsn
+        batch.interest |= INTEREST_READY
+        return first
+
+    def _add_prepared(
+        self, batch: Batch, spec: EnqueueSpec, body: bytes, ready: Prepared
+    ) -> int | Duplicate:
+        wanted, replaced = ready.wanted, 0
+        if wanted is not None:
+            holder, replaced = self._keys.make_way(batch, wanted)
+            if holder is not None:
+                return Duplicate(holder)
+        location = batch.where + batch.size
+        record = codec.encode_checked(ready.tail(replaced, batch.lsn), body, batch.lsn)
+        lsn = batch.add(record)
+        batch.payload_size += len(body)
+        if wanted is not None:
+            self._keys.take(batch, wanted, lsn, location)
+        agenda = self._facets.agenda
+        if agenda is not None or wanted is not None:
+            self._recent.add(lsn, record)
+        if agenda is not None:
+            lane = agenda.queues.lane(spec.priority, spec.lane_key + ready.concurrency_key)
+            meta = enqueued_meta(ready.flags) | (META_EXPIRES if ready.expires_ns else 0)
+            needs = ready.needs
+            if needs is not None:
+                agenda.apply_held(lsn, location, lane, meta, needs)
+            elif ready.due_ns > batch.time_ns:
+                agenda.apply_scheduled(lsn, location, lane, meta, ready.due_ns, ready.is_wall)
+            else:
+                agenda.apply_enqueued(lsn, location, lane, meta)
+            if ready.expires_ns:
+                agenda.apply_expiry(lsn, ready.expires_ns, ready.expires_is_wall)
+        batch.interest |= INTEREST_READY
+        return lsn
+
+
+# Deciding what becomes of a slice of an upload; under the writer lock.
+#
+# Each job is decided by what decides every other enqueue, and how far the upload has come is
+# written in the same frame: whoever is killed when, no job is left out and none comes twice.
+
+#: A slice ends when it took so long: others wait for the lock.
+_SLICE_NS: Final = SECOND_NS // 250
+#: Jobs between two looks at the clock: plain ones, and those with options.
+_PLAIN_STEP: Final = 512
+_ITEMS_STEP: Final = 32
+
+
+class Uploads:
+    """The decisions about uploads."""
+
+    def __init__(self, context: Context, enqueues: Enqueues) -> None:
+        self._clock = context.journal.clock
+        self._facets = context.facets
+        self._enqueues = enqueues
+
+    def adopt(self, batch: Batch, piece: Slice) -> UploadProgress:
+        """Enqueue as many of these as time allows; returns how far the upload has come.
+
+        Nothing is done if it has not come to where the slice begins: somebody else was there.
+
+        Raises:
+            TaskqError: the first of them cannot be enqueued now.
+        """
+        before = self._progress(batch, piece)
+        if before.done != piece.start:
+            return before
+        done, duplicates = 0, 0
+        deadline_ns = self._clock.steady_ns() + _SLICE_NS
+        try:
+            for run in piece.runs:
+                step = _PLAIN_STEP if isinstance(run, Plain) else _ITEMS_STEP
+                count = len(run.bodies) if isinstance(run, Plain) else len(run)
+                for start in range(0, count, step):
+                    if done and self._clock.steady_ns() > deadline_ns:
+                        return self._note(batch, before, done, duplicates)
+                    duplicates += self._add(batch, run, start, start + step)
+                    done += min(step, count - start)
+        except TaskqError:
+            if not done:
+                raise
+        return self._note(batch, before, done, duplicates)
+
+    def _progress(self, batch: Batch, piece: Slice) -> UploadProgress:
+        begun = batch.adopted.get(piece.upload)
+        if begun is not None:
+            return begun
+        seen = self._facets.uploads
+        seen.catch_up()
+        found = seen.progress(piece.upload)
+        if found is not None:
+            return found[1]
+        return UploadProgress(piece.upload, 0, piece.total, 0, batch.first_lsn)
+
+    def _note(
+        self, batch: Batch, before: UploadProgress, done: int, duplicates: int
+    ) -> UploadProgress:
+        after = before._replace(done=before.done + done, duplicates=before.duplicates + duplicates)
+        batch.adopted[before.upload] = after
+        return after
+
+    def _add(self, batch: Batch, run: Plain | list[Item], start: int, stop: int) -> int:
+        """Enqueue these; returns how many were left out."""
+        if isinstance(run, Plain):
+            self._enqueues.enqueue_run(batch, run.spec, run.bodies[start:stop])
+            return 0
+        answers = self._enqueues.many(batch, run[start:stop])
+        return sum(isinstance(answer, Duplicate) for answer in answers)

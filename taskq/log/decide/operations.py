@@ -1,0 +1,97 @@
+"""Deciding what a request becomes: records in the batch, and the same change applied to the facets.
+
+The writer lock is held and the facets are caught up, so every decision is made on the whole truth.
+A decider either raises before it has added anything, or adds all that belongs to its request. Each
+holds the ``Context`` and those above it in ``Operations.__init__``, none below.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from taskq.core.errors import TaskqError, refusal
+from taskq.log.decide.cancel import Cancels
+from taskq.log.decide.carry import Rewrites
+from taskq.log.decide.claim import Claims
+from taskq.log.decide.context import Context
+from taskq.log.decide.dead import DeadLetters
+from taskq.log.decide.ends import Ends
+from taskq.log.decide.enqueue import Enqueues, Keys, Uploads
+from taskq.log.decide.listeners import Asks, Deaths
+from taskq.log.decide.queues import Queues, Ticks
+from taskq.log.decide.settle import Settles, Transactions
+from taskq.log.machine.ports import INTEREST_READY
+from taskq.log.requests import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.log.decide.batch import Batch
+    from taskq.log.journal.journal import Journal
+    from taskq.log.state.facets import Facets
+
+
+class Operations:
+    """The deciders of one process.
+
+    Attributes:
+        table: what decides each operation but ENQUEUE, CLAIM and SETTLE_SOON, which the committer
+            decides by the run, and those that are no decisions.
+    """
+
+    def __init__(self, journal: Journal, facets: Facets, owner: int, description: bytes) -> None:
+        self.context = context = Context(journal, facets, owner)
+        self.deaths = Deaths(context.tag)
+        self.asks = Asks(context)
+        self.ends = ends = Ends(context, self.deaths)
+        keys = Keys(context, ends)
+        self.enqueues = enqueues = Enqueues(context, keys)
+        self.claims = Claims(context, ends, description)
+        self.settles = Settles(context, ends, enqueues, self.deaths)
+        self.cancels = Cancels(context, ends)
+        queues, ticks = Queues(context), Ticks(context, enqueues)
+        letters, rewrites = DeadLetters(context, ends, keys), Rewrites(context)
+        bundles = Transactions(context, enqueues, self.cancels, self.settles)
+        self.table: dict[int, Callable[[Batch, Any], object]] = {
+            Op.ENQUEUE_MANY: enqueues.many,
+            Op.ADOPT: Uploads(context, enqueues).adopt,
+            Op.EXTEND: self.claims.extend,
+            Op.SETTLE: self.settles.settle_each,
+            Op.TRANSACT: bundles.transact,
+            Op.CANCEL: self.cancels.cancel,
+            Op.WITHDRAW: self.cancels.withdraw,
+            Op.PAUSE: queues.pause,
+            Op.RESUME: queues.resume,
+            Op.TICK: ticks.tick,
+            Op.ENROL: ticks.enrol,
+            Op.STEER: ticks.steer,
+            Op.REQUEUE: letters.requeue,
+            Op.PURGE: letters.purge,
+            Op.CARRY: rewrites.carry,
+            Op.TALLY: rewrites.tally,
+            Op.COMPACTED: rewrites.finish,
+            Op.DROP: lambda _, segment: rewrites.drop(segment),
+            Op.COLLECT: lambda _, files: rewrites.collect(files),
+        }
+
+    def forget(self) -> None:
+        """Forget what was said in a batch that was not written."""
+        self.context.recent.clear()
+        self.deaths.forget()
+        self.claims.forget()
+
+    def close(self, batch: Batch) -> None:
+        """Add what stands at the end of a batch, and say whom else to wake for it."""
+        agenda = self.context.facets.agenda
+        if agenda is not None and agenda.groups.freed and agenda.groups.is_freed():
+            batch.interest |= INTEREST_READY  # a place is free that nobody here takes
+        batch.close()
+
+
+def failure(error: BaseException) -> TaskqError:
+    """An error as the caller gets it."""
+    if isinstance(error, TaskqError):
+        return error
+    if isinstance(error, OSError):
+        return refusal("the log", error)
+    return TaskqError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,221 @@
+"""Deliveries end: their jobs are settled, or go back, and their children are enqueued with that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import JobNotFound, PayloadTooLarge, TaskqError, UsageError
+from taskq.core.model import REASON_BYTES_MAX, TRANSACTION_BYTES_MAX, WAITING_STATES
+from taskq.core.records import Cause, Flag, Kind
+from taskq.log.decide.ends import check_claim
+from taskq.log.decide.sizes import bundle_size
+from taskq.log.format import codec
+from taskq.log.format.codec import FLAGS_AT
+from taskq.log.machine.ports import INTEREST_OUTCOME
+from taskq.log.requests import Done
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskq.core.agenda import Agenda
+    from taskq.log.decide.batch import Batch
+    from taskq.log.decide.cancel import Cancels
+    from taskq.log.decide.context import Context
+    from taskq.log.decide.ends import Ends
+    from taskq.log.decide.enqueue import Enqueues
+    from taskq.log.decide.listeners import Deaths
+    from taskq.log.requests import Bundle, Duplicate, Settlement
+
+_PLAIN_JOB: Final = codec.JOB.size
+_SUCCEEDED: Final = Kind.SUCCEEDED
+_SUCCEEDED_CODE: Final = int(Kind.SUCCEEDED)
+#: What others have to do with the end of a job of these flags.
+_TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
+#: Causes of a release that burns no attempt.
+_KEEPS_ATTEMPT: Final = frozenset({Cause.DRAIN, Cause.SNOOZE, Cause.CONDITION, Cause.BREAKER})
+
+
+class Settles:
+    """The decisions of one process about the ends of deliveries."""
+
+    def __init__(self, context: Context, ends: Ends, enqueues: Enqueues, deaths: Deaths) -> None:
+        self._facets = context.facets
+        self._enqueues = enqueues
+        self._deaths = deaths
+        self._untie = ends.untie
+        self._back = ends.back
+
+    def settle_many(
+        self, batch: Batch, items: list[Settlement]
+    ) -> list[tuple[Settlement, TaskqError]]:
+        """End many deliveries, the plain successes among them in one go; returns the refused."""
+        agenda = self._facets.agenda
+        assert agenda is not None
+        refused: list[tuple[Settlement, TaskqError]] = []
+        jobs: list[int] = []
+        first_location = batch.where + batch.size
+        running, pack, parts = agenda.running, codec.JOB.pack, batch.parts
+        others: list[Settlement] = []
+        other_jobs: set[int] = set()
+        for item in items:
+            kind, delivery, body, _, _, children, _ = item
+            job = delivery.job
+            claim = running.get(job)
+            if (
+                kind is not _SUCCEEDED
+                or body is not None
+                or children
+                or claim is None
+                or claim[0] != delivery.token
+                or claim[1] != delivery.epoch
+                or delivery.record[FLAGS_AT] & _TIED
+                or job in other_jobs
+            ):
+                others.append(item)
+                other_jobs.add(job)
+                continue
+            del running[job]  # a second settlement of the same delivery is stale
+            parts.append(
+                pack(_PLAIN_JOB, _SUCCEEDED_CODE, 0, 0, 0, delivery.attempt, job, delivery.token)
+            )
+            jobs.append(job)
+        if jobs:
+            batch.size += _PLAIN_JOB * len(jobs)
+            batch.lsn += len(jobs)
+            batch.interest |= INTEREST_OUTCOME
+            agenda.apply_succeeded(jobs)
+            self._facets.note_ends(jobs, first_location, _PLAIN_JOB)
+        for item in others:
+            try:
+                self.settle(batch, item)
+            except TaskqError as error:
+                refused.append((item, error))
+        return refused
+
+    def settle_each(self, batch: Batch, items: list[Settlement]) -> list[Any]:
+        """End deliveries one by one: for each None, what its children became, or its error."""
+        return [self._answer(batch, item) for item in items]
+
+    def _answer(self, batch: Batch, item: Settlement) -> Any:
+        try:
+            return self.settle(batch, item) or None
+        except TaskqError as error:
+            return error
+
+    def settle(self, batch: Batch, item: Settlement) -> list[int | Duplicate]:
+        """End a delivery; returns what its children became.
+
+        Raises:
+            StaleDelivery: its claim is over.
+        """
+        kind, delivery, body, delay_ns, cause, children, flags = item
+        agenda = self._facets.agenda
+        assert agenda is not None
+        check_claim(agenda, delivery)
+        job = delivery.job
+        attempt = delivery.attempt
+        tied = delivery.record[FLAGS_AT] & _TIED
+        if kind is not _SUCCEEDED and job in agenda.leases.asked:
+            kind, cause = Kind.CANCELLED, Cause.ASKED
+        if flags:
+            self._enqueues.check_packed(flags, body or b"", f"the result of {delivery!r}")
+        is_end = kind is _SUCCEEDED or kind is Kind.DIED or kind is Kind.CANCELLED
+        prepared = self._enqueues.prepared(batch, children, frozenset((job,) if is_end else ()))
+        if is_end:
+            options = b""
+            if tied:
+                options = self._untie(batch, kind, delivery.record, job)
+            location = batch.where + batch.size
+            if kind is Kind.DIED:
+                body, flags = (body or b"")[:REASON_BYTES_MAX], 0
+                self._deaths.note(delivery.lane, job, attempt, cause, body, batch.time_ns)
+            elif kind is Kind.CANCELLED:
+                body, flags = (body or b"")[:REASON_BYTES_MAX] or None, 0
+            batch.add(
+                codec.encode_job(
+                    kind, cause, attempt, job, delivery.token, body, batch.lsn, options, flags
+                )
+            )
+            agenda.apply_ended(kind, job, batch.time_ns)
+            self._facets.note_end(job, location)
+            batch.interest |= INTEREST_OUTCOME
+        else:
+            keeps = cause in _KEEPS_ATTEMPT or (kind is Kind.RELEASED and cause is Cause.CALLER)
+            counted = max(attempt - 1, 0) if keeps else attempt
+            self._back(batch, kind, cause, job, delivery.token, counted, delay_ns, body)
+        return self._enqueues.add(batch, children, prepared)
+
+
+# Changes of several kinds that become visible together, or not at all.
+#
+# They go into one frame, which is on disk as a whole or not there. Every part is checked before the
+# first is added, as it will stand then: settlements come first, then cancellations, then new jobs,
+# in whatever order they were asked for, so that a new job finds the key free that another one
+# frees.
+
+_ENDS: Final = frozenset({Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED})
+
+
+class Transactions:
+    """The decisions about transactions."""
+
+    def __init__(
+        self, context: Context, enqueues: Enqueues, cancels: Cancels, settles: Settles
+    ) -> None:
+        self._context = context
+        self._enqueues = enqueues
+        self._cancels = cancels
+        self._settles = settles
+
+    def transact(self, batch: Batch, bundle: Bundle) -> Done:
+        """Carry all of it out; whatever it raises, nothing of it was added.
+
+        Raises:
+            StaleDelivery: a claim is over.
+            JobNotFound: a job to be cancelled is none.
+            DuplicateKey: a key will be held, and its job asked to be refused then.
+            PayloadTooLarge: together it is over TRANSACTION_BYTES_MAX.
+            UsageError: a part is wrong, or a delivery is settled twice.
+            SpillMissing: the file of a payload or result is gone.
+        """
+        settlements, cancels, items = bundle
+        ending = self._check(batch, bundle)
+        prepared = self._enqueues.prepared(batch, items, ending)
+        for settlement in settlements:
+            self._settles.settle(batch, settlement)
+        cancelled = [self._cancels.cancel(batch, job) for job in cancels]
+        return Done(cancelled, self._enqueues.add(batch, items, prepared))
+
+    def _check(self, batch: Batch, bundle: Bundle) -> frozenset[int]:
+        """Refuse what cannot be done; returns the jobs that will be settled."""
+        size = bundle_size(bundle)
+        if size > TRANSACTION_BYTES_MAX:
+            raise PayloadTooLarge("the transaction", size, TRANSACTION_BYTES_MAX, "make it smaller")
+        settlements, cancels, _ = bundle
+        agenda = self._context.agenda
+        back, ended = self._check_settlements(agenda, settlements)
+        for job in cancels:
+            if not 0 < job < batch.lsn:
+                raise JobNotFound(f"no job {self._context.tag}-{job} in this log")
+            if job in back or agenda.table.state(job) in WAITING_STATES:
+                ended.add(job)
+        return frozenset(ended)
+
+    def _check_settlements(
+        self, agenda: Agenda, settlements: Sequence[Settlement]
+    ) -> tuple[set[int], set[int]]:
+        """(jobs that will wait again, jobs that will be settled)."""
+        back: set[int] = set()
+        ended: set[int] = set()
+        for settlement in settlements:
+            delivery = settlement.delivery
+            check_claim(agenda, delivery)
+            if delivery.job in back or delivery.job in ended:
+                raise UsageError(f"{delivery!r} comes twice in this transaction")
+            if settlement.flags:
+                what = f"the result of {delivery!r}"
+                body = settlement.body or b""
+                self._enqueues.check_packed(settlement.flags, body, what)
+            is_end = settlement.kind in _ENDS or delivery.job in agenda.leases.asked
+            (ended if is_end else back).add(delivery.job)
+        return back, ended

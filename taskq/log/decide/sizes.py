@@ -1,0 +1,69 @@
+"""About how many bytes a request adds to the log, told before it is decided."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.log.format import codec
+from taskq.log.requests import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.core.model import Extras
+    from taskq.log.requests import Bundle, Item, Settlement
+
+#: What moments, window and the options' own heads take at most.
+_OPTIONS_BYTES: Final = 64
+#: A CANCELLED record, and what tells whose key is freed by it.
+_FREES_BYTES: Final = 64
+#: A TICKED record without its rule.
+_TICKED_BYTES: Final = 320
+
+
+def request_size(op: int, operand: Any) -> int:
+    """Bytes of the records of a request that is no enqueue of one job."""
+    size = _SIZES.get(op)
+    return codec.BACK.size if size is None else size(operand)
+
+
+def bundle_size(bundle: Bundle) -> int:
+    """Bytes of a transaction's records."""
+    size = sum(map(_settlement_size, bundle.settlements)) + sum(map(_enqueue_size, bundle.items))
+    # Each may free a key, or take one over from a job that is cancelled for it.
+    return size + _FREES_BYTES * sum(map(len, bundle))
+
+
+def _enqueue_size(item: Item) -> int:
+    spec, body, extras = item
+    return len(body) + len(spec.tail) + (extras_size(extras) if extras is not None else 0)
+
+
+def extras_size(extras: Extras) -> int:
+    """Bytes of a new job's options."""
+    headers = sum(len(name) + len(value) for name, value in extras.headers.items())
+    flow = extras.flow.size if extras.flow is not None else 0
+    keys = len(extras.key or b"") + len(extras.concurrency_key)
+    return keys + headers + _OPTIONS_BYTES + flow
+
+
+def _settlement_size(item: Settlement) -> int:
+    return len(item.body or b"") + codec.BACK.size + sum(map(_enqueue_size, item.children))
+
+
+#: Of operations that are no single small record; ``BatchNeeds`` counts single enqueues itself.
+_SIZES: Final[dict[int, Callable[[Any], int]]] = {
+    Op.ENQUEUE_MANY: lambda items: sum(map(_enqueue_size, items)),
+    Op.SETTLE: lambda items: sum(map(_settlement_size, items)),
+    Op.SETTLE_SOON: lambda operand: sum(map(_settlement_size, operand[0])),
+    Op.TRANSACT: bundle_size,
+    Op.REQUEUE: lambda letters: sum(letter.size for letter in letters),
+    Op.ADOPT: lambda piece: piece.size,
+    Op.TICK: lambda turn: _TICKED_BYTES + sum(map(_enqueue_size, turn.items)),
+    Op.ENROL: lambda many: sum(len(one.rule) + len(one.details) + _TICKED_BYTES for one in many),
+    Op.PURGE: lambda jobs: codec.BACK.size * len(jobs),
+    Op.WITHDRAW: lambda withdrawal: codec.BACK.size * len(withdrawal.jobs),
+    Op.CARRY: lambda items: sum(
+        len(item.born) + len(item.body or b"") + codec.CARRIED.size for item in items
+    ),
+}

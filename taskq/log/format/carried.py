@@ -1,0 +1,215 @@
+"""Records that stand in for others: a job written again, totals, and how far the log was compacted.
+
+A CARRIED record holds the job's whole ENQUEUED record, byte for byte, so that whoever reads a
+payload, a key or a header gets them from there as from the original.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import FormatError
+from taskq.core.model import State
+from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
+from taskq.log.format import codec
+from taskq.log.format.codec import CRC_SIZE, KIND_AT, option
+from taskq.log.format.flows import decode_needs, decode_unlocks, encode_needs, encode_unlocks
+from taskq.log.format.options import each_option
+
+if TYPE_CHECKING:
+    from taskq.core.lanes import Lane
+
+_I64: Final = struct.Struct("<q")
+_CLAIM: Final = struct.Struct("<QQ")
+#: A carried record without a result says so by DROP_RESULT: an empty one is a result, too.
+_OWN_FLAGS: Final = int(Flag.CHECKED | Flag.DROP_RESULT)
+_CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
+
+
+class Carried(NamedTuple):
+    """What a CARRIED or REQUEUED record says. Moments are nanoseconds, 0 for none.
+
+    ``due_ns``, ``lease_ns``, ``key_until_ns`` and ``expires_ns`` shift with the clock, and are as
+    of the record's own frame; the due time of a job with an eta does not: ``due_is_wall`` tells.
+    """
+
+    job: int
+    state: State
+    #: the job's ENQUEUED record
+    born: bytes
+    enqueued_ns: int
+    attempt: int = 0
+    token: int = 0
+    due_ns: int = 0
+    due_is_wall: bool = False
+    #: (epoch, owner) of the claim of a running job
+    claim: tuple[int, int] = (0, 0)
+    lease_ns: int = 0
+    #: a key with a window: held until then
+    key_until_ns: int = 0
+    #: when it expires, if that shifts; 0: its ENQUEUED record tells, if it does at all
+    expires_ns: int = 0
+    ended_ns: int = 0
+    history: bytes = b""
+    #: result or reason; None when there is none
+    body: bytes | None = None
+    #: ``Flag`` bits of the result
+    flags: int = 0
+    #: somebody wants it cancelled, which runs
+    cancel_wanted: bool = False
+    #: what a held job waits for, as ``core.flows`` has it
+    needs: int | None = None
+    #: of REQUEUED: held jobs for which it had counted as done
+    waited: tuple[int, ...] = ()
+
+    @property
+    def ready_ns(self) -> int:
+        """Of a ready job: since when it waits."""
+        return self.due_ns or self.enqueued_ns
+
+
+def encode_carried(kind: Kind, carried: Carried, lsn: int) -> bytes:
+    """The record, as it is written at ``lsn``."""
+    options = _encode_options(carried)
+    flags = carried.flags | (_OWN_FLAGS if carried.body is None else int(Flag.CHECKED))
+    fixed = codec.CARRIED.pack(
+        0, kind, carried.state, len(options), flags, carried.attempt, carried.job,
+        carried.token, carried.due_ns, carried.enqueued_ns,
+    )  # fmt: skip
+    body = carried.born if carried.body is None else carried.born + carried.body
+    return codec.encode_checked(fixed[4:] + options, body, lsn)
+
+
+def decode_carried(record: bytes) -> Carried:
+    """What a CARRIED or REQUEUED record says.
+
+    Raises:
+        FormatError: the record inside does not fit.
+    """
+    length, _, state, options_size, flags, attempt, job, token, due_ns, enqueued_ns = (
+        codec.CARRIED.unpack_from(record)
+    )
+    at = codec.CARRIED.size + options_size
+    end = length - CRC_SIZE
+    born = born_in(record)
+    rest = at + len(born)
+    values: dict[str, int] = {}
+    claim, history, cancel_wanted = (0, 0), b"", False
+    needs: int | None = None
+    waited: tuple[int, ...] = ()
+    for tag, value in each_option(record, codec.CARRIED.size, options_size):
+        if tag == Option.CLAIM:
+            claim = _CLAIM.unpack(value)
+        elif tag == Option.HISTORY:
+            history = value
+        elif tag == Option.CANCEL_WANTED:
+            cancel_wanted = True
+        elif tag == Option.NEEDS:
+            needs = decode_needs(value)
+        elif tag == Option.UNLOCKS:
+            waited = decode_unlocks(value)
+        elif tag in _MOMENTS:
+            values[_MOMENTS[tag]] = _I64.unpack(value)[0]
+    is_wall = "due_wall_ns" in values
+    return Carried(
+        job=job, state=State(state), born=born, enqueued_ns=enqueued_ns, attempt=attempt,
+        token=token, due_ns=values.pop("due_wall_ns", due_ns), due_is_wall=is_wall, claim=claim,
+        history=history, body=None if flags & Flag.DROP_RESULT else record[rest:end],
+        flags=flags & ~_OWN_FLAGS, cancel_wanted=cancel_wanted, needs=needs,
+        waited=waited, **values,
+    )  # fmt: skip
+
+
+def born_in(record: bytes) -> bytes:
+    """The ENQUEUED record that a CARRIED or REQUEUED one holds.
+
+    Raises:
+        FormatError: there is none of a length that fits.
+    """
+    if len(record) < codec.CARRIED.size + codec.ENQUEUED.size:
+        raise FormatError("a carried record is shorter than what it holds")
+    at = codec.CARRIED.size + codec.PREFIX.unpack_from(record)[3]
+    if at + codec.ENQUEUED.size > len(record) - CRC_SIZE:
+        raise FormatError("a carried record is shorter than what it holds")
+    length = codec.LENGTH.unpack_from(record, at)[0]
+    if length < codec.ENQUEUED.size or at + length > len(record) - CRC_SIZE:
+        raise FormatError(f"a carried record holds one of {length} bytes")
+    return record[at : at + length]
+
+
+def is_carrying(record: bytes) -> bool:
+    """Whether the record holds a job's ENQUEUED record."""
+    return len(record) > KIND_AT and record[KIND_AT] in _CARRYING
+
+
+def encode_queue(kind: Kind, queue: str, lsn: int) -> bytes:
+    """A PAUSED or RESUMED record."""
+    fixed = codec.NAME.pack(0, kind, 0, 0, Flag.CHECKED, 0)
+    return codec.encode_checked(fixed[4:], queue.encode("utf-8", "surrogatepass"), lsn)
+
+
+def decode_queue(record: bytes) -> str:
+    """The queue of a PAUSED or RESUMED record."""
+    return record[codec.NAME.size : -CRC_SIZE].decode("utf-8", "replace")
+
+
+def encode_tally(lane: Lane, lsn: int) -> bytes:
+    """A TALLIED record: how many jobs of the lane ended so far, and how."""
+    fixed = codec.TALLY.pack(
+        0, Kind.TALLIED, lane.priority, 0, Flag.CHECKED, 0, lane.succeeded, lane.dead,
+        lane.cancelled, lane.expired,
+    )  # fmt: skip
+    return codec.encode_checked(fixed[4:], lane.key, lsn)
+
+
+def encode_compacted(floor_lsn: int, lsn: int) -> bytes:
+    """A COMPACTED record: segments that begin before ``floor_lsn`` may be gone."""
+    fixed = codec.OWNER.pack(0, Kind.COMPACTED, 0, 0, Flag.CHECKED, 0, floor_lsn)
+    return codec.encode_checked(fixed[4:], b"", lsn)
+
+
+def encode_lease(deadline_ns: int) -> bytes:
+    """The option of a claim that ends at a moment."""
+    return option(Option.LEASE, _I64.pack(deadline_ns))
+
+
+def find_moment(data: bytes, at: int, size: int, wanted: int) -> int:
+    """The moment, or other number, that an option of a record tells; 0 if there is none."""
+    for tag, value in each_option(data, at, size):
+        if tag == wanted and len(value) == _I64.size:
+            moment: int = _I64.unpack(value)[0]
+            return moment
+    return 0
+
+
+_MOMENTS: Final = {
+    int(Option.LEASE): "lease_ns",
+    int(Option.KEY_UNTIL): "key_until_ns",
+    int(Option.ENDED): "ended_ns",
+    int(Option.DUE_WALL): "due_wall_ns",
+    int(Option.EXPIRES_RELATIVE): "expires_ns",
+}
+
+
+def _encode_options(carried: Carried) -> bytes:
+    parts: list[bytes] = []
+    moments = (
+        (Option.LEASE, carried.lease_ns),
+        (Option.KEY_UNTIL, carried.key_until_ns),
+        (Option.ENDED, carried.ended_ns),
+        (Option.DUE_WALL, carried.due_ns if carried.due_is_wall else 0),
+        (Option.EXPIRES_RELATIVE, carried.expires_ns),
+    )
+    parts += [option(tag, _I64.pack(moment)) for tag, moment in moments if moment]
+    if carried.token:
+        parts.append(option(Option.CLAIM, _CLAIM.pack(*carried.claim)))
+    if carried.history:
+        parts.append(option(Option.HISTORY, carried.history))
+    if carried.cancel_wanted:
+        parts.append(option(Option.CANCEL_WANTED, b""))
+    if carried.needs is not None:
+        parts.append(encode_needs(carried.needs))
+    if carried.waited:
+        parts.append(encode_unlocks(list(carried.waited)))
+    return b"".join(parts)

@@ -1,0 +1,443 @@
+"""The format of the log: this docstring is its specification, and tests pin its bytes.
+
+All numbers are little-endian. Constants never change, they only grow.
+
+**Segment** (file ``log/<first lsn, 20 digits>.log``): a header of 64 bytes, then frames.
+
+====== ===== ==========================================================
+offset bytes segment header
+====== ===== ==========================================================
+0      8     magic ``taskqlog``
+8      2     version: 1; the CRC is where it is in every version
+10     2     size of this header: 64
+12     4     where the last frame of the segment before it starts; 0: no segment
+             was before it; 1: its end was lost before this one was made
+16     8     first lsn: no record of the segment has a lower one
+24     8     epoch of its first frame
+32     16    log id (UUID)
+48     8     log time when it was created: that of the last frame before it
+56     4     CRC-32 of bytes 0 to 55, started from bytes 60 to 63
+60     4     CRC of that frame's header (its bytes 52 to 55), or 0
+====== ===== ==========================================================
+
+So each segment names the end of the one before it, and a segment that is lost, or cut, is told from
+one that compaction took: only the first of a log may name one that is not there, and only if a
+COMPACTED record says that all before it may be gone. A segment without frames counts for nothing;
+the next one names what it named. A repair that accepts a loss lets the header name what is there.
+
+**Frame**: one group commit, one append, the unit of atomicity. It starts at a multiple of 8.
+
+====== ===== ==========================================================
+offset bytes frame header
+====== ===== ==========================================================
+0      4     magic 0xF3_51_4B_54 (``TKQ`` and 0xF3)
+4      4     size of the body, without header and padding; at most 9 MiB
+8      4     number of records; 0: a sync point, without a body
+12     2     flags, 0
+14     2     0
+16     8     lsn of the first record; the others follow one by one
+24     8     epoch
+32     8     time, nanoseconds of wall time: of every record in the frame; one
+             before 1970 or behind what dates can tell is read as the nearest
+40     8     synced through: every record below this lsn was on disk when
+             the frame was written
+48     4     CRC-32 of the body
+52     4     CRC-32 of bytes 0 to 51
+====== ===== ==========================================================
+
+The body follows, then zeros up to a multiple of 8. Both CRCs start from a seed: the CRC-32 of (log
+id, first lsn of the segment u64, offset of the frame u64). So a frame that is copied into a
+payload, or read at the wrong place, is never taken for one.
+
+A **sync point** says that all before it was whole and on disk. It takes no lsn (its first one is
+that of the next record), and has the time of the frame before it. A writer that closes, or had
+nothing to do for a second, leaves one: so the last frame of a log that rests can be told from a
+write that was cut short.
+
+**Record**: ``length u32`` (whole record), ``type u8``, one byte of its type, ``options length
+u16``, ``flags u32``, then the fixed fields of its type, its options, its body, and with flag 1 a
+CRC-32 over all before it, seeded with the low 32 bits of its lsn (used to salvage it from a damaged
+frame, and to check what a worker is about to run).
+
+=========  ====  ==================================================================
+type       size  fixed fields
+=========  ====  ==================================================================
+ENQUEUED   16    byte: priority; attempts allowed u16, length of queue u8, length
+                 of task u8; then queue and task in UTF-8 (before the options);
+                 body: payload
+CLAIMED    32    byte: 0; attempt u32, job u64, owner u64
+SUCCEEDED  32    byte: 0; attempt u32, job u64, token u64; body: result
+DIED       32    byte: cause; attempt u32, job u64, token u64; body: reason
+CANCELLED  32    byte: cause; attempt u32, job u64, 0 u64, of one that ran its token;
+                 body: why its last attempt ended, if anything says so
+EXPIRED    32    byte: cause; attempt u32, job u64, 0 u64
+RETRIED    40    byte: cause; attempt u32, job u64, token u64, due i64 (relative,
+                 wall time when written); body: reason
+RELEASED   40    as RETRIED
+CARRIED    48    byte: state; attempt u32, job u64, token u64, due i64 (as RETRIED;
+                 of a ready job: since when it waits, 0: since it was
+                 enqueued), enqueued i64; body: the job's ENQUEUED record (its CRC is seeded
+                 with the job's number), then its result or reason
+REQUEUED   48    as CARRIED
+PURGED     32    as CANCELLED
+EXTENDED   32    byte: 0; attempt u32, job u64, token u64; option LEASE
+PAUSED     16    byte: 0; 0 u32; body: name of the queue
+RESUMED    16    as PAUSED
+TALLIED    48    byte: priority; 0 u32; succeeded, dead, cancelled, expired u64;
+                 body: length of queue u8, length of task u8, queue, task
+COMPACTED  24    byte: 0; 0 u32, lsn u64
+CLOCK      24    byte: 0; 0 u32, step i64 in nanoseconds; always with its CRC
+ADOPTED    64    byte: 0; 0 u32, token of an upload (16 bytes), jobs of it that are
+                 decided, jobs in all of it, those that were left out, lsn of the
+                 first record of the frame that began it, each u64; always with its CRC
+CANCEL_ASKED 32  byte: 0; attempt u32, job u64, token u64
+TICKED     32    byte: 1 paused, 2 forgotten; 0 u32; last tick i64, done with up to i64 (wall
+                 time both); body: name of the schedule; always with its CRC
+RATED      32    byte: 0; 0 u32; claims that matter i64, nanoseconds that they do i64; body:
+                 length u16 of (length of task u8, task, concurrency key), these, then
+                 (moment i64, claims u32), the oldest first, relative; always with its CRC
+OWNER      24    byte: 0; 0 u32, owner u64; body: JSON
+=========  ====  ==================================================================
+
+A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the
+count after the record. An option is ``tag u8, length u16, value``; an unknown tag is passed over.
+A moment that is relative moves with every CLOCK record behind it; that of a job that was carried is
+the one in its CARRIED record (due in the fixed fields, or an option DUE_WALL; EXPIRES_RELATIVE).
+The dead of TALLIED are those that are neither requeued nor purged. A kind or an option that is
+added later, and that a taskq without it must not pass over, is written only once ``taskq.json``
+names an incompatible feature for it.
+
+ADOPTED records stand at the end of a frame, and what they say of an upload holds for the log up to
+there: the jobs that the frame brings from it are among the decided ones. The latest counts.
+
+A payload or result may be stored otherwise than it was given. With flag 16 it is its original size
+u64, then a zlib stream (RFC 1950); with flag 32 likewise a zstd frame (RFC 8878). With flag 64 the
+record holds the SHA-256 (32 bytes) and the size u64 of the file ``spill/<SHA-256 in hex>``, and the
+file holds what the record else would: with flag 16 or 32 beside it, the compressed form.
+
+Flag 128 is on jobs of flows: ``taskq.log.format.flows`` specifies their options. A record that ends
+such a job begins its options with UNLOCKS.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import FormatError
+from taskq.core.model import TIME_NS_MAX
+from taskq.core.records import Flag, Kind
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from typing_extensions import Buffer
+
+FORMAT_VERSION: Final = 1
+SEGMENT_MAGIC: Final = b"taskqlog"
+SEGMENT_HEADER: Final = struct.Struct("<8sHHIQQ16sqII")
+FRAME_MAGIC: Final = 0xF3514B54
+FRAME_MAGIC_BYTES: Final = FRAME_MAGIC.to_bytes(4, "little")
+FRAME_HEADER: Final = struct.Struct("<IIIHHQQqQII")
+FRAME_HEADER_SIZE: Final = FRAME_HEADER.size
+FRAME_BODY_MAX: Final = 9 * 1024 * 1024
+LSN_MAX: Final = 2**63
+
+ENQUEUED: Final = struct.Struct("<IBBHIHBB")
+ENQUEUED_TAIL: Final = struct.Struct("<BBHIHBB")
+JOB: Final = struct.Struct("<IBBHIIQQ")
+BACK: Final = struct.Struct("<IBBHIIQQq")
+CARRIED: Final = struct.Struct("<IBBHIIQQqq")
+NAME: Final = struct.Struct("<IBBHII")
+TALLY: Final = struct.Struct("<IBBHIIQQQQ")
+CLOCK: Final = struct.Struct("<IBBHIIq")
+OWNER: Final = struct.Struct("<IBBHIIQ")
+TICKED: Final = struct.Struct("<IBBHIIqq")
+RATED: Final = struct.Struct("<IBBHIIqq")
+ADOPTED: Final = struct.Struct("<IBBHII16sQQQQ")
+LENGTH: Final = struct.Struct("<I")
+#: What every record starts with: length, type, byte, size of the options, flags.
+PREFIX: Final = struct.Struct("<IBBHI")
+#: What every option starts with: tag, length of the value.
+OPTION: Final = struct.Struct("<BH")
+_U64: Final = struct.Struct("<Q")
+#: Where fields stand in every record, ...
+KIND_AT: Final = 4
+FLAGS_AT: Final = 8
+#: ... the state in CARRIED and REQUEUED, ...
+STATE_AT: Final = 5
+#: ... the job in all records but its own ENQUEUED, ...
+JOB_AT: Final = 16
+#: ... and the length of the queue's name in that.
+QUEUE_SIZE_AT: Final = 14
+#: What a record ends in, if it has flag CHECKED.
+CRC_SIZE: Final = 4
+_CRC_PIECE: Final = 5_120
+#: Plain numbers: an operation on an enum's member costs a microsecond.
+_CHECKED: Final = int(Flag.CHECKED)
+#: Fixed sizes by type: a record that is shorter is damaged.
+FIXED_SIZES: Final[dict[int, int]] = {
+    Kind.ENQUEUED: ENQUEUED.size,
+    Kind.CLAIMED: JOB.size,
+    Kind.SUCCEEDED: JOB.size,
+    Kind.DIED: JOB.size,
+    Kind.CANCELLED: JOB.size,
+    Kind.EXPIRED: JOB.size,
+    Kind.RETRIED: BACK.size,
+    Kind.RELEASED: BACK.size,
+    Kind.CARRIED: CARRIED.size,
+    Kind.REQUEUED: CARRIED.size,
+    Kind.PURGED: JOB.size,
+    Kind.EXTENDED: JOB.size,
+    Kind.PAUSED: NAME.size,
+    Kind.RESUMED: NAME.size,
+    Kind.TALLIED: TALLY.size,
+    Kind.COMPACTED: OWNER.size,
+    Kind.CLOCK: CLOCK.size,
+    Kind.ADOPTED: ADOPTED.size,
+    Kind.CANCEL_ASKED: JOB.size,
+    Kind.TICKED: TICKED.size,
+    Kind.RATED: RATED.size,
+    Kind.OWNER: OWNER.size,
+}
+
+pack_length = LENGTH.pack
+crc32 = zlib.crc32
+
+
+class Link(NamedTuple):
+    """How a segment names the end of the one before it: where its last frame starts, and its CRC.
+
+    The CRC is the header's: its seed holds the place, so it is that of no other frame.
+    """
+
+    offset: int
+    crc: int
+
+
+#: Of a segment that begins a log, or whose predecessor a repair gave up.
+NO_LINK: Final = Link(0, 0)
+#: No frame starts there: what the log lacked when the segment was made stays told.
+LOST: Final = Link(1, 0)
+
+
+class SegmentHeader(NamedTuple):
+    """What the first 64 bytes of a segment say."""
+
+    first_lsn: int
+    epoch: int
+    log_id: bytes
+    created_ns: int
+    link: Link = NO_LINK
+
+
+class FrameHeader(NamedTuple):
+    """What the header of a frame says; ``size`` is that of the whole frame with its padding."""
+
+    body_size: int
+    records: int
+    first_lsn: int
+    epoch: int
+    time_ns: int
+    synced_through: int
+    body_crc: int
+    #: of the header itself
+    crc: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes from this frame's start to the next one's."""
+        return frame_size(self.body_size)
+
+    @property
+    def next_lsn(self) -> int:
+        """The lsn after the frame's last record."""
+        return self.first_lsn + self.records
+
+    @property
+    def is_sync_point(self) -> bool:
+        """Whether it holds no record, and says only that all before it is on disk."""
+        return not self.records
+
+
+def frame_size(body_size: int) -> int:
+    """Bytes of a frame on disk: header, body, zeros up to a multiple of 8."""
+    return (FRAME_HEADER_SIZE + body_size + 7) & ~7
+
+
+def encode_segment_header(header: SegmentHeader) -> bytes:
+    """The 64 bytes that open a segment."""
+    (offset, link_crc), size = header.link, SEGMENT_HEADER.size
+    fields = (SEGMENT_MAGIC, FORMAT_VERSION, size, offset, *header[:4])
+    plain = SEGMENT_HEADER.pack(*fields, 0, link_crc)
+    return SEGMENT_HEADER.pack(*fields, crc32(plain[:56], link_crc), link_crc)
+
+
+def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
+    """None when the bytes are no whole header.
+
+    Raises:
+        FormatError: the version is unknown.
+    """
+    if len(data) < SEGMENT_HEADER.size or data[:8] != SEGMENT_MAGIC:
+        return None
+    _, version, _, offset, first_lsn, epoch, log_id, created_ns, crc, link_crc = (
+        SEGMENT_HEADER.unpack_from(data)
+    )
+    # First of all whether it is as it was written: a version that rotted is none.
+    if crc != crc32(data[:56], link_crc):
+        return None
+    if version != FORMAT_VERSION:
+        raise FormatError(f"{path}: segment format {version} is unknown: a newer taskq wrote it")
+    created_ns = min(max(created_ns, 0), TIME_NS_MAX)
+    return SegmentHeader(first_lsn, epoch, log_id, created_ns, Link(offset, link_crc))
+
+
+def segment_seed(log_id: UUID, first_lsn: int) -> int:
+    """The part of a frame's CRC seed that a segment fixes."""
+    return crc32(_U64.pack(first_lsn), crc32(log_id.bytes))
+
+
+def _crc_of_body(body: Buffer, crc: int) -> int:
+    """The CRC-32, in pieces: above 5 KiB a call zlib gives up the GIL, here under the lock."""
+    view = memoryview(body)
+    for at in range(0, len(view), _CRC_PIECE):
+        crc = crc32(view[at : at + _CRC_PIECE], crc)
+    return crc
+
+
+def encode_frame(
+    body: bytes,
+    count: int,
+    first_lsn: int,
+    epoch: int,
+    time_ns: int,
+    synced_through: int,
+    seed: int,
+    offset: int,
+) -> bytes:
+    """One whole frame, padded, as it is appended at ``offset`` of the segment with that seed."""
+    seed = crc32(_U64.pack(offset), seed)
+    size = len(body)
+    head = FRAME_HEADER.pack(
+        FRAME_MAGIC,
+        size,
+        count,
+        0,
+        0,
+        first_lsn,
+        epoch,
+        time_ns,
+        synced_through,
+        _crc_of_body(body, seed),
+        0,
+    )
+    crc = LENGTH.pack(crc32(head[:52], seed))
+    return b"".join((head[:52], crc, body, bytes(-size & 7)))
+
+
+def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameHeader | None:
+    """The header at ``data[at:]``, ``offset`` of its segment; None if there is none.
+
+    Raises:
+        FormatError: it has flags that this taskq does not know.
+    """
+    view = memoryview(data)[at : at + FRAME_HEADER_SIZE]
+    if len(view) < FRAME_HEADER_SIZE:
+        return None
+    magic, size, count, flags, _, first, epoch, time_ns, synced, body_crc, crc = (
+        FRAME_HEADER.unpack(view)
+    )
+    if magic != FRAME_MAGIC or size > FRAME_BODY_MAX or first >= LSN_MAX:
+        return None
+    if crc != crc32(view[:52], crc32(_U64.pack(offset), seed)):
+        return None
+    if flags:
+        raise FormatError(f"frame flags {flags:#x} at offset {offset}: a newer taskq wrote them")
+    if not 0 <= time_ns <= TIME_NS_MAX:
+        time_ns = min(max(time_ns, 0), TIME_NS_MAX)
+    return FrameHeader(size, count, first, epoch, time_ns, synced, body_crc, crc)
+
+
+def body_is_whole(body: Buffer, header: FrameHeader, seed: int, offset: int) -> bool:
+    """Whether the body is what was written."""
+    view = memoryview(body)
+    if view.nbytes != header.body_size:
+        return False
+    return _crc_of_body(view, crc32(_U64.pack(offset), seed)) == header.body_crc
+
+
+# -- records --------------------------------------------------------------------------------------
+
+
+def enqueue_tail(
+    priority: int,
+    flags: int,
+    attempts: int,
+    queue_size: int,
+    task_size: int,
+    route: bytes,
+    options: bytes,
+) -> bytes:
+    """An ENQUEUED record from behind its length up to its body."""
+    fixed = ENQUEUED_TAIL.pack(
+        Kind.ENQUEUED, priority, len(options), flags, attempts, queue_size, task_size
+    )
+    return fixed + route + options
+
+
+def encode_checked(tail: bytes, body: bytes, lsn: int) -> bytes:
+    """A record that ends in its own CRC, from what stands between its length and its body."""
+    record = pack_length(len(tail) + len(body) + 8) + tail + body
+    return record + pack_length(crc32(record, lsn & 0xFFFFFFFF))
+
+
+def encode_job(
+    kind: Kind,
+    cause: int,
+    attempt: int,
+    job: int,
+    token: int,
+    body: bytes | None = None,
+    lsn: int = 0,
+    options: bytes = b"",
+    flags: int = 0,
+) -> bytes:
+    """A CLAIMED, SUCCEEDED, DIED, CANCELLED or EXPIRED record; ``flags`` are those of a body."""
+    if body is None:
+        size = JOB.size + len(options)
+        return JOB.pack(size, kind, cause, len(options), 0, attempt, job, token) + options
+    fixed = JOB.pack(0, kind, cause, len(options), _CHECKED | flags, attempt, job, token)
+    return encode_checked(fixed[4:] + options, body, lsn)
+
+
+def encode_back(
+    kind: Kind, cause: int, attempt: int, job: int, token: int, due_ns: int, body: bytes, lsn: int
+) -> bytes:
+    """A RETRIED or RELEASED record."""
+    fixed = BACK.pack(0, kind, cause, 0, Flag.CHECKED, attempt, job, token, due_ns)
+    return encode_checked(fixed[4:], body, lsn)
+
+
+def encode_clock(step_ns: int, lsn: int) -> bytes:
+    """A CLOCK record; checked, since a step that is lost with a damaged frame shifts all after."""
+    return encode_checked(CLOCK.pack(0, Kind.CLOCK, 0, 0, _CHECKED, 0, step_ns)[4:], b"", lsn)
+
+
+def encode_owner(owner: int, description: bytes, lsn: int) -> bytes:
+    """An OWNER record."""
+    fixed = OWNER.pack(0, Kind.OWNER, 0, 0, Flag.CHECKED, 0, owner)
+    return encode_checked(fixed[4:], description, lsn)
+
+
+def option(tag: int, value: bytes) -> bytes:
+    """Encode one of the optional fields of a record."""
+    return OPTION.pack(tag, len(value)) + value
+
+
+def enqueue_body(record: bytes) -> bytes:
+    """The payload of an ENQUEUED record."""
+    length, _, _, options_size, flags, _, queue_size, task_size = ENQUEUED.unpack_from(record)
+    end = length - CRC_SIZE if flags & _CHECKED else length
+    return record[ENQUEUED.size + queue_size + task_size + options_size : end]

@@ -1,0 +1,187 @@
+"""ADOPTED records: how far an upload has come, in the frame of the jobs that brought it there.
+
+They stand at the end of a frame, so that they are found without reading what is before them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import FormatError
+from taskq.core.limits import pack_group, unpack_group
+from taskq.core.model import NAME_BYTES_MAX
+from taskq.core.rates import Times
+from taskq.core.records import Flag, Kind, Option
+from taskq.core.schedules import ScheduleState, Ticked
+from taskq.log.format import codec
+from taskq.log.format.codec import CRC_SIZE, option
+from taskq.log.format.options import each_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.core.agenda import Agenda
+
+#: Bytes of a whole record.
+ADOPTED_SIZE: Final = codec.ADOPTED.size + 4
+_CHECKED: Final = int(Flag.CHECKED)
+_HEAD: Final = codec.PREFIX.pack(ADOPTED_SIZE, Kind.ADOPTED, 0, 0, _CHECKED)
+
+
+class UploadProgress(NamedTuple):
+    """How far an upload has come."""
+
+    #: 16 bytes
+    upload: bytes
+    #: jobs that are decided: the first so many of it
+    done: int
+    #: jobs in all of it
+    total: int
+    #: those among the decided ones that were left out, since their keys were held
+    duplicates: int
+    #: of the first record of the frame that began it
+    first_lsn: int
+
+
+def encode_adopted(adopted: UploadProgress, lsn: int) -> bytes:
+    """An ADOPTED record."""
+    fixed = codec.ADOPTED.pack(0, Kind.ADOPTED, 0, 0, _CHECKED, 0, *adopted)
+    return codec.encode_checked(fixed[4:], b"", lsn)
+
+
+def decode_adopted(record: bytes) -> UploadProgress:
+    """What an ADOPTED record says."""
+    return UploadProgress(*codec.ADOPTED.unpack_from(record)[6:])
+
+
+def adopted_at_end(data: bytes, next_lsn: int) -> Iterator[tuple[int, UploadProgress]]:
+    """(lsn, what it says) of what looks like ADOPTED records at the end of a frame, the last first.
+
+    Args:
+        data: the frame's body, or the end of it.
+        next_lsn: the lsn behind the frame.
+    """
+    end, lsn = len(data), next_lsn - 1
+    while end >= ADOPTED_SIZE and data.startswith(_HEAD, end - ADOPTED_SIZE):
+        record = data[end - ADOPTED_SIZE : end]
+        if codec.LENGTH.pack(codec.crc32(record[:-4], lsn & 0xFFFFFFFF)) != record[-4:]:
+            return
+        yield lsn, decode_adopted(record)
+        end -= ADOPTED_SIZE
+        lsn -= 1
+
+
+# Ticks of schedules: each is written once, together with its jobs, whoever comes first with it.
+#
+# A TICKED record holds the whole state of its schedule, so that compaction can write it again.
+
+_PAUSED: Final = 1
+_GONE: Final = 2
+
+
+def encode_ticked(ticked: Ticked, lsn: int) -> bytes:
+    """A TICKED record."""
+    state = ticked.state
+    options = b""
+    if ticked.has_rule and not ticked.is_gone:
+        for tag, value in ((Option.RULE, state.rule), (Option.DETAILS, state.details)):
+            options += option(tag, value)
+    byte = (_PAUSED if state.is_paused else 0) | (_GONE if ticked.is_gone else 0)
+    fixed = codec.TICKED.pack(
+        0, Kind.TICKED, byte, len(options), Flag.CHECKED, 0, state.last_ns, state.done_ns
+    )
+    name = ticked.name.encode("utf-8", "surrogatepass")
+    return codec.encode_checked(fixed[4:] + options, name, lsn)
+
+
+def decode_ticked(record: bytes) -> Ticked:
+    """What a TICKED record says.
+
+    Raises:
+        FormatError: its name is longer than any can be.
+    """
+    _, _, byte, options_size, _, _, last_ns, done_ns = codec.TICKED.unpack_from(record)
+    name = record[codec.TICKED.size + options_size : -CRC_SIZE]
+    if len(name) > NAME_BYTES_MAX:
+        raise FormatError(f"the name of a schedule has {len(name)} bytes")
+    rule = details = b""
+    for tag, value in each_option(record, codec.TICKED.size, options_size):
+        if tag == Option.RULE:
+            rule = value
+        elif tag == Option.DETAILS:
+            details = value
+    state = ScheduleState(last_ns, done_ns, bool(byte & _PAUSED), rule, details)
+    return Ticked(
+        name=name.decode("utf-8", "replace"),
+        state=state,
+        is_gone=bool(byte & _GONE),
+        has_rule=bool(options_size),
+    )
+
+
+# Claims that count against a rate: what says so in the log, and how compaction keeps it.
+#
+# A claim says itself which rate it counts against, so whoever folds the log knows the times of a
+# group's claims without having its task. Compaction writes the times again (RATED): the claims may
+# be in a segment that goes, or their jobs, which say to which group they belong.
+
+if TYPE_CHECKING:
+    GroupKey = tuple[str, bytes]
+
+_RATE: Final = struct.Struct("<Iq")
+#: The whole option.
+_RATE_OPTION: Final = struct.Struct("<BHIq")
+_I64: Final = struct.Struct("<q")
+_SIZE: Final = struct.Struct("<H")
+_PAIR: Final = struct.Struct("<qI")
+_LEASE: Final = int(Option.LEASE)
+_RATED: Final = int(Option.RATE)
+#: Times that go into one batch, unless those of one group are more; ...
+_PAIRS_MAX: Final = 10_000
+#: ... and groups: no batch may hold the lock for long.
+_GROUPS_MAX: Final = 1_000
+
+
+def chunks_of(agenda: Agenda) -> list[list[GroupKey]]:
+    """The groups whose times matter, in parts of which each fits a batch."""
+    chunks: list[list[GroupKey]] = []
+    pairs = _PAIRS_MAX
+    for key, times in agenda.groups.rows(agenda.moment):
+        count = times.entries
+        if pairs + count > _PAIRS_MAX or len(chunks[-1]) >= _GROUPS_MAX:
+            chunks.append([])
+            pairs = 0
+        chunks[-1].append(key)
+        pairs += count
+    return chunks
+
+
+def encode_rated(key: GroupKey, times: Times, shift_ns: int, lsn: int) -> bytes:
+    """A RATED record."""
+    fixed = codec.RATED.pack(0, Kind.RATED, 0, 0, Flag.CHECKED, 0, times.most, times.window_ns)
+    packed = pack_group(key)
+    body = _SIZE.pack(len(packed)) + packed
+    body += b"".join(_PAIR.pack(moment + shift_ns, count) for moment, count in times.pairs())
+    return codec.encode_checked(fixed[4:], body, lsn)
+
+
+def decode_rated(record: bytes, shift_ns: int = 0) -> tuple[GroupKey, Times]:
+    """The group of a RATED record, and its times.
+
+    Raises:
+        FormatError: lengths do not fit.
+    """
+    most, window_ns = codec.RATED.unpack_from(record)[6:]
+    body = record[codec.RATED.size : -CRC_SIZE]
+    try:
+        start = _SIZE.size + _SIZE.unpack_from(body)[0]
+        key = unpack_group(body[_SIZE.size : start])
+        pairs = [(moment - shift_ns, count) for moment, count in _PAIR.iter_unpack(body[start:])]
+        times = Times()
+        times.replace(pairs, most, window_ns)
+    except (struct.error, ValueError) as error:
+        raise FormatError("a RATED record is shorter than what it holds") from error
+    except OverflowError as error:
+        raise FormatError("a RATED record holds a moment that is none") from error
+    return key, times

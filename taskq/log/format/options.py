@@ -1,0 +1,236 @@
+"""The optional fields of a record: key, window, moments, headers (``codec`` has their format)."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
+from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, Extras
+from taskq.core.records import Flag, Option
+from taskq.log.format import codec
+from taskq.log.format.codec import OPTION, QUEUE_SIZE_AT, option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typing_extensions import Buffer
+
+_I64: Final = struct.Struct("<q")
+_U64: Final = struct.Struct("<Q")
+#: A whole option that holds a number.
+_NUMBERED: Final = struct.Struct("<BHQ")
+_DUE_WALL: Final = int(Option.DUE_WALL)
+_EXPIRES: Final = int(Option.EXPIRES)
+_EXPIRES_RELATIVE: Final = int(Option.EXPIRES_RELATIVE)
+_CONCURRENCY_KEY: Final = int(Option.CONCURRENCY_KEY)
+_KEYS: Final = {int(Option.KEY): "key", _CONCURRENCY_KEY: "concurrency_key"}
+#: Tags up to this one are moments, and so is EXPIRES_RELATIVE.
+_LAST_MOMENT: Final = _EXPIRES
+_U64_MASK: Final = 2**64 - 1
+
+
+def encode_key_hash(hashed: int) -> bytes:
+    """The option that frees a key when its job ends."""
+    return _NUMBERED.pack(Option.KEY_HASH, 8, hashed)
+
+
+def encode_replaces(job: int) -> bytes:
+    """The option of a job that took its key over from another."""
+    return _NUMBERED.pack(Option.REPLACES, 8, job)
+
+
+def encode_extras(extras: Extras, now_ns: int) -> bytes:
+    """The options of an ENQUEUED record, with spans of time counted from ``now_ns``.
+
+    Raises:
+        UsageError: a key or header is empty, too long or not text.
+    """
+    parts: list[bytes] = []
+    if extras.due_ns:
+        if extras.due_is_wall:
+            parts.append(option(Option.DUE_WALL, _I64.pack(extras.due_ns)))
+        else:
+            parts.append(option(Option.DUE, _I64.pack(now_ns + extras.due_ns)))
+    if extras.expires_ns:
+        if extras.expires_is_wall:
+            parts.append(option(Option.EXPIRES, _I64.pack(extras.expires_ns)))
+        else:
+            moment = _I64.pack(now_ns + extras.expires_ns)
+            parts.append(option(Option.EXPIRES_RELATIVE, moment))
+    parts += _encode_keys(extras)
+    if extras.keep_ns:
+        parts.append(option(Option.KEEP, _I64.pack(extras.keep_ns)))
+    if extras.headers:
+        parts.append(option(Option.HEADERS, _encode_headers(extras.headers)))
+    return b"".join(parts)
+
+
+def _encode_keys(extras: Extras) -> list[bytes]:
+    parts: list[bytes] = []
+    if extras.key is not None:
+        if not 0 < len(extras.key) <= KEY_BYTES_MAX:
+            raise UsageError(
+                f"a dedup key has {len(extras.key)} bytes, it must have 1 to {KEY_BYTES_MAX}"
+            )
+        parts.append(option(Option.KEY, extras.key))
+        if extras.window_ns:
+            parts.append(option(Option.WINDOW, _I64.pack(extras.window_ns)))
+    if extras.concurrency_key:
+        if len(extras.concurrency_key) > KEY_BYTES_MAX:
+            raise UsageError(
+                f"a concurrency key has {len(extras.concurrency_key)} bytes, it must have at most "
+                f"{KEY_BYTES_MAX}"
+            )
+        parts.append(option(Option.CONCURRENCY_KEY, extras.concurrency_key))
+    return parts
+
+
+def _encode_headers(headers: dict[str, str]) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    for pair in headers.items():
+        for text in pair:
+            data = _utf8(text)
+            size += 2 + len(data)
+            if size > HEADERS_BYTES_MAX:
+                raise PayloadTooLarge("the headers", size, HEADERS_BYTES_MAX)
+            parts.append(len(data).to_bytes(2, "little") + data)
+    return b"".join(parts)
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"header {text!r:.60} holds what is no text: {error.reason}") from error
+
+
+def _decode_headers(data: bytes) -> dict[str, str]:
+    texts: list[str] = []
+    at = 0
+    while at + 2 <= len(data):
+        size = int.from_bytes(data[at : at + 2], "little")
+        texts.append(data[at + 2 : at + 2 + size].decode("utf-8", "replace"))
+        at += 2 + size
+    return dict(zip(texts[::2], texts[1::2], strict=False))
+
+
+def each_option(data: Buffer, at: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """(tag, value) of each option in ``data[at:at + size]``."""
+    view = memoryview(data)[at : at + size]
+    place = 0
+    while place + OPTION.size <= len(view):
+        tag, length = OPTION.unpack_from(view, place)
+        place += OPTION.size
+        yield tag, bytes(view[place : place + length])
+        place += length
+
+
+def _number(tag: int, value: bytes) -> int:
+    if len(value) != _I64.size:
+        raise FormatError(
+            f"option {tag} has {len(value)} bytes, this taskq knows it with {_I64.size}: "
+            f"use a newer one"
+        )
+    number: int = _I64.unpack(value)[0]
+    return number
+
+
+def decode_times(data: bytes, at: int, size: int) -> tuple[int, bool, int, bool, bytes]:
+    """(due, is that wall time, expires, is that wall time, concurrency key) of a record's options.
+
+    0 and b"" for none. What folding a job with options needs, without an object for it.
+
+    Raises:
+        FormatError: one of them is no moment.
+    """
+    due = expires = 0
+    is_wall = expires_is_wall = False
+    key = b""
+    end = at + size
+    while at + OPTION.size <= end:
+        tag, length = OPTION.unpack_from(data, at)
+        at += OPTION.size
+        if tag <= _LAST_MOMENT or tag == _EXPIRES_RELATIVE:
+            if length != _I64.size or at + length > end:
+                raise FormatError(f"option {tag} has {length} bytes, a moment has {_I64.size}")
+            moment = _I64.unpack_from(data, at)[0]
+            if tag >= _EXPIRES:
+                expires, expires_is_wall = moment, tag == _EXPIRES
+            else:
+                due, is_wall = moment, tag == _DUE_WALL
+        elif tag == _CONCURRENCY_KEY:
+            key = data[at : min(at + length, end)]
+        at += length
+    return due, is_wall, expires, expires_is_wall, key
+
+
+def decode_extras(data: Buffer, at: int, size: int) -> Extras:
+    """The options of an ENQUEUED record; its moments are wall time when it was written.
+
+    Raises:
+        FormatError: a number of another size.
+    """
+    extras = Extras()
+    for tag, value in each_option(data, at, size):
+        if tag == Option.DUE:
+            extras.due_ns = _number(tag, value)
+        elif tag == Option.DUE_WALL:
+            extras.due_ns, extras.due_is_wall = _number(tag, value), True
+        elif tag == Option.EXPIRES:
+            extras.expires_ns, extras.expires_is_wall = _number(tag, value), True
+        elif tag == Option.EXPIRES_RELATIVE:
+            extras.expires_ns = _number(tag, value)
+        elif tag in _KEYS:
+            setattr(extras, _KEYS[tag], value)
+        elif tag == Option.WINDOW:
+            extras.window_ns = _number(tag, value)
+        elif tag == Option.KEEP:
+            extras.keep_ns = _number(tag, value)
+        elif tag == Option.HEADERS:
+            extras.headers = _decode_headers(value)
+    return extras
+
+
+def decode_key_hash(data: Buffer, at: int, size: int) -> int:
+    """The key hash among a record's options, 0 if there is none."""
+    for tag, value in each_option(data, at, size):
+        if tag == Option.KEY_HASH:
+            return _number(tag, value) & _U64_MASK
+    return 0
+
+
+def enqueue_extras(record: bytes) -> Extras:
+    """Key, headers and moments of an ENQUEUED record."""
+    _, _, _, size, flags, _, queue_size, task_size = codec.ENQUEUED.unpack_from(record)
+    extras = decode_extras(record, codec.ENQUEUED.size + queue_size + task_size, size)
+    extras.until_settled = bool(extras.window_ns and flags & Flag.KEY_UNTIL_SETTLED)
+    return extras
+
+
+def queue_of(record: bytes) -> bytes:
+    """The name of the queue in an ENQUEUED record."""
+    start = codec.ENQUEUED.size
+    return record[start : start + record[QUEUE_SIZE_AT]]
+
+
+# A job's enqueue record without moments that do not count any more, for one that begins anew.
+
+#: When the job was to be due, and when it was to expire.
+DUE_OPTIONS: Final = frozenset(map(int, (Option.DUE, Option.DUE_WALL)))
+EXPIRY_OPTIONS: Final = frozenset(map(int, (Option.EXPIRES, Option.EXPIRES_RELATIVE)))
+
+
+def timeless(born: bytes, job: int, dropped: frozenset[int]) -> bytes:
+    """The record without the ``dropped`` options; everything else in it is kept as it is."""
+    _, _, priority, size, flags, attempts, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
+    at = codec.ENQUEUED.size + queue_size + task_size
+    kept = b"".join(
+        option(tag, value) for tag, value in each_option(born, at, size) if tag not in dropped
+    )
+    if len(kept) == size:
+        return born
+    route = born[codec.ENQUEUED.size : at]
+    tail = codec.enqueue_tail(priority, flags, attempts, queue_size, task_size, route, kept)
+    return codec.encode_checked(tail, codec.enqueue_body(born), job)

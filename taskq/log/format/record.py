@@ -1,0 +1,213 @@
+"""A record as people and tools read it; the live log never builds one."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import FormatError
+from taskq.core.model import Extras, State
+from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Cause, Flag, Kind, Option
+from taskq.core.transitions import after
+from taskq.log.format import codec
+from taskq.log.format.carried import decode_carried, find_moment
+from taskq.log.format.codec import CRC_SIZE, KIND_AT, STATE_AT
+from taskq.log.format.notes import UploadProgress, decode_adopted, decode_rated, decode_ticked
+from taskq.log.format.options import decode_key_hash, enqueue_extras
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taskq.core.schedules import Ticked
+    from taskq.log.format.carried import Carried
+    from taskq.log.format.frames import Frame
+
+_CHECKED: Final = int(Flag.CHECKED)
+_SKIPPABLE: Final = 128
+_CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
+_NAMED: Final = frozenset({int(Kind.PAUSED), int(Kind.RESUMED)})
+_JOB_FIELDS: Final = struct.Struct("<IQQ")
+_JOB_FIELDS_AT: Final = codec.PREFIX.size
+
+
+class LogRecord(NamedTuple):
+    """Everything that a record says."""
+
+    kind: int
+    lsn: int
+    epoch: int
+    time_ns: int
+    flags: int
+    #: lsn of the job that it concerns, 0 for none
+    job: int = 0
+    #: lsn of the claim; of CLAIMED and OWNER the owner; of COMPACTED the first lsn that is kept
+    token: int = 0
+    attempt: int = 0
+    cause: Cause = Cause.CALLER
+    due_ns: int = 0
+    queue: bytes = b""
+    task: bytes = b""
+    priority: int = 0
+    attempts_max: int = 0
+    extras: Extras | None = None
+    key_hash: int = 0
+    #: lsn of the job that it took its key over from
+    replaces: int = 0
+    #: when the claim ends, 0 if with its owner
+    lease_ns: int = 0
+    #: payload, result, reason or description; None when there is none
+    body: bytes | None = None
+    step_ns: int = 0
+    #: of CARRIED and REQUEUED: all of it; the fields above are those of the job's ENQUEUED record
+    carried: Carried | None = None
+    #: of ADOPTED: all of it
+    adopted: UploadProgress | None = None
+    #: of RATED: (moment, claims), the oldest first; ``extras`` has the concurrency key
+    rated: tuple[tuple[int, int], ...] = ()
+    #: of TICKED: all of it
+    ticked: Ticked | None = None
+
+    @property
+    def body_flags(self) -> int:
+        """How the body is stored, as flags; 0: as it was given."""
+        return self._born_flags & PACKED
+
+    @property
+    def keeps_result(self) -> bool:
+        """Of a record that brings a job: whether the job's result is to be kept."""
+        return not self._born_flags & Flag.DROP_RESULT
+
+    @property
+    def _born_flags(self) -> int:
+        """Flags of the record, or of the ENQUEUED one inside, whose body it has."""
+        if self.carried is not None:
+            flags: int = codec.PREFIX.unpack_from(self.carried.born)[4]
+            return flags
+        return self.flags
+
+
+def places(frame: Frame) -> Iterator[tuple[int, int, int]]:
+    """(lsn, place in ``frame.data``, length) of each record.
+
+    Raises:
+        FormatError: a length that cannot be.
+    """
+    at, end = frame.at, frame.at + frame.header.body_size
+    for lsn in range(frame.header.first_lsn, frame.header.next_lsn):
+        length = kind = 0
+        if at + codec.PREFIX.size <= end:
+            length, kind, _, _, _ = codec.PREFIX.unpack_from(frame.data, at)
+        if length < codec.FIXED_SIZES.get(kind, codec.PREFIX.size) or at + length > end:
+            raise FormatError(f"record at lsn {lsn} has an impossible length of {length} bytes")
+        yield lsn, at, length
+        at += length
+
+
+def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
+    """One record from exactly its bytes.
+
+    Raises:
+        FormatError: the type is unknown and may not be skipped.
+    """
+    length, kind, byte, options_size, flags = codec.PREFIX.unpack_from(data)
+    fixed = codec.FIXED_SIZES.get(kind)
+    if fixed is None:
+        if kind >= _SKIPPABLE:
+            return LogRecord(kind, lsn, epoch, time_ns, flags)
+        raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
+    end = length - CRC_SIZE if flags & _CHECKED else length
+    if kind == Kind.ENQUEUED:
+        _, _, _, _, _, attempts, queue_size, task_size = codec.ENQUEUED.unpack_from(data)
+        at = fixed + queue_size + task_size
+        return LogRecord(
+            kind, lsn, epoch, time_ns, flags, job=lsn, queue=data[fixed : fixed + queue_size],
+            task=data[fixed + queue_size : at], priority=byte, attempts_max=attempts,
+            extras=enqueue_extras(data), body=data[at + options_size : end],
+            replaces=find_moment(data, at, options_size, Option.REPLACES),
+        )  # fmt: skip
+    if kind in _CARRYING:
+        carried = decode_carried(data)
+        born = decode_record(carried.born, carried.job, epoch, carried.enqueued_ns)
+        return born._replace(
+            kind=kind, lsn=lsn, epoch=epoch, time_ns=time_ns, flags=flags, carried=carried,
+            attempt=carried.attempt, token=carried.token,
+        )  # fmt: skip
+    if kind not in JOB_KINDS:
+        return _decode_other(data, LogRecord(kind, lsn, epoch, time_ns, flags), end)
+    body = data[fixed + options_size : end] if flags & _CHECKED else None
+    attempt, job, token = _JOB_FIELDS.unpack_from(data, _JOB_FIELDS_AT)
+    due = codec.BACK.unpack_from(data)[8] if fixed == codec.BACK.size else 0
+    return LogRecord(
+        kind, lsn, epoch, time_ns, flags, job=job, token=token, attempt=attempt,
+        cause=Cause(byte) if byte in Cause._value2member_map_ else Cause.CALLER, due_ns=due,
+        key_hash=decode_key_hash(data, fixed, options_size), body=body,
+        lease_ns=find_moment(data, fixed, options_size, Option.LEASE),
+    )  # fmt: skip
+
+
+def _rated(data: bytes, record: LogRecord) -> LogRecord:
+    (task, key), times = decode_rated(data)
+    extras = Extras(concurrency_key=key)
+    name = task.encode("utf-8", "surrogatepass")
+    return record._replace(task=name, extras=extras, rated=tuple(times.pairs()))
+
+
+#: Records that hold all that is known of something.
+_STATES: Final[dict[int, Callable[[bytes, LogRecord], LogRecord]]] = {
+    Kind.RATED: _rated,
+    Kind.TICKED: lambda data, record: record._replace(ticked=decode_ticked(data)),
+}
+
+
+def _decode_other(data: bytes, record: LogRecord, end: int) -> LogRecord:
+    """A record that concerns no single job."""
+    kind = record.kind
+    body = data[codec.FIXED_SIZES[kind] : end]
+    if kind in _NAMED:
+        return record._replace(queue=body)
+    if kind == Kind.TALLIED:
+        split = 2 + body[0]
+        return record._replace(queue=body[2:split], task=body[split:], priority=data[5])
+    if kind == Kind.ADOPTED:
+        return record._replace(adopted=decode_adopted(data))
+    if kind in _STATES:
+        return _STATES[kind](data, record)
+    if kind == Kind.CLOCK:
+        return record._replace(step_ns=codec.CLOCK.unpack_from(data)[6])
+    number = codec.OWNER.unpack_from(data)[6]
+    return record._replace(token=number, body=body if kind == Kind.OWNER else None)
+
+
+# What single records make of a job's state: for walks that look at many jobs and fold none.
+
+#: The state of a job of which nothing is known but that it was enqueued, as a plain number.
+BORN: Final = int(after(State.ABSENT, Kind.ENQUEUED))
+#: What a record makes of its job, where it ends or revives it. A kind leads to the same state
+#: from wherever it finds the job, so it does not matter from where it is asked.
+ENDINGS: Final[dict[int, int]] = {
+    int(kind): int(after(State.ABSENT, kind))
+    for kind in (
+        Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.REQUEUED, Kind.PURGED,
+    )
+}  # fmt: skip
+
+
+def carried_state(record: bytes) -> int:
+    """What a CARRIED or REQUEUED record makes of its job."""
+    return ENDINGS.get(record[KIND_AT], record[STATE_AT])
+
+
+def is_named(data: bytes, at: int, queue: bytes | None, task: bytes | None) -> bool:
+    """Whether the ENQUEUED record at ``at`` is of the queue and task; None for any."""
+    if queue is None and task is None:
+        return True
+    start = at + codec.ENQUEUED.size
+    middle = start + data[at + 14]
+    return (queue is None or data[start:middle] == queue) and (
+        task is None or data[middle : middle + data[at + 15]] == task
+    )
+
+
+def encoded(name: str | None) -> bytes | None:
+    """A name as ``is_named`` takes it."""
+    return None if name is None else name.encode("utf-8", "surrogatepass")

@@ -1,0 +1,187 @@
+"""What is left of a damaged frame: the records whose own CRC says that they are whole.
+
+Records follow one another by their lengths. Behind one whose length is not to be trusted the next
+is found by its CRC alone: of the bytes that look like the head of a record it is told for which
+number (lsn) their CRC fits, and that must be one that can stand there. All CRCs are taken from
+those of the frame's beginnings, so a guess costs the same however long the record would be: a CRC
+is linear, which gives that of any stretch (zlib's ``crc32_combine``), and the seed it began with.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.records import Flag
+from taskq.log.format import codec
+from taskq.log.format.codec import CRC_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Records that are passed over by their lengths before the next is looked for by its CRC.
+_HOPS_MAX: Final = 1_024
+#: Heads whose CRCs are looked at in one body; real ones have few that lead nowhere.
+_GUESSES_MAX: Final = 2**16
+#: The CRC of every beginning is kept whose size is a multiple of this.
+_STEP: Final = 256
+_CHECKED: Final = int(Flag.CHECKED)
+_WORD: Final = 0xFFFFFFFF
+#: Powers of two that a record's size may be made of.
+_POWERS: Final = codec.FRAME_BODY_MAX.bit_length()
+#: Length of at most 9 MiB, a type, a byte, size of options, flags with 1 among them.
+_HEAD: Final = re.compile(
+    b"(?=..[\x00-\x90]\x00[%b]...[%b])"
+    % (
+        b"".join(re.escape(bytes([kind])) for kind in codec.FIXED_SIZES),
+        b"".join(re.escape(bytes([low])) for low in range(_CHECKED, 256, 2)),
+    ),
+    re.DOTALL,
+)
+
+
+def salvage(data: bytes, lsn: int) -> Iterator[tuple[int, int, bytes]]:
+    """(lsn, place, record) of each record in a damaged body whose own CRC says that it is whole.
+
+    Args:
+        data: the body, or what stands in its place.
+        lsn: of its first record.
+    """
+    at = 0
+    seeds: _Seeds | None = None
+    while at < len(data):
+        size = _whole_size(data, at, lsn)
+        if size:
+            yield lsn, at, data[at : at + size]
+            at, lsn = at + size, lsn + 1
+            continue
+        found = _hop(data, at, lsn)
+        if found is None:
+            seeds = seeds or _Seeds(data)
+            found = seeds.next_whole(at, lsn)
+        if found is None:
+            return
+        at, lsn = found
+
+
+def _size_at(data: bytes, at: int) -> int:
+    """What a record there says of its size, 0 if it cannot be one."""
+    if at + codec.PREFIX.size > len(data):
+        return 0
+    length, kind, _, _, _ = codec.PREFIX.unpack_from(data, at)
+    fixed = codec.FIXED_SIZES.get(kind, codec.PREFIX.size)
+    return length if kind and fixed <= length <= len(data) - at else 0
+
+
+def _may_be_checked(data: bytes, at: int, size: int) -> bool:
+    _, kind, _, _, flags = codec.PREFIX.unpack_from(data, at)
+    fixed = codec.FIXED_SIZES.get(kind)
+    return fixed is not None and flags & _CHECKED != 0 and size >= fixed + CRC_SIZE
+
+
+def _whole_size(data: bytes, at: int, lsn: int) -> int:
+    """Bytes of the record of that number there, 0 if there is none that is whole by its CRC."""
+    size = _size_at(data, at)
+    if not size or not _may_be_checked(data, at, size):
+        return 0
+    end = at + size - CRC_SIZE
+    crc = codec.crc32(memoryview(data)[at:end], lsn & _WORD)
+    return size if crc == codec.LENGTH.unpack_from(data, end)[0] else 0
+
+
+def _hop(data: bytes, at: int, lsn: int) -> tuple[int, int] | None:
+    """(place, lsn) of the next whole record by the lengths of those before it."""
+    for _ in range(_HOPS_MAX):
+        size = _size_at(data, at)
+        if not size:
+            return None
+        at, lsn = at + size, lsn + 1
+        if _whole_size(data, at, lsn):
+            return at, lsn
+    return None
+
+
+class _Seeds:
+    """Tells for which number the CRC of any stretch of a body fits."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._view = memoryview(data)
+        self._guesses = 0
+        self._crcs = [0]
+        for at in range(0, len(data), _STEP):
+            self._crcs.append(codec.crc32(self._view[at : at + _STEP], self._crcs[-1]))
+
+    def next_whole(self, at: int, lsn: int) -> tuple[int, int] | None:
+        """(place, lsn) of the first whole record behind ``at``, where that of ``lsn`` should be."""
+        data = self._data
+        for match in _HEAD.finditer(data, at + 1):
+            place = match.start()
+            size = _size_at(data, place)
+            if size and _may_be_checked(data, place, size):
+                self._guesses += 1
+                if self._guesses > _GUESSES_MAX:
+                    return None
+                # So many records at most can have stood before it.
+                lost = self._seed(place, size - CRC_SIZE) - lsn & _WORD
+                if lost <= (place - at) // codec.PREFIX.size:
+                    return place, lsn + lost
+        return None
+
+    def _seed(self, at: int, size: int) -> int:
+        """The seed of which the stretch's CRC is the one that stands behind it."""
+        end = at + size
+        crc = codec.LENGTH.unpack_from(self._data, end)[0]
+        return self._crc_before(at) ^ _taken_back(self._crc_before(end) ^ crc, size)
+
+    def _crc_before(self, at: int) -> int:
+        known = at // _STEP
+        return codec.crc32(self._view[known * _STEP : at], self._crcs[known])
+
+
+def _taken_back(crc: int, zeros: int) -> int:
+    """What a CRC's register was before so many zero bytes."""
+    for power, (low, second, third, high) in enumerate(_steps_back()):
+        if zeros >> power & 1:
+            crc = (
+                low[crc & 0xFF]
+                ^ second[crc >> 8 & 0xFF]
+                ^ third[crc >> 16 & 0xFF]
+                ^ high[crc >> 24]
+            )
+    return crc
+
+
+@functools.cache
+def _steps_back() -> list[list[list[int]]]:
+    """By power of two: what each byte of a register comes to, so many zero bytes taken back."""
+    # A register moves by table[low byte] ^ rest, and no two words of the table have one high byte.
+    table = [codec.crc32(bytes([low]), _WORD) ^ _WORD for low in range(256)]
+    low_of = {word >> 24: low for low, word in enumerate(table)}
+
+    def back(word: int) -> int:
+        low = low_of[word >> 24]
+        return (word ^ table[low]) << 8 & _WORD | low
+
+    columns = [back(1 << bit) for bit in range(32)]
+    steps = [_by_byte(columns)]
+    for _ in range(_POWERS):
+        low, second, third, high = steps[-1]
+        columns = [
+            low[one & 0xFF] ^ second[one >> 8 & 0xFF] ^ third[one >> 16 & 0xFF] ^ high[one >> 24]
+            for one in columns
+        ]
+        steps.append(_by_byte(columns))
+    return steps
+
+
+def _by_byte(columns: list[int]) -> list[list[int]]:
+    """The sums of a matrix's columns, by the bits of each of the four bytes that choose them."""
+    sums = []
+    for first in range(0, 32, 8):
+        chosen = [0]
+        for column in columns[first : first + 8]:
+            chosen += [one ^ column for one in chosen]
+        sums.append(chosen)
+    return sums

@@ -1,0 +1,272 @@
+"""Adopting uploads: what was published in the inbox becomes jobs of the log, slice by slice.
+
+One process of those that share a directory does it at a time, in steps of about a millisecond on
+its storage thread, between batches; each slice goes through an ordinary batch. How far an upload
+has come is told by the log alone, so that any other process goes on where one was killed. Before
+the first job of an upload is taken, all of its parts are read and found to be what was published.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from taskq.core.errors import AppendFailed, LogClosed, LogError, TaskqError, UploadDamaged
+from taskq.core.model import SECOND_NS
+from taskq.log.commit.chores import Chore
+from taskq.log.commit.room import with_reserve
+from taskq.log.decide.operations import failure
+from taskq.log.format.notes import UploadProgress
+from taskq.log.inbox.directory import Inbox
+from taskq.log.inbox.manifest import Ended, Upload
+from taskq.log.inbox.parts import PartFile, UploadReader
+from taskq.log.requests import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from taskq.log.commit.chores import Steps
+    from taskq.log.commit.committer import Committer
+    from taskq.log.inbox.manifest import Part
+    from taskq.log.requests import AdoptOrder
+
+T = TypeVar("T")
+
+_log: Final = logging.getLogger("taskq")
+#: How often a process looks for uploads where there were some before, and where there were none;
+#: whoever publishes wakes it besides.
+_LOOK_NS: Final = SECOND_NS
+_IDLE_LOOK_NS: Final = 10 * SECOND_NS
+#: After trouble it waits so long: with a full disk, and with anything else.
+_FULL_NS: Final = SECOND_NS
+_TROUBLE_NS: Final = 30 * SECOND_NS
+#: Files of writers that died are looked for this often.
+_SWEEP_NS: Final = 3_600 * SECOND_NS
+
+
+class Adopter(Chore):
+    """What one process does for the inbox."""
+
+    def __init__(self, committer: Committer) -> None:
+        journal = committer.journal
+        self._inbox = Inbox(journal.disk, journal.clock, journal.path)
+        super().__init__(journal, f"{self._inbox.path}/adopt.lock")
+        self._committer = committer
+        self._orders: list[tuple[AdoptOrder, int]] = []
+        self._jobs = 0
+        self._refused: list[UploadDamaged] = []
+        #: token of the upload whose parts were read last
+        self._checked = ""
+        self._sweep_at_ns = 0
+        self._look_at_ns = journal.clock.steady_ns() + _LOOK_NS
+        self._signal: int | None = None
+        self._complained: set[str] = set()
+
+    def order(self, order: AdoptOrder) -> None:
+        """Adopt all there is, and tell ``order.future`` how many jobs this process brought."""
+        self._orders.append((order, self._jobs))
+
+    def close(self) -> None:
+        """Let another process do it."""
+        self._stop(0)
+        self._answer(LogClosed(f"{self._journal.path}: the log was closed"))
+
+    # -- as a chore -------------------------------------------------------------------------------
+
+    def _is_ours(self) -> bool:
+        return self._journal.config.upkeep
+
+    def _is_asked(self) -> bool:
+        return bool(self._orders)
+
+    def _next_steps(self) -> Steps | None:
+        return self._work() if self._orders or self._wants_to_look() else None
+
+    def _finished(self) -> None:
+        self._complained.clear()
+        self._stop(_LOOK_NS if self._signal is not None else _IDLE_LOOK_NS)
+
+    def _wants_to_look(self) -> bool:
+        if not self._is_ours():
+            return False
+        now_ns = self._journal.clock.steady_ns()
+        signal = self._inbox.signal()
+        if signal != self._signal:
+            self._signal = signal
+            # Whoever only enqueues leaves it to the workers, if there are any; no longer than that,
+            # though one publication may follow upon the other.
+            is_worker = self._committer.facets.agenda is not None
+            self._look_at_ns = min(self._look_at_ns, now_ns + (0 if is_worker else _LOOK_NS))
+        if now_ns < self._look_at_ns:
+            return False
+        self._look_at_ns = now_ns + (_LOOK_NS if signal is not None else _IDLE_LOOK_NS)
+        return signal is not None
+
+    def _trouble(self, error: Exception) -> None:
+        self._stop(_FULL_NS if isinstance(error, (AppendFailed, OSError)) else _TROUBLE_NS)
+        what = type(error).__name__
+        if what not in self._complained:
+            self._complained.add(what)
+            is_known = isinstance(error, (TaskqError, OSError))
+            _log.warning(
+                "%s: uploads wait a while: %s", self._inbox.path, error,
+                exc_info=None if is_known else error,
+            )  # fmt: skip
+        if isinstance(error, OSError):
+            where = f"{error.filename or self._inbox.path}: {error.strerror or error}"
+            error = LogError(f"{where}; what was adopted stands, and the rest waits")
+        self._answer(failure(error))
+
+    def _answer(self, error: TaskqError | None) -> None:
+        """Tell everybody who asked."""
+        orders, self._orders = self._orders, []
+        for (port, future), before in orders:
+            answer = self._jobs - before if error is None else error
+            self._committer.answers.now.append((port, future, answer))
+
+    # -- the work ---------------------------------------------------------------------------------
+
+    def _work(self) -> Steps:
+        self._refused.clear()
+        while self._inbox.count_waiting():
+            if self._lock < 0 and not (yield from self._wait_for_turn()):
+                break
+            waiting = yield from self._holding(self._inbox.published)
+            self._committer.facets.uploads.keep_only(one.id for one in waiting.uploads)
+            for name, problem in waiting.damaged.items():
+                yield from self._refuse(name, None, UploadDamaged(problem))
+            for upload in waiting.uploads:
+                yield from self._adopt(upload)
+            yield None
+        self._answer(self._refused[0] if self._refused else None)
+        now_ns = self._journal.clock.steady_ns()
+        if now_ns < self._sweep_at_ns:
+            return
+        # Also where nothing waits: the last who wrote may have died.
+        if self._lock >= 0 or (self._signal is not None and (yield from self._wait_for_turn())):
+            self._sweep_at_ns = now_ns + _SWEEP_NS
+            yield from self._holding(self._inbox.sweep)
+
+    def _wait_for_turn(self) -> Generator[None, None, bool]:
+        """Whether this process is the one that does it; who was asked waits until nothing waits."""
+        while not self._take_turn():
+            if not self._orders or not self._inbox.count_waiting():
+                return False
+            self._pause()
+            yield None
+        return True
+
+    def _holding(self, action: Callable[[], T]) -> Generator[None, None, T]:
+        """Do what must not meet a publication; who is stopped in one stops no worker."""
+        while not self._inbox.try_hold():
+            self._pause()
+            yield None
+        try:
+            return action()
+        finally:
+            self._inbox.let_go()
+
+    def _adopt(self, upload: Upload) -> Steps:
+        try:
+            yield from self._adopt_whole(upload)
+        except UploadDamaged as error:
+            yield from self._refuse(upload.name, upload, error)
+
+    def _adopt_whole(self, upload: Upload) -> Steps:
+        inbox, seen = self._inbox, self._committer.facets.uploads
+        if not inbox.is_done(upload):
+            self._journal.refresh()
+            seen.look_from(upload.from_lsn)
+            for _ in seen.steps():
+                yield None
+            if self._done(upload) < upload.jobs:
+                yield from self._check(upload)
+                yield from self._adopt_slices(upload)
+            self._make_durable(upload)
+        lsn, latest = seen.progress(upload.id) or (0, _nothing(upload))
+        ended = self._ended(upload, lsn, latest)
+        # On a full disk, too: it gives back all that the files hold.
+        finish = functools.partial(inbox.finish, upload, ended)
+        yield from self._holding(lambda: with_reserve(inbox.disk, self._journal.path, finish))
+
+    def _check(self, upload: Upload) -> Steps:
+        """Read all parts; not once more after each pause that a full disk makes."""
+        if self._checked == upload.token:
+            return
+        for part in upload.parts:
+            file = PartFile(self._inbox.disk, f"{self._inbox.path}/{part.name}")
+            for _ in file.check_steps(part):
+                yield None
+        self._checked = upload.token
+
+    def _adopt_slices(self, upload: Upload) -> Steps:
+        reader = UploadReader(self._inbox.disk, self._inbox.path, upload)
+        done = self._done(upload)
+        while done < upload.jobs:
+            piece = reader.slice(done, self._age_ns(upload))
+            if piece.is_keyed:
+                for _ in self._committer.facets.dedup_steps():
+                    yield None
+            before = self._done(upload), self._duplicates(upload)
+            inner = self._port.make(Op.ADOPT, piece)
+            yield from inner.wait()
+            adopted: UploadProgress = inner.value
+            done = adopted.done
+            if before[0] == piece.start < done:
+                self._jobs += done - piece.start - (adopted.duplicates - before[1])
+
+    def _done(self, upload: Upload) -> int:
+        found = self._committer.facets.uploads.progress(upload.id)
+        return found[1].done if found is not None else 0
+
+    def _duplicates(self, upload: Upload) -> int:
+        found = self._committer.facets.uploads.progress(upload.id)
+        return found[1].duplicates if found is not None else 0
+
+    def _make_durable(self, upload: Upload) -> None:
+        """What the files are removed for must be on disk, whoever wrote it."""
+        found = self._committer.facets.uploads.progress(upload.id)
+        if found is None or found[0] < self._journal.durable_lsn:
+            return
+        self._committer.sync()
+        if found[0] >= self._journal.durable_lsn:
+            raise LogError(f"{self._journal.path}: what was adopted could not be made durable")
+
+    def _age_ns(self, upload: Upload) -> int:
+        """How long ago it was published; a step of the wall clock since does not count.
+
+        Unless the machine was started anew, too: then the wall clock is all there is.
+        """
+        clock = self._journal.clock
+        if upload.boot == self._journal.boot:
+            return max(clock.steady_ns() - upload.steady_ns, 0)
+        return max(clock.wall_ns() - upload.published_ns, 0)
+
+    def _ended(self, upload: Upload, lsn: int, latest: UploadProgress, problem: str = "") -> Ended:
+        return Ended(
+            upload.name, upload.token, upload.jobs, latest.done - latest.duplicates,
+            latest.duplicates, latest.first_lsn, lsn + 1 if lsn else 0,
+            self._journal.clock.wall_ns(), problem,
+        )  # fmt: skip
+
+    def _refuse(self, name: str, upload: Upload | None, error: UploadDamaged) -> Steps:
+        if upload is None:
+            ended = Ended(name, "", 0, 0, 0, 0, 0, self._journal.clock.wall_ns(), str(error))
+            parts: tuple[Part, ...] = ()
+        else:
+            found = self._committer.facets.uploads.progress(upload.id)
+            lsn, latest = found or (0, _nothing(upload))
+            problem = f"{error}; {latest.done} of its {upload.jobs} jobs were adopted"
+            ended = self._ended(upload, lsn, latest, problem)
+            parts = upload.parts
+        yield from self._holding(lambda: self._inbox.refuse(name, parts, ended))
+        _log.error(
+            "%s: the upload %s was refused and set aside in %s/refused: %s",
+            self._journal.path, name, self._inbox.path, ended.problem,
+        )  # fmt: skip
+        self._refused.append(UploadDamaged(f"the upload {name} was refused: {ended.problem}"))
+
+
+def _nothing(upload: Upload) -> UploadProgress:
+    return UploadProgress(upload.id, 0, upload.jobs, 0, 0)

@@ -1,0 +1,384 @@
+"""The directory of uploads: ``inbox/`` of a task log, and who may change what in it.
+
+====================== =====================================================================
+file                   what it is
+====================== =====================================================================
+``<upload>.<n>.part``  jobs, written by anybody; ``….tmp`` while it is being written
+``<name>.json``        the manifest that publishes parts; nothing counts before it is there
+``done/<name>.json``   what became of it, so that nobody publishes it again
+``refused/…``          manifests and parts that do not read back, with the reason
+``lock``               held by whoever adds or removes a manifest; holds the last sequence number
+====================== =====================================================================
+
+A manifest goes in this order, each step on disk before the next: the file in ``done``, the parts,
+the manifest itself. So a manifest whose ``done`` file names the same token is over, whoever was
+killed when, and nobody needs its records in the log any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import LogError, TaskqError, UploadDamaged, UsageError
+from taskq.core.model import SECOND_NS, TIME_NS_MAX
+from taskq.log.format.frames import segment_lsn
+from taskq.log.inbox.manifest import (
+    DONE,
+    MANIFEST_BYTES_MAX,
+    PART,
+    PARTS_MAX,
+    REFUSED,
+    TEMPORARY,
+    Ended,
+    Part,
+    Upload,
+    check_part,
+    check_publication_name,
+    check_upload_name,
+    decode_ended,
+    decode_upload,
+    encode_ended,
+    encode_upload,
+    stream_batch,
+    upload_of,
+)
+from taskq.log.machine.door import NotAFile
+from taskq.log.machine.ports import write_all, write_file
+from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from taskq.log.machine.ports import Clock, Disk
+
+_log: Final = logging.getLogger("taskq")
+#: Uploads that wait at a time; more are refused until somebody adopts some.
+WAITING_MAX: Final = 1_000
+#: Of each stream (``stream@12``) the files in ``done`` of so many batches are kept.
+STREAM_DONE_MAX: Final = 100
+#: Of all other names so many, the latest; one that is older may be published again.
+DONE_MAX: Final = 10_000
+_DONE_SLACK: Final = 1_000
+#: Parts that no manifest names, of writers that died, go when nobody wrote to them for so long.
+STRAY_SECONDS: Final = 7 * 86_400.0
+_SEQUENCE_BYTES: Final = 8
+
+
+class Waiting(NamedTuple):
+    """What is published: uploads in the order of their publication, and what is no manifest."""
+
+    uploads: list[Upload]
+    #: name of a manifest that does not read back -> why
+    damaged: dict[str, str]
+
+
+class Inbox:
+    """The directory as one process sees it.
+
+    Args:
+        disk, clock: of that process.
+        path: of the task log.
+    """
+
+    def __init__(self, disk: Disk, clock: Clock, path: str) -> None:
+        self.disk = disk
+        self._clock = clock
+        self._log_path = path
+        self.path = f"{path}/{INBOX}"
+        self._held = -1
+
+    def keep(self) -> None:
+        """Make the directory, and its entry durable; whoever made it may have died before that."""
+        for name in (INBOX, f"{INBOX}/{DONE}", f"{INBOX}/{REFUSED}"):
+            self.disk.make_directory(f"{self._log_path}/{name}")
+        self.disk.sync_directory(self._log_path)
+        self.disk.sync_directory(self.path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        if self._held >= 0:
+            yield self._held
+            return
+        descriptor = self.disk.open(f"{self.path}/lock", create=True)
+        try:
+            self.disk.lock(descriptor)
+            yield descriptor
+        finally:
+            self.disk.close(descriptor)
+
+    def try_hold(self) -> bool:
+        """Take the lock for what is called next, until ``let_go``; False: somebody else has it."""
+        descriptor = self.disk.open(f"{self.path}/lock", create=True)
+        if self.disk.try_lock(descriptor):
+            self._held = descriptor
+            return True
+        self.disk.close(descriptor)
+        return False
+
+    def let_go(self) -> None:
+        """Give the lock back."""
+        self.disk.close(self._held)
+        self._held = -1
+
+    # -- publishing -------------------------------------------------------------------------------
+
+    def publish(self, name: str, parts: Sequence[Part]) -> bool:
+        """Let these parts be an upload of that name, durably; False: the name was used before.
+
+        Raises:
+            UsageError: a name is none, or there are too many parts.
+            LogError: a part is missing or has another size, the name was refused before or is of a
+                batch that is forgotten, or too many uploads wait.
+        """
+        check_publication_name(name)
+        checked = tuple(check_part(part) for part in parts)
+        if len({part.name for part in checked}) != len(checked) or len(checked) > PARTS_MAX:
+            raise UsageError(f"{name}: a part is named twice, or there are over {PARTS_MAX}")
+        with self._locked() as lock:
+            if self._was_published(name):
+                # Whoever published or adopted it may have died before that was on disk.
+                self.disk.sync_directory(self.path)
+                self.disk.sync_directory(f"{self.path}/{DONE}")
+                return False
+            self._check_published(name, checked)
+            self.disk.sync_directory(self.path)
+            sequence = max(self._last_sequence(lock) + 1, self._clock.wall_ns())
+            upload = Upload(
+                name, os.urandom(16).hex(), sequence, self._clock.wall_ns(),
+                self._clock.steady_ns(), self.disk.boot_id(), self._last_segment(), checked,
+            )  # fmt: skip
+            write_all(self.disk, lock, sequence.to_bytes(_SEQUENCE_BYTES, "little"), 0)
+            self._write(f"{self.path}/{name}{MANIFEST}", encode_upload(upload))
+            # Adopters look at when this file was written. It stands as published, whatever happens.
+            with contextlib.suppress(OSError):
+                self.disk.touch(f"{self.path}/lock")
+        return True
+
+    def _was_published(self, name: str) -> bool:
+        return self._is_there(f"{name}{MANIFEST}") or self._is_there(f"{DONE}/{name}{MANIFEST}")
+
+    def _check_published(self, name: str, parts: tuple[Part, ...]) -> None:
+        """Raise unless the parts are there, and may be published."""
+        place = stream_batch(name)
+        if place is not None:
+            kept = [batch for stream, batch in self._done_batches() if stream == place[0]]
+            if len(kept) >= STREAM_DONE_MAX and place[1] < min(kept):
+                raise LogError(
+                    f"{name}: whether it was published is not known any more: of {place[0]!r} the "
+                    f"batches from {min(kept)} on are remembered. Give its jobs another name if "
+                    f"they are new"
+                )
+        if self._is_there(f"{REFUSED}/{name}{MANIFEST}"):
+            file = f"{self.path}/{REFUSED}/{name}{MANIFEST}"
+            problem = self.refusal(name)
+            raise LogError(f"{name} was refused: {problem}. Remove {file} to publish it again")
+        if len(waiting_uploads(self.disk, self._log_path)) >= WAITING_MAX:
+            raise LogError(f"{self.path}: {WAITING_MAX} uploads wait: start a worker to adopt them")
+        for part in parts:
+            size = self._size_of(part.name)
+            if size != part.size_bytes:
+                what = "is missing" if size is None else f"has {size} bytes"
+                raise UploadDamaged(
+                    f"{self.path}/{part.name} {what}, {part.size_bytes} were written: "
+                    f"nothing was published, write the upload again"
+                )
+
+    def discard(self, upload: str) -> int:
+        """Remove the files of an upload, but for those that were published; returns how many."""
+        check_upload_name(upload)
+        with self._locked():
+            published = self._published_parts()
+            files = [
+                file
+                for file in self.disk.names(self.path)
+                if upload_of(file) == upload and file not in published
+            ]
+            for file in files:
+                self.disk.remove(f"{self.path}/{file}")
+            if files:
+                self.disk.sync_directory(self.path)
+        return len(files)
+
+    # -- what waits -------------------------------------------------------------------------------
+
+    def waiting(self) -> Waiting:
+        """All manifests, whether they are adopted in part or not at all."""
+        found = Waiting([], {})
+        for name in waiting_uploads(self.disk, self._log_path):
+            try:
+                data = self._read(f"{name}{MANIFEST}")
+                if data is None:  # it was adopted just now
+                    continue
+                file = f"{self.path}/{name}{MANIFEST}"
+                found.uploads.append(decode_upload(data, name, file))
+            except NotAFile as error:
+                found.damaged[name] = f"{self.path}/{name}{MANIFEST}: {error.strerror}"
+            except UploadDamaged as error:
+                found.damaged[name] = str(error)
+        found.uploads.sort(key=lambda upload: (upload.sequence, upload.name))
+        return found
+
+    def published(self) -> Waiting:
+        """Do as ``waiting``, with what stands for good only: its jobs may be enqueued.
+
+        Until a manifest's name is on disk, whoever publishes it may take it back, or the power may
+        go; were its jobs there by then, publishing it again would bring them twice.
+        """
+        with self._locked():
+            self.disk.sync_directory(self.path)
+            return self.waiting()
+
+    def count_waiting(self) -> int:
+        """How many uploads there are that may not be adopted as a whole."""
+        return len(waiting_uploads(self.disk, self._log_path))
+
+    def signal(self) -> int | None:
+        """Another number after each publication; None: nobody ever published."""
+        return self.disk.modified_ns(f"{self.path}/lock")
+
+    def is_done(self, upload: Upload) -> bool:
+        """Whether it was adopted as a whole, and the disk knows that."""
+        data = self._read(f"{DONE}/{upload.name}{MANIFEST}")
+        if data is None:
+            return False
+        try:
+            ended = decode_ended(data, f"{self.path}/{DONE}/{upload.name}{MANIFEST}")
+        except UploadDamaged as error:
+            _log.warning("%s", error)
+            return False
+        return ended.token == upload.token
+
+    def refusal(self, name: str) -> str:
+        """Why an upload was refused; empty if it was not."""
+        data = self._read(f"{REFUSED}/{name}{MANIFEST}")
+        if data is None:
+            return ""
+        try:
+            return decode_ended(data, name).problem
+        except TaskqError as error:
+            return str(error)
+
+    # -- the end of an upload ---------------------------------------------------------------------
+
+    def finish(self, upload: Upload, ended: Ended) -> None:
+        """All of it is in the log, and on disk: say so, and remove its files."""
+        with self._locked():
+            if self.is_done(upload):
+                # Whoever wrote it may have died before its name was on disk.
+                self.disk.sync_directory(f"{self.path}/{DONE}")
+            else:
+                self._write(f"{self.path}/{DONE}/{upload.name}{MANIFEST}", encode_ended(ended))
+            for part in upload.parts:
+                self.disk.remove(f"{self.path}/{part.name}")
+            self.disk.remove(f"{self.path}/{upload.name}{MANIFEST}")
+            self.disk.sync_directory(self.path)
+            self._prune(upload.name)
+
+    def refuse(self, name: str, parts: Sequence[Part], ended: Ended) -> None:
+        """Set an upload aside that does not read back, with the reason."""
+        with self._locked():
+            self._write(f"{self.path}/{REFUSED}/{name}{MANIFEST}", encode_ended(ended))
+            with contextlib.suppress(FileNotFoundError):
+                aside = f"{self.path}/{REFUSED}/{name}.manifest"
+                self.disk.rename(f"{self.path}/{name}{MANIFEST}", aside)
+            for part in parts:
+                with contextlib.suppress(FileNotFoundError):
+                    target = f"{self.path}/{REFUSED}/{part.name}"
+                    self.disk.rename(f"{self.path}/{part.name}", target)
+            self.disk.sync_directory(f"{self.path}/{REFUSED}")
+            self.disk.sync_directory(self.path)
+
+    def sweep(self) -> None:
+        """Remove parts of writers that died, once they are a week old."""
+        limit_ns = self._clock.wall_ns() - round(STRAY_SECONDS * SECOND_NS)
+        with self._locked():
+            published = self._published_parts()
+            for file in self.disk.names(self.path):
+                if upload_of(file) is None or file in published:
+                    continue
+                modified_ns = self.disk.modified_ns(f"{self.path}/{file}")
+                if modified_ns is not None and modified_ns < limit_ns:
+                    _log.warning("%s/%s was never published: removed", self.path, file)
+                    self.disk.remove(f"{self.path}/{file}")
+
+    def _prune(self, name: str) -> None:
+        """Forget the oldest of what was adopted."""
+        gone: list[str] = []
+        place = stream_batch(name)
+        if place is not None:
+            batches = sorted(batch for stream, batch in self._done_batches() if stream == place[0])
+            gone = [f"{place[0]}@{batch}" for batch in batches[:-STREAM_DONE_MAX]]
+        names = [one for one in self._done_names() if stream_batch(one) is None]
+        if len(names) > DONE_MAX + _DONE_SLACK:
+            ages = {one: self._modified(f"{DONE}/{one}{MANIFEST}") for one in names}
+            gone += sorted(names, key=ages.__getitem__)[:-DONE_MAX]
+        for one in gone:
+            self.disk.remove(f"{self.path}/{DONE}/{one}{MANIFEST}")
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def _write(self, path: str, data: bytes) -> None:
+        """Write a file as a whole, durably, or not at all."""
+        write_file(self.disk, f"{path}{TEMPORARY}", data)
+        self.disk.rename(f"{path}{TEMPORARY}", path)
+        try:
+            self.disk.sync_directory(path.rpartition("/")[0])
+        except OSError:
+            # Another sync may succeed and mean nothing: nobody may find what is not durable.
+            with contextlib.suppress(OSError):
+                self.disk.remove(path)
+            raise
+
+    def _read(self, name: str) -> bytes | None:
+        """A small file of the inbox; None if there is none."""
+        try:
+            descriptor = self.disk.open(f"{self.path}/{name}", write=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            return self.disk.read(descriptor, MANIFEST_BYTES_MAX + 1, 0)
+        finally:
+            self.disk.close(descriptor)
+
+    def _size_of(self, name: str) -> int | None:
+        try:
+            descriptor = self.disk.open(f"{self.path}/{name}", write=False)
+        except FileNotFoundError:
+            return None
+        try:
+            return self.disk.size(descriptor)
+        finally:
+            self.disk.close(descriptor)
+
+    def _is_there(self, name: str) -> bool:
+        return self.disk.modified_ns(f"{self.path}/{name}") is not None
+
+    def _modified(self, name: str) -> int:
+        return self.disk.modified_ns(f"{self.path}/{name}") or 0
+
+    def _done_names(self) -> list[str]:
+        names = self.disk.names(f"{self.path}/{DONE}")
+        return [name.removesuffix(MANIFEST) for name in names if name.endswith(MANIFEST)]
+
+    def _done_batches(self) -> list[tuple[str, int]]:
+        places = (stream_batch(name) for name in self._done_names())
+        return [place for place in places if place is not None]
+
+    def _published_parts(self) -> set[str]:
+        waiting = self.waiting()
+        if waiting.damaged:
+            # Whose parts it names is not known: none is removed.
+            return {name for name in self.disk.names(self.path) if PART in name}
+        return {part.name for upload in waiting.uploads for part in upload.parts}
+
+    def _last_sequence(self, lock: int) -> int:
+        found = int.from_bytes(self.disk.read(lock, _SEQUENCE_BYTES, 0), "little")
+        return found if found <= TIME_NS_MAX else 0  # else nobody wrote it: they begin at the time
+
+    def _last_segment(self) -> int:
+        """First lsn of the segment that is written to, 0 if there is none yet."""
+        names = self.disk.names(f"{self._log_path}/log")
+        return max((lsn for name in names if (lsn := segment_lsn(name)) is not None), default=0)

@@ -1,0 +1,598 @@
+"""One process's hold on the log: where it ends, append, sync, and reading along.
+
+No thread, no requests, no jobs: bytes and positions. The storage thread drives it, simulations
+drive it step by step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogError, LogFailed, LogGone, PayloadTooLarge
+from taskq.core.hints import command
+from taskq.core.model import SECOND_NS, Durability
+from taskq.log.config import LSN_SKIP, STRETCHED_BYTES_MAX, LogConfig
+from taskq.log.format import codec
+from taskq.log.format.frames import Cursor, Marks, segment_name
+from taskq.log.journal.chain import find_losses, link_to, said_lsn
+from taskq.log.journal.lock import LOCK_FILE, Home, TailHint, WriterLock, find_hint
+from taskq.log.journal.logtime import LogTime
+from taskq.log.journal.recovery import (
+    FAILED_FILE,
+    bears_out,
+    failure_marker,
+    is_marked_failed,
+    mark_failed,
+    save_failed_frames,
+    set_aside,
+    write_once_more,
+)
+from taskq.log.journal.tail import Tail
+from taskq.log.machine.meters import Meters
+from taskq.log.segments.identity import FILE as IDENTITY_FILE
+from taskq.log.segments.identity import (
+    Identity,
+    add_feature,
+    keep_directory,
+    read_identity,
+    read_or_create_identity,
+)
+from taskq.log.segments.indexes import SegmentIndexes
+from taskq.log.segments.segments import SegmentFiles, SegmentGone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.core.model import Damage
+    from taskq.log.format.frames import Frame, Gap
+    from taskq.log.machine.ports import Clock, Disk
+
+_log: Final = logging.getLogger("taskq")
+#: How soon it is tried again to begin a segment for which no file was to be had.
+_ROTATE_AGAIN_NS: Final = SECOND_NS
+
+
+class Journal:
+    """The log as one process sees it: its files, and where it ends.
+
+    Attributes:
+        next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
+        segment, offset: where the next frame goes.
+        last_frame: offset of the segment's last frame, 0 if it has none.
+        is_past: the end is one that the log had at a moment of the past.
+        indexes: what finds single records.
+        meters: what this process did so far.
+        durable_lsn: all below it is on disk.
+        clean_offset: every byte of the segment before it is known to be on disk.
+        generation: another when frames were moved, so that what was folded must be folded anew.
+        tag: what every job id of this log starts with.
+        recovered: what opening had to repair, in words; empty for a clean log.
+        torn_bytes: bytes behind the last whole frame, when it was last looked for.
+        gone: what became of its files if the path does not lead to them any more; else empty.
+        in_order: no power was lost since the last frame was written, as far as the lock's file
+            tells; without one it is a copy, or the file was removed.
+    """
+
+    def __init__(
+        self, disk: Disk, clock: Clock, path: str, config: LogConfig, writer: WriterLock | None
+    ) -> None:
+        self.disk = disk
+        self.clock = clock
+        self.path = path
+        self.config = config
+        self.files = SegmentFiles(disk, path, writable=writer is not None)
+        self.meters = Meters()
+        self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
+        self.last_frame = 0
+        self.is_past = False
+        self.indexes = SegmentIndexes(self)
+        self.boot = disk.boot_id()
+        #: a hint of another boot, or in another file than this process's, is not believed
+        self.home: Home = (self.boot, 0, 0) if writer is None else writer.home
+        self.identity: Identity
+        self.tag = ""
+        self.recovered: list[str] = []
+        self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
+        self.gone = ""
+        self.in_order = True
+        self._is_lost = False
+        self._rotate_at_ns = 0
+        self._is_failed = False
+        self._segment_bytes = config.segment_bytes_now
+        self._writer = writer
+        self._time = LogTime(clock)
+        self._tail = Tail(disk, clock, self.files, self.meters, writer)
+        self._marks = Marks()
+
+    @property
+    def writer(self) -> WriterLock:
+        """The writer lock; a reader has none."""
+        if self._writer is None:
+            raise LogError(f"{self.path} is open for reading only")
+        return self._writer
+
+    # -- reading from where it stands -------------------------------------------------------------
+
+    @functools.cached_property
+    def lost(self) -> tuple[Damage, ...]:
+        """What the log lacks, and nothing says that it may; a look at each segment, once."""
+        return find_losses(self, 0)
+
+    def start(self) -> Cursor:
+        """The beginning of the log."""
+        return self.files.cursor_at(0) or self.end()
+
+    def end(self) -> Cursor:
+        """The end of the log as of the last ``lock`` or ``refresh``."""
+        return Cursor(self.segment, self.offset, self.next_lsn)
+
+    def is_at_end(self, cursor: Cursor) -> bool:
+        """Whether nothing stands behind the cursor."""
+        return cursor.offset == self.offset and cursor.segment == self.segment
+
+    def cursor_at(self, lsn: int) -> Cursor:
+        """A cursor at or before the frame that holds ``lsn``."""
+        return self._marks.before(lsn) or self.files.cursor_at(lsn) or self.end()
+
+    def mark_before(self, lsn: int) -> Cursor | None:
+        """A frame of this process at or before a record, and near it, if it knows of one."""
+        return self._marks.before(lsn)
+
+    def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
+        """(location of the segment's first byte, frame or damage) from the cursor to the known end.
+
+        The cursor is moved behind each item before it is given out.
+
+        Raises:
+            SegmentGone: compaction took the cursor's segment, or one behind it.
+        """
+        return self.files.frames(cursor, self.end())
+
+    def next_location(self) -> int:
+        """Where the first record of the next frame will stand."""
+        return self.files.base(self.segment) + self.offset + codec.FRAME_HEADER_SIZE
+
+    # -- opening ----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Find or make the log and put right what a crash left. The writer lock is held afterwards.
+
+        Raises:
+            LogError: another process keeps it, or a newer taskq wrote it.
+        """
+        self.disk.make_directory(f"{self.path}/log")
+        hint = self.writer.acquire()
+        self._check_lock_file()
+        start_ns = self.clock.steady_ns()
+        self.in_order = self.writer.never_had_hint() if hint is None else hint.boot == self.boot
+        if hint is not None and hint.home == self.home:
+            self._time.learn(hint.clock_base_ns)
+            self.generation = hint.generation
+        if IDENTITY_FILE not in self.disk.names(self.path):
+            self.writer.void_hint()  # it is of a log that was here before
+            hint = None
+        self._identify(read_or_create_identity(self.disk, self.path, self.clock.wall_ns()))
+        self.files.refresh()
+        if hint is not None and not (hint.failed or bears_out(self.files, hint)):
+            hint = hint._replace(inode=0)
+        self._is_failed = hint is not None and hint.failed != 0
+        if self._is_failed or is_marked_failed(self.disk, self.path):
+            self._is_failed = True
+            self.recovered += save_failed_frames(
+                self.disk, self.path, self.identity.log_id, in_order=self.in_order
+            )
+            # Not merely the next one: the last one may be unknown, and a live process may have it.
+            self.generation = int.from_bytes(os.urandom(4), "little")
+            self.files.refresh()
+            self._find_end(None, lost=True)
+            self.disk.remove(f"{self.path}/{FAILED_FILE}")
+            self.disk.sync_directory(self.path)
+            # Only now may others write.
+            self._is_failed = False
+            self._write_hint()
+        else:
+            self._locate(hint)
+            if self.clean_offset < self.offset and self.config.durability is not Durability.OS:
+                self._secure()
+                self._write_hint()
+        self.in_order = True  # whatever was out of order is put right
+        self.lost = find_losses(self, 0)
+        self.files.close_others()
+        self.meters.open_ns = self.clock.steady_ns() - start_ns
+
+    def open_for_reading(self) -> None:
+        """Stand at the last whole frame, having written nothing.
+
+        Raises:
+            LogError: there is no log.
+        """
+        identity = read_identity(self.disk, self.path)
+        if identity is None:
+            raise LogError(f"{self.path} is not a task log")
+        self._identify(identity)
+        hint, never_had_one, self.home = find_hint(self.disk, self.path)
+        said = said_lsn(self, self.boot, hint)
+        self.files.refresh()
+        files = self.files
+        usable = (lsn for lsn in reversed(files.lsns) if files.header(lsn) is not None)
+        if last := next(usable, 0):
+            self.in_order = never_had_one if hint is None else hint.boot == self.boot
+            self._enter(last)
+            self._walk(None if hint is None or hint.failed else hint)
+        if said > self.next_lsn:
+            self.lost = find_losses(self, said)
+
+    def _identify(self, identity: Identity) -> None:
+        self.identity = identity
+        self.tag = identity.tag
+        self.files.log_id = identity.log_id
+
+    # -- the lock, and where the log ends ---------------------------------------------------------
+
+    def lock(self) -> None:
+        """Take the writer lock and learn where the log ends.
+
+        Raises:
+            LogFailed: an fsync failed since, or the files are gone; the log must be opened again.
+        """
+        hint = self.writer.acquire()
+        try:
+            self._check_lock_file()
+            self._locate(hint)
+        except BaseException:
+            self.writer.release()
+            raise
+
+    def unlock(self) -> None:
+        """Let the next writer in."""
+        self.writer.release()
+
+    def refresh(self) -> None:
+        """Learn where the log ends without the lock; a frame that is being written is not seen."""
+        hint = self.writer.peek()
+        if hint is not None and not hint.failed and hint.home == self.home:
+            self._adopt(hint)
+
+    def has_grown(self) -> bool:
+        """Whether another process wrote since the last ``lock`` or ``refresh``."""
+        hint = self.writer.peek()
+        return hint is not None and (hint.offset != self.offset or hint.segment != self.segment)
+
+    def check_files(self) -> None:
+        """Make sure, without the lock, that the path still leads to the files that are open here.
+
+        Raises:
+            LogGone: it does not.
+        """
+        self._check_lock_file()
+        hint = self.writer.peek()
+        if hint is None or hint.segment != self.segment or self._tail.size() is not None:
+            return
+        # Unless others went on to another segment, and removed this one, while we looked.
+        again = self.writer.peek()
+        if again is not None and again.segment == hint.segment:
+            raise self.is_gone("the last segment was removed, moved or replaced")
+
+    def is_gone(self, what: str) -> LogGone:
+        """Remember that the files are lost to this process; the error that says so."""
+        self.gone = what
+        return LogGone(self.path, what)
+
+    def _check_lock_file(self) -> None:
+        """Two that lock different files would both write.
+
+        Raises:
+            LogGone: the next to come would lock another file than this process.
+        """
+        if self.gone:
+            raise LogGone(self.path, self.gone)
+        if not self.writer.is_in_place():
+            raise self.is_gone(f"{LOCK_FILE}, or the directory, was removed, moved or replaced")
+
+    def _locate(self, hint: TailHint | None) -> None:
+        if self._is_lost:
+            raise LogFailed(self.path, "an fsync failed here, and the others could not be told")
+        if hint.failed if hint is not None else is_marked_failed(self.disk, self.path):
+            raise LogFailed(self.path, "an fsync failed in one of its processes")
+        lost = hint is None or hint.home != self.home
+        if hint is not None and not lost:
+            known, size = self._tail.descriptor >= 0, -1
+            with contextlib.suppress(SegmentGone):
+                size = self._adopt(hint)
+            if size == self.offset:
+                return
+            there = hint.segment == self.segment and self._tail.size() is not None
+            if known and size < 0 and not there:
+                raise self.is_gone("the last segment was removed, moved or replaced")
+        self.files.refresh()
+        self._find_end(hint, lost=lost)
+
+    def _adopt(self, hint: TailHint) -> int:
+        """Take over where the log ends, if that can be so; returns bytes of its last segment.
+
+        -1 if the segment that the hint names is not there: what another directory has.
+        """
+        if hint.segment != self.segment or self._tail.descriptor < 0:
+            if hint.segment not in self.files:
+                self.files.refresh()
+            if hint.segment not in self.files:
+                return -1
+        self.durable_lsn = max(self.durable_lsn, hint.durable_lsn)
+        known = self.clean_offset if hint.segment == self.segment else 0
+        self._time.learn(hint.clock_base_ns)
+        if hint.generation != self.generation:
+            self.generation = hint.generation
+            self._forget_files()
+        if hint.segment != self.segment or self._tail.descriptor < 0:
+            self._enter(hint.segment)
+        size = self._tail.size()
+        if size is None or size < hint.offset:
+            return -1
+        self.clean_offset = max(known, hint.clean_offset)
+        self.offset, self.next_lsn = hint.offset, hint.next_lsn
+        self.epoch, self.time_ns = hint.epoch, hint.time_ns
+        self.last_frame = hint.last_frame
+        return size
+
+    def _find_end(self, hint: TailHint | None, *, lost: bool) -> None:
+        """Walk to the last whole frame, cut a torn tail, begin a new epoch where that is due."""
+        files = self.files
+        said = said_lsn(self, self.boot, hint)
+        with files.looked_at() as looked:
+            usable = [lsn for lsn in files.lsns if looked.header(lsn) is not None]
+            others = set(files.lsns).difference(usable)
+            strange = [looked.bound(lsn) for lsn in sorted(others) if looked.size(lsn)]
+        floor = max((hint.next_lsn if hint is not None else 0, said, *strange))
+        cut = False
+        if usable:
+            self._enter(usable[-1])
+            cut = self._walk(hint)
+        else:
+            keep_directory(self.disk, self.path)
+        if lost or cut or not usable or self.next_lsn < floor:
+            if usable and (hint is None or hint.home == self.home):
+                self._secure()
+            lsn = max(self.next_lsn, floor)
+            first = lsn + LSN_SKIP if lsn else 1
+            link = codec.NO_LINK if strange else None
+            if max((self.next_lsn, *strange)) < said:
+                link = codec.LOST
+            self._begin_segment(first, new_epoch=True, link=link)
+            self.files.remove_empty(self.segment)
+        self._write_hint()
+        if lost:
+            self.writer.keep()
+
+    def _enter(self, segment: int) -> None:
+        """Make this the segment that is written to."""
+        self._tail.enter(segment)
+        self.segment = segment
+
+    def _walk(self, hint: TailHint | None) -> bool:
+        """Set position to behind the last whole frame; True if nothing is to follow it there."""
+        header = self.files.header(self.segment)
+        assert header is not None
+        offset = self.clean_offset = codec.SEGMENT_HEADER.size
+        self.next_lsn, self.epoch, _, self.time_ns, _ = header
+        size = self.files.size(self.segment)
+        self.last_frame = 0
+        fits = hint is not None and hint.fits(self.home, self.segment, size)
+        if hint is not None and fits and bears_out(self.files, hint):
+            offset, self.next_lsn, self.epoch = hint.offset, hint.next_lsn, hint.epoch
+            self.time_ns, self.clean_offset = hint.time_ns, hint.clean_offset
+            self.last_frame = hint.last_frame
+        walk = self.files.walk(self.segment, size, offset, self.next_lsn, in_order=self.in_order)
+        self.offset, self.next_lsn, last, synced_through, gaps, is_torn = walk[:6]
+        if last is not None:
+            self.last_frame = walk.last_offset
+            self.epoch, self.time_ns = last.epoch, last.time_ns
+        self.durable_lsn = max(self.durable_lsn, synced_through)
+        self.torn_bytes = size - self.offset if is_torn else 0
+        if is_torn and self._writer is not None:
+            note = set_aside(
+                self.disk, self.path, self._tail.descriptor, self.segment, self.offset, size
+            )
+            self.recovered.append(note)
+        if gaps:
+            self.recovered.append(
+                f"{segment_name(self.segment)} is damaged: what is whole behind that stays, and "
+                f"new records go to another segment; see: {command(self.path, 'verify')}"
+            )
+        return is_torn or gaps > 0
+
+    def _begin_segment(
+        self, first_lsn: int, *, new_epoch: bool, link: codec.Link | None = None
+    ) -> None:
+        """Seal the present segment and open the next; everything before it is on disk first.
+
+        ``link``: what it says of the present one; None: where that ends.
+        """
+        if self._tail.descriptor >= 0:
+            self._seal()
+            self.writer.void_hint()
+            if link is None:
+                link = link_to(self.files, self.segment, self.last_frame)
+        epoch = (int.from_bytes(os.urandom(8), "little") or 1) if new_epoch else self.epoch
+        try:
+            with self._tail.excused():
+                time_ns = self.time_ns or self.clock.wall_ns()
+                self.files.create(first_lsn, epoch, time_ns, link or codec.NO_LINK)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.disk.remove(self.files.file_path(first_lsn))
+                if not new_epoch:
+                    self._write_hint()  # all is as it was
+            raise
+        self._enter(first_lsn)
+        self.epoch = epoch
+        self.offset = self.clean_offset = codec.SEGMENT_HEADER.size
+        self.next_lsn, self.last_frame = first_lsn, 0
+        self._write_hint()
+
+    def _secure(self) -> None:
+        """Sync what somebody may have failed to sync, without being able to say so."""
+        write_once_more(self.disk, self._tail.descriptor, self.clean_offset, self.offset)
+        self._seal()
+
+    def _seal(self) -> None:
+        """Sync the present segment, whatever others know of it.
+
+        Raises:
+            LogFailed: it may be lost, so nobody may build on it.
+        """
+        try:
+            self._tail.sync()
+        except OSError as error:
+            self.fail(error)
+            raise LogFailed(self.path, f"an fsync failed ({error.strerror or error})") from error
+        self.durable_lsn, self.clean_offset = max(self.durable_lsn, self.next_lsn), self.offset
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def log_time(self) -> tuple[int, int]:
+        """(time of the next frame, step of the clock to record before anything else, or 0)."""
+        return self._time.read(self.time_ns)
+
+    def rotate_if_full(self) -> None:
+        """Begin the next segment when this one is full; the lock is held."""
+        if self.offset >= self._segment_bytes and self._may_rotate():
+            self._begin_segment(self.next_lsn, new_epoch=False)
+
+    def _may_rotate(self) -> bool:
+        """Whether there is a file for the next segment; else this one grows on, to a limit.
+
+        On a disk without an inode jobs must still be settled. Only where nothing at all was made:
+        a file that comes back after a loss of power, whole, would end the log before its end. And
+        only behind a segment that is on disk: with a failed sync all ends here, and nothing begins.
+        """
+        now_ns = self.clock.steady_ns()
+        if self.offset >= STRETCHED_BYTES_MAX:
+            return True
+        if now_ns < self._rotate_at_ns:
+            return False
+        self._seal()
+        try:
+            path = self.files.file_path(self.next_lsn)
+            self.disk.close(self.disk.open(path, create=True))
+        except OSError as error:
+            if not self._rotate_at_ns:
+                _log.warning("%s: the segment grows on, no next one: %s", self.path, error)
+            self._rotate_at_ns = now_ns + _ROTATE_AGAIN_NS
+            return False
+        self._rotate_at_ns = 0
+        return True
+
+    def allow(self, features: tuple[str, ...]) -> None:
+        """Make sure that a taskq that does not know these leaves the log alone."""
+        for feature in features:
+            if feature not in self.identity.incompat:
+                self.identity = add_feature(self.disk, self.path, self.identity, feature)
+
+    def append(self, body: bytes, count: int, time_ns: int) -> None:
+        """Write one frame and move the end behind it.
+
+        Raises:
+            OSError: the disk refused; what was written of the frame is cut off again, or the next
+                writer will do that.
+            OutcomeUnknown: the same, but the frame may be whole and could not be cut off.
+            PayloadTooLarge: no reader would accept the frame.
+        """
+        if len(body) > codec.FRAME_BODY_MAX:
+            raise PayloadTooLarge("a batch", len(body), codec.FRAME_BODY_MAX, "send less at a time")
+        self._put(body, count, time_ns)
+        self._time.recorded()
+        # The frame is in the log, with or without its hint: a wrong one is found out.
+        with contextlib.suppress(OSError):
+            self._write_hint()
+
+    def _put(self, body: bytes, count: int, time_ns: int) -> None:
+        seed = self.files.seed(self.segment)
+        frame = codec.encode_frame(
+            body, count, self.next_lsn, self.epoch, time_ns, self.durable_lsn, seed, self.offset
+        )
+        # It is whole without the zeros behind it.
+        self._tail.write(frame, self.offset, codec.FRAME_HEADER_SIZE + len(body))
+        self._marks.note(self.next_lsn, self.segment, self.offset)
+        self.last_frame = self.offset
+        self.offset += len(frame)
+        self.meters.appended_bytes += len(frame)
+        self.next_lsn += count
+        self.time_ns = time_ns
+
+    def leave_sync_point(self) -> None:
+        """Say at the end of the log that all of it is on disk, if it is and nothing says so.
+
+        Whoever has the lock is at work, and leaves one when he rests.
+
+        Raises:
+            OSError: the disk refused.
+            LogFailed: as ``lock``.
+        """
+        if not self.writer.try_acquire():
+            return
+        self.lock()
+        try:
+            if self.durable_lsn >= self.next_lsn and not self.ends_in_sync_point():
+                self._put(b"", 0, self.time_ns)
+                self._write_hint()
+        finally:
+            self.unlock()
+
+    def ends_in_sync_point(self) -> bool:
+        """Whether the log's known end needs none; what is before a segment was synced."""
+        return self._tail.ends_in_sync_point(self.segment, self.offset)
+
+    def sync(self) -> None:
+        """Make everything that this process knows of durable, or find that another has.
+
+        Raises:
+            OSError: it may be lost; ``fail`` must follow.
+        """
+        turn, through, clean = self.writer.turn, self.next_lsn, self.clean_offset
+        if turn.take(self.boot, self.generation, through):
+            try:
+                through, clean = self._tail.sync_for_all(
+                    self.segment, self.generation, through, self.offset
+                )
+            except BaseException:
+                turn.give_up()
+                raise
+            turn.leave(self.boot, self.generation, through)
+        self.durable_lsn = max(self.durable_lsn, through)
+        self.clean_offset = max(self.clean_offset, clean)
+
+    def fail(self, error: OSError) -> None:
+        """After a failed fsync: nobody writes any more until the log is opened again."""
+        marker = failure_marker(self.segment, self.durable_lsn, error)
+        if not mark_failed(self.disk, self.path, self.writer, self.generation, marker):
+            self._is_lost = True
+
+    def too_much_in_the_air(self) -> bool:
+        """Whether so much is not synced that a loss could reach the ids after a restart."""
+        return self.next_lsn - self.durable_lsn > LSN_SKIP // 2
+
+    def _write_hint(self) -> None:
+        hint = TailHint(
+            int(self._is_failed), self.generation, *self.home, self.segment, self.offset,
+            self.last_frame, self.next_lsn, self.epoch, self.time_ns, self.durable_lsn,
+            self.clean_offset, self._time.base_ns,
+        )  # fmt: skip
+        self.writer.write_hint(hint)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close every file. The lock is given back if it was held."""
+        self._forget_files()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _forget_files(self) -> None:
+        self.files.forget()
+        self.indexes.forget()
+        self._tail.descriptor = -1
+        self._marks.clear()

@@ -1,0 +1,421 @@
+"""The writer lock, and the few numbers that its file carries.
+
+``write.lock`` is locked with flock. Writers first pass a turnstile (``turnstile.lock``): flock
+alone let one writer in a tight loop keep the others out for 200 ms, with the turnstile the longest
+wait was 4 ms.
+
+The file's first 8 bytes name the last holder. Behind them stands where the log ends: with it a
+process that only enqueues never reads what others wrote. It is a hint: it has a CRC, names the
+boot and the file that it was written in, and is believed only if the segment's size agrees. So
+whoever opens a copy of the directory begins an epoch of his own: what he and the original write
+from there on has other names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import struct
+import threading
+import time
+from pathlib import Path
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from taskq.core.errors import LogLocked
+from taskq.core.model import TIME_NS_MAX
+from taskq.log.format.codec import LSN_MAX, PREFIX, SEGMENT_HEADER, crc32
+from taskq.log.journal.syncturn import SyncTurn
+from taskq.log.machine.door import read_file
+from taskq.log.machine.meters import Histogram
+from taskq.log.machine.ports import write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.log.machine.ports import Disk
+
+_log: Final = logging.getLogger("taskq")
+LOCK_FILE: Final = "write.lock"
+_HOLDER: Final = struct.Struct("<II")
+_TAIL: Final = struct.Struct("<IIQQQQQQQQqQQq")
+_TAIL_SIZE: Final = _TAIL.size + 4
+_SIZE: Final = _HOLDER.size + _TAIL_SIZE
+_EXCLUSIVE: Final = 1
+#: A segment stays under 2 GiB, and its frames start at multiples of 8.
+_OFFSET_MAX: Final = 2**31
+_ALIGNMENT: Final = 8
+_STATES: Final = {"R": "running", "S": "sleeping", "D": "waiting for the disk", "T": "stopped"}
+
+
+#: (boot, device, inode): where and when a hint is believed.
+Home: TypeAlias = tuple[int, int, int]
+
+
+class TailHint(NamedTuple):
+    """Where the log ended when the lock was last released."""
+
+    #: an fsync failed: nobody may write
+    failed: int
+    #: rises when whole frames were moved: what was folded from them must be folded anew
+    generation: int
+    boot: int
+    #: of the file that it stands in
+    device: int
+    inode: int
+    segment: int
+    offset: int
+    #: offset of the segment's last frame, 0 if it has none
+    last_frame: int
+    next_lsn: int
+    epoch: int
+    time_ns: int
+    durable_lsn: int
+    #: every byte of the segment before it is known to be on disk
+    clean_offset: int
+    #: how far wall time was ahead of the steady clock, less the steps not recorded yet
+    clock_base_ns: int
+
+    @property
+    def home(self) -> Home:
+        """When and where it was written."""
+        return self.boot, self.device, self.inode
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether its numbers can be true together, whoever wrote them."""
+        return (
+            0 < self.segment <= self.next_lsn < LSN_MAX
+            and SEGMENT_HEADER.size <= self.clean_offset <= self.offset <= _OFFSET_MAX
+            and self.last_frame < self.offset
+            and not (self.offset | self.last_frame) % _ALIGNMENT
+            and (self.next_lsn - self.segment) * PREFIX.size <= self.offset
+            and self.durable_lsn <= self.next_lsn
+            and 0 <= self.time_ns <= TIME_NS_MAX >= abs(self.clock_base_ns)
+        )
+
+    def fits(self, home: Home, segment: int, size: int) -> bool:
+        """Whether it speaks of this segment, here and on this boot, while it is as long."""
+        return home == self.home and segment == self.segment and self.offset <= size
+
+
+class WriterLock:
+    """The lock of one process; one thread uses it.
+
+    Attributes:
+        home: what a hint names that was written here, on this boot.
+        waiting_since: monotonic seconds since when this process waits in line, 0 when it does not;
+            a watcher in another thread reads it.
+        waits: nanoseconds that each taking of the lock took.
+        longest_hold_ns: the longest time it was held, what was excused left out.
+    """
+
+    def __init__(self, disk: Disk, path: str, pid: int, wait_seconds: float) -> None:
+        self._disk = disk
+        self._path = path
+        self._wait_seconds = wait_seconds
+        self._file_path = f"{path}/{LOCK_FILE}"
+        with contextlib.ExitStack() as undo:
+            self._gate = disk.open(f"{path}/turnstile.lock", create=True)
+            undo.callback(disk.close, self._gate)
+            self._file = disk.open(self._file_path, create=True)
+            undo.callback(disk.close, self._file)
+            self.home: Home = (disk.boot_id(), *disk.identity(self._file))
+            self._was_restored = disk.was_restored(self._file)
+            self.turn = SyncTurn(disk, path)
+            undo.pop_all()
+        self._me = _HOLDER.pack(pid, 0)
+        self._mine = _HOLDER.pack(pid, _EXCLUSIVE)
+        self._hint_data = b""
+        self._hint: TailHint | None = None
+        self.held = False
+        self.exclusive = False
+        self.waiting_since = 0.0
+        self.waits = Histogram()
+        self.longest_hold_ns = self._taken_ns = self._excused_ns = 0
+        #: called before this thread waits in line, so that somebody watches the time
+        self.on_wait: Callable[[], None] = lambda: None
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """Of the turnstile and of the lock."""
+        return self._gate, self._file
+
+    def acquire(self) -> TailHint | None:
+        """Take the lock; returns the hint, None if it cannot be believed.
+
+        Raises:
+            LogLocked: at once when the holder said that it keeps the lock for good.
+        """
+        if self.held:
+            return self._sign()
+        asked_ns = perf_counter_ns()
+        self._enter()
+        self.held = True
+        self._taken_ns = perf_counter_ns()
+        self._excused_ns = 0
+        self.waits.record(self._taken_ns - asked_ns)
+        try:
+            return self._sign()
+        except BaseException:
+            self.release()
+            raise
+
+    def try_acquire(self) -> bool:
+        """Take the lock if nobody has it and nobody waits for it; whether it is held now."""
+        disk = self._disk
+        if self.held or not disk.try_lock(self._gate):
+            return self.held
+        try:
+            self.held = disk.try_lock(self._file)
+        finally:
+            disk.unlock(self._gate)
+        self._taken_ns, self._excused_ns = perf_counter_ns(), 0
+        return self.held
+
+    def _sign(self) -> TailHint | None:
+        """Name the holder, and read what the last one left."""
+        data = self._disk.read(self._file, _SIZE, 0)
+        me = self._mine if self.exclusive else self._me
+        if data[:8] != me:
+            write_all(self._disk, self._file, me, 0)
+        hint = self._decoded(data[_HOLDER.size :])
+        if self._was_restored:
+            # What a backup was written over names the file that it was before.
+            self._was_restored = False
+            hint = None if hint is None else hint._replace(inode=0)
+        return hint
+
+    def release(self) -> None:
+        """Give the lock back, unless it is kept for good."""
+        if self.held and not self.exclusive:
+            self.held = False
+            give_back(self._disk, self._file)
+            held_ns = perf_counter_ns() - self._taken_ns - self._excused_ns
+            self.longest_hold_ns = max(self.longest_hold_ns, held_ns)
+
+    def excuse(self, waited_ns: int) -> None:
+        """So long the lock was held for the disk's sake: an fsync under it."""
+        self._excused_ns += waited_ns
+
+    def write_hint(self, hint: TailHint) -> None:
+        """Note where the log ends; the holder does so before it lets go."""
+        packed = _TAIL.pack(*hint)
+        data = packed + crc32(packed).to_bytes(4, "little")
+        write_all(self._disk, self._file, data, _HOLDER.size)
+        self._hint_data, self._hint = data, hint
+
+    def void_hint(self) -> None:
+        """Make the hint unbelievable, before a step that could be cut short."""
+        write_all(self._disk, self._file, bytes(_TAIL_SIZE), _HOLDER.size)
+
+    def is_in_place(self) -> bool:
+        """Whether the file that is locked here is the one that others would lock."""
+        try:
+            status = self._disk.status(self._file_path)
+        except OSError:  # who cannot be asked says nothing
+            return True
+        return status is not None and status[:2] == self.home[1:]
+
+    def peek(self) -> TailHint | None:
+        """The hint, read without the lock."""
+        return self._decoded(self._disk.read(self._file, _TAIL_SIZE, _HOLDER.size))
+
+    def _decoded(self, data: bytes) -> TailHint | None:
+        """What the bytes say; those seen last are not looked at again, as they are mostly own."""
+        if data != self._hint_data:
+            self._hint_data, self._hint = data, _decode(data)
+        return self._hint
+
+    def never_had_hint(self) -> bool:
+        """Whether no hint was ever written: else one that cannot be believed was cut short."""
+        return self._disk.size(self._file) < _SIZE
+
+    def keep(self) -> None:
+        """Have the file on disk: after a loss of power its hint tells of an earlier boot."""
+        self._disk.sync(self._file)
+
+    def locked_error(self, waited_seconds: float) -> LogLocked:
+        """What to tell callers who waited too long; asked from any thread.
+
+        The culprit has the lock, or is the next in line and does not pass the turnstile. Where the
+        system does not tell, it is whoever wrote last.
+        """
+        path = Path(self._path)
+        try:
+            # Read past the disk port, which serves the storage thread alone.
+            last = read_file(path / "write.lock", _HOLDER.size)
+        except OSError:
+            last = b""
+        holders = flock_holders(path / "write.lock", path / "turnstile.lock")
+        pid = next(filter(None, holders), 0) or _HOLDER.unpack(last.ljust(_HOLDER.size, b"\0"))[0]
+        return LogLocked(self._path, pid, process_state(pid), waited_seconds)
+
+    def close(self) -> None:
+        """Give everything back."""
+        if self.exclusive and self.held:
+            write_all(self._disk, self._file, self._me, 0)
+        self.exclusive = False
+        self.release()
+        self._disk.close(self._file)
+        self._disk.close(self._gate)
+        self.turn.close()
+
+    def _enter(self) -> None:
+        try:
+            self._pass_turnstile()
+        finally:
+            self.waiting_since = 0.0
+
+    def _pass_turnstile(self) -> None:
+        disk = self._disk
+        if disk.try_lock(self._gate):
+            try:
+                if disk.try_lock(self._file):
+                    return
+                self._refuse_if_exclusive()
+                self._wait(self._file)
+            finally:
+                give_back(disk, self._gate)
+        else:
+            self._refuse_if_exclusive()
+            self._wait(self._gate)
+            try:
+                if not disk.try_lock(self._file):
+                    self._refuse_if_exclusive()
+                    self._wait(self._file)
+            finally:
+                give_back(disk, self._gate)
+
+    def _wait(self, descriptor: int) -> None:
+        """Wait in the kernel's line: it is fair and wakes at once; the watcher minds the time."""
+        # Waiting at the turnstile and then for the lock is one wait.
+        self.waiting_since = self.waiting_since or time.monotonic()
+        self.on_wait()
+        self._disk.lock(descriptor)
+
+    def _refuse_if_exclusive(self) -> None:
+        holder = self._disk.read(self._file, 8, 0)
+        if len(holder) < _HOLDER.size:
+            return
+        pid, flags = _HOLDER.unpack(holder)
+        # One that was killed left its flag behind; its lock is gone all the same.
+        if flags & _EXCLUSIVE and Path(f"/proc/{pid}").exists():
+            raise self.locked_error(0.0)
+
+
+def give_back(disk: Disk, descriptor: int) -> None:
+    """Unlock a file. What was done under the lock stands, so nobody is told of what goes wrong.
+
+    Should the system refuse, this process keeps the lock until it gives it back the next time.
+    """
+    try:
+        disk.unlock(descriptor)
+    except OSError as error:
+        _log.warning("a lock could not be given back: %s", error)
+
+
+def read_hint(disk: Disk, descriptor: int) -> TailHint | None:
+    """The hint in the lock's file, None if it cannot be believed; needs no lock."""
+    return _decode(disk.read(descriptor, _TAIL_SIZE, _HOLDER.size))
+
+
+def find_hint(disk: Disk, path: str) -> tuple[TailHint | None, bool, Home]:
+    """(hint, whether there never was one, where one is believed), for who only reads."""
+    nowhere = (disk.boot_id(), 0, 0)
+    try:
+        descriptor = disk.open(f"{path}/{LOCK_FILE}", write=False)
+    except OSError:
+        return None, True, nowhere
+    try:
+        home = nowhere
+        if not disk.was_restored(descriptor):
+            home = (disk.boot_id(), *disk.identity(descriptor))
+        return read_hint(disk, descriptor), disk.size(descriptor) < _SIZE, home
+    finally:
+        disk.close(descriptor)
+
+
+def flock_holders(*paths: Path) -> list[int]:
+    """Ids of the processes that hold an flock on these files; 0 for none, or if it is unknown."""
+    try:
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+        inodes = [path.stat().st_ino for path in paths]
+    except OSError:
+        return [0] * len(paths)
+    # "1: FLOCK ADVISORY WRITE pid major:minor:inode 0 EOF"; one that waits has "->" behind "1:".
+    held = [fields for fields in map(str.split, lines) if fields[1] == "FLOCK"]
+    pids = {int(fields[5].rpartition(":")[2]): int(fields[4]) for fields in held}
+    return [max(pids.get(inode, 0), 0) for inode in inodes]
+
+
+def process_state(pid: int) -> str:
+    """What the system says of a process: its state and its name.
+
+    Not its command line, where people put passwords. A process gives itself any name it likes.
+    """
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "state unknown"
+    told, _, rest = status.rpartition(") ")
+    name = "".join(one if one.isprintable() else "?" for one in told.partition(" (")[2])
+    return f"{_STATES.get(rest[:1], 'state unknown')}: {name}"
+
+
+def _decode(data: bytes) -> TailHint | None:
+    if len(data) < _TAIL_SIZE:
+        return None
+    if int.from_bytes(data[_TAIL.size : _TAIL_SIZE], "little") != crc32(data[: _TAIL.size]):
+        return None
+    hint = TailHint(*_TAIL.unpack_from(data))
+    return hint if hint.is_sound else None
+
+
+# Minding the time of a thread that waits in line for the writer lock.
+#
+# The wait itself happens in the kernel: its line is fair and wakes at once, but it knows no limit.
+# So a second thread, which lives only while waits happen, minds the clock and has callers told.
+
+#: Looks per longest wait.
+_SHARE: Final = 8
+#: The watcher ends after so many looks that saw nobody wait.
+_QUIET_LOOKS: Final = 80
+
+
+class LockWatch:
+    """Calls ``on_late(seconds waited)`` for as long as a wait is over its limit.
+
+    Args:
+        writer: the lock; its waits start the watch.
+        limit_seconds: the longest wait.
+        on_late: called on the watcher's thread, again at every look.
+    """
+
+    def __init__(
+        self, writer: WriterLock, limit_seconds: float, on_late: Callable[[float], None]
+    ) -> None:
+        self._writer = writer
+        self._limit_seconds = limit_seconds
+        self._on_late = on_late
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+        writer.on_wait = self._start
+
+    def stop(self) -> None:
+        """End the watch; legal twice."""
+        self._stopped.set()
+
+    def _start(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="taskq-lock-watch", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        quiet = 0
+        while quiet < _QUIET_LOOKS and not self._stopped.wait(self._limit_seconds / _SHARE):
+            since = self._writer.waiting_since
+            quiet = 0 if since else quiet + 1
+            waited = time.monotonic() - since if since else 0.0
+            if waited > self._limit_seconds:
+                self._on_late(waited)

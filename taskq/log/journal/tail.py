@@ -1,0 +1,144 @@
+"""The segment that is written to, as one process has it open."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import OutcomeUnknown
+from taskq.core.model import SECOND_NS
+from taskq.log.format import codec
+from taskq.log.machine.meters import SLOW_SYNC_NS
+from taskq.log.machine.ports import write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.log.journal.lock import WriterLock
+    from taskq.log.machine.meters import Meters
+    from taskq.log.machine.ports import Clock, Disk
+    from taskq.log.segments.segments import SegmentFiles
+
+_log: Final = logging.getLogger("taskq")
+
+
+class Tail:
+    """The log's last segment: written to, synced, and looked for where it was.
+
+    Attributes:
+        descriptor: -1: none is open.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        files: SegmentFiles,
+        meters: Meters,
+        writer: WriterLock | None,
+    ) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._files = files
+        self._meters = meters
+        self._writer = writer
+        self.descriptor = -1
+        self._path = ""
+        self._identity = (0, 0)
+
+    def enter(self, segment: int) -> None:
+        """Open this segment from here on."""
+        files = self._files
+        self.descriptor = files.descriptor(segment)
+        files.pinned = segment
+        self._path = files.file_path(segment)
+        self._identity = self._disk.identity(self.descriptor)
+
+    def size(self) -> int | None:
+        """Bytes of it; None: it is not where it was."""
+        try:
+            status = self._disk.status(self._path)
+        except OSError:  # who cannot be asked says nothing
+            return self._disk.size(self.descriptor)
+        if status is None or status[:2] != self._identity:
+            return None
+        return status[2]
+
+    def write(self, frame: bytes, offset: int, whole_bytes: int) -> None:
+        """Write a frame, which is whole with so many of its bytes, or cut it off again.
+
+        Raises:
+            OSError: the disk refused.
+            OutcomeUnknown: the same, but the frame may be whole and could not be cut off.
+        """
+        try:
+            write_all(self._disk, self.descriptor, frame, offset)
+        except OSError as error:
+            self._cut_back(offset, whole_bytes, error)
+            raise
+
+    def _cut_back(self, offset: int, whole_bytes: int, error: OSError) -> None:
+        with contextlib.suppress(OSError):
+            self._disk.truncate(self.descriptor, offset)
+            return
+        with contextlib.suppress(OSError):
+            if self._disk.size(self.descriptor) < offset + whole_bytes:
+                return
+        raise OutcomeUnknown(self._files.path, error, "a write") from error
+
+    def sync(self) -> None:
+        """Sync it and note how long that took; a slow one is worth a line in the program's log.
+
+        Raises:
+            OSError: it may be lost.
+        """
+        start_ns = self._clock.steady_ns()
+        try:
+            with self.excused():
+                self._disk.sync(self.descriptor)
+        finally:
+            took_ns = self._clock.steady_ns() - start_ns
+            self._meters.synced(took_ns)
+            if took_ns > SLOW_SYNC_NS:
+                _log.warning("%s: an fsync took %.1f s", self._files.path, took_ns / SECOND_NS)
+
+    def sync_for_all(
+        self, segment: int, generation: int, next_lsn: int, offset: int
+    ) -> tuple[int, int]:
+        """Sync it, which ends there; returns (lsn, offset) up to which it is on disk, others' too.
+
+        Raises:
+            OSError: it may be lost.
+        """
+        writer = self._writer
+        assert writer is not None
+        hint = writer.peek()
+        if hint is not None and (hint.segment, hint.generation) == (segment, generation):
+            next_lsn, offset = max(next_lsn, hint.next_lsn), max(offset, hint.offset)
+        self.sync()
+        # A failed fsync marks the lost pages clean, and then the next one succeeds.
+        hint = writer.peek()
+        if hint is not None and (hint.failed or hint.generation != generation):
+            raise OSError(errno.EIO, "another process's fsync of this file failed")
+        return next_lsn, offset
+
+    def ends_in_sync_point(self, segment: int, offset: int) -> bool:
+        """Whether it ends there in a frame that says so; what is before a segment was synced."""
+        at = offset - codec.FRAME_HEADER_SIZE
+        if at < codec.SEGMENT_HEADER.size:
+            return True
+        data = self._disk.read(self.descriptor, codec.FRAME_HEADER_SIZE, at)
+        header = codec.decode_frame_header(data, 0, self._files.seed(segment), at)
+        return header is not None and header.is_sync_point
+
+    @contextlib.contextmanager
+    def excused(self) -> Iterator[None]:
+        """What is done here waits for the disk: the time is not that of the lock, if it is held."""
+        start_ns = self._clock.steady_ns()
+        try:
+            yield
+        finally:
+            if self._writer is not None:
+                self._writer.excuse(self._clock.steady_ns() - start_ns)

@@ -1,0 +1,213 @@
+"""Whose a data directory is: private or shared, and who else could reach it."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import shlex
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from taskq.core.errors import LogError, UsageError, refusal
+from taskq.log.machine.door import DIRECTORY_SHARED, is_shared, make_private
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ROOT: Final = 0
+#: Files of which a log has one before all others: writers pass the turnstile first.
+_MARKS: Final = ("turnstile.lock", "write.lock", "taskq.json")
+_SEGMENTS, _FOUND = "log", "lost+found"
+_NAMED_MAX: Final = 3
+_GROUP, _OTHERS = 0o070, 0o007
+_WRITE_ALL: Final = 0o022
+#: What is in a data directory: who may open any of it could stop writers or read payloads.
+_DIRECTORIES: Final = ("log", "owners", "inbox", "spill", "snapshot", "readers", "torn")
+_INNER: Final = (
+    *_DIRECTORIES,
+    "write.lock",
+    "turnstile.lock",
+    "sync.lock",
+    "taskq.json",
+    "reserve",
+)
+
+
+def enter(path: str, mode: Mode | None) -> os.stat_result:
+    """Make the data directory of a log that is to be opened, or see that this process may use it.
+
+    Args:
+        path: the directory, without symbolic links.
+        mode: who may use a log that is made here; None: this user, or the group of a directory that
+            is there and shared. For a log that is there already it must be what that is.
+
+    Raises:
+        UsageError: the log is there, and shared with others than ``mode`` says.
+        LogError: it cannot be made, is another user's, has a link as a directory in it, or no log
+            but other files.
+    """
+    directory = Path(path)
+    try:
+        is_new = make_private(directory)
+        status = directory.stat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        if not is_new:
+            _refuse_foreign(directory)
+        if mode is not None and is_shared(status.st_mode) != (mode == "group"):
+            if not is_new and (mode == "private" or (directory / "taskq.json").exists()):
+                raise UsageError(_other_mode(path, mode, status))
+            directory.chmod(DIRECTORY_SHARED)
+            status = directory.stat()
+            if not is_shared(status.st_mode):
+                raise LogError(f"{path}: this user is not in its group {_group(status)}")
+    except PermissionError as error:
+        raise LogError(denied(path, error)) from error
+    except OSError as error:
+        raise refusal(path, error) from error
+    # A file system that nobody may write to is none of the user's doing.
+    needed = os.R_OK | os.X_OK | (0 if os.statvfs(directory).f_flag & os.ST_RDONLY else os.W_OK)
+    if not os.access(directory, needed):
+        raise LogError(denied(path))
+    refuse_links(path)
+    return status
+
+
+def refuse_links(path: str) -> None:
+    """See that the directories inside of a log are none of another place.
+
+    Raises:
+        LogError: one is a symbolic link.
+    """
+    for name in _DIRECTORIES:
+        if os.path.islink(f"{path}/{name}"):  # noqa: PTH114 - text, maybe no UTF-8
+            raise LogError(
+                f"{path}/{name} is a symbolic link, and nothing inside a task log may be one: "
+                f"move it back, or put all of {path} elsewhere and link that"
+            )
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """Write nothing among files that are no log's: somebody named the wrong directory.
+
+    Hidden files and what a file system keeps may be in a new log's directory. An empty folder of
+    segments may be there before the lock file, of one whose making was interrupted.
+    """
+    names = set(os.listdir(directory))  # noqa: PTH208 - names are all that is wanted
+    others = sorted(name for name in names - {*_INNER, _FOUND} if not name.startswith("."))
+    if _SEGMENTS in names and os.listdir(directory / _SEGMENTS):  # noqa: PTH208 - likewise
+        others = sorted({*others, _SEGMENTS})
+    # Looked for last: another process may be making the log at this very moment.
+    if others and not any((directory / name).exists() for name in _MARKS):
+        more = f" and {len(others) - _NAMED_MAX} more" if len(others) > _NAMED_MAX else ""
+        raise LogError(
+            f"{directory} is no task log, and has other files in it: "
+            f"{', '.join(map(repr, others[:_NAMED_MAX]))}{more}. Give the log a directory of its "
+            f"own, such as {directory / 'taskq-data'}"
+        )
+
+
+def denied(path: str, error: OSError | None = None) -> str:
+    """Why a directory, or what is in it, cannot be used by this process, and what to do."""
+    reason = f" ({error.strerror})" if error is not None else ""
+    seen = Path(path)
+    while not os.access(seen, os.F_OK) and seen != seen.parent:
+        seen = seen.parent
+    status = seen.stat()
+    return (
+        f"{path} cannot be used{reason}: {seen} belongs to {_user(status.st_uid)} "
+        f"(mode {stat.S_IMODE(status.st_mode):o}), this process is {_user(os.geteuid())}; "
+        f'run it as that user, or share the log with a group (mode="group")'
+    )
+
+
+def exposures(path: str) -> list[str]:
+    """Who but its user, or group if it is shared, could do what with a log; nothing if nobody.
+
+    Each is one sentence, which ends in the command that puts it right. What people set is told and
+    left as it is.
+    """
+    try:
+        status = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
+    except OSError:
+        return []
+    return list(_exposures(path, status))
+
+
+def whose(path: str) -> str:
+    """Who may use a log, in words: its user, or the group that shares it."""
+    status = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
+    return f"group {_group(status)}" if is_shared(status.st_mode) else _user(status.st_uid)
+
+
+def _exposures(path: str, status: os.stat_result) -> Iterator[str]:
+    mode, shared = status.st_mode, is_shared(status.st_mode)
+    if status.st_uid not in (os.geteuid(), _ROOT) and os.geteuid() != _ROOT and not shared:
+        yield (
+            f"{path} belongs to {_user(status.st_uid)}, who can read and change all of it: "
+            f"chown -R {os.geteuid()} {shlex.quote(path)}"
+        )
+    strangers = _OTHERS if shared or _is_alone(status) else _OTHERS | _GROUP
+    remedy = f"chmod -R {'o=' if shared else 'go='} {shlex.quote(path)}"
+    if mode & strangers & _WRITE_ALL:
+        who = "every user" if mode & _OTHERS & _WRITE_ALL else f"group {_group(status)}"
+        yield f"{path} is writable by {who} (mode {stat.S_IMODE(mode):o}): {remedy}"
+    elif open_to := mode & strangers & 0o011:
+        who = "every user" if open_to & _OTHERS else f"group {_group(status)}"
+        inner = [name for name in _INNER if _mode_of(f"{path}/{name}") & strangers]
+        if inner:
+            yield f"{path}/{inner[0]} is open to {who}, who can stop its writers: {remedy}"
+
+
+def _mode_of(path: str) -> int:
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return 0
+    return 0 if stat.S_ISLNK(mode) else mode
+
+
+def _is_alone(status: os.stat_result) -> bool:
+    """Whether the group is the user's own, which many systems give to each."""
+    try:
+        user, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    return user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _other_mode(path: str, mode: Mode, status: os.stat_result) -> str:
+    told = f"{path} holds a log of mode {stat.S_IMODE(status.st_mode):o}"
+    sign = "+" if mode == "group" else "-"
+    quoted = shlex.quote(path)
+    directories = f"find {quoted} -type d -exec chmod g{sign}s {{}} +"
+    if mode == "group":
+        return (
+            f"{told}, which is not shared: to share it with group {_group(status)}, "
+            f"stop its processes, then chmod -R g=rwX,o= {quoted} && {directories}"
+        )
+    return (
+        f"{told}, which group {_group(status)} shares: to make it private, stop its processes, "
+        f"then chmod -R go= {quoted} && {directories}"
+    )
+
+
+def _user(number: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"user {number}"
+
+
+def _group(status: os.stat_result) -> str:
+    try:
+        return grp.getgrgid(status.st_gid).gr_name
+    except KeyError:
+        return str(status.st_gid)
+
+
+#: Who may use a log: its user alone, or the group of its directory.
+Mode = Literal["private", "group"]

@@ -1,0 +1,211 @@
+"""The real disk and the real clock; what is called under the lock keeps the GIL (``syscalls``)."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from taskq.log.machine import forks, syscalls
+from taskq.log.machine.door import make_directory, open_file
+
+#: Reads up to this size keep the GIL: copying more would hold up the other threads.
+_SMALL_READ: Final = 16 * 1024
+#: What ``posix_fallocate`` says where the file system cannot do it.
+_NO_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
+#: What the system says of a name that leads nowhere; ESTALE: another machine removed it.
+_NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
+_NOISE_BYTES: Final = 64 * 1024
+
+
+class LocalDisk:
+    """The files of this machine. One instance serves one thread."""
+
+    def __init__(self) -> None:
+        self._small = syscalls.SmallReader(_SMALL_READ)
+        self._statuses = syscalls.StatusReader()
+
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
+        """A descriptor that no child inherits; a forked one may read on with those for reading."""
+        if not write:
+            return open_file(path)
+        return forks.open_unshared(open_file, path, os.O_RDWR | (os.O_CREAT if create else 0))
+
+    def close(self, descriptor: int) -> None:
+        """Give the descriptor back."""
+        forks.close_unshared(descriptor)
+
+    def size(self, descriptor: int) -> int:
+        """Bytes in the file."""
+        return syscalls.size(descriptor)
+
+    def read(self, descriptor: int, count: int, offset: int) -> bytes:
+        """At most ``count`` bytes; fewer only at the end of the file."""
+        if count <= _SMALL_READ:
+            return self._small.read(descriptor, count, offset)
+        parts: list[bytes] = []
+        while count:
+            part = os.pread(descriptor, count, offset)
+            if not part:
+                break
+            parts.append(part)
+            count -= len(part)
+            offset += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def write(self, descriptor: int, data: bytes, offset: int) -> int:
+        """Bytes written, which may be fewer than given."""
+        return syscalls.write_at(descriptor, data, offset)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """Cut the file."""
+        os.ftruncate(descriptor, size)
+
+    def allocate(self, descriptor: int, size: int) -> None:
+        """Set bytes aside; where the system has no call for that, by writing them."""
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            except OSError as error:
+                if error.errno not in _NO_ALLOCATE:
+                    raise
+            else:
+                return
+        offset = os.fstat(descriptor).st_size
+        while offset < size:
+            # Noise, since a file system that compresses would set nothing aside for zeros.
+            noise = os.urandom(min(_NOISE_BYTES, size - offset))
+            offset += os.pwrite(descriptor, noise, offset)
+
+    def sync(self, descriptor: int) -> None:
+        """To the platter: macOS's fsync stops at the drive's cache, F_FULLFSYNC does not."""
+        if sys.platform == "darwin":
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        else:
+            os.fdatasync(descriptor)
+
+    def sync_directory(self, path: str) -> None:
+        """Make the directory's entries durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: str, target: str) -> None:
+        """Replace ``target`` in one step."""
+        Path(source).replace(target)
+
+    def remove(self, path: str) -> None:
+        """Remove a file if it is there."""
+        Path(path).unlink(missing_ok=True)
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its parents."""
+        make_directory(path)
+
+    def names(self, path: str) -> list[str]:
+        """Sorted names in a directory; empty when there is none."""
+        try:
+            return sorted(os.listdir(path))  # noqa: PTH208 - names are all that is wanted
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def identity(self, descriptor: int) -> tuple[int, int]:
+        """(device, inode) of an open file."""
+        return self._statuses.status(descriptor)[:2]
+
+    def status(self, path: str) -> tuple[int, int, int] | None:
+        """(device, inode, size) of the file of that name; None: there is none."""
+        try:
+            return self._statuses.status(path)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return None
+            raise
+
+    def modified_ns(self, path: str) -> int | None:
+        """When a file was last written or touched; None when it is missing."""
+        try:
+            return os.stat(path).st_mtime_ns  # noqa: PTH116 - no object for a path that is text
+        except FileNotFoundError:
+            return None
+
+    def touch(self, path: str) -> None:
+        """Let a file's time of modification be now."""
+        syscalls.touch(path)
+
+    def free_bytes(self, path: str) -> int:
+        """Bytes that may still be written."""
+        return shutil.disk_usage(path).free
+
+    def total_bytes(self, path: str) -> int:
+        """Bytes of the whole file system."""
+        return shutil.disk_usage(path).total
+
+    def files(self, path: str) -> tuple[int, int] | None:
+        """(files that may still be made, all that there may be); None: nobody counts them."""
+        found = os.statvfs(path)
+        return (found.f_favail, found.f_files) if found.f_files else None
+
+    def try_lock(self, descriptor: int) -> bool:
+        """Take the lock if nobody has it."""
+        return syscalls.try_flock(descriptor)
+
+    def lock(self, descriptor: int) -> None:
+        """Wait in line for the lock."""
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+    def unlock(self, descriptor: int) -> None:
+        """Give the lock back."""
+        syscalls.unflock(descriptor)
+
+    def boot_id(self) -> int:
+        """A number of this boot of this machine; of this process where the system tells nothing."""
+        try:
+            # The kernel's number alone: containers of one machine share it.
+            mark = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        except OSError:
+            # Boot time by subtraction, to the minute: the two clocks are not read at one instant.
+            minute = int(time.time() - time.monotonic()) // 60
+            mark = f"{minute}{os.uname().nodename}".encode()
+        return int.from_bytes(hashlib.blake2b(mark, digest_size=8).digest(), "little")
+
+    def was_restored(self, descriptor: int) -> bool:
+        """A write sets both times alike; ``cp -a``, rsync and tar set that of modification back."""
+        facts = os.fstat(descriptor)
+        return facts.st_mtime_ns != facts.st_ctime_ns
+
+
+class PatientDisk(LocalDisk):
+    """The same for threads that hold no lock: while a large file is written, others compute."""
+
+    def write(self, descriptor: int, data: bytes, offset: int) -> int:
+        """Bytes written, which may be fewer than given."""
+        return os.pwrite(descriptor, data, offset)
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970."""
+        return time.time_ns()
+
+    if hasattr(time, "CLOCK_BOOTTIME"):
+
+        def steady_ns(self) -> int:
+            """Since boot, suspended time included: waking from sleep is no step of the clock."""
+            return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    else:
+
+        def steady_ns(self) -> int:
+            """Since boot; on macOS this clock goes on during sleep."""
+            return time.clock_gettime_ns(time.CLOCK_MONOTONIC)

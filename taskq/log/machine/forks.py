@@ -1,0 +1,86 @@
+"""What a forked child must do before anything else: close what it inherited and forget it.
+
+A lock that lives on in a child outlives its owner; a storage thread does not exist in a child at
+all. So files that are written or locked are opened and closed here, where a fork waits for them:
+the child knows each of them, whatever other threads did when it was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Final, ParamSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+
+_actions: list[Callable[[], object]] = []
+_unshared: set[int] = set()
+_guard = threading.RLock()
+
+
+def on_fork(action: Callable[[], object]) -> None:
+    """Run ``action`` in every forked child, for as long as this process lives."""
+    _actions.append(action)
+
+
+def open_unshared(opener: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> int:
+    """What the opener opens, which no forked child has."""
+    with _guard:
+        descriptor = opener(*args, **kwargs)
+        _unshared.add(descriptor)
+        return descriptor
+
+
+def close_unshared(descriptor: int) -> None:
+    """Close what ``open_unshared`` gave, or any other descriptor."""
+    with _guard:
+        _unshared.discard(descriptor)
+        os.close(descriptor)
+
+
+def _before() -> None:
+    _guard.acquire()
+
+
+def _in_parent() -> None:
+    _guard.release()
+
+
+def _in_child() -> None:
+    global _guard  # noqa: PLW0603 - its threads do not exist here
+    _guard = threading.RLock()
+    for descriptor in _unshared:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _unshared.clear()
+    for action in _actions:
+        action()
+
+
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+
+
+# The descriptors 0 to 2 of a process that was started without some of them (``>&-``, a service).
+#
+# The next files that it opens get these numbers: a segment of the log would be what libraries write
+# their complaints to, and a child process would print into the channel that its jobs come by.
+
+_STANDARD: Final = (0, 1, 2)
+
+
+def fill_standard() -> None:
+    """Let those that are closed lead nowhere, here and in child processes."""
+    for number in _STANDARD:
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere == number:
+                os.set_inheritable(number, True)
+            else:
+                os.dup2(nowhere, number)
+                os.close(nowhere)

@@ -1,0 +1,187 @@
+"""What the workers of a process claim, told to the others: ``owners/<owner>.serves``.
+
+Only for people who ask why a job does not run, so nothing rests on it: the file is written when
+workers start or stop or keep jobs back, is not synced, and counts only while its owner lives.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import UsageError
+from taskq.core.model import Hold, OwnerView, Serving
+from taskq.core.parsing import parse_json
+from taskq.core.rates import Limit, Rate
+from taskq.log.machine.door import read_file, replace_file
+from taskq.log.machine.peers import SERVES, SERVES_NEW, describe_owner, known_owners, owner_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+
+# The limits of a worker's tasks, as it tells them to people who ask why a job does not run.
+
+
+def limits_told(limits: Mapping[str, Limit] | None) -> dict[str, list[object]]:
+    """A limit by the name of its task: scope, concurrency, count and nanoseconds of the rate."""
+    return {
+        task: [
+            one.scope,
+            one.concurrency,
+            *((one.rate.count, one.rate.window_ns) if one.rate else (0, 0)),
+        ]
+        for task, one in (limits or {}).items()
+    }
+
+
+def limits_read(told: object) -> dict[str, Limit] | None:
+    """What was told, without what does not fit; None if there is nothing."""
+    limits: dict[str, Limit] = {}
+    for task, values in told.items() if isinstance(told, dict) else ():
+        match values:
+            case [str(scope), int(concurrency), int(count), int(window_ns)]:
+                try:
+                    rate = Rate(count, window_ns) if count else None
+                except UsageError:
+                    continue
+                limits[task] = Limit(concurrency=concurrency, rate=rate, scope=scope)
+    return limits or None
+
+
+_log: Final = logging.getLogger("taskq")
+_BYTES_MAX: Final = 1024 * 1024
+
+
+def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
+    """Tell what an owner's workers claim; nothing if there are none.
+
+    Raises nothing: where the disk refuses it, only the answers of ``why`` are poorer.
+    """
+    target = directory / f"{owner:016x}{SERVES}"
+    document = [
+        {
+            "queues": _listed(one.queues),
+            "tasks": _listed(one.tasks),
+            "slots": one.slots,
+            "holds": [_told(hold) for hold in one.holds],
+            "limits": limits_told(one.limits),
+        }
+        for one in servings
+    ]
+    try:
+        if not document:
+            target.unlink(missing_ok=True)
+            return
+        replace_file(target, target.with_suffix(SERVES_NEW), json.dumps(document).encode())
+    except OSError as error:
+        _log.warning("%s: what the workers here claim could not be told: %s", directory, error)
+
+
+def read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
+    """What an owner's workers claim, as far as it told; empty for one that only enqueues."""
+    try:
+        document = parse_json(read_file(directory / f"{owner:016x}{SERVES}", _BYTES_MAX))
+    except (OSError, ValueError):
+        return ()
+    if not isinstance(document, list):
+        return ()
+    return tuple(_serving(one) for one in document if isinstance(one, dict))
+
+
+def _serving(told: dict[str, Any]) -> Serving:
+    slots = told.get("slots")
+    return Serving(
+        queues=_names(told.get("queues")),
+        tasks=_names(told.get("tasks")),
+        slots=slots if isinstance(slots, int) else 0,
+        holds=_holds(told.get("holds")),
+        limits=limits_read(told.get("limits")),
+    )
+
+
+def _told(hold: Hold) -> dict[str, Any]:
+    return {
+        "queues": _listed(hold.queues),
+        "tasks": _listed(hold.tasks),
+        "is_breaker": hold.is_breaker,
+        "text": hold.text,
+        "since_ns": hold.since_ns,
+    }
+
+
+def _holds(told: object) -> tuple[Hold, ...]:
+    if not isinstance(told, list):
+        return ()
+    return tuple(_hold(one) for one in told if isinstance(one, dict))
+
+
+def _hold(told: dict[str, Any]) -> Hold:
+    since_ns = told.get("since_ns")
+    return Hold(
+        queues=_names(told.get("queues")),
+        tasks=_names(told.get("tasks")),
+        is_breaker=told.get("is_breaker") is True,
+        text=str(told.get("text", "")),
+        since_ns=since_ns if isinstance(since_ns, int) else 0,
+    )
+
+
+def _listed(names: frozenset[str] | None) -> list[str] | None:
+    return None if names is None else sorted(names)
+
+
+def _names(value: object) -> frozenset[str] | None:
+    return frozenset(map(str, value)) if isinstance(value, list) else None
+
+
+# The processes that have a log open, as others see them.
+
+
+def owner_views(directory: Path, running: Mapping[int, int]) -> list[OwnerView]:
+    """Every owner with a file here or a job in hand, the oldest first.
+
+    Args:
+        directory: where the owners' files are.
+        running: how many jobs each owner holds.
+    """
+    owners = {*known_owners(directory), *running}
+    views = [owner_view(directory, owner, running.get(owner, 0)) for owner in owners]
+    return sorted(views, key=lambda view: (view.started_ns, view.owner))
+
+
+def owner_view(directory: Path, owner: int, running: int = 0) -> OwnerView:
+    """One owner, as far as its file still tells."""
+    told = decode_description(describe_owner(directory, owner))
+    return OwnerView(
+        owner=owner,
+        pid=told["pid"],
+        host=told["host"],
+        name=told["name"],
+        started_ns=told["started_ns"],
+        alive=owner_alive(directory, owner),
+        running=running,
+        serves=read_servings(directory, owner),
+    )
+
+
+def decode_description(description: bytes) -> dict[str, Any]:
+    """Pid, host, name and ``started_ns`` of an owner; 0 and "" where it does not say."""
+    try:
+        told = parse_json(description)
+    except ValueError:
+        told = {}
+    if not isinstance(told, dict):
+        told = {}
+    return {
+        "pid": _number(told.get("pid")),
+        "host": str(told.get("host", "")),
+        "name": str(told.get("name", "")),
+        "started_ns": _number(told.get("started_ns")),
+    }
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,290 @@
+"""The processes that share a directory: who lives, who sleeps, and how to wake them.
+
+An owner is one open of the log by one process. It holds a POSIX record lock on a file of its own
+for as long as it lives: unlike flock, that lock does not live on in forked children (a killed
+worker was kept "alive" by the pool processes of one of its tasks). The kernel drops such a lock
+when its process closes *any* descriptor of the file, so the file is opened once, by its owner
+alone, locked before it gets its name, and owners of one process know each other by a table
+instead.
+
+A sleeping owner sets a byte on a board (``owners/board``) and waits at a named pipe; writers write
+only to the pipes of those asleep. Measured: 64 µs at the median, against 8 ms and more CPU by
+polling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import select
+import socket
+import struct
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+from taskq.core.errors import LogError
+from taskq.log.machine import forks, syscalls
+from taskq.log.machine.door import make_directory, make_pipe, open_file, open_pipe, read_file
+
+_SLOT: Final = struct.Struct("<QB7x")
+_SLOTS_MAX: Final = 4_096
+_SLOTS_USUAL: Final = 64
+_PIPE_BYTES: Final = 4_096
+_MADE: Final = os.O_RDWR | os.O_CREAT
+#: Open ends of other owners' pipes that are kept.
+_PIPES_MAX: Final = 64
+
+#: Owners that live in this process, with their lock files' descriptors: F_GETLK does not tell a
+#: process of its own locks, and opening such a file a second time would end them.
+_local: dict[int, int] = {}
+forks.on_fork(_local.clear)
+_DESCRIPTION_BYTES_MAX: Final = 4_096
+#: Ends of the names of an owner's files: what its workers claim, how far its running jobs are, and
+#: both while they are written.
+SERVES: Final = ".serves"
+SERVES_NEW: Final = ".serves-new"
+PROGRESS: Final = ".progress"
+PROGRESS_NEW: Final = ".progress-new"
+_SUFFIXES: Final = (".lock", ".pipe", SERVES, SERVES_NEW, PROGRESS, PROGRESS_NEW)
+_OWNER_NAME: Final = re.compile("[0-9a-f]{16}")
+
+
+def _program() -> str:
+    """The name of what runs here; that of the package for ``python -m package``."""
+    path = Path(sys.argv[0] if sys.argv else "python")
+    return path.parent.name if path.name == "__main__.py" else path.name
+
+
+class LocalPeers:
+    """The owners of one directory, seen from one of them. The caller holds the writer lock here."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._path = Path(path) / "owners"
+        make_directory(self._path)
+        self._forget_dead()
+        #: how many others had the log open when this owner last looked for sleepers
+        self.others = 0
+        self._pipes: dict[int, int] = {}
+        #: owners that could not be woken, which are dead for good; at most as many as have slots
+        self._gone: set[int] = set()
+        self._closed = False
+        #: a poke from another thread must not write to the number of a closed pipe; reentrant, as
+        #: a signal handler may poke in the middle of its thread's poke
+        self._pipe_guard = threading.RLock()
+        self.owner = int.from_bytes(os.urandom(8), "little") or 1
+        self.description = json.dumps(
+            {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "name": name or _program(),
+                "started_ns": _now_ns(),
+            }
+        ).encode()
+        self._lock = self._pipe = self._board = self._slot = -1
+        self._small = syscalls.SmallReader(_SLOT.size * _SLOTS_USUAL)
+        try:
+            self._lock = self._open_lock()
+            self._pipe = self._open_pipe()
+            self._board = forks.open_unshared(open_file, self._path / "board", _MADE)
+            self._slot = self._take_slot()
+        except BaseException:
+            self.close()  # else an owner would live on that nobody is
+            raise
+        self._poll = select.poll()
+        self._poll.register(self._pipe, select.POLLIN)
+
+    def alive(self, owner: int) -> bool:
+        """Whether that owner's process still has the log open."""
+        return owner_alive(self._path, owner)
+
+    def is_known(self) -> bool:
+        """Whether the file that this owner holds locked is where the others look for it."""
+        try:
+            found = (self._path / f"{self.owner:016x}.lock").stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True  # who cannot be asked says nothing
+        return os.path.samestat(found, os.fstat(self._lock))
+
+    def forget(self, owner: int) -> None:
+        """Remove a dead owner's files."""
+        for suffix in _SUFFIXES:
+            (self._path / f"{owner:016x}{suffix}").unlink(missing_ok=True)
+
+    def _forget_dead(self) -> None:
+        """Tidy up after the killed: an owner whose file is gone counts as dead, too."""
+        for path in self._path.glob("*.tmp"):
+            path.unlink(missing_ok=True)
+        # One that was killed while it left, or came, has a pipe and no lock file.
+        for owner in {*known_owners(self._path), *known_owners(self._path, ".pipe")}:
+            if not self.alive(owner):
+                self.forget(owner)
+
+    def wake(self, interest: int) -> None:
+        """Wake the other owners that sleep with any of these bits."""
+        board = self._small.read(self._board, self._small.size_max, 0)
+        if len(board) == self._small.size_max:
+            board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
+        self.others = sum(owner not in (0, self.owner) for owner, _ in _SLOT.iter_unpack(board))
+        if not board[8 :: _SLOT.size].strip(b"\0"):
+            return
+        for owner, wanted in _SLOT.iter_unpack(board):
+            if not wanted & interest or owner == self.owner or owner in self._gone:
+                continue
+            if not self._ring(owner):
+                # Its byte on the board stays: by now it may be that of a new owner, asleep.
+                if len(self._gone) >= _SLOTS_MAX:
+                    self._gone.clear()
+                self._gone.add(owner)
+
+    def announce(self, interest: int) -> None:
+        """Tell the others what this owner is about to sleep for."""
+        syscalls.write_at(self._board, bytes((interest,)), self._slot * _SLOT.size + 8)
+
+    def sleep(self, interest: int, timeout_seconds: float | None) -> None:
+        """Block until poked, woken or out of time."""
+        del interest  # announced before; a simulated peer needs it here
+        timeout = None if timeout_seconds is None else max(timeout_seconds * 1_000, 0)
+        if self._poll.poll(timeout):
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._pipe, _PIPE_BYTES)
+
+    def poke(self) -> None:
+        """Wake this owner's own sleep, from any thread."""
+        with self._pipe_guard, contextlib.suppress(BlockingIOError):  # full: it is awake already
+            if not self._closed:
+                syscalls.write(self._pipe, b"\1")
+
+    def close(self) -> None:
+        """Leave. The lock goes last, since with it this owner dies."""
+        with self._pipe_guard:
+            if self._closed:
+                return
+            self._closed = True
+        if self._slot >= 0:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._board, bytes(_SLOT.size), self._slot * _SLOT.size)
+        with contextlib.suppress(OSError):  # owners/ may be gone
+            self.forget(self.owner)
+        _local.pop(self.owner, None)
+        for descriptor in (self._pipe, self._board, *self._pipes.values(), self._lock):
+            if descriptor >= 0:
+                forks.close_unshared(descriptor)
+
+    def _open_lock(self) -> int:
+        temporary = self._path / f"{self.owner:016x}.tmp"
+        descriptor = forks.open_unshared(open_file, temporary, _MADE)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(descriptor, self.description)
+        except OSError:
+            forks.close_unshared(descriptor)
+            temporary.unlink(missing_ok=True)
+            raise
+        _local[self.owner] = descriptor
+        temporary.rename(self._path / f"{self.owner:016x}.lock")
+        return descriptor
+
+    def _open_pipe(self) -> int:
+        # Open for writing too: the pipe never reports its end when a waker closes it.
+        return forks.open_unshared(make_pipe, self._path / f"{self.owner:016x}.pipe")
+
+    def _take_slot(self) -> int:
+        board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
+        slot = 0
+        for owner, _ in _SLOT.iter_unpack(board[: len(board) // _SLOT.size * _SLOT.size]):
+            if not owner or not self.alive(owner):
+                break
+            slot += 1
+        if slot >= _SLOTS_MAX:
+            raise LogError(f"{self._path}: {_SLOTS_MAX} processes have this log open, the limit")
+        os.pwrite(self._board, _SLOT.pack(self.owner, 0), slot * _SLOT.size)
+        return slot
+
+    def _ring(self, owner: int) -> bool:
+        """Write to an owner's pipe; False when nobody is there to read it."""
+        pipe = self._pipes.get(owner)
+        try:
+            if pipe is None:
+                path = self._path / f"{owner:016x}.pipe"
+                pipe = forks.open_unshared(open_pipe, path, os.O_WRONLY)
+                if len(self._pipes) >= _PIPES_MAX:
+                    forks.close_unshared(self._pipes.pop(next(iter(self._pipes))))
+                self._pipes[owner] = pipe
+            syscalls.write(pipe, b"\1")
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            if error.errno not in (errno.ENXIO, errno.EPIPE, errno.ENOENT):
+                return True  # no descriptor to be had, perhaps: it looks by itself before long
+            if self._pipes.pop(owner, None) is not None and pipe is not None:
+                forks.close_unshared(pipe)
+            return False
+        return True
+
+
+def poke_owners(directory: Path) -> None:
+    """Wake all owners of a directory from outside, whatever they sleep for."""
+    for owner in known_owners(directory, ".pipe"):
+        with contextlib.suppress(OSError):  # one that is dead, or awake with a full pipe
+            pipe = open_pipe(directory / f"{owner:016x}.pipe", os.O_WRONLY)
+            try:
+                os.write(pipe, b"\1")
+            finally:
+                os.close(pipe)
+
+
+def known_owners(directory: Path, suffix: str = ".lock") -> list[int]:
+    """The owners that have such a file here, dead or alive."""
+    names = (path.stem for path in directory.glob(f"*{suffix}"))
+    return [int(name, 16) for name in names if _OWNER_NAME.fullmatch(name)]
+
+
+def owner_alive(directory: Path, owner: int) -> bool:
+    """Whether an owner's process still lives, asked without taking its lock."""
+    if owner in _local:
+        return True
+    try:
+        descriptor = open_file(directory / f"{owner:016x}.lock")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # who cannot be asked may live
+    try:
+        return _is_locked(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def describe_owner(directory: Path, owner: int) -> bytes:
+    """What an owner says of itself, as JSON; empty for one whose file is gone."""
+    try:
+        if owner in _local:
+            return os.pread(_local[owner], _DESCRIPTION_BYTES_MAX, 0)
+        return read_file(directory / f"{owner:016x}.lock", _DESCRIPTION_BYTES_MAX)
+    except (OSError, KeyError):  # it left while we looked
+        return b""
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether another process holds a record lock (F_GETLK; the layout of struct flock differs)."""
+    if sys.platform == "darwin":
+        asked = struct.pack("qqihh", 0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
+        kind = struct.unpack("qqihh", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[3]
+    else:
+        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind = struct.unpack("hhqqi4x", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0]
+    return bool(kind != fcntl.F_UNLCK)
+
+
+def _now_ns() -> int:
+    import time  # noqa: PLC0415 - the only clock reading here, for people to read
+
+    return time.time_ns()

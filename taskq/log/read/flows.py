@@ -1,0 +1,138 @@
+"""Looking at the jobs of flows: whom one waits for, how they stand, what their results are.
+
+Each function is a look of the storage thread, so none does more than some milliseconds of work:
+callers ask for a part at a time. Jobs that ended lately are found by where the fold met their ends,
+others through the indexes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import JobNotFound, LogError
+from taskq.core.flows import Awaited
+from taskq.core.model import SETTLED_STATES, State
+from taskq.core.records import Cause, Kind
+from taskq.core.transitions import after
+from taskq.log.format import codec
+from taskq.log.format.carried import born_in, is_carrying
+from taskq.log.format.codec import JOB_AT, KIND_AT
+from taskq.log.format.flows import Takes, takes_of
+from taskq.log.state.story import _about, find_end, job_records, read_outcome, tell
+
+if TYPE_CHECKING:
+    from taskq.core.agenda import Agenda
+    from taskq.log.journal.journal import Journal
+    from taskq.log.requests import Outcome
+    from taskq.log.state.facets import Sight
+
+#: Jobs that one look at ends may be asked for: up to 0.4 ms each, where an index is needed.
+ENDS_MAX: Final = 64
+#: Jobs that one look at states may be asked for.
+STATES_MAX: Final = 8_192
+#: Inputs that are named, of those that are waited for.
+_NAMED_MAX: Final = 5
+#: Inputs of a cancelled job that are looked at for one that failed.
+_LOOKED_AT_MAX: Final = 16
+_FAILED: Final = SETTLED_STATES - {after(State.RUNNING, Kind.SUCCEEDED)}
+_ENQUEUED: Final = int(Kind.ENQUEUED)
+_ENDS: Final = frozenset(map(int, (Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED)))
+
+
+class End(NamedTuple):
+    """How a job stands: settled with a result or reason, or not settled, or not there any more."""
+
+    job: int
+    #: ABSENT: nothing is known of it any more
+    state: State
+    body: bytes | None = None
+    flags: int = 0
+
+
+def look_at_ties(sight: Sight, job: int) -> Takes | None:
+    """What a job has to do with others; None if there is no such job."""
+    return ties_of(sight.journal, job)
+
+
+def ties_of(journal: Journal, job: int) -> Takes | None:
+    """The same, of any open log."""
+    for found in _about(journal, job):
+        if found.record[KIND_AT] == _ENQUEUED:
+            return takes_of(found.record)
+        if is_carrying(found.record):
+            return takes_of(born_in(found.record))
+    return None
+
+
+def awaited(journal: Journal, agenda: Agenda, job: int) -> Awaited | None:
+    """What a held job waits for; None for one that is not held."""
+    held = agenda.flows.remaining(job)
+    ties = None if held is None else ties_of(journal, job)
+    if held is None or ties is None:
+        return None
+    left: list[tuple[str, str]] = []
+    for one in ties.inputs:
+        state = agenda.table.state(one)
+        if state is State.ABSENT and agenda.dead.find(one) is None:
+            continue
+        left.append((f"{journal.tag}-{one}", state.name.lower() if state else "dead"))
+        if len(left) >= _NAMED_MAX:
+            break
+    return Awaited(count=held[0], total=len(ties.inputs), named=tuple(left))
+
+
+def failed_inputs(journal: Journal, job: int) -> tuple[tuple[str, str], ...] | None:
+    """(id, state) of inputs for whose sake a job was cancelled; None if it was cancelled otherwise.
+
+    Only the first inputs are looked at, and no longer told once compaction has moved the job.
+    """
+    ends = [one for one in job_records(journal, job) if one.kind == Kind.CANCELLED]
+    if not ends or ends[-1].cause != Cause.UPSTREAM:
+        return None
+    ties = ties_of(journal, job)
+    views = [tell(journal, one, 0) for one in (ties.inputs if ties else ())[:_LOOKED_AT_MAX]]
+    failed = [view for view in views if view is not None and view.state in _FAILED]
+    return tuple((view.job_id, view.state.name.lower()) for view in failed[:_NAMED_MAX])
+
+
+def look_at_states(sight: Sight, first: int, count: int) -> list[State]:
+    """The states of jobs that are not settled; ABSENT for all others."""
+    agenda = sight.facets.need_agenda()
+    return [agenda.table.state(job) for job in range(first, first + min(count, STATES_MAX))]
+
+
+def look_at_ends(sight: Sight, jobs: list[int]) -> list[End]:
+    """How these jobs, at most ENDS_MAX of them, ended; one that lives is told with its state."""
+    agenda = sight.facets.need_agenda()
+    ends: list[End] = []
+    for job in jobs[:ENDS_MAX]:
+        state = agenda.table.state(job)
+        if state is not State.ABSENT:
+            ends.append(End(job, state))
+            continue
+        outcome = _outcome(sight, job)
+        ends.append(End(job, State.ABSENT) if outcome is None else End(job, *outcome))
+    return ends
+
+
+def _outcome(sight: Sight, job: int) -> Outcome | None:
+    journal, facets = sight.journal, sight.facets
+    agenda = facets.need_agenda()
+    location = agenda.flows.ended.get(job)
+    if location is not None and agenda.dead.find(job) is None:
+        try:
+            if _is_end_of(journal.files.unchecked_record(location), job):
+                return read_outcome(journal, location)
+        except (LogError, IndexError):
+            pass  # compaction took its segment: it was written again
+    try:
+        found = find_end(journal, job)
+        return None if found is None else read_outcome(journal, found)
+    except JobNotFound:
+        return None
+
+
+def _is_end_of(record: bytes, job: int) -> bool:
+    if len(record) < codec.JOB.size or record[KIND_AT] not in _ENDS:
+        return False
+    return int.from_bytes(record[JOB_AT : JOB_AT + 8], "little") == job

@@ -1,0 +1,374 @@
+"""Reading whole frames in order, as the log grows: in pieces, off the event loop.
+
+The files are read through aiofiles, about 1 MiB at a time; a piece is cut where a frame ends, and
+``Scanner`` judges what is in it, as for everybody who reads the log. What it finds bad is looked at
+once more in the file itself, since only there is to be seen where the damage ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from taskq.core.errors import LogError, LogGone, ReaderFellBehind
+from taskq.log.format import codec
+from taskq.log.format.codec import SEGMENT_HEADER
+from taskq.log.format.frames import READ_SIZE, Frame, Gap, Scanner
+from taskq.log.journal.lock import LOCK_FILE, read_hint
+from taskq.log.read.positions import created_ns, follows
+from taskq.log.segments.segments import Extent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+    from taskq.log.format.frames import Cursor
+    from taskq.log.journal.journal import Journal
+    from taskq.log.segments.segments import SegmentFiles
+
+T = TypeVar("T")
+
+
+class Lasting(Generic[T]):
+    """Work that goes on when whoever waits for it is cancelled: the next call has its outcome."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[T] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an earlier call was cancelled and left something."""
+        return self._task is not None
+
+    @property
+    def left(self) -> T | None:
+        """The outcome that nobody took yet, if there is one."""
+        task = self._task
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return task.result()
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The outcome of what an earlier call left, or else of ``work``."""
+        if self._task is None:
+            self._task = asyncio.create_task(work())
+            self._task.add_done_callback(_look_at)
+        task = self._task
+        try:
+            outcome = await asyncio.shield(task)
+        except BaseException:
+            if task.done() and (task.cancelled() or task.exception() is not None):
+                self._task = None
+            raise
+        self._task = None
+        return outcome
+
+    def afterwards(self, action: Callable[[], object]) -> None:
+        """Do it once nothing runs; now, if nothing does."""
+        if self._task is None:
+            action()
+        else:
+            self._task.add_done_callback(lambda _: action())
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """Whoever asked may be gone: its error is nobody's then."""
+    if not task.cancelled():
+        task.exception()
+
+
+class FrameReader:
+    """The frames of a log from a cursor on, for one event loop.
+
+    A call of ``next`` that is cancelled loses nothing: the read goes on, and the next call has it.
+
+    Args:
+        files: of its own, for reading.
+        cursor: moved along, behind the last frame that was given out.
+        reader: name to use in errors, "" for none.
+        on_gap: told of damage in a segment; returns to go on behind it, or raises.
+    """
+
+    def __init__(
+        self,
+        files: SegmentFiles,
+        cursor: Cursor,
+        reader: str,
+        on_gap: Callable[[int, Gap], None],
+    ) -> None:
+        self.files = files
+        self.cursor = cursor
+        #: time of the last frame before the cursor, 0 if unknown
+        self.time_ns = 0
+        self._reader = reader
+        self._on_gap = on_gap
+        self._items: Iterator[Frame | Gap] = iter(())
+        self._loading: Lasting[Iterator[Frame | Gap] | None] = Lasting()
+        self._file: Any = None
+        self._is_closed = False
+
+    async def next(self, extent: Extent) -> Frame | None:
+        """The next frame; None when there is none up to the extent.
+
+        Raises:
+            ReaderFellBehind: compaction removed it.
+            LogDamaged: if ``on_gap`` says so.
+            LogError: a file cannot be read.
+        """
+        cursor = self.cursor
+        while True:
+            item = next(self._items, None)
+            if item is None:
+                if not await self._load_more(extent):
+                    return None
+            elif isinstance(item, Gap):
+                self._items = iter(())
+                self._on_gap(cursor.segment, item)
+                cursor.offset, cursor.next_lsn = item.resume, item.next_lsn
+            elif item.header.is_sync_point:
+                cursor.offset = item.end
+            elif item.header.first_lsn >= extent.lsn:
+                self._items = iter(())
+                return None
+            else:
+                cursor.offset, cursor.next_lsn = item.end, item.header.next_lsn
+                self.time_ns = item.header.time_ns
+                return item
+
+    async def settle(self) -> None:
+        """Wait for what a call that was cancelled has left."""
+        with contextlib.suppress(Exception):
+            if self._loading.is_running:
+                await self._loading.run(lambda: self._load(Extent(0, 0, 0)))
+
+    def close(self) -> None:
+        """Close the files; there is nothing to read any more. Legal twice.
+
+        From any thread after ``settle``, else from the loop's.
+        """
+        self._is_closed = True
+        self._items, self._file = iter(()), None
+        self._loading.afterwards(self.files.forget)
+
+    # -- loading ----------------------------------------------------------------------------------
+
+    async def _load_more(self, extent: Extent) -> bool:
+        """Have the next piece; False when there is none up to the extent."""
+        was_left = self._loading.is_running
+        items = await self._loading.run(lambda: self._load(extent))
+        if items is None and was_left:  # by a call that was cancelled, and knew of less
+            items = await self._loading.run(lambda: self._load(extent))
+        if items is None:
+            return False
+        self._items = items
+        return True
+
+    async def _load(self, extent: Extent) -> Iterator[Frame | Gap] | None:
+        cursor = self.cursor
+        if self._is_closed:
+            return None
+        if self._file is None:
+            await self._open()
+        while cursor.offset >= (limit := self._limit(extent)):
+            if cursor.segment >= extent.segment:
+                return None
+            if not await asyncio.to_thread(self._enter_next, extent):
+                return None
+            await self._open()
+        piece, whole = await self._read_piece(limit)
+        if not whole:
+            # Nothing here is a frame: judged in the file, since more than a piece may be bad.
+            return await asyncio.to_thread(self._judge, limit)
+        return self._scan(piece, cursor.offset + whole)
+
+    def _limit(self, extent: Extent) -> int:
+        """End of what may be read of the cursor's segment."""
+        segment = self.cursor.segment
+        return extent.offset if segment == extent.segment else self.files.size(segment)
+
+    def _enter_next(self, extent: Extent) -> bool:
+        """Move the cursor to the start of the following segment; on a thread."""
+        files, cursor = self.files, self.cursor
+        while True:
+            files.refresh()
+            following = min(
+                (lsn for lsn in files.lsns if cursor.segment < lsn <= extent.segment), default=None
+            )
+            if following is None:
+                return False
+            if cursor.segment not in files.lsns and following > cursor.next_lsn:
+                # Removed since it was read, perhaps with others behind it that were not.
+                self._refuse_leap(following)
+            files.forget()
+            self._file = None
+            try:
+                files.descriptor(following)
+            except LogError:
+                files.refresh()
+                if following in files.lsns:
+                    raise
+                continue  # it was removed at this very moment
+            self.time_ns = created_ns(files, following) or self.time_ns
+            cursor.segment, cursor.offset = following, codec.SEGMENT_HEADER.size
+            cursor.next_lsn = max(cursor.next_lsn, following)
+            return True
+
+    def _refuse_leap(self, following: int) -> None:
+        files, lsn = self.files, self.cursor.next_lsn
+        if not follows(files, following, self.time_ns):
+            raise ReaderFellBehind(files.path, self._reader, lsn, following)
+
+    async def _open(self) -> None:
+        """Hand the cursor's segment to aiofiles; the descriptor stays ours to close."""
+        import aiofiles  # noqa: PLC0415 - most programs never stream
+
+        descriptor = await asyncio.to_thread(self.files.descriptor, self.cursor.segment)
+        self._file = await aiofiles.open(descriptor, "rb", buffering=0, closefd=False)
+
+    async def _read_piece(self, limit: int) -> tuple[bytes, int]:
+        """(bytes from the cursor on, how many of them are frames with whole headers)."""
+        offset = self.cursor.offset
+        piece = await self._read(min(READ_SIZE, limit - offset))
+        whole, wanted = self._measure(piece)
+        if not whole and len(piece) < wanted <= limit - offset:
+            piece = await self._read(wanted)
+            whole, wanted = self._measure(piece)
+        if not whole and len(piece) < min(wanted, limit - offset):
+            # A recovery put another file in the place of this one.
+            self.files.forget()
+            await self._open()
+            piece = await self._read(min(max(READ_SIZE, wanted), limit - offset))
+            whole, wanted = self._measure(piece)
+        return piece, whole
+
+    async def _read(self, count: int) -> bytes:
+        parts: list[bytes] = []
+        offset = self.cursor.offset
+        try:
+            await self._file.seek(offset)
+            while count and (part := await self._file.read(count)):
+                parts.append(part)
+                count -= len(part)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            # What the disk does not give back is damage like any other.
+            descriptor = self.files.descriptor(self.cursor.segment)
+            count += sum(map(len, parts))
+            return await asyncio.to_thread(self.files._read, descriptor, count, offset)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _measure(self, piece: bytes) -> tuple[int, int]:
+        """(bytes of whole frames that the piece starts with, bytes of it that would hold one)."""
+        offset, seed = self.cursor.offset, self.files.seed(self.cursor.segment)
+        at = 0
+        while at + codec.FRAME_HEADER_SIZE <= len(piece):
+            header = codec.decode_frame_header(piece, at, seed, offset + at)
+            if header is None:
+                return at, 0
+            if at + header.size > len(piece):
+                return at, at + header.size
+            at += header.size
+        return at, at + codec.FRAME_HEADER_SIZE
+
+    def _scan(self, piece: bytes, end: int) -> Iterator[Frame | Gap]:
+        cursor = self.cursor
+        base = cursor.offset
+
+        def read(count: int, offset: int) -> bytes:
+            return piece[offset - base : offset - base + count]
+
+        seed = self.files.seed(cursor.segment)
+        yield from Scanner(read, seed, end, cursor.next_lsn, sealed=True).frames(base)
+        # Frames that were seen in another segment are passed over.
+        cursor.offset = max(cursor.offset, end)
+
+    def _judge(self, limit: int) -> Iterator[Frame | Gap]:
+        """What stands at the cursor, up to and with the damage; on a thread."""
+        cursor = self.cursor
+        scanner = self.files.scanner(cursor.segment, limit, cursor.next_lsn, sealed=True)
+        nothing = Gap(cursor.offset, limit, cursor.next_lsn, cursor.next_lsn, torn=False)
+        return iter((next(scanner.frames(cursor.offset), nothing),))
+
+
+class Onlooker:
+    """Sees the log grow without having it open: it writes nothing, so nobody wakes it.
+
+    It shows what was written, on disk or not, as all who only look do.
+
+    Args:
+        journal: one for reading; it is closed with this.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self._hint_path = f"{journal.path}/{LOCK_FILE}"
+        try:
+            self._hint_file = journal.disk.open(self._hint_path, write=False)
+            self._home = (journal.boot, *journal.disk.identity(self._hint_file))
+        except OSError:  # written by nobody since it was copied here
+            self._hint_file = -1
+
+    def look(self) -> Extent:
+        """Where the log ends now.
+
+        Raises:
+            LogGone: its files were removed, moved or replaced.
+        """
+        journal = self.journal
+        if not self._is_in_place():
+            raise LogGone(journal.path, "the directory was removed, moved or replaced")
+        if not self._believe_hint():
+            self._walk()
+        return Extent(journal.segment, journal.offset, journal.next_lsn)
+
+    def close(self) -> None:
+        """Close the files. Legal twice."""
+        self.journal.close()
+        if self._hint_file >= 0:
+            self.journal.disk.close(self._hint_file)
+            self._hint_file = -1
+
+    def _is_in_place(self) -> bool:
+        disk = self.journal.disk
+        with contextlib.suppress(OSError):  # who cannot be asked says nothing
+            if self._hint_file < 0:
+                return disk.status(f"{self.journal.path}/log") is not None
+            status = disk.status(self._hint_path)
+            return status is not None and status[:2] == self._home[1:]
+        return True
+
+    def _believe_hint(self) -> bool:
+        """Take over what the last writer noted, if that can be so."""
+        journal = self.journal
+        hint = read_hint(journal.disk, self._hint_file) if self._hint_file >= 0 else None
+        if hint is None or hint.failed or hint.home != self._home:
+            return False
+        if hint.segment not in journal.files:
+            journal.files.refresh()
+        if hint.segment not in journal.files.lsns:
+            return False
+        if journal.files.size(hint.segment) < hint.offset:
+            return False
+        journal.segment, journal.offset = hint.segment, hint.offset
+        journal.next_lsn = hint.next_lsn
+        return True
+
+    def _walk(self) -> None:
+        """Look at the files themselves: whole frames count, one that is being written does not."""
+        journal = self.journal
+        files = journal.files
+        files.refresh()
+        newest = files.lsns[-1] if files.lsns else 0
+        if newest > journal.segment and files.header(newest) is not None:
+            journal.segment, journal.offset = newest, SEGMENT_HEADER.size
+            journal.next_lsn = max(journal.next_lsn, newest)
+        try:
+            size = files.size(journal.segment)
+        except LogError:
+            return
+        if size > journal.offset:
+            start = journal.offset, journal.next_lsn
+            walk = files.walk(journal.segment, size, *start, in_order=journal.in_order)
+            journal.offset, journal.next_lsn = walk.offset, walk.next_lsn

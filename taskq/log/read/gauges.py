@@ -1,0 +1,150 @@
+"""What is told of queues besides their counts: how long the oldest job waits, how fast jobs end."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import TaskqError
+from taskq.core.model import SECOND_NS
+from taskq.core.records import Kind
+from taskq.log.format import codec
+from taskq.log.format.record import decode_record
+from taskq.log.segments.segments import hop
+from taskq.log.state.story import tell
+
+if TYPE_CHECKING:
+    from taskq.core.agenda import Agenda
+    from taskq.core.model import QueueStats
+    from taskq.log.journal.journal import Journal
+
+#: Over so long a time the throughput is taken, from a sample a second.
+WINDOW_NS: Final = 60 * SECOND_NS
+_SAMPLE_NS: Final = SECOND_NS
+_OFFSET_MASK: Final = 2**32 - 1
+
+
+class Gauges:
+    """Looks at the queues of one process's agenda."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        #: (steady time, jobs that ended so far by queue), the oldest first
+        self._samples: deque[tuple[int, dict[str, int]]] = deque()
+        self._sample_at_ns = 0
+        #: job -> since when it is ready, of the jobs that were asked for last
+        self._since: dict[int, int] = {}
+
+    def sample(self, agenda: Agenda | None, now_ns: int) -> None:
+        """Note how many jobs have ended, unless that was noted less than a second ago.
+
+        Asked before every batch; what it costs then is one comparison.
+        """
+        if now_ns < self._sample_at_ns or agenda is None:
+            return
+        self._sample_at_ns = now_ns + _SAMPLE_NS
+        samples = self._samples
+        while len(samples) > 1 and samples[1][0] <= now_ns - WINDOW_NS:
+            samples.popleft()
+        samples.append((now_ns, _ended(agenda)))
+
+    def queues(self, agenda: Agenda, now_ns: int) -> tuple[QueueStats, ...]:
+        """Counts, ages and throughput per queue, by name, at a moment of wall time."""
+        oldest = agenda.taking.oldest_ready()
+        ready = {job for jobs in oldest.values() for job in jobs}
+        self._since = {
+            job: self._since.get(job) or self._ready_since(agenda.location(job), job)
+            for job in ready
+        }
+        rates = self._rates(agenda)
+        return tuple(
+            replace(
+                stats,
+                oldest_ready_seconds=self._age(oldest.get(stats.queue, ()), now_ns),
+                throughput_per_second=rates.get(stats.queue) if rates is not None else None,
+            )
+            for stats in agenda.queues.stats()
+        )
+
+    def _age(self, jobs: tuple[int, ...], now_ns: int) -> float | None:
+        since = [self._since[job] for job in jobs if self._since[job]]
+        return max((now_ns - min(since)) / SECOND_NS, 0.0) if since else None
+
+    def _rates(self, agenda: Agenda) -> dict[str, float] | None:
+        """Jobs that ended per second; None before the first sample is a second old."""
+        now_ns, now = self._journal.clock.steady_ns(), _ended(agenda)
+        samples = self._samples
+        if not samples or now_ns - samples[0][0] < _SAMPLE_NS:
+            return None
+        begin_ns = max(now_ns - WINDOW_NS, samples[0][0])
+        at = sum(taken_ns <= begin_ns for taken_ns, _ in samples) - 1
+        if samples[at][0] + _SAMPLE_NS <= begin_ns:
+            # All that ended between this sample and the next did so within its first second: a
+            # batch that came later would have taken another.
+            at += 1
+        before = samples[at][1] if at < len(samples) else now
+        seconds = (now_ns - begin_ns) / SECOND_NS
+        return {
+            queue: max(count - before.get(queue, 0), 0) / seconds for queue, count in now.items()
+        }
+
+    def _ready_since(self, location: int, job: int) -> int:
+        """When a ready job was enqueued, requeued or first due; 0 if that cannot be told."""
+        files = self._journal.files
+        try:
+            frame_ns = self._frame_time(location, job)
+            if not frame_ns:
+                return 0
+            record = decode_record(files.unchecked_record(location), job, 0, frame_ns)
+        except (TaskqError, OSError, ValueError, struct.error):
+            return 0
+        if record.kind == Kind.REQUEUED:
+            return frame_ns
+        if record.carried is not None:
+            return record.carried.ready_ns
+        return max(frame_ns, record.extras.due_ns if record.extras is not None else 0)
+
+    def _frame_time(self, location: int, job: int) -> int:
+        """Time of the frame that a record stands in."""
+        files, end = self._journal.files, self._journal.end()
+        segment, offset = files.segment_at(location), location & _OFFSET_MASK
+        size = end.offset if segment == end.segment else files.size(segment)
+        near = self._journal.cursor_at(job)
+        is_near = near.segment == segment and near.offset < offset
+        start = near.offset if is_near else codec.SEGMENT_HEADER.size
+        return next(
+            (
+                header.time_ns
+                for at, header in hop(files, segment, start, size)
+                if at + header.size > offset
+            ),
+            0,
+        )
+
+
+def _ended(agenda: Agenda) -> dict[str, int]:
+    """How many jobs succeeded or died, by queue."""
+    ended: dict[str, int] = {}
+    for lane in agenda.lanes:
+        ended[lane.queue] = ended.get(lane.queue, 0) + lane.succeeded + lane.dead
+    return ended
+
+
+# How long ago a job was enqueued, whatever the wall clock did meanwhile.
+
+
+def age_ns(journal: Journal, lsn: int) -> int:
+    """Nanoseconds since a job was enqueued; 0 if the log does not know it any more.
+
+    Steps of the clock are no time that passed: a machine that booted in 1970 and then learnt the
+    year has not made its jobs old.
+    """
+    # Not the wall clock: a step that it has just made is in no record yet.
+    now_ns = journal._time.base_ns + journal.clock.steady_ns()
+    view = tell(journal, lsn, now_ns)
+    if view is None:
+        return 0
+    stepped_ns = sum(step for _, step in journal.indexes.steps_after(lsn))
+    return max(now_ns - view.enqueued_ns - stepped_ns, 0)

@@ -1,0 +1,255 @@
+"""The newest jobs that fit, found from the end of the log backwards.
+
+A list of the newest jobs seldom needs more than the last segment. Of a job's state only its last
+record tells, so the segments are read from the newest to the oldest, each from its start to its
+end, and what they say of older jobs is kept until the segment comes where those began: 8 bytes for
+each. Jobs that wait, run or are dead letters are found in the agenda instead.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from heapq import nlargest
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.jobtable import STATE_MASK
+from taskq.core.model import LIVE_STATES, JobView, State
+from taskq.core.records import CARRYING_KINDS, Kind
+from taskq.core.transitions import after
+from taskq.log.format import codec
+from taskq.log.format.carried import born_in
+from taskq.log.format.codec import JOB_AT, KIND_AT
+from taskq.log.format.frames import Cursor, Gap
+from taskq.log.format.record import BORN, ENDINGS, carried_state, encoded, is_named, places
+from taskq.log.read.positions import find_latest
+from taskq.log.read.walks import check_known, records_of
+from taskq.log.segments.segments import Extent
+from taskq.log.state.facets import Facets
+from taskq.log.state.story import Story
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.core.jobtable import JobTable
+    from taskq.log.format.frames import Frame
+    from taskq.log.journal.journal import Journal
+
+_JOB: Final = struct.Struct("<Q")
+_ENQUEUED: Final = int(Kind.ENQUEUED)
+_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
+#: What a job's story begins with.
+_BIRTHS: Final = CARRYING_KINDS | {Kind.ENQUEUED}
+#: A job and its state in one number.
+_STATE_BITS: Final = 4
+_STATE_MASK: Final = (1 << _STATE_BITS) - 1
+#: When too many of the latest jobs are purged, so many times as many are looked at.
+_MORE: Final = 4
+#: States whose jobs the agenda knows.
+_KNOWN: Final = LIVE_STATES | {after(State.RUNNING, Kind.DIED)}
+
+
+class Wanted(NamedTuple):
+    """Which jobs to list; None for any."""
+
+    states: frozenset[State] | None
+    queue: str | None
+    task: str | None
+    limit: int
+
+
+def newest_jobs(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView]:
+    """The newest jobs that fit, newest first."""
+    states = wanted.states
+    found: list[int] = []
+    if states is None:
+        latest = _latest(journal, wanted, now_ns)
+        if latest is not None:
+            return latest
+        found = list(_Backwards(journal, wanted, None).newest())
+    else:
+        if states & _KNOWN:
+            found = _from_agenda(journal, wanted, states, now_ns)
+        if states - _KNOWN:
+            found += _Backwards(journal, wanted, states - _KNOWN).newest()
+    views = tell_jobs(journal, nlargest(wanted.limit, found), now_ns)
+    # After the clock was set back a job may be ready to the workers and not due to its records.
+    return [view for view in views if states is None or view.state in states]
+
+
+def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
+    """Everything the log says of these jobs, in their order, from one walk."""
+    if not jobs:
+        return []
+    stories: dict[int, Story] = {}
+    for record in records_of(journal, jobs):
+        if record.kind == Kind.CLOCK:
+            for story in stories.values():
+                story.clock_stepped(record.lsn, record.step_ns)
+        elif record.job not in stories:
+            if record.kind in _BIRTHS:
+                stories[record.job] = Story(journal.tag, record)
+        elif record.kind != Kind.CARRIED:
+            stories[record.job].add(record)
+    told = [stories[job] for job in jobs if job in stories]
+    return [story.view(now_ns) for story in told if story.state is not State.ABSENT]
+
+
+def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | None:
+    """The newest jobs, from as few frames as hold them; None if the whole log has too few.
+
+    Those that compaction wrote again are older than all that began in segments that are left.
+    """
+    queue, task = encoded(wanted.queue), encoded(wanted.task)
+    end = journal.end()
+    count = wanted.limit
+    while True:
+        jobs: list[int] = []
+
+        def is_birth(lsn: int, record: bytes, jobs: list[int] = jobs) -> bool:
+            fits = record[KIND_AT] == _ENQUEUED and is_named(record, 0, queue, task)
+            if fits:
+                jobs.append(lsn)
+            return fits
+
+        find_latest(journal.files, Extent(end.segment, end.offset, end.next_lsn), count, is_birth)
+        if len(jobs) < count:
+            return None
+        views = tell_jobs(journal, jobs, now_ns)
+        if len(views) >= wanted.limit:
+            return views[: wanted.limit]
+        count *= _MORE  # some were dead letters that are purged
+
+
+def _from_agenda(
+    journal: Journal, wanted: Wanted, states: frozenset[State], now_ns: int
+) -> list[int]:
+    agenda = Facets(journal).need_agenda()
+    agenda.promote(now_ns, 2**62)
+    lanes = frozenset(
+        lane.number
+        for lane in agenda.lanes
+        if wanted.queue in (None, lane.queue) and wanted.task in (None, lane.task)
+    )
+    live = frozenset(map(int, states & LIVE_STATES))
+    found = _last(agenda.table, wanted.limit, lanes, live) if live else []
+    if State.DEAD in states:
+        found += _last(agenda.dead, wanted.limit, lanes, None)
+    return found
+
+
+def _last(
+    table: JobTable, limit: int, lanes: frozenset[int], states: frozenset[int] | None
+) -> list[int]:
+    """The last jobs of a table that are in these lanes and states."""
+    return list(
+        deque(
+            (
+                chunk.ids[index]
+                for chunk, index in table
+                if chunk.lanes[index] in lanes
+                and (states is None or chunk.metas[index] & STATE_MASK in states)
+            ),
+            limit,
+        )
+    )
+
+
+class _Backwards:
+    """One walk over the segments from the newest to the oldest.
+
+    Args:
+        states: ended jobs in these states; None: all jobs, whatever became of them.
+    """
+
+    def __init__(self, journal: Journal, wanted: Wanted, states: frozenset[State] | None) -> None:
+        self._journal = journal
+        self._states = None if states is None else frozenset(map(int, states))
+        self._limit = wanted.limit
+        self._queue, self._task = encoded(wanted.queue), encoded(wanted.task)
+        end = journal.end().segment
+        self._segments = [lsn for lsn in journal.files.lsns if lsn <= end]
+        #: segment -> (job, state) pairs of later segments, one list for each, the latest first;
+        #: -1 for jobs that began in segments that are gone
+        self._later: dict[int, list[array[int]]] = {}
+        self._carried: dict[int, int] = {}
+
+    def newest(self) -> list[int]:
+        """At most ``limit`` jobs, newest first."""
+        found: list[int] = []
+        for number in range(len(self._segments) - 1, -1, -1):
+            jobs, ends = self._read(number)
+            found += self._fitting(self._segments[number], jobs, ends)
+            if len(found) >= self._limit:
+                return found[: self._limit]
+        jobs = array("Q", sorted(self._carried))
+        found += self._fitting(-1, jobs, bytearray(self._carried[job] for job in jobs))
+        return found[: self._limit]
+
+    def _fitting(self, home: int, jobs: array[int], ends: bytearray) -> Iterator[int]:
+        """Of the jobs that began in a segment those that fit, newest first."""
+        for pairs in reversed(self._later.pop(home, [])):
+            for pair in pairs:
+                job = pair >> _STATE_BITS
+                place = bisect_left(jobs, job)
+                if place < len(jobs) and jobs[place] == job:
+                    ends[place] = pair & _STATE_MASK
+        for place in range(len(jobs) - 1, -1, -1):
+            if ends[place] in self._states if self._states is not None else ends[place]:
+                yield jobs[place]
+
+    def _read(self, number: int) -> tuple[array[int], bytearray]:
+        """The jobs that began in a segment, with their states as far as it tells."""
+        segment = self._segments[number]
+        jobs, ends = array("Q"), bytearray()
+        later: dict[int, array[int]] = {}
+        for frame in self._frames(number):
+            data = frame.data
+            for lsn, at, length in places(frame):
+                kind = data[at + KIND_AT]
+                if kind == _ENQUEUED:
+                    if is_named(data, at, self._queue, self._task):
+                        jobs.append(lsn)
+                        ends.append(BORN)
+                    continue
+                if kind in _CARRYING:
+                    self._note_carried(data[at : at + length])
+                if kind not in ENDINGS:
+                    check_known(kind, lsn)
+                    continue
+                job = _JOB.unpack_from(data, at + JOB_AT)[0]
+                if job < segment:
+                    pairs = later.setdefault(self._home(job), array("Q"))
+                    pairs.append(job << _STATE_BITS | ENDINGS[kind])
+                else:
+                    place = bisect_left(jobs, job)
+                    if place < len(jobs) and jobs[place] == job:
+                        ends[place] = ENDINGS[kind]
+        for home, pairs in later.items():
+            self._later.setdefault(home, []).append(pairs)
+        return jobs, ends
+
+    def _frames(self, number: int) -> Iterator[Frame]:
+        segment = self._segments[number]
+        end, following = self._journal.end(), codec.LSN_MAX
+        if segment != end.segment:
+            end = Cursor(segment, self._journal.files.size(segment), segment)
+            # What a recovery that was cut short left behind is in the next segment, too.
+            following = self._segments[number + 1]
+        start = Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+        for _, item in self._journal.files.frames(start, end):
+            if not isinstance(item, Gap) and item.header.first_lsn < following:
+                yield item
+
+    def _home(self, job: int) -> int:
+        place = bisect_right(self._segments, job)
+        return self._segments[place - 1] if place else -1
+
+    def _note_carried(self, record: bytes) -> None:
+        """A job that began in a segment which is gone stands here."""
+        job = _JOB.unpack_from(record, JOB_AT)[0]
+        if job < self._segments[0] and is_named(born_in(record), 0, self._queue, self._task):
+            # The segments are read backwards: the first that is seen of a job is its latest.
+            self._carried.setdefault(job, carried_state(record))

@@ -1,0 +1,211 @@
+"""Finding a place in the log: by lsn, by time, or where a named reader had come to.
+
+Frames are hopped over by their headers; what they hold is not read. Where a header is damaged the
+search ends, and whoever reads on from there meets the damage.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogError, ReaderFellBehind, ReaderMismatch
+from taskq.log.format import codec
+from taskq.log.format.codec import SEGMENT_HEADER
+from taskq.log.format.frames import Cursor, Frame, Gap, segment_name
+from taskq.log.format.record import places
+from taskq.log.segments.segments import Extent, hop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taskq.log.read.readers import Position
+    from taskq.log.segments.segments import SegmentFiles
+_START: Final = codec.SEGMENT_HEADER.size
+
+
+def find_lsn(files: SegmentFiles, lsn: int, end: Extent) -> Cursor:
+    """At the frame that holds a record, or else the first behind where it would stand."""
+    segment = max((one for one in files.lsns if one <= lsn), default=files.lsns[0])
+    cursor = Cursor(segment, _START, segment)
+    for offset, header in hop(files, segment, _START, _size(files, segment, end)):
+        cursor.offset, cursor.next_lsn = offset, header.first_lsn
+        if header.next_lsn > lsn:
+            break
+        cursor.offset, cursor.next_lsn = offset + header.size, header.next_lsn
+    return cursor
+
+
+def find_time(files: SegmentFiles, time_ns: int, end: Extent) -> Cursor:
+    """At the first frame of that time or later; at the end if there is none yet."""
+    lsns = [lsn for lsn in files.lsns if lsn <= end.segment]
+    # A segment's header tells the time of the last frame before it.
+    first = next((n for n, lsn in enumerate(lsns) if created_ns(files, lsn) >= time_ns), len(lsns))
+    for segment in lsns[max(first - 1, 0) :]:
+        for offset, header in hop(files, segment, _START, _size(files, segment, end)):
+            if header.time_ns >= time_ns:
+                return Cursor(segment, offset, header.first_lsn)
+    return Cursor(end.segment, end.offset, end.lsn)
+
+
+def find_position(
+    files: SegmentFiles, path: str, reader: str, position: Position, end: Extent
+) -> Cursor:
+    """At the frame that holds the next record for a reader, or where it will stand.
+
+    Raises:
+        ReaderFellBehind: compaction removed it.
+        ReaderMismatch: what the reader had read last is not in the log any more.
+    """
+    oldest = files.lsns[0]
+    if position.segment < oldest and position.lsn < oldest:
+        if not follows(files, oldest, position.time_ns):
+            raise ReaderFellBehind(path, reader, position.lsn, oldest)
+        return Cursor(oldest, _START, oldest)
+    if not position.offset:
+        return find_lsn(files, position.lsn, end)
+    if position.lsn == oldest:
+        return Cursor(oldest, _START, oldest)
+    places = [(position.segment, position.offset)] if position.segment in files.lsns else []
+    # A recovery after a failed fsync moves frames, as they are, to a segment of their own.
+    before = find_lsn(files, position.lsn - 1, end)
+    places.append((before.segment, before.offset))
+    for segment, offset in places:
+        size = _size(files, segment, end)
+        header = next((one for _, one in hop(files, segment, offset, size)), None)
+        if header is not None and _fits(position, header):
+            if header.next_lsn > position.lsn:
+                return Cursor(segment, offset, header.first_lsn)
+            return Cursor(segment, offset + header.size, header.next_lsn)
+    where = f"{segment_name(position.segment)}, offset {position.offset}"
+    raise ReaderMismatch(path, reader, position.lsn, f"what it had read last is not at {where}")
+
+
+def follows(files: SegmentFiles, segment: int, time_ns: int) -> bool:
+    """Whether a segment was begun right behind a frame of that time."""
+    return time_ns > 0 and created_ns(files, segment) == time_ns
+
+
+def count_behind(files: SegmentFiles, cursor: Cursor, lsn: int, end: Extent) -> tuple[int, int]:
+    """(records, bytes) from a cursor and a record of its frame up to the end.
+
+    Lsns are dense but where an epoch begins, so most segments need not be looked into.
+    """
+    records = size = 0
+    lsns = [one for one in files.lsns if cursor.segment <= one <= end.segment]
+    for number, segment in enumerate(lsns):
+        start = cursor.offset if segment == cursor.segment else _START
+        stop = _size(files, segment, end)
+        first = max(lsn, segment)
+        if segment == end.segment:
+            last = end.lsn
+        elif _epoch(files, segment) == _epoch(files, lsns[number + 1]):
+            last = lsns[number + 1]
+        else:
+            ends = [header.next_lsn for _, header in hop(files, segment, start, stop)]
+            last = ends[-1] if ends else first
+        records += max(last - first, 0)
+        size += max(stop - start, 0)
+    return records, size
+
+
+def created_ns(files: SegmentFiles, segment: int) -> int:
+    """Time of the last frame before a segment, 0 if its header does not tell."""
+    try:
+        header = files.header(segment)
+    except LogError:  # it was removed since
+        return 0
+    return header.created_ns if header is not None else 0
+
+
+def read_record(files: SegmentFiles, lsn: int, end: Extent) -> bytes | None:
+    """The record of that lsn, None if it is not there or does not read back."""
+    if not files.lsns or not files.lsns[0] <= lsn < end.lsn:
+        return None
+    cursor = find_lsn(files, lsn, end)
+    size = _size(files, cursor.segment, end)
+    scanner = files.scanner(cursor.segment, size, cursor.next_lsn, sealed=True)
+    frame = next(scanner.frames(cursor.offset), None)
+    if not isinstance(frame, Frame):
+        return None
+    for number, at, length in places(frame):
+        if number == lsn:
+            return frame.data[at : at + length]
+    return None
+
+
+def _fits(position: Position, header: codec.FrameHeader) -> bool:
+    return (header.epoch, header.time_ns) == (position.epoch, position.time_ns) and (
+        header.first_lsn < position.lsn <= header.next_lsn
+    )
+
+
+def _size(files: SegmentFiles, segment: int, end: Extent) -> int:
+    return end.offset if segment == end.segment else files.size(segment)
+
+
+def _epoch(files: SegmentFiles, segment: int) -> int:
+    header = files.header(segment)
+    return header.epoch if header is not None else 0
+
+
+# The end of the log: where its latest records begin.
+
+
+def find_latest(
+    files: SegmentFiles, end: Extent, count: int, wanted: Callable[[int, bytes], bool]
+) -> tuple[Cursor, int]:
+    """(cursor, lsn): from there on the log holds the latest ``count`` records that are wanted.
+
+    Read from its end backwards, so that a few take little of even a large log.
+
+    Args:
+        files: the log's, refreshed.
+        end: where it ends.
+        count: of records; all there are, if they are fewer.
+        wanted: told (lsn, record).
+    """
+    found, cursor, lsn = 0, Cursor(end.segment, end.offset, end.lsn), end.lsn
+    for segment in reversed([one for one in files.lsns if one <= end.segment]):
+        size = end.offset if segment == end.segment else files.size(segment)
+        for offset in reversed(_offsets(files, segment, size)):
+            if found >= count:
+                return cursor, lsn
+            frame = _frame_at(files, segment, offset, size)
+            if frame is None:
+                continue
+            data = frame.data
+            for number, at, length in reversed(list(places(frame))):
+                if found < count and wanted(number, data[at : at + length]):
+                    found += 1
+                    cursor = Cursor(segment, offset, frame.header.first_lsn)
+                    lsn = number
+    return cursor, lsn
+
+
+def _offsets(files: SegmentFiles, segment: int, size: int) -> list[int]:
+    """Where the frames of a segment start."""
+    offsets: list[int] = []
+    reached = SEGMENT_HEADER.size
+    for offset, header in hop(files, segment, reached, size):
+        offsets.append(offset)
+        reached = offset + header.size
+    if reached < size:
+        # There is damage, and more behind it.
+        offsets += _behind(files, segment, reached, size)
+    return offsets
+
+
+def _behind(files: SegmentFiles, segment: int, offset: int, size: int) -> Iterator[int]:
+    for item in files.scanner(segment, size, segment, sealed=True).frames(offset):
+        if not isinstance(item, Gap):
+            yield item.offset
+
+
+def _frame_at(files: SegmentFiles, segment: int, offset: int, size: int) -> Frame | None:
+    """The frame that starts there, None if it is damaged."""
+    header = next((one for _, one in hop(files, segment, offset, size)), None)
+    if header is None:
+        return None
+    end = min(offset + header.size, size)
+    item = next(files.scanner(segment, end, segment, sealed=True).frames(offset), None)
+    return None if item is None or isinstance(item, Gap) else item

@@ -1,0 +1,386 @@
+"""Reading a log without opening it: no lock, no write, beside any number of live processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+from taskq.core.errors import JobNotFound, LogError, WrongLog, refusal
+from taskq.core.hints import command
+from taskq.core.jobids import split_id
+from taskq.core.model import LogStats
+from taskq.core.strays import ready_jobs
+from taskq.log.config import LogConfig
+from taskq.log.format.frames import segment_lsn
+from taskq.log.journal.journal import Journal
+from taskq.log.machine.access import refuse_links
+from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq.log.machine.owners import owner_views
+from taskq.log.read.flows import ties_of
+from taskq.log.read.gauges import Gauges
+from taskq.log.read.listing import Wanted, newest_jobs
+from taskq.log.read.selection import newest_dead
+from taskq.log.read.timeline import JobEvent, name_attempts, timeline
+from taskq.log.read.timetravel import Moment, stand_at
+from taskq.log.read.verify import verify
+from taskq.log.read.walks import Chosen, each_job
+from taskq.log.read.why import decide, facts_of, find_progress, live_workers
+from taskq.log.segments.bodystore import BodyStore
+from taskq.log.segments.identity import read_identity
+from taskq.log.segments.segments import SegmentGone
+from taskq.log.state.facets import Facets, Sight
+from taskq.log.state.snapshot import AGENDA, newest_stand
+from taskq.log.state.story import is_job, tell
+from taskq.log.state.uploads import waiting_uploads
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable, Iterator
+
+    from taskq.core.model import AttemptView, JobView, OwnerView, State, VerifyReport
+    from taskq.core.schedules import ScheduleState
+    from taskq.core.why import Facts, Reason
+    from taskq.log.format.flows import Takes
+    from taskq.log.machine.ports import Clock
+    from taskq.log.machine.progress import Told
+    from taskq.log.read.selection import DeadFilter, PageEnd
+
+#: Jobs among which one is looked for that is named by the beginning of its number.
+_NEWEST: Final = 1_000
+#: Jobs that are named where several begin so.
+_NAMED: Final = 5
+
+
+T = TypeVar("T")
+#: How often an answer is begun anew when compaction took what it was read from.
+_TRIES: Final = 5
+#: What ``explain`` reads for each second of the wait: 30 ms of work a MiB, and twice that beside
+#: others. At least so much, which takes as long as to look at the job itself; and at most.
+_READ_BYTES_A_SECOND: Final = 2 * 1024 * 1024
+_READ_BYTES_MIN: Final = 64 * 1024
+_READ_BYTES_MAX: Final = 8 * 1024 * 1024
+
+
+class LogReader:
+    """A read-only view of a log's directory, as of its opening. Close it, or use ``with``."""
+
+    def __init__(self, path: str, journal: Journal) -> None:
+        self.path = path
+        self._journal = journal
+        self._clock = journal.clock
+        self.log_id: uuid.UUID = journal.identity.log_id
+        self.tag = journal.tag
+        self.created_at = datetime.fromtimestamp(journal.identity.created_ns / 1e9, UTC)
+        self._bodies = BodyStore(journal.path, journal.config)
+        self._oldest = _first(journal)
+
+    @classmethod
+    def open(cls, path: str, clock: Clock | None = None) -> LogReader:
+        """Look at the log in a directory; ``clock`` tells the time in place of the machine's.
+
+        Raises:
+            LogError: there is none, or a newer taskq wrote it.
+        """
+        return cls(path, open_journal(path, clock))
+
+    @property
+    def journal(self) -> Journal:
+        """The log as the reader sees it; for reading only."""
+        return self._journal
+
+    @property
+    def bodies(self) -> BodyStore:
+        """What unpacks the payloads and results of its records."""
+        return self._bodies
+
+    def close(self) -> None:
+        """Close the files. Legal twice."""
+        self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def parse_id(self, text: str) -> int:
+        """The lsn in a job id.
+
+        Raises:
+            WrongLog: it is an id of another log.
+            UsageError: it is no id.
+        """
+        return parse_id(text, self.tag)
+
+    def find_job(self, text: str) -> int:
+        """The lsn of the job with this id, or the only one whose id begins so.
+
+        Looked at for that are the newest thousand jobs.
+
+        Raises:
+            JobNotFound: there is none, or there are several; the message names them.
+            UsageError: it is no id.
+        """
+        lsn = self.parse_id(text)
+        if lsn and is_job(self._journal, lsn):
+            return lsn
+        newest = self.jobs(None, None, None, _NEWEST)
+        begin = [view.lsn for view in newest if str(view.lsn).startswith(str(lsn))]
+        if len(begin) == 1:
+            return begin[0]
+        if begin:
+            named = ", ".join(f"{self.tag}-{one}" for one in begin[:_NAMED])
+            more = "" if len(begin) <= _NAMED else f" and {len(begin) - _NAMED} more"
+            raise JobNotFound(
+                f"there is no job {text} in this log, and {len(begin)} begin so: {named}{more}. "
+                f"Give one of them in full"
+            )
+        known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"
+        listed = command(self.journal.path, "ls")
+        raise JobNotFound(
+            f"there is no job {text} in this log ({known}); they are listed by: {listed}"
+        )
+
+    def job(
+        self, lsn: int, at: Moment | None = None, *, body_bytes_max: int | None = None
+    ) -> JobView | None:
+        """Everything the log says of one job, or said at a moment.
+
+        A payload or result that does not read back, or is packed and over ``body_bytes_max``, is
+        left out, and ``problem`` says why.
+        """
+        view = self._told(at, lambda journal, now_ns: tell(journal, lsn, now_ns))
+        return None if view is None else self._bodies.show_view(view, body_bytes_max)
+
+    def ties(self, lsn: int) -> Takes | None:
+        """What the job has to do with others of its flow; None if there is no such job."""
+        return ties_of(self._journal, lsn)
+
+    def progress(self, lsn: int) -> Told | None:
+        """How far a job is that runs now, as it told last.
+
+        Raises:
+            JobNotFound: there is no such job in this log.
+        """
+        return find_progress(self._journal, lsn)
+
+    def jobs(
+        self,
+        states: set[State] | None,
+        queue: str | None,
+        task: str | None,
+        limit: int,
+        at: Moment | None = None,
+    ) -> list[JobView]:
+        """The newest jobs that fit, newest first.
+
+        Payloads and results over 1 MiB are left out of them, and ``problem`` says so.
+        """
+        wanted = Wanted(None if states is None else frozenset(states), queue, task, limit)
+        views = self._told(at, lambda journal, now_ns: newest_jobs(journal, wanted, now_ns))
+        return self._bodies.list_views(views)
+
+    def dead(self, wanted: DeadFilter, limit: int) -> list[JobView]:
+        """Dead letters that fit, the latest death first; payloads are left out as by ``jobs``."""
+
+        def read(journal: Journal, _: int) -> list[JobView]:
+            sight = Sight(journal, Facets(journal))
+            views: list[JobView] = []
+            place: PageEnd | None = None
+            while len(views) < limit:
+                found, place = newest_dead(sight, wanted, limit - len(views), place)
+                views += found
+                if place is None:
+                    break
+            return views
+
+        return self._bodies.list_views(self._told(None, read))
+
+    def peek(self, count: int, queue: str | None = None, at: Moment | None = None) -> list[JobView]:
+        """The next ready jobs, in the order of their claims; payloads are left out as by ``jobs``.
+
+        A paused queue gives none.
+        """
+
+        def read(journal: Journal, now_ns: int) -> list[JobView]:
+            agenda = Facets(journal).need_agenda()
+            agenda.promote(now_ns, 2**62)
+            jobs = agenda.taking.next_ready(count, None if queue is None else frozenset({queue}))
+            views = [tell(journal, job, now_ns) for job in jobs]
+            return [view for view in views if view is not None]
+
+        return self._bodies.list_views(self._told(at, read))
+
+    def stats(self, at: Moment | None = None) -> LogStats:
+        """Counts per queue.
+
+        Raises:
+            UsageError: the moment is still to come.
+            MomentGone: compaction removed what would tell it.
+        """
+        return self._told(at, _stats)
+
+    def ready_jobs(self) -> dict[tuple[str, str], int]:
+        """How many jobs of each (queue, task) may be claimed now, but for those put as bytes."""
+
+        def read(journal: Journal, now_ns: int) -> dict[tuple[str, str], int]:
+            agenda = Facets(journal).need_agenda()
+            agenda.promote(now_ns, 2**62)
+            return ready_jobs(agenda)
+
+        return self._told(None, read)
+
+    def schedules(self) -> dict[str, ScheduleState]:
+        """What the log knows of schedules, by their names."""
+        return self._told(None, lambda journal, _: Facets(journal).need_agenda().schedules)
+
+    def each_job(self, chosen: Chosen) -> Iterator[JobView]:
+        """Every job that fits, in one walk: those that are over as they ended, then the others.
+
+        A payload or result that does not read back is left out, and ``problem`` says why.
+        """
+        now_ns = self._journal.clock.wall_ns()
+        return map(self._bodies.show_view, each_job(self._journal, chosen, now_ns))
+
+    def timeline(self, lsn: int) -> tuple[JobEvent, ...]:
+        """What happened to a job, oldest first; empty if there is no such job."""
+        return self._told(None, lambda journal, _: timeline(journal, lsn))
+
+    def attempts(self, job: JobView) -> tuple[AttemptView, ...]:
+        """The attempts of a job, with what is known of the processes that made them."""
+        return self._told(None, lambda journal, _: name_attempts(journal, job.attempts))
+
+    def why(self, lsn: int) -> Reason | None:
+        """The one reason why a job is not running, None if there is no such job."""
+
+        def read(journal: Journal, now_ns: int) -> Facts | None:
+            agenda = Facets(journal).need_agenda()
+            agenda.promote(now_ns, 2**62)
+            return facts_of(journal, agenda, lsn, live_workers(journal.path))
+
+        facts = self._told(None, read)
+        return None if facts is None else decide(facts, self._journal.path)
+
+    def unfolded_bytes(self) -> int:
+        """What a question about the present reads of the log: all since the newest snapshot."""
+        journal = self._journal
+        since, end = newest_stand(journal, AGENDA) or journal.start(), journal.end()
+        sizes = {lsn: journal.files.size(lsn) for lsn in journal.files.lsns if lsn < end.segment}
+        sizes[end.segment] = end.offset
+        return sum(size for lsn, size in sizes.items() if lsn >= since.segment) - since.offset
+
+    def owners(self) -> list[OwnerView]:
+        """The processes that have the log open, and dead ones that still hold jobs."""
+        claims = self._told(None, lambda journal, _: Facets(journal).need_agenda().running)
+        running = Counter(owner for _, _, owner in claims.values())
+        return owner_views(Path(self._journal.path) / "owners", running)
+
+    def verify(self) -> VerifyReport:
+        """Read everything and check every CRC."""
+        return verify(self._journal)
+
+    def _told(self, at: Moment | None, read: Callable[[Journal, int], T]) -> T:
+        """What ``read`` makes of the log as it stood at a moment, and of the wall time then.
+
+        Compaction may take the oldest segment meanwhile. What is needed of it was written again,
+        but behind the end that is known here: then the log is looked at anew.
+        """
+        for _ in range(_TRIES):
+            journal = self._journal if at is None else open_journal(self.path, self._clock)
+            oldest = self._oldest if at is None else _first(journal)
+            try:
+                now_ns = journal.clock.wall_ns() if at is None else stand_at(journal, at)
+                told = read(journal, now_ns)
+                if _oldest(journal) == oldest:
+                    return told
+            except SegmentGone:
+                pass
+            except OSError as error:
+                raise refusal(self.path, error) from error
+            finally:
+                if at is not None:
+                    journal.close()
+            if at is None:
+                self._journal.close()
+                self._journal = open_journal(self.path, self._clock)
+                self._oldest = _first(self._journal)
+        raise LogError(
+            f"{self.path}: compaction takes segments faster than they are read: try again"
+        )
+
+
+def explain(path: str, lsn: int, seconds: float, clock: Clock | None) -> str:
+    """Why a job is not running, for who has waited in vain for it; "" if that cannot be told soon.
+
+    Args:
+        path: directory of the log.
+        lsn: the job.
+        seconds: how long it was waited for; a tenth of that may be spent.
+        clock: see ``LogReader.open``.
+    """
+    bytes_max = min(max(seconds * _READ_BYTES_A_SECOND, _READ_BYTES_MIN), _READ_BYTES_MAX)
+    try:
+        with LogReader.open(path, clock) as reader:
+            reason = reader.why(lsn) if reader.unfolded_bytes() <= bytes_max else None
+    except (LogError, OSError):
+        return ""
+    return "" if reason is None else reason.text
+
+
+def _stats(journal: Journal, now_ns: int) -> LogStats:
+    agenda = Facets(journal).need_agenda()
+    agenda.promote(now_ns, 2**62)
+    files, end = journal.files, journal.end()
+    sealed = [lsn for lsn in files.lsns if lsn < end.segment]
+    return LogStats(
+        queues=Gauges(journal).queues(agenda, now_ns),
+        segments=len(sealed) + bool(files.lsns),
+        size=sum(map(files.size, sealed)) + end.offset,
+        next_lsn=journal.next_lsn,
+        uploads=0 if journal.is_past else len(waiting_uploads(journal.disk, journal.path)),
+    )
+
+
+def _first(journal: Journal) -> int:
+    """The first segment that there was when the journal was opened, 0 if there was none."""
+    return journal.files.lsns[0] if journal.files.lsns else 0
+
+
+def _oldest(journal: Journal) -> int:
+    """The first segment that there is now, 0 if there is none."""
+    names = journal.disk.names(f"{journal.path}/log")
+    return min(filter(None, map(segment_lsn, names)), default=0)
+
+
+def open_journal(path: str, clock: Clock | None = None) -> Journal:
+    """A journal for reading the log in a directory, by this clock or the machine's.
+
+    Raises:
+        LogError: there is none, or a newer taskq wrote it.
+    """
+    disk = LocalDisk()
+    directory = str(Path(path).absolute())
+    try:
+        if not Path(directory).is_dir() or read_identity(disk, directory) is None:
+            raise LogError(f"{path} is not a task log: give its directory with -d")
+        refuse_links(directory)
+        journal = Journal(disk, clock or SystemClock(), directory, LogConfig(), None)
+        journal.open_for_reading()
+    except OSError as error:
+        raise refusal(path, error) from error
+    return journal
+
+
+def parse_id(text: str, tag: str) -> int:
+    """The lsn in a job id of the log with this tag.
+
+    Raises:
+        WrongLog: it is an id of another log.
+        UsageError: it is no id.
+    """
+    prefix, lsn = split_id(text, f"{tag}-123")
+    if prefix not in {"", tag}:
+        raise WrongLog(f"job {text} belongs to another log: the ids of this one start with {tag}-")
+    return lsn

@@ -1,0 +1,318 @@
+"""Which dead letters, or which waiting jobs, a filter means: found without the writer lock.
+
+A look goes over so many entries of the agenda at most and tells where the next one goes on, so
+that neither the storage thread nor a batch made of what it found takes long. What was found may
+have changed before it is acted upon: that is decided under the lock, job by job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+from taskq.core.errors import JobNotFound, LogDamaged, NotDead, TaskqError
+from taskq.core.jobtable import STATE_MASK
+from taskq.core.model import SECOND_NS, TIME_NS_MAX, WAITING_STATES, State
+from taskq.log.format.carried import decode_carried, is_carrying
+from taskq.log.format.options import DUE_OPTIONS, enqueue_extras, timeless
+from taskq.log.requests import LETTERS_BYTES_MAX, LETTERS_MAX, Letter
+from taskq.log.segments.segments import hop
+from taskq.log.state.story import tell
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable
+
+    from taskq.core.agenda import Agenda
+    from taskq.core.jobtable import Chunk
+    from taskq.core.model import JobView
+    from taskq.log.journal.journal import Journal
+    from taskq.log.state.facets import Sight
+
+Item = TypeVar("Item")
+
+#: Entries of a table that one look goes over.
+_SCAN_MAX: Final = 20_000
+#: Jobs that one look reads about in the log.
+_TOLD_MAX: Final = 200
+#: States of jobs that wait.
+WAITING: Final = WAITING_STATES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadFilter:
+    """Which dead letters; what is None does not matter.
+
+    Attributes:
+        queue, task: by name.
+        error: text that the reason holds, or a pattern that is found in it.
+        since_ns, before_ns: wall time of the death, in whole seconds.
+    """
+
+    queue: str | None = None
+    task: str | None = None
+    error: str | re.Pattern[str] | None = None
+    since_ns: int = 0
+    before_ns: int = TIME_NS_MAX
+
+    def fits_reason(self, reason: str) -> bool:
+        """Whether the reason of a death is one that is meant."""
+        if self.error is None:
+            return True
+        if isinstance(self.error, str):
+            return self.error in reason
+        return self.error.search(reason) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingFilter:
+    """Which waiting jobs; what is None does not matter.
+
+    Attributes:
+        queue, task: by name.
+        before_ns: enqueued before this moment of log time.
+        states: SCHEDULED, READY or both.
+    """
+
+    queue: str | None = None
+    task: str | None = None
+    before_ns: int | None = None
+    states: frozenset[State] = WAITING
+
+
+class PageEnd(NamedTuple):
+    """A place in the order of deaths."""
+
+    #: of wall time
+    second: int
+    job: int
+
+
+class Page(NamedTuple, Generic[Item]):
+    """What one look found."""
+
+    items: list[Item]
+    #: jobs that were meant and cannot be had, and why
+    refused: list[tuple[int, TaskqError]]
+    #: job to go on at; 0 when there are no more
+    following: int
+
+
+# -- dead letters ---------------------------------------------------------------------------------
+
+
+def newest_dead(
+    sight: Sight, wanted: DeadFilter, limit: int, below: PageEnd | None
+) -> tuple[list[JobView], PageEnd | None]:
+    """Dead letters that fit, the latest death first, and where to go on; None at the end.
+
+    Args:
+        sight: of the log.
+        wanted: which ones.
+        limit: at most so many.
+        below: only those behind this place in the order.
+    """
+    journal, agenda = sight.journal, sight.facets.need_agenda()
+    fits = _fitting(agenda, wanted)
+    places = (
+        PageEnd(chunk.metas[index], chunk.ids[index])
+        for chunk, index in agenda.dead
+        if fits(chunk, index)
+    )
+    rest = places if below is None else (place for place in places if place < below)
+    count = _TOLD_MAX if wanted.error is not None else min(limit, _TOLD_MAX)
+    found = nlargest(count, rest)
+    views: list[JobView] = []
+    for place in found:
+        if len(views) == limit:
+            return views, None
+        view = _told(journal, place.job)
+        if view is not None and wanted.fits_reason(view.reason):
+            views.append(view)
+    return views, found[-1] if len(found) == count else None
+
+
+def count_dead(sight: Sight, wanted: DeadFilter) -> int:
+    """How many dead letters fit, whatever their reason."""
+    agenda = sight.facets.need_agenda()
+    if wanted == DeadFilter():
+        return agenda.dead.live
+    fits = _fitting(agenda, wanted)
+    return sum(fits(chunk, index) for chunk, index in agenda.dead)
+
+
+def dead_page(sight: Sight, wanted: DeadFilter, start: int, end: int, limit: int) -> Page[int]:
+    """Jobs among those from ``start`` on, before ``end``, that are dead letters and fit."""
+    journal, agenda = sight.journal, sight.facets.need_agenda()
+    fits = _fitting(agenda, wanted)
+    page: Page[int] = Page([], [], 0)
+    told = 0
+    for number, (chunk, index) in enumerate(agenda.dead.since(start)):
+        job = chunk.ids[index]
+        if job >= end:
+            break
+        if number == _SCAN_MAX or len(page.items) == limit or told == _TOLD_MAX:
+            return page._replace(following=job)
+        if not fits(chunk, index):
+            continue
+        if wanted.error is not None:
+            told += 1
+            view = _told(journal, job)
+            if view is None or not wanted.fits_reason(view.reason):
+                continue
+        page.items.append(job)
+    return page
+
+
+def letters(sight: Sight, jobs: list[int]) -> Page[Letter]:
+    """The first of these dead letters that make a batch, as they are to be written again.
+
+    ``following`` is the first job of the rest.
+    """
+    journal, agenda = sight.journal, sight.facets.need_agenda()
+    page: Page[Letter] = Page([], [], 0)
+    births = _Births(journal)
+    size = 0
+    for job in jobs:
+        if len(page.items) == LETTERS_MAX or size >= LETTERS_BYTES_MAX:
+            return page._replace(following=job)
+        chunk = agenda.dead.find(job)
+        try:
+            if chunk is None:
+                raise _not_dead(journal, job)
+            location = chunk.locations[agenda.dead.index]
+            letter = _letter(journal, job, location, births, agenda.times.shift_ns)
+        except TaskqError as error:
+            page.refused.append((job, error))
+        else:
+            size += letter.size
+            page.items.append(letter)
+    return page
+
+
+def check_dead(sight: Sight, jobs: list[int]) -> Page[int]:
+    """Those of these jobs that are dead letters, and what to say of the others."""
+    journal, agenda = sight.journal, sight.facets.need_agenda()
+    page: Page[int] = Page([], [], 0)
+    for job in jobs:
+        if agenda.dead.find(job) is None:
+            page.refused.append((job, _not_dead(journal, job)))
+        else:
+            page.items.append(job)
+    return page
+
+
+def _not_dead(journal: Journal, job: int) -> TaskqError:
+    """What to say of a job that is no dead letter."""
+    view = tell(journal, job, journal.clock.wall_ns()) if 0 < job < journal.next_lsn else None
+    job_id = f"{journal.tag}-{job}"
+    if view is None:
+        return JobNotFound(f"there is no job {job_id} in {journal.path}")
+    return NotDead(job_id, view.state.name.lower(), journal.path)
+
+
+def _told(journal: Journal, job: int) -> JobView | None:
+    """A dead letter as the log tells it."""
+    view = tell(journal, job, journal.clock.wall_ns())
+    return view if view is not None and view.state is State.DEAD else None
+
+
+def _fitting(agenda: Agenda, wanted: DeadFilter) -> Callable[[Chunk, int], bool]:
+    """Whether a dead letter fits but for its reason."""
+    lanes = _lanes(agenda, wanted.queue, wanted.task)
+    since, before = wanted.since_ns // SECOND_NS, wanted.before_ns // SECOND_NS
+
+    def fits(chunk: Chunk, index: int) -> bool:
+        return chunk.lanes[index] in lanes and since <= chunk.metas[index] < before
+
+    return fits
+
+
+def _lanes(agenda: Agenda, queue: str | None, task: str | None) -> frozenset[int]:
+    return frozenset(
+        lane.number
+        for lane in agenda.lanes
+        if queue in (None, lane.queue) and task in (None, lane.task)
+    )
+
+
+class _Births:
+    """When jobs were enqueued: the times of the frames that hold them, the last one kept."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._first_lsn = self._next_lsn = self._time_ns = 0
+
+    def time_ns(self, job: int) -> int:
+        """The time of the frame that holds a job's ENQUEUED record.
+
+        Raises:
+            LogDamaged: there is none.
+        """
+        if not self._first_lsn <= job < self._next_lsn:
+            journal = self._journal
+            cursor = journal.indexes.cursor_at(job)
+            size = journal.files.size(cursor.segment)
+            _, header = next(hop(journal.files, cursor.segment, cursor.offset, size), (0, None))
+            if header is None or not header.first_lsn <= job < header.next_lsn:
+                raise LogDamaged(f"{journal.path}: the frame of lsn {job} does not read back")
+            self._first_lsn, self._next_lsn, self._time_ns = (
+                header.first_lsn, header.next_lsn, header.time_ns,
+            )  # fmt: skip
+        return self._time_ns
+
+
+def _letter(journal: Journal, job: int, location: int, births: _Births, shift_ns: int) -> Letter:
+    """A dead letter whose ENQUEUED record stands at a location, or in the record there.
+
+    ``shift_ns`` is by how much the clock was set so far.
+
+    Raises:
+        LogDamaged: it does not read back.
+    """
+    born = journal.files.record(location, job)
+    record = journal.files.unchecked_record(location)
+    extras, expires_ns = enqueue_extras(born), 0
+    if extras.expires_ns and not extras.expires_is_wall:
+        view = _told(journal, job)
+        expires_ns = view.expires_ns - shift_ns if view is not None else 0
+    born = timeless(born, job, DUE_OPTIONS)
+    if not is_carrying(record):
+        return Letter(job, born, births.time_ns(job), expires_ns=expires_ns)
+    carried = decode_carried(record)
+    return Letter(job, born, carried.enqueued_ns, carried.history, expires_ns)
+
+
+# -- waiting jobs ---------------------------------------------------------------------------------
+
+
+def waiting_page(
+    sight: Sight, wanted: WaitingFilter, start: int, end: int, limit: int
+) -> Page[int]:
+    """Waiting jobs among those from ``start`` on, before ``end``, that fit."""
+    journal, agenda = sight.journal, sight.facets.need_agenda()
+    time_ns, step_ns = journal.log_time()
+    # A step of the clock that is not recorded yet makes nothing due.
+    agenda.promote(time_ns - step_ns)
+    if wanted.before_ns is not None:
+        end = min(end, journal.indexes.lsn_at(wanted.before_ns))
+    lanes = _lanes(agenda, wanted.queue, wanted.task)
+    states = frozenset(map(int, wanted.states))
+    page: Page[int] = Page([], [], 0)
+    for number, (chunk, index) in enumerate(agenda.table.since(start)):
+        job = chunk.ids[index]
+        if job >= end:
+            break
+        if number == _SCAN_MAX or len(page.items) == limit:
+            return page._replace(following=job)
+        if chunk.lanes[index] in lanes and chunk.metas[index] & STATE_MASK in states:
+            page.items.append(job)
+    return page
+
+
+def count_running(sight: Sight, queue: str | None, task: str | None) -> int:
+    """Jobs that run now."""
+    agenda = sight.facets.need_agenda()
+    lanes = _lanes(agenda, queue, task)
+    return sum(agenda.lanes[number].running for number in lanes)

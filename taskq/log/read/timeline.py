@@ -1,0 +1,238 @@
+"""Everything that happened to one job, in order, and who did it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core import documents
+from taskq.core.fingerprints import failure_of
+from taskq.core.model import LIVE_STATES, State
+from taskq.core.records import CARRYING_KINDS, Cause, Kind
+from taskq.log.format import codec
+from taskq.log.format.codec import KIND_AT
+from taskq.log.format.frames import Cursor, Gap
+from taskq.log.format.history import decode_history
+from taskq.log.format.record import decode_record, places
+from taskq.log.machine.owners import decode_description, owner_view
+from taskq.log.state.story import job_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from taskq.core.model import AttemptView
+    from taskq.log.format.carried import Carried
+    from taskq.log.format.record import LogRecord
+    from taskq.log.journal.journal import Journal
+
+#: Records that end a claim or a job, and say why.
+_WITH_CAUSE: Final = frozenset(
+    {Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED}
+)
+#: Those that end the claim of a worker.
+_OF_WORKER: Final = frozenset(
+    {Kind.SUCCEEDED, Kind.DIED, Kind.RETRIED, Kind.RELEASED, Kind.CANCELLED}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """One thing that happened to a job. Moments are nanoseconds of wall time, 0 for none.
+
+    Attributes:
+        time_ns: when.
+        what: "enqueued", "claimed", "succeeded", "retried", "died", "released", "cancelled",
+            "cancel_asked" (while it ran), "expired", "extended", "requeued", "purged", or "carried"
+            (compaction wrote it again).
+        lsn: of its record; 0 if that is gone, and another tells of it.
+        attempt: attempts counted so far.
+        owner: number of the process that claimed the job, or whose claim ended; 0 for none.
+        pid, worker, host: what is known of that process.
+        cause: why it was released, retried, cancelled or died: "caller", "owner_lost", ….
+        due_ns: when the job is due from then on.
+        reason: what the task raised, or whoever ended the attempt said.
+        task: name of the job's task.
+    """
+
+    time_ns: int
+    what: str
+    lsn: int = 0
+    attempt: int = 0
+    owner: int = 0
+    pid: int = 0
+    worker: str = ""
+    host: str = ""
+    cause: str = ""
+    due_ns: int = 0
+    reason: str = ""
+    task: str = field(default="", compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a document of JSON: an entry of what ``taskq timeline --json`` prints."""
+        error, message, fingerprint = self.failure
+        return {
+            "time": documents.moment(self.time_ns),
+            "event": self.what,
+            "lsn": self.lsn or None,
+            "attempt": self.attempt,
+            "owner": documents.owner(self.owner) if self.owner else None,
+            "pid": self.pid or None,
+            "worker": self.worker or None,
+            "host": self.host or None,
+            "cause": self.cause or None,
+            "due_at": documents.moment(self.due_ns),
+            "reason": self.reason or None,
+            "error": error or None,
+            "message": message or None,
+            "fingerprint": fingerprint or None,
+        }
+
+    @property
+    def failure(self) -> tuple[str, str, str]:
+        """(class of the error, its message, fingerprint) if an attempt failed here; else all "".
+
+        See ``AttemptView.fingerprint``.
+        """
+        is_lost = self.what == "released" and self.cause == Cause.OWNER_LOST.name.lower()
+        return failure_of(self.task, "lost" if is_lost else self.what, self.reason)
+
+
+def timeline(journal: Journal, job: int) -> tuple[JobEvent, ...]:
+    """What happened to a job, oldest first; empty if there is no such job."""
+    return name_workers(journal, events_of(job_records(journal, job)))
+
+
+def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
+    """What the records that concern a job tell, with their workers by number only."""
+    events: list[JobEvent] = []
+    owner = 0
+    task = ""
+    for record in records:
+        task = task or record.task.decode("utf-8", "replace")
+        if record.carried is not None and not events:
+            events += _from_carried(record.carried)
+            owner = record.carried.claim[1]
+        if record.kind == Kind.CLAIMED:
+            owner = record.token
+        events.append(_event(record, owner))
+        if record.kind in _OF_WORKER:
+            owner = 0
+    return [replace(event, task=task) for event in events]
+
+
+def name_workers(journal: Journal, events: Sequence[JobEvent]) -> tuple[JobEvent, ...]:
+    """The same, with what is known of the processes."""
+    owners = {event.owner for event in events if event.owner}
+    known = _describe(journal, owners, max((event.lsn for event in events), default=0))
+    named: list[JobEvent] = []
+    for event in events:
+        pid, worker, host = known.get(event.owner, (0, "", ""))
+        named.append(replace(event, pid=pid, worker=worker, host=host))
+    return tuple(named)
+
+
+def name_attempts(journal: Journal, attempts: Sequence[AttemptView]) -> tuple[AttemptView, ...]:
+    """The attempts, with what is known of the processes that made them."""
+    known = _describe(journal, {one.owner for one in attempts if one.owner}, codec.LSN_MAX)
+    named: list[AttemptView] = []
+    for one in attempts:
+        pid, worker, host = known.get(one.owner, (0, "", ""))
+        named.append(replace(one, pid=pid, worker=worker, host=host))
+    return tuple(named)
+
+
+def _event(record: LogRecord, owner: int) -> JobEvent:
+    kind = Kind(record.kind)
+    reason = record.body if kind in _WITH_CAUSE else None
+    is_claim = kind in _OF_WORKER or kind in (Kind.CLAIMED, Kind.EXTENDED)
+    due_ns = record.extras.due_ns if record.extras is not None else record.due_ns
+    return JobEvent(
+        time_ns=record.time_ns,
+        what=kind.name.lower(),
+        lsn=record.lsn,
+        attempt=record.attempt,
+        owner=owner if is_claim else 0,
+        cause=Cause(record.cause).name.lower() if kind in _WITH_CAUSE else "",
+        due_ns=0 if kind in CARRYING_KINDS else due_ns,
+        reason=(reason or b"").decode("utf-8", "replace"),
+    )
+
+
+def _from_carried(carried: Carried) -> Iterator[JobEvent]:
+    """What a record tells that was written for those that are gone."""
+    yield JobEvent(time_ns=carried.enqueued_ns, what="enqueued")
+    last_ns = 0
+    for attempt in decode_history(carried.history):
+        claimed = JobEvent(
+            time_ns=attempt.started_ns,
+            what="claimed",
+            attempt=attempt.number,
+            owner=attempt.owner,
+        )
+        yield claimed
+        if attempt.ended_ns:
+            last_ns = attempt.ended_ns
+            yield replace(claimed, time_ns=last_ns, what=attempt.outcome, reason=attempt.reason)
+    state = carried.state
+    if state not in LIVE_STATES and carried.ended_ns > last_ns:
+        what = "died" if state is State.DEAD else state.name.lower()
+        yield JobEvent(time_ns=carried.ended_ns, what=what, attempt=carried.attempt)
+
+
+def _describe(
+    journal: Journal, owners: set[int], through_lsn: int
+) -> dict[int, tuple[int, str, str]]:
+    """(pid, name, host) of owners: from their files if they live, else from the log.
+
+    A process introduces itself in the log before its first claim, which may be long before the job
+    came: the segments are looked through from the newest that matters to the oldest.
+    """
+    known: dict[int, tuple[int, str, str]] = {}
+    directory = Path(journal.path) / "owners"
+    for owner in owners:
+        view = owner_view(directory, owner)
+        if view.pid:
+            known[owner] = view.pid, view.name, view.host
+    wanted = {owner: _introduction(owner) for owner in owners - known.keys()}
+    end = journal.end()
+    for segment in reversed([lsn for lsn in journal.files.lsns if lsn <= end.segment]):
+        if not wanted:
+            break
+        if segment > through_lsn:
+            continue
+        through = end if segment == end.segment else None
+        for owner, told in _introductions(journal, segment, through, wanted):
+            known[owner] = told
+            wanted.pop(owner, None)
+    return known
+
+
+def _introduction(owner: int) -> bytes:
+    """What an OWNER record holds that is nowhere else but by chance: its type, and whom it names.
+
+    The record's options, flags and reserved bytes are fixed, so one search finds it among records
+    of a frame without a look at any.
+    """
+    return codec.encode_owner(owner, b"", 0)[KIND_AT : codec.OWNER.size]
+
+
+def _introductions(
+    journal: Journal, segment: int, end: Cursor | None, wanted: dict[int, bytes]
+) -> Iterator[tuple[int, tuple[int, str, str]]]:
+    start = Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+    through = end or Cursor(segment, journal.files.size(segment), segment)
+    for _, frame in journal.files.frames(start, through):
+        if isinstance(frame, Gap):
+            continue
+        data, header = frame.data, frame.header
+        found = any(
+            data.find(pattern, frame.at, frame.at + header.body_size) >= 0
+            for pattern in list(wanted.values())
+        )
+        for lsn, at, length in places(frame) if found else ():
+            if data[at + KIND_AT] == Kind.OWNER:
+                record = decode_record(data[at : at + length], lsn, header.epoch, header.time_ns)
+                if record.token in wanted:
+                    told = decode_description(record.body or b"")
+                    yield record.token, (told["pid"], told["name"], told["host"])

@@ -1,0 +1,169 @@
+"""The log as it stood at a moment: the fold of its frames up to there.
+
+A reader's journal is made to end where the log ended then; whatever folds or lists it afterwards
+sees the past. A frame is the unit of atomicity, so the state between two records of one frame never
+was: an lsn inside a frame means the state after that frame.
+
+A time is meant as the clock goes now. The steps that it made since are taken for corrections, so
+that "two hours ago" is two hours ago, whatever a box without a battery took for the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.counts import whole
+from taskq.core.durations import moment_ns, nanoseconds
+from taskq.core.errors import MomentGone, UsageError
+from taskq.core.model import SECOND_NS
+from taskq.core.records import Kind
+from taskq.log.format import codec
+from taskq.log.format.codec import KIND_AT
+from taskq.log.format.frames import Cursor, Gap
+from taskq.log.journal.chain import compactions
+
+if TYPE_CHECKING:
+    from taskq.log.format.frames import Frame
+    from taskq.log.journal.journal import Journal
+
+_CLOCK: Final = int(Kind.CLOCK)
+_FORMS: Final = 'give a span back from now ("2h"), a time ("2024-05-01T12:00") or an lsn (4711)'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A moment in the life of a log; one of the two is given.
+
+    Attributes:
+        lsn: right after the frame that holds this record, or the last before it.
+        time_ns: nanoseconds of wall time, as the clock goes now.
+    """
+
+    lsn: int | None = None
+    time_ns: int | None = None
+
+    @classmethod
+    def of(cls, at: datetime | int) -> Moment:
+        """The moment of a datetime with a time zone, or of an lsn.
+
+        Raises:
+            UsageError: it is neither.
+        """
+        if isinstance(at, datetime):
+            return cls(time_ns=moment_ns(at, "at"))
+        try:
+            lsn = whole(at, "at")
+        except UsageError:
+            lsn = -1
+        if lsn < 0:
+            raise UsageError(f"at is {at!r:.60}: give a datetime with a time zone, or an lsn")
+        return cls(lsn=lsn)
+
+    @classmethod
+    def parse(cls, text: str, now_ns: int, what: str = "the moment") -> Moment:
+        """The moment that a text names; a time without a zone is local.
+
+        Raises:
+            UsageError: it is no span, no time and no lsn.
+        """
+        text = text.strip()
+        if text.isascii() and text.isdigit():
+            return cls(lsn=int(text))
+        try:
+            return cls(time_ns=moment_ns(datetime.fromisoformat(text).astimezone(), what))
+        except (ValueError, OverflowError) as error:
+            if isinstance(error, UsageError):
+                raise
+        try:
+            return cls(time_ns=max(now_ns - nanoseconds(text, what), 0))
+        except UsageError:
+            raise UsageError(f"{what} is {text!r:.60}: {_FORMS}") from None
+
+
+class _Survey(NamedTuple):
+    #: sum of all steps of the clock
+    steps_ns: int
+    #: lsn and time of the record behind which the log can be told; 0 for the whole of it
+    floor_lsn: int
+    floor_ns: int
+
+
+def stand_at(journal: Journal, moment: Moment) -> int:
+    """Make a reader's journal end where the log ended at the moment; returns the wall time then.
+
+    Raises:
+        UsageError: the moment is still to come.
+        MomentGone: compaction removed what would tell it.
+    """
+    _refuse_future(journal, moment)
+    survey = _survey(journal)
+    cursor = journal.start()
+    end = _copy(cursor)
+    steps_ns = time_ns = 0
+    for _, item in journal.frames(cursor):
+        if isinstance(item, Gap):
+            if moment.lsn is not None and item.first_lsn > moment.lsn:
+                break
+        else:
+            sum_ns = steps_ns + _step_of(item)
+            if _is_beyond(moment, item.header, survey.steps_ns - sum_ns):
+                break
+            steps_ns, time_ns = sum_ns, item.header.time_ns
+        end = _copy(cursor)
+    if end.next_lsn <= survey.floor_lsn:
+        raise MomentGone(journal.path, survey.floor_lsn, _said(survey.floor_ns))
+    journal.segment, journal.offset, journal.next_lsn = end.segment, end.offset, end.next_lsn
+    journal.time_ns = time_ns
+    journal.is_past = True
+    if moment.time_ns is None:
+        return time_ns
+    return max(moment.time_ns - survey.steps_ns + steps_ns, time_ns)
+
+
+def _refuse_future(journal: Journal, moment: Moment) -> None:
+    if moment.lsn is not None and moment.lsn >= journal.next_lsn:
+        raise UsageError(
+            f"the log has no lsn {moment.lsn} yet: its newest is {journal.next_lsn - 1}"
+        )
+    if moment.time_ns is not None and moment.time_ns > journal.clock.wall_ns():
+        raise UsageError(f"{_said(moment.time_ns)} is still to come: give a moment of the past")
+
+
+def _is_beyond(moment: Moment, header: codec.FrameHeader, later_steps_ns: int) -> bool:
+    """Whether a frame came after the moment; the clock made these steps since the frame."""
+    if moment.time_ns is not None:
+        return header.time_ns + later_steps_ns > moment.time_ns
+    return moment.lsn is not None and header.first_lsn > moment.lsn
+
+
+def _survey(journal: Journal) -> _Survey:
+    """What must be known of the whole log before a moment in it can be found."""
+    kept = journal.files.lsns[0] if journal.files.lsns else 0
+    steps_ns = floor_lsn = floor_ns = 0
+    for _, item in journal.frames(journal.start()):
+        if isinstance(item, Gap):
+            continue
+        steps_ns += _step_of(item)
+        for lsn, below in compactions(item):
+            # While the segments that it names are still there, nothing is missing.
+            if below <= kept:
+                floor_lsn, floor_ns = lsn, item.header.time_ns
+    return _Survey(steps_ns, floor_lsn, floor_ns)
+
+
+def _step_of(frame: Frame) -> int:
+    """The step of the clock that a frame opens with, 0 for none."""
+    if frame.data[frame.at + KIND_AT] != _CLOCK:
+        return 0
+    step_ns: int = codec.CLOCK.unpack_from(frame.data, frame.at)[6]
+    return step_ns
+
+
+def _copy(cursor: Cursor) -> Cursor:
+    return Cursor(cursor.segment, cursor.offset, cursor.next_lsn)
+
+
+def _said(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns // SECOND_NS, UTC).isoformat()

@@ -1,0 +1,132 @@
+"""Reading a whole log, every CRC of it. Indexes and snapshots are not believed here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogError
+from taskq.core.model import Damage, VerifyReport
+from taskq.core.records import CARRYING_KINDS, Flag, Kind
+from taskq.log.format import codec
+from taskq.log.format.codec import FLAGS_AT, KIND_AT
+from taskq.log.format.frames import Cursor, Gap, segment_name
+from taskq.log.format.record import decode_record, places
+from taskq.log.format.salvage import salvage
+from taskq.log.read.walks import check_known
+from taskq.log.segments.spill import Spill, files_named
+from taskq.log.state.facets import DAMAGE_MAX
+from taskq.log.state.story import records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.log.format.frames import Frame
+    from taskq.log.journal.journal import Journal
+
+_SPILLED: Final = int(Flag.SPILLED)
+_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
+#: Records that name the claim under which they were written.
+_WITH_TOKEN: Final = frozenset(
+    {
+        Kind.SUCCEEDED,
+        Kind.DIED,
+        Kind.RETRIED,
+        Kind.RELEASED,
+        Kind.EXTENDED,
+        Kind.CANCEL_ASKED,
+    }
+)
+
+
+def verify(journal: Journal) -> VerifyReport:
+    """What a full read of the log finds, up to its known end, and what it lacks there.
+
+    Raises:
+        FormatError: a record that a newer taskq wrote.
+    """
+    frames = found = epoch = next_lsn = 0
+    damage: list[Damage] = []
+    missing: list[tuple[int, int]] = []
+    named: dict[bytes, int] = {}
+    for base, item in everything(journal):
+        if not isinstance(item, Gap):
+            frames += 1
+            found += item.header.records
+            if item.header.epoch == epoch and item.header.first_lsn > next_lsn:
+                missing.append((next_lsn, item.header.first_lsn))
+            epoch, next_lsn = item.header.epoch, item.header.next_lsn
+            for lsn, at, length in places(item):
+                kind = item.data[at + KIND_AT]
+                check_known(kind, lsn)
+                if item.data[at + FLAGS_AT] & _SPILLED or kind in _CARRYING:
+                    record = decode_record(item.data[at : at + length], lsn, 0, 0)
+                    named.update(dict.fromkeys(files_named(record), record.job))
+            continue
+        epoch = 0  # the lsns that are missing there are those of the damage
+        if len(damage) < DAMAGE_MAX:
+            damage.append(describe_damage(journal, base, item))
+    known = {loss.first_lsn for loss in journal.lost}
+    damage += journal.lost
+    return VerifyReport(
+        segments=len(journal.files.lsns),
+        frames=frames,
+        records=found,
+        damage=tuple(damage),
+        torn_bytes=journal.torn_bytes,
+        jobs=tuple(f"{journal.tag}-{job}" for job in concerned_jobs(journal, damage)),
+        files=tuple(_check_files(journal, named)),
+        accepted=tuple(one for one in missing if one[0] not in known),
+    )
+
+
+def _check_files(journal: Journal, named: dict[bytes, int]) -> Iterator[str]:
+    """What is wrong with the files that records name, given one of the jobs for each."""
+    spill = Spill(journal.path, lambda: journal.disk)
+    for stored, job in named.items():
+        try:
+            spill.check(stored, f"a body of job {journal.tag}-{job}")
+        except LogError as error:
+            yield str(error)
+
+
+def everything(journal: Journal) -> Iterator[tuple[int, Frame | Gap]]:
+    """What ``Journal.frames`` gives of the whole log, and last segments that do not open as such.
+
+    Where a segment's beginning is damaged, the log ends before it for whoever only reads.
+    """
+    yield from journal.frames(journal.start())
+    files = journal.files
+    for segment in files.lsns:
+        strange = segment > journal.segment and files.size(segment) > codec.SEGMENT_HEADER.size
+        if strange and files.header(segment) is None:
+            start = Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+            yield from files.frames(start, Cursor(segment, files.size(segment), segment))
+
+
+def describe_damage(journal: Journal, base: int, gap: Gap) -> Damage:
+    """What a gap cost, and what of it was read all the same."""
+    salvaged = 0
+    frame = journal.files.damaged_frame(base, gap)
+    if frame is not None:
+        salvaged = sum(1 for _ in salvage(frame[1], gap.first_lsn))
+    return Damage(
+        segment=segment_name(journal.files.segment_at(base)),
+        offset=gap.offset,
+        size=gap.resume - gap.offset,
+        first_lsn=gap.first_lsn,
+        next_lsn=gap.next_lsn,
+        salvaged=salvaged,
+    )
+
+
+def concerned_jobs(journal: Journal, damage: list[Damage]) -> list[int]:
+    """Jobs whose enqueue or claim is among what was damaged, as far as later records tell."""
+    jobs: set[int] = set()
+    if damage:
+        spans = [(one.first_lsn, one.next_lsn) for one in damage]
+        for record in records(journal, journal.start()):
+            token = record.token if record.kind in _WITH_TOKEN else 0
+            for first, following in spans:
+                if first <= record.job < following or first <= token < following:
+                    jobs.add(record.job)
+    return sorted(jobs)

@@ -1,0 +1,443 @@
+"""Walks over the log that decode only the records that matter to somebody."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left
+from heapq import merge
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import FormatError
+from taskq.core.model import SETTLED_STATES, State
+from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Kind
+from taskq.core.transitions import after
+from taskq.log.format import codec
+from taskq.log.format.carried import born_in
+from taskq.log.format.codec import JOB_AT, KIND_AT, STATE_AT
+from taskq.log.format.frames import Cursor, Gap
+from taskq.log.format.record import (
+    BORN,
+    ENDINGS,
+    carried_state,
+    decode_record,
+    encoded,
+    is_named,
+    places,
+)
+from taskq.log.format.salvage import salvage
+from taskq.log.state.story import Story
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.core.model import JobView
+    from taskq.log.format.frames import Frame
+    from taskq.log.format.record import LogRecord
+    from taskq.log.journal.journal import Journal
+
+_JOB: Final = struct.Struct("<Q")
+_ENQUEUED: Final = int(Kind.ENQUEUED)
+_CLOCK: Final = int(Kind.CLOCK)
+_JOB_KINDS: Final = frozenset(map(int, JOB_KINDS))
+_SKIPPABLE: Final = 128
+
+
+def records_of(journal: Journal, jobs: list[int]) -> Iterator[LogRecord]:
+    """Every record that concerns one of these jobs, and every step of the clock."""
+    wanted = frozenset(jobs)
+    job_at = _JOB.unpack_from
+    for _, item in journal.frames(journal.cursor_at(min(jobs))):
+        if isinstance(item, Gap):
+            continue
+        data, header = item.data, item.header
+        for lsn, at, length in places(item):
+            kind = data[at + KIND_AT]
+            if kind == _ENQUEUED:
+                fits = lsn in wanted
+            elif kind in _JOB_KINDS:
+                fits = job_at(data, at + JOB_AT)[0] in wanted
+            elif kind == _CLOCK:
+                fits = True
+            else:
+                check_known(kind, lsn)
+                continue
+            if fits:
+                yield decode_record(data[at : at + length], lsn, header.epoch, header.time_ns)
+
+
+def check_known(kind: int, lsn: int) -> None:
+    """Let nobody pass over a record that may matter.
+
+    Raises:
+        FormatError: the type is unknown and may not be skipped.
+    """
+    if kind not in codec.FIXED_SIZES and kind < _SKIPPABLE:
+        raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
+
+
+class Entry(NamedTuple):
+    """A record in the log: ``data[at:at + length]``, at a location as of ``SegmentFiles``."""
+
+    lsn: int
+    epoch: int
+    time_ns: int
+    location: int
+    data: bytes
+    at: int
+    length: int
+
+    @property
+    def kind(self) -> int:
+        """Its type."""
+        return self.data[self.at + KIND_AT]
+
+    @property
+    def job(self) -> int:
+        """The job that it concerns, of one of JOB_KINDS."""
+        job: int = _JOB.unpack_from(self.data, self.at + JOB_AT)[0]
+        return job
+
+    def decode(self) -> LogRecord:
+        """All that it says."""
+        record = self.data[self.at : self.at + self.length]
+        return decode_record(record, self.lsn, self.epoch, self.time_ns)
+
+
+def entries(journal: Journal) -> Iterator[Entry]:
+    """Every record of the log; of damaged frames those that are whole by their own CRC."""
+    for base, item in journal.frames(journal.start()):
+        if not isinstance(item, Gap):
+            header = item.header
+            where = base + item.offset + codec.FRAME_HEADER_SIZE - item.at
+            for lsn, at, length in places(item):
+                yield Entry(lsn, header.epoch, header.time_ns, where + at, item.data, at, length)
+            continue
+        found = journal.files.damaged_frame(base, item)
+        if found is not None:
+            header, body, start = found
+            for lsn, at, record in salvage(body, item.first_lsn):
+                location = base + start + at
+                yield Entry(lsn, header.epoch, header.time_ns, location, record, 0, len(record))
+
+
+# Every job of the log with all that became of it, in one walk and bounded memory.
+#
+# A job is told when it ends, so of those that wait only the places of their records are held: 24
+# bytes for one that was never claimed, 24 more for each further record of the others. What stands
+# there is read again when the job's turn comes.
+_CARRIED: Final = int(Kind.CARRIED)
+_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
+#: Records after which no other concerns the job, and what they make of it.
+_ENDS: Final = {
+    int(Kind.SUCCEEDED): after(State.RUNNING, Kind.SUCCEEDED),
+    int(Kind.CANCELLED): after(State.READY, Kind.CANCELLED),
+    int(Kind.EXPIRED): after(State.READY, Kind.EXPIRED),
+    int(Kind.PURGED): after(State.DEAD, Kind.PURGED),
+}
+_OVER: Final = frozenset(_ENDS.values())
+#: Numbers that are held of each record: its lsn, time and location.
+_PLACE: Final = 3
+#: Segments that are opened before the walk begins.
+_OPENED_MAX: Final = 30
+_TIDY_MIN: Final = 4_096
+
+
+class Chosen(NamedTuple):
+    """Which jobs to tell; None for any. Moments are of their enqueue, as of the log's time."""
+
+    states: frozenset[State] | None = None
+    queue: str | None = None
+    task: str | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+
+def each_job(journal: Journal, chosen: Chosen, now_ns: int) -> Iterator[JobView]:
+    """The jobs that fit: those that are over as they ended, then all others by their number.
+
+    Payloads and results are as the log holds them: packed, where ``payload_flags`` say so.
+    """
+    return _Walk(journal, chosen, now_ns).jobs()
+
+
+class _Walk:
+    def __init__(self, journal: Journal, chosen: Chosen, now_ns: int) -> None:
+        self._journal = journal
+        self._now_ns = now_ns
+        self._chosen = chosen
+        self._queue = encoded(chosen.queue)
+        self._task = encoded(chosen.task)
+        segments = journal.files.lsns
+        self._oldest = segments[0] if segments else 0
+        self._second = segments[1] if len(segments) > 1 else 0
+        self._births = _Births()
+        #: jobs of which more than one record was seen: their places
+        self._open: dict[int, array[int]] = {}
+        self._steps: list[tuple[int, int]] = []
+        #: told already, though compaction may be about to write them again
+        self._told: set[int] = set()
+
+    def jobs(self) -> Iterator[JobView]:
+        """See ``each_job``."""
+        files = self._journal.files
+        for segment in files.lsns[:_OPENED_MAX]:
+            files.descriptor(segment)  # compaction may take it; who has it open reads on
+        for entry in entries(self._journal):
+            kind = entry.kind
+            if kind == _ENQUEUED:
+                if self._fits(entry.data, entry.at, entry.time_ns):
+                    self._births.add(entry.lsn, entry.time_ns, entry.location)
+            elif kind in _JOB_KINDS:
+                job = entry.job
+                state = self._add(entry, kind, job)
+                if state in _OVER:
+                    yield from self._tell(job, self._open.pop(job), state)
+            elif kind == _CLOCK:
+                self._steps.append((entry.lsn, entry.decode().step_ns))
+            else:
+                check_known(kind, entry.lsn)
+        waiting = ((place[0], place) for place in self._births)
+        others = ((job, self._open[job]) for job in sorted(self._open))
+        for job, places in merge(waiting, others, key=lambda one: one[0]):
+            yield from self._tell(job, places, None)
+
+    def _add(self, entry: Entry, kind: int, job: int) -> State | None:
+        """Take in a record that concerns a job; returns its state if it is over."""
+        places = self._open.get(job)
+        if places is None:
+            places = self._births.take(job)
+            if places is None:
+                return self._begin_carried(entry, kind, job) if kind in _CARRYING else None
+            self._open[job] = places
+        if kind != _CARRIED:
+            places.extend((entry.lsn, entry.time_ns, entry.location))
+        return _ENDS.get(kind)
+
+    def _begin_carried(self, entry: Entry, kind: int, job: int) -> State | None:
+        """A job that began in a segment which is gone was written again."""
+        if job >= self._oldest or job in self._told:
+            return None  # it was told before, or is not wanted
+        record = entry.data[entry.at : entry.at + entry.length]
+        if not self._fits(born_in(record), 0, codec.CARRIED.unpack_from(record)[9]):
+            return None
+        self._open[job] = array("Q", (entry.lsn, entry.time_ns, entry.location))
+        state = State(record[STATE_AT]) if kind == _CARRIED else None
+        if state in _OVER and entry.lsn < self._second:
+            self._told.add(job)
+        return state
+
+    def _tell(self, job: int, places: array[int], over: State | None) -> Iterator[JobView]:
+        """The job, if it is wanted."""
+        states = self._chosen.states
+        if over is State.ABSENT or (over is not None and states and over not in states):
+            return
+        story: Story | None = None
+        read = self._journal.files.unchecked_record
+        for at in range(0, len(places), _PLACE):
+            lsn, time_ns, location = places[at : at + _PLACE]
+            record = decode_record(read(location), lsn, 0, time_ns)
+            if story is None:
+                story = Story(self._journal.tag, record)
+            else:
+                story.add(record)
+        assert story is not None, f"job {job} has no records"
+        moved = story.moved_between()
+        if moved is not None:
+            for step in self._steps[bisect_left(self._steps, (moved[0], 0)) :]:
+                story.clock_stepped(*step)
+        view = story.view(self._now_ns)
+        if states is None or view.state in states:
+            yield view
+
+    def _fits(self, data: bytes, at: int, enqueued_ns: int) -> bool:
+        chosen = self._chosen
+        if chosen.since_ns is not None and enqueued_ns < chosen.since_ns:
+            return False
+        if chosen.until_ns is not None and enqueued_ns >= chosen.until_ns:
+            return False
+        return is_named(data, at, self._queue, self._task)
+
+
+class _Births:
+    """Where the enqueue records of jobs stand of which nothing else was seen yet."""
+
+    def __init__(self) -> None:
+        self._columns = array("Q"), array("Q"), array("Q")
+        self._is_taken = bytearray()
+        self._taken = 0
+
+    def add(self, job: int, time_ns: int, location: int) -> None:
+        """A job with a higher number than any before."""
+        for column, value in zip(self._columns, (job, time_ns, location), strict=True):
+            column.append(value)
+        self._is_taken.append(0)
+
+    def take(self, job: int) -> array[int] | None:
+        """Its place; from now on it is somebody else's."""
+        jobs, times, locations = self._columns
+        index = bisect_left(jobs, job)
+        if index == len(jobs) or jobs[index] != job or self._is_taken[index]:
+            return None
+        place = array("Q", (job, times[index], locations[index]))
+        self._is_taken[index] = 1
+        self._taken += 1
+        if self._taken >= _TIDY_MIN and 2 * self._taken > len(jobs):
+            self._tidy()
+        return place
+
+    def __iter__(self) -> Iterator[array[int]]:
+        """The places of those that are left, by job."""
+        for index, (job, time_ns, location) in enumerate(zip(*self._columns, strict=True)):
+            if not self._is_taken[index]:
+                yield array("Q", (job, time_ns, location))
+
+    def _tidy(self) -> None:
+        taken = self._is_taken
+        jobs, times, locations = (
+            array("Q", (value for value, gone in zip(column, taken, strict=True) if not gone))
+            for column in self._columns
+        )
+        self._columns = jobs, times, locations
+        self._is_taken = bytearray(len(jobs))
+        self._taken = 0
+
+
+# Jobs of the past, chosen by what became of them, with what is needed to enqueue them again.
+#
+# Two walks: the first learns which jobs fit and takes 9 bytes for each, the second reads the chosen
+# ones back in the order in which they were enqueued, so that their payloads need not be held.
+
+
+class Past(NamedTuple):
+    """Which jobs; None for any. Moments are nanoseconds of log time."""
+
+    states: frozenset[State] = SETTLED_STATES
+    queue: str | None = None
+    task: str | None = None
+    #: enqueued then or later
+    since_ns: int | None = None
+    #: enqueued before then
+    until_ns: int | None = None
+    limit: int | None = None
+
+
+class PastJob(NamedTuple):
+    """A job, and what became of it."""
+
+    state: State
+    #: its ENQUEUED record, or one that carries it
+    record: LogRecord
+
+
+def past_jobs(journal: Journal, past: Past) -> Iterator[PastJob]:
+    """The jobs that fit, as of the journal's known end, in the order of the log."""
+    start = journal.start()
+    if past.since_ns is not None:
+        start = journal.indexes.cursor_at_time(past.since_ns)
+    oldest = journal.files.lsns[0] if journal.files.lsns else 0
+    survey = _Survey(past, oldest)
+    for frame, lsn, at, length in _records(journal, start):
+        survey.look_at(frame, lsn, at, length)
+    jobs, ends = survey.chosen()
+    told: set[int] = set()
+    for frame, lsn, at, length in _records(journal, start) if jobs else ():
+        job = _born(frame, lsn, at)
+        # Of one that began in a segment that is left, its first record is the one to tell.
+        if job is None or (job != lsn and (job >= oldest or job in told)):
+            continue
+        place = bisect_left(jobs, job)
+        if place == len(jobs) or jobs[place] != job:
+            continue
+        if job != lsn:
+            told.add(job)
+        header, data = frame.header, frame.data[at : at + length]
+        record = decode_record(data, lsn, header.epoch, header.time_ns)
+        yield PastJob(State(ends[place]), record)
+
+
+class _Survey:
+    """What became of the jobs that fit."""
+
+    def __init__(self, past: Past, oldest: int) -> None:
+        self._past = past
+        self._oldest = oldest
+        self._queue = None if past.queue is None else past.queue.encode("utf-8", "surrogatepass")
+        self._task = None if past.task is None else past.task.encode("utf-8", "surrogatepass")
+        self._jobs = array("Q")
+        self._ends = bytearray()
+        #: jobs that began in segments that are gone
+        self._carried: dict[int, int] = {}
+
+    def look_at(self, frame: Frame, lsn: int, at: int, length: int) -> None:
+        """Take the next record in."""
+        data = frame.data
+        kind = data[at + KIND_AT]
+        if kind == _ENQUEUED:
+            if self._fits(data, at, frame.header.time_ns):
+                self._jobs.append(lsn)
+                self._ends.append(BORN)
+            return
+        job = _born(frame, lsn, at)
+        if job is not None:
+            if job < self._oldest:
+                record = data[at : at + length]
+                if self._fits(born_in(record), 0, codec.CARRIED.unpack_from(record)[9]):
+                    self._carried[job] = carried_state(record)
+                return
+            end = ENDINGS.get(kind)
+        else:
+            end = ENDINGS.get(kind)
+            job = _JOB.unpack_from(data, at + JOB_AT)[0] if end is not None else 0
+        if end is None:
+            return
+        if job in self._carried:
+            self._carried[job] = end
+            return
+        place = bisect_left(self._jobs, job)
+        if place < len(self._jobs) and self._jobs[place] == job:
+            self._ends[place] = end
+
+    def chosen(self) -> tuple[array[int], bytearray]:
+        """(jobs, their states), the oldest first."""
+        limit = self._past.limit
+        wanted = frozenset(map(int, self._past.states))
+        jobs, ends = array("Q"), bytearray()
+        old = sorted(self._carried.items())
+        for job, end in chain(old, zip(self._jobs, self._ends, strict=True)):
+            if len(jobs) == limit:
+                break
+            if end in wanted:
+                jobs.append(job)
+                ends.append(end)
+        return jobs, ends
+
+    def _fits(self, data: bytes, at: int, enqueued_ns: int) -> bool:
+        past = self._past
+        if past.since_ns is not None and enqueued_ns < past.since_ns:
+            return False
+        if past.until_ns is not None and enqueued_ns >= past.until_ns:
+            return False
+        return is_named(data, at, self._queue, self._task)
+
+
+def _records(journal: Journal, start: Cursor) -> Iterator[tuple[Frame, int, int, int]]:
+    """(frame, lsn, place in its data, length) of every record; damage is passed over."""
+    cursor = Cursor(start.segment, start.offset, start.next_lsn)
+    for _, item in journal.frames(cursor):
+        if not isinstance(item, Gap):
+            for lsn, at, length in places(item):
+                check_known(item.data[at + KIND_AT], lsn)
+                yield item, lsn, at, length
+
+
+def _born(frame: Frame, lsn: int, at: int) -> int | None:
+    """The job whose ENQUEUED record this is, or carries."""
+    kind = frame.data[at + KIND_AT]
+    if kind == _ENQUEUED:
+        return lsn
+    if kind in _CARRYING:
+        job: int = _JOB.unpack_from(frame.data, at + JOB_AT)[0]
+        return job
+    return None

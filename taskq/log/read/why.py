@@ -1,0 +1,164 @@
+"""Gathering the facts from which it is decided why a job is not running."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import JobNotFound
+from taskq.core.model import State
+from taskq.core.records import Kind
+from taskq.core.why import AHEAD_MAX, Facts, Reason, Why, serves, why
+from taskq.core.whylimits import used_up
+from taskq.log.journal.lock import flock_holders, process_state
+from taskq.log.machine.owners import owner_view, owner_views
+from taskq.log.machine.peers import PROGRESS
+from taskq.log.machine.progress import Told, read_told
+from taskq.log.read.flows import awaited, failed_inputs
+from taskq.log.state.story import job_records, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskq.core.agenda import Agenda
+    from taskq.core.model import JobView, OwnerView
+    from taskq.core.whylimits import UsedUp
+    from taskq.log.format.record import LogRecord
+    from taskq.log.journal.journal import Journal
+
+#: A lock that the same process has at so many looks is kept, not merely held for a batch.
+_LOOKS: Final = 5
+_LOOK_SECONDS: Final = 0.02
+_STOPPED: Final = "stopped"
+
+
+def live_workers(path: str) -> tuple[OwnerView, ...]:
+    """The live processes that claim jobs of the log in a directory."""
+    views = owner_views(Path(path) / "owners", {})
+    return tuple(view for view in views if view.alive and view.serves)
+
+
+def facts_of(
+    journal: Journal, agenda: Agenda, lsn: int, workers: tuple[OwnerView, ...]
+) -> Facts | None:
+    """All facts of a job but those about the writer lock; None if there is no such job.
+
+    Args:
+        journal: of the log.
+        agenda: folded up to the journal's end.
+        lsn: the job.
+        workers: as ``live_workers`` told before.
+    """
+    now_ns = journal.clock.wall_ns()
+    job = tell(journal, lsn, now_ns)
+    if job is None:
+        return None
+    running = Counter(owner for _, _, owner in agenda.running.values())
+    claim = agenda.running.get(lsn)
+    owner = None if claim is None else owner_view(Path(journal.path) / "owners", claim[2])
+    higher, older = _ahead(agenda, job, workers)
+    return Facts(
+        job=job,
+        now_ns=now_ns,
+        directory=journal.path,
+        owner=owner,
+        paused=job.queue in agenda.queues.paused,
+        ahead_higher=higher,
+        ahead_older=older,
+        awaited=awaited(journal, agenda, lsn),
+        failed=failed_inputs(journal, lsn) if job.state is State.CANCELLED else None,
+        used_up=_used_up(agenda, job, workers, now_ns),
+        workers=tuple(replace(one, running=running[one.owner]) for one in workers),
+    )
+
+
+def decide(facts: Facts, path: str) -> Reason:
+    """The reason; looks at the writer lock where nothing more lasting is in the way. May block."""
+    reason = why(facts)
+    if reason.code not in (Why.NEXT, Why.BUSY, Why.BEHIND_OLDER, Why.BEHIND_PRIORITY):
+        return reason
+    pid, state = _keeper(Path(path))
+    works = pid in {worker.pid for worker in facts.workers}
+    if not pid or (works and not state.startswith(_STOPPED)):
+        return reason
+    return why(replace(facts, holder=state, holder_pid=pid))
+
+
+def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tuple[int, int]:
+    """(jobs of a higher level, older ones of the same) that its workers would claim before it."""
+    if job.state is not State.READY:
+        return 0, 0
+    able = [
+        serving
+        for worker in workers
+        for serving in worker.serves
+        if serves(serving, job.queue, job.task)
+    ]
+    lanes = (
+        lane
+        for lane in agenda.lanes
+        if not lane.blocked and any(serves(serving, lane.queue, lane.task) for serving in able)
+    )
+    return agenda.taking.ahead(job.lsn, lanes, AHEAD_MAX)
+
+
+def _used_up(
+    agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...], now_ns: int
+) -> UsedUp | None:
+    """The limit of its task, as its workers tell it, that keeps a ready job from running."""
+    if job.state is not State.READY:
+        return None
+    told = (serving.limits or {} for worker in workers for serving in worker.serves)
+    limit = next((limits[job.task] for limits in told if job.task in limits), None)
+    return None if limit is None else used_up(agenda, job.lsn, limit, now_ns)
+
+
+def _keeper(path: Path) -> tuple[int, str]:
+    """(id, state) of the process that keeps the writer lock, (0, "") if nobody does."""
+    pid = 0
+    for look in range(_LOOKS):
+        if look:
+            time.sleep(_LOOK_SECONDS)
+        holder = next(filter(None, flock_holders(path / "write.lock", path / "turnstile.lock")), 0)
+        if not holder or holder != (pid or holder):
+            return 0, ""
+        pid = holder
+    return pid, process_state(pid)
+
+
+def find_progress(journal: Journal, job: int) -> Told | None:
+    """What a job that runs told last; None if it does not run, or told nothing yet.
+
+    Raises:
+        JobNotFound: there is no such job in this log.
+    """
+    claim = _claim(journal, job)
+    if claim is None:
+        return None
+    token, owner = claim
+    return read_told(Path(journal.path) / "owners" / f"{owner:016x}{PROGRESS}", job, token)
+
+
+def _claim(journal: Journal, job: int) -> tuple[int, int] | None:
+    """(token, owner) of the claim that holds a job; None if none does."""
+    records = list(job_records(journal, job))
+    if not records:
+        raise JobNotFound(f"no job {journal.tag}-{job} in this log")
+    return last_claim(records)
+
+
+def last_claim(records: Iterable[LogRecord]) -> tuple[int, int] | None:
+    """(token, owner) of the claim that holds a job, by the records that concern it."""
+    claim: tuple[int, int] | None = None
+    for record in records:
+        if record.kind == Kind.CLAIMED:
+            claim = record.lsn, record.token
+        elif record.kind == Kind.CARRIED and record.carried is not None:
+            is_running = record.carried.state is State.RUNNING
+            claim = (record.carried.token, record.carried.claim[1]) if is_running else None
+        elif record.kind not in (Kind.EXTENDED, Kind.CANCEL_ASKED):
+            claim = None
+    return claim

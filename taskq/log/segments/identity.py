@@ -1,0 +1,136 @@
+"""The directory's identity: ``taskq.json``, written once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskq.core.errors import FormatError, LogError, refusal
+from taskq.core.parsing import parse_json
+from taskq.log.format.frames import segment_lsn
+from taskq.log.machine.access import denied
+from taskq.log.machine.ports import write_file
+
+if TYPE_CHECKING:
+    from taskq.log.machine.ports import Disk
+
+FILE: Final = "taskq.json"
+FORMAT: Final = 1
+_SIZE_MAX: Final = 64 * 1024
+#: Features that this taskq knows. These three were written before there was any release: every
+#: taskq reads what they stand for, and none asks for them any more.
+_KNOWN: Final = frozenset({"records-2", "records-3", "records-4"})
+
+
+class Identity(NamedTuple):
+    """What the file says."""
+
+    log_id: uuid.UUID
+    created_ns: int
+    #: features that who does not know them must not open the log with
+    incompat: frozenset[str] = frozenset()
+
+    @property
+    def tag(self) -> str:
+        """What every job id of this log starts with."""
+        return self.log_id.hex[:8]
+
+
+def read_identity(disk: Disk, path: str) -> Identity | None:
+    """None when the directory holds no task log.
+
+    Raises:
+        FormatError: a newer taskq wrote it, or it is not readable as JSON.
+    """
+    try:
+        descriptor = disk.open(f"{path}/{FILE}", write=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as error:
+        raise LogError(denied(f"{path}/{FILE}", error)) from error
+    except OSError as error:
+        raise refusal(f"{path}/{FILE}", error) from error
+    try:
+        data = disk.read(descriptor, _SIZE_MAX, 0)
+    finally:
+        disk.close(descriptor)
+    try:
+        values: dict[str, Any] = parse_json(data)
+        version, features = int(values["format"]), values.get("features", {})
+        incompat = frozenset(map(str, features.get("incompat", [])))
+        identity = Identity(uuid.UUID(values["log_id"]), int(values["created_ns"]), incompat)
+        unknown = sorted(incompat - _KNOWN)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(
+            f"{path}/{FILE}: not readable ({error}); restore it from a backup of the directory"
+        ) from error
+    if version != FORMAT or unknown:
+        what = f"features {unknown}" if unknown else f"format {version}"
+        raise FormatError(f"{path}/{FILE}: {what} is unknown: use a newer taskq")
+    return identity
+
+
+def read_or_create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
+    """The identity of the directory's log, which is made where there is none.
+
+    Raises:
+        FormatError: as ``read_identity``, or it is missing beside segments.
+    """
+    identity = read_identity(disk, path)
+    if identity is None:
+        if any(segment_lsn(name) is not None for name in disk.names(f"{path}/log")):
+            raise FormatError(f"{path}: taskq.json is missing beside existing segments: restore it")
+        identity = create_identity(disk, path, now_ns)
+    return identity
+
+
+def create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
+    """Write the file of a new log; the caller holds the writer lock, and keeps the directory."""
+    identity = Identity(uuid.uuid4(), now_ns)
+    _write_identity(disk, path, identity)
+    return identity
+
+
+def add_feature(disk: Disk, path: str, identity: Identity, feature: str) -> Identity:
+    """Say that who does not know the feature must not open the log; on disk before its first use.
+
+    The caller holds the writer lock.
+    """
+    # Another process may have added one since this one read the file.
+    identity = read_identity(disk, path) or identity
+    if feature not in identity.incompat:
+        identity = identity._replace(incompat=identity.incompat | {feature})
+        _write_identity(disk, path, identity)
+        disk.sync_directory(path)
+    return identity
+
+
+def _write_identity(disk: Disk, path: str, identity: Identity) -> None:
+    features: dict[str, list[str]] = {
+        "compat": [],
+        "read_only_compat": [],
+        "incompat": sorted(identity.incompat),
+    }
+    values = {
+        "format": FORMAT,
+        "log_id": str(identity.log_id),
+        "created_ns": identity.created_ns,
+        "features": features,
+    }
+    temporary = f"{path}/{FILE}.tmp"
+    write_file(disk, temporary, json.dumps(values, indent=2).encode() + b"\n")
+    disk.rename(temporary, f"{path}/{FILE}")
+
+
+def keep_directory(disk: Disk, path: str) -> None:
+    """Make the directory itself as durable as its first record, with its parents' entries.
+
+    Whoever made it may have been killed before a sync, so a log without a segment is never trusted.
+    """
+    disk.sync_directory(path)
+    while len(path) > 1:
+        path = path.rpartition("/")[0] or "/"
+        with contextlib.suppress(OSError):  # a parent that may not be read is none of ours
+            disk.sync_directory(path)

@@ -1,0 +1,52 @@
+"""What those who read the log's files ask of where it ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.core.model import Damage
+    from taskq.log.format.frames import Cursor, Frame, Gap
+    from taskq.log.machine.meters import Meters
+    from taskq.log.machine.ports import Disk
+    from taskq.log.segments.segments import SegmentFiles
+
+
+class Place(Protocol):
+    """The log's files, and where the log ends as far as one process knows: its ``Journal``.
+
+    Attributes:
+        segment, offset, next_lsn: of the end.
+        meters: what this process did so far.
+    """
+
+    disk: Disk
+    path: str
+    files: SegmentFiles
+    segment: int
+    offset: int
+    next_lsn: int
+    meters: Meters
+
+    @property
+    def lost(self) -> tuple[Damage, ...]:
+        """What the log lacks, and nothing says that it may."""
+        ...
+
+    def start(self) -> Cursor:
+        """The beginning of the log."""
+        ...
+
+    def end(self) -> Cursor:
+        """The known end."""
+        ...
+
+    def mark_before(self, lsn: int) -> Cursor | None:
+        """A frame of this process at or before a record, and near it, if it knows of one."""
+        ...
+
+    def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
+        """(location of the segment's first byte, frame or damage) from the cursor to the end."""
+        ...

@@ -1,0 +1,434 @@
+"""The folds that this process needs, each built when first asked for and caught up on its own.
+
+A process that only enqueues builds none of them; a claimer builds the agenda; an enqueue with a key
+builds the table of keys; whoever waits for a job watches for its outcome. One is built from the
+newest snapshot that fits, and what was written since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.agenda import Agenda
+from taskq.core.dedup import Dedup
+from taskq.core.errors import JobNotFound, TaskqError
+from taskq.core.model import SECOND_NS, Damage
+from taskq.log.format.frames import Gap, segment_name
+from taskq.log.segments.segments import SegmentGone
+from taskq.log.state.fold import fold_damaged, fold_frame, fold_steps
+from taskq.log.state.fold_rare import Watch
+from taskq.log.state.snapshot import AGENDA, DEDUP, load_newest
+from taskq.log.state.story import find_end, is_job
+from taskq.log.state.uploads import UploadsSeen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taskq.log.format import codec
+    from taskq.log.format.frames import Cursor, Frame
+    from taskq.log.format.notes import UploadProgress
+    from taskq.log.journal.journal import Journal
+
+_log: Final = logging.getLogger("taskq")
+#: Damage that is kept for people to see; more is only counted.
+DAMAGE_MAX: Final = 1_000
+#: Settled jobs whose outcome is found without a walk.
+ENDED_MAX: Final = 8_192
+#: How often a fold begins anew because compaction took the segment that it was in.
+_TRIES: Final = 4
+#: How many batches in a row may break before it is not the requests that are to blame.
+_BROKEN_MAX: Final = 8
+#: In place of a location: there is no such job.
+NO_JOB: Final = -1
+#: More than that is not folded in one go while requests wait that need nothing of it.
+AT_ONCE_BYTES: Final = 512 * 1024
+#: How much of the log is walked to find the ends of jobs, rather than look each up.
+_WALK_BYTES: Final = 256 * 1024
+_WALK_BYTES_A_JOB: Final = 16 * 1024
+
+
+class Facets:
+    """Agenda, dedup table and watch of one process, with how far each has come.
+
+    Attributes:
+        path: directory of the log.
+        agenda, dedup: None until first needed.
+        uploads: how far uploads have come; caught up by whoever asks.
+        damage: what did not read back, as far as the folds met it.
+        trusts_snapshots: whether they are used; not any more once batch after batch broke.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.path = journal.path
+        # Not for a moment of the past: a snapshot of its very position may hold jobs as ready that
+        # were due only when it was made.
+        self.trusts_snapshots = not journal.is_past
+        self.generation = journal.generation
+        self.agenda: Agenda | None = None
+        self.dedup: Dedup | None = None
+        self.watch = Watch()
+        self.uploads = UploadsSeen(journal)
+        self.damage: list[Damage] = []
+        #: jobs that this process settled lately: the location of the record that did
+        self.ended: dict[int, int] = {}
+        #: records that were folded from the log
+        self.caught_up = 0
+        #: batches that broke, none between them that did not
+        self._broken = 0
+        self._sought: set[int] = set()
+        self._cursors: dict[str, Cursor] = {}
+        self._steps: dict[str, Iterator[None]] = {}
+        #: what was built in steps as far as that could be done
+        self._at_once: set[str] = set()
+
+    def need_agenda(self) -> Agenda:
+        """The agenda, caught up to the journal's known end."""
+        self._until_whole("agenda")
+        assert self.agenda is not None
+        return self.agenda
+
+    def need_dedup(self) -> Dedup:
+        """The table of keys, caught up to the journal's known end."""
+        self._until_whole("dedup")
+        assert self.dedup is not None
+        return self.dedup
+
+    def _build(self, name: str) -> None:
+        for _ in self._steps.pop(name, ()):
+            """What is built in steps need not begin anew."""
+        if name not in self._cursors:
+            self._put(name, *self._opened(name))
+        self._follow(name)
+        self._at_once.discard(name)
+
+    def _opened(self, name: str) -> tuple[Agenda | Dedup, Cursor]:
+        """The newest snapshot that fits, or the beginning of the log."""
+        journal = self._journal
+        if name == "dedup":
+            keys = load_newest(journal, DEDUP) if self.trusts_snapshots else None
+            return keys or (Dedup(), journal.start())
+        loaded = load_newest(journal, AGENDA) if self.trusts_snapshots else None
+        agenda, cursor = loaded or (Agenda(), journal.start())
+        window_seconds = journal.config.starvation_seconds
+        agenda.ages.window_ns = round((window_seconds or 0) * SECOND_NS)
+        return agenda, cursor
+
+    def _put(self, name: str, fold: Agenda | Dedup, cursor: Cursor) -> None:
+        self._cursors[name] = cursor
+        if isinstance(fold, Agenda):
+            self.agenda = fold
+        else:
+            self.dedup = fold
+
+    # -- building in steps ------------------------------------------------------------------------
+
+    def lacks(self, *, agenda: bool, keys: bool) -> bool:
+        """Whether one of those that are wanted is built in steps, or has to be from now on.
+
+        That is so if there is much to read, be it all or what others wrote since. Until ``build``
+        is done with it, it is as if it had never been built.
+        """
+        is_lacking = False
+        for name, is_wanted in (("agenda", agenda), ("dedup", keys)):
+            if name not in self._steps and self._is_far(name, is_wanted):
+                fold = self.agenda if name == "agenda" else self.dedup
+                cursor = self._cursors.get(name)
+                built = None if fold is None or cursor is None else (fold, cursor)
+                if built is not None:
+                    self._forget(name)
+                self._steps[name] = self._building(name, built)
+            is_lacking |= is_wanted and name in self._steps
+        return is_lacking
+
+    @property
+    def is_building(self) -> bool:
+        """Whether anything is built in steps now."""
+        return bool(self._steps)
+
+    def build(self) -> bool:
+        """Do the next step, of about a millisecond; whether there are more."""
+        name, steps = next(iter(self._steps.items()))
+        try:
+            next(steps)
+        except StopIteration:
+            self._end_building(name)
+        except (TaskqError, OSError) as error:
+            # Whoever needs it meets the same, and knows what to do about it.
+            _log.debug("%s: %s is built at once: %s", self._journal.path, name, error)
+            self._end_building(name)
+        return self.is_building
+
+    def _end_building(self, name: str) -> None:
+        """What is left, or could not be built, is done at once: others may write on and on."""
+        self._steps.pop(name, None)
+        self._at_once.add(name)
+
+    def _is_far(self, name: str, is_wanted: bool) -> bool:
+        journal = self._journal
+        cursor = self._cursors.get(name)
+        if name in self._at_once:
+            return False
+        if cursor is None:
+            return is_wanted and journal.files.total_size() > AT_ONCE_BYTES
+        if cursor.segment == journal.segment:
+            return journal.offset - cursor.offset > AT_ONCE_BYTES
+        if cursor.segment not in journal.files.lsns:
+            return False
+        rest = journal.files.size(cursor.segment) - cursor.offset
+        return rest + journal.offset > AT_ONCE_BYTES
+
+    def dedup_steps(self) -> Iterator[None]:
+        """Build the table of keys, a part of a frame at a time; ``need_dedup`` does it at once.
+
+        Raises:
+            SegmentGone: compaction was faster.
+        """
+        if self.dedup is None:
+            yield from self._building("dedup", None)
+
+    def _building(self, name: str, built: tuple[Agenda | Dedup, Cursor] | None) -> Iterator[None]:
+        journal = self._journal
+        fold, cursor = built or self._opened(name)
+        agenda, dedup = (fold, None) if isinstance(fold, Agenda) else (None, fold)
+        generation = journal.generation
+        while not journal.is_at_end(cursor):
+            for base, item in journal.frames(cursor):
+                if isinstance(item, Gap):
+                    return  # damage is rare: need_... knows what to do about it
+                yield from fold_steps(base, item, agenda, dedup)
+                self.caught_up += item.header.records
+        if name not in self._cursors and generation == journal.generation:
+            self._put(name, fold, cursor)
+
+    def catch_up(self) -> None:
+        """Bring everything that was built up to the journal's known end.
+
+        What compaction was too fast for is forgotten, and built anew when it is needed.
+        """
+        if self._journal.generation != self.generation:
+            self.discard()
+        for name in list(self._cursors):
+            with contextlib.suppress(SegmentGone):
+                self._follow(name)
+                self._at_once.discard(name)
+
+    def stands(self, name: str) -> Cursor | None:
+        """How far the agenda or the dedup table has come; None if it is not built."""
+        return self._cursors.get(name)
+
+    def _until_whole(self, name: str) -> None:
+        """Build it again when segments go meanwhile, each time from the oldest that is there."""
+        self._again(lambda: self._build(name))
+
+    def _again(self, step: Callable[[], None]) -> None:
+        for _ in range(_TRIES):
+            with contextlib.suppress(SegmentGone):
+                step()
+                return
+        step()
+
+    def watch_for(self, job: int) -> None:
+        """Look for the end of ``job``: where it may stand already, and in what is still to come."""
+        if self.agenda is not None:
+            if self.agenda.table.find(job) is not None:
+                self._expect(job)
+                return
+            location = self.ended.get(job)
+            if location is not None:
+                self.watch.settled.append((job, location))
+                return
+        self._sought.add(job)
+
+    def look_back(self) -> None:
+        """Look for the jobs newly waited for; not to be called under the writer lock.
+
+        Those that began a short way back are found in one walk from there, others through the
+        indexes.
+        """
+        if self._sought:
+            self._again(self._look_back)
+
+    def _look_back(self) -> None:
+        sought = self._sought
+        start = self._journal.mark_before(min(sought))
+        if start is not None and self._is_near(start, len(sought)):
+            ends = self._walk_back(start, sought)
+        else:
+            ends = {job: self._look_up(job) for job in sought}
+        self._sought = set()
+        for job, location in ends.items():
+            if location is None:
+                self._expect(job)
+            else:
+                self.watch.settled.append((job, location))
+
+    def _is_near(self, start: Cursor, jobs: int) -> bool:
+        journal = self._journal
+        return (
+            start.segment == journal.segment
+            and journal.offset - start.offset <= _WALK_BYTES + jobs * _WALK_BYTES_A_JOB
+        )
+
+    def _walk_back(self, start: Cursor, sought: set[int]) -> dict[int, int | None]:
+        """Where each job was settled, behind ``start``."""
+        alone = Watch()
+        alone.jobs = {job for job in sought if is_job(self._journal, job)}
+        ends: dict[int, int | None] = dict.fromkeys(sought, NO_JOB)
+        ends.update(dict.fromkeys(alone.jobs))
+        for base, item in self._journal.frames(start):
+            if not isinstance(item, Gap):
+                fold_frame(base, item, None, None, alone)
+            if not (alone.jobs or alone.dead):  # a dead letter may be ready again by now
+                break
+        ends.update(alone.settled)
+        return ends
+
+    def _look_up(self, job: int) -> int | None:
+        """Where the job was settled."""
+        try:
+            return find_end(self._journal, job)
+        except JobNotFound:
+            return NO_JOB
+
+    def _expect(self, job: int) -> None:
+        """The job has not ended up to the journal's known end."""
+        if not self.watch.jobs:
+            self._cursors["watch"] = self._journal.end()
+        self.watch.jobs.add(job)
+
+    def note_ends(self, jobs: list[int], location: int, size: int) -> None:
+        """Do as ``note_end`` for jobs whose records, of ``size`` bytes each, follow one another."""
+        locations = range(location, location + size * len(jobs), size)
+        self._trim_ended(len(jobs))
+        self.ended.update(zip(jobs, locations, strict=True))
+        for job in self.watch.jobs.intersection(jobs):
+            self.watch.see(job, self.ended[job])
+
+    def note_end(self, job: int, location: int) -> None:
+        """A record that this process writes settles the job."""
+        if self.agenda is None or self.agenda.dead.find(job) is None:
+            # A dead letter is not kept here, since others may requeue it unnoticed.
+            self._trim_ended(1)
+            self.ended[job] = location
+        if job in self.watch.jobs:
+            self.watch.see(job, location)
+
+    def _trim_ended(self, more: int) -> None:
+        if len(self.ended) + more > ENDED_MAX:
+            # A new one: to a dict that was shortened the next resize gives room for thrice as many.
+            younger = islice(self.ended.items(), ENDED_MAX // 2 + more, None)
+            self.ended = dict(younger)
+
+    def appended(self, start: Cursor, adopted: dict[bytes, UploadProgress]) -> None:
+        """A frame of our own was applied while it was made: step over it."""
+        journal = self._journal
+        self.uploads.appended(start, adopted, journal.next_lsn)
+        self._broken = 0
+        for cursor in self._cursors.values():
+            if cursor.offset == start.offset and cursor.segment == start.segment:
+                cursor.segment, cursor.offset = journal.segment, journal.offset
+                cursor.next_lsn = journal.next_lsn
+                cursor.frame = start.offset
+
+    def discard(self, *, broken: bool = False) -> None:
+        """Forget all that was folded: the log has it, and it is folded anew when needed.
+
+        ``broken``: a batch met what should never be. A request may be to blame; where none gets
+        through, the folds are, and what they began with is not used again.
+        """
+        self._broken += broken
+        if self._broken >= _BROKEN_MAX and self.trusts_snapshots:
+            self.trusts_snapshots = False
+            _log.warning("%s: snapshots are not used any more here", self._journal.path)
+        self.generation = self._journal.generation
+        self.agenda = self.dedup = None
+        self._sought |= self.watch.jobs | {job for job, _ in self.watch.settled}
+        self.ended.clear()
+        self._cursors.clear()
+        self._steps.clear()
+        self.watch = Watch()
+
+    def _forget(self, name: str) -> None:
+        """Forget one of the folds."""
+        del self._cursors[name]
+        if name == "agenda":
+            self.agenda = None
+        elif name == "dedup":
+            self.dedup = None
+        else:
+            self._sought |= self.watch.jobs
+            self.watch.jobs.clear()
+
+    def _follow(self, name: str) -> None:
+        """Catch one of the folds up.
+
+        Raises:
+            SegmentGone: compaction took what it was to read next; the fold was forgotten.
+        """
+        try:
+            self._fold_on(name)
+        except SegmentGone:
+            self._forget(name)
+            raise
+
+    def _fold_on(self, name: str) -> None:
+        journal = self._journal
+        cursor = self._cursors[name]
+        if journal.is_at_end(cursor):
+            return
+        if name == "watch" and not self.watch.jobs:
+            cursor.segment, cursor.offset = journal.segment, journal.offset
+            cursor.next_lsn = journal.next_lsn
+            return
+        agenda = self.agenda if name == "agenda" else None
+        dedup = self.dedup if name == "dedup" else None
+        watch = self.watch if name == "watch" else None
+
+        def fold(base: int, frame: Frame) -> None:
+            fold_frame(base, frame, agenda, dedup, watch)
+
+        def salvage(base: int, gap: Gap, header: codec.FrameHeader, body: bytes, at: int) -> int:
+            return fold_damaged(body, base, at, gap.first_lsn, header, agenda, dedup, watch)
+
+        self._walk(cursor, fold, salvage)
+
+    def _walk(
+        self,
+        cursor: Cursor,
+        fold: Callable[[int, Frame], None],
+        salvage: Callable[[int, Gap, codec.FrameHeader, bytes, int], int],
+    ) -> None:
+        for base, item in self._journal.frames(cursor):
+            if not isinstance(item, Gap):
+                fold(base, item)
+                self.caught_up += item.header.records
+                continue
+            salvaged = 0
+            found = self._journal.files.damaged_frame(base, item)
+            if found is not None:
+                header, body, at = found
+                salvaged = salvage(base, item, header, body, at)
+            self._report(self._journal.files.segment_at(base), item, salvaged)
+
+    def _report(self, segment: int, gap: Gap, salvaged: int) -> None:
+        damage = Damage(
+            segment=segment_name(segment),
+            offset=gap.offset,
+            size=gap.resume - gap.offset,
+            first_lsn=gap.first_lsn,
+            next_lsn=gap.next_lsn,
+            salvaged=salvaged,
+        )
+        if len(self.damage) < DAMAGE_MAX and damage not in self.damage:
+            self.damage.append(damage)
+
+
+class Sight(NamedTuple):
+    """All that a look may see; it reads only, on the thread that has them."""
+
+    journal: Journal
+    facets: Facets

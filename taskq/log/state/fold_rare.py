@@ -1,0 +1,327 @@
+"""Decoding the rarer records into ``apply_*`` calls; ``fold`` does the others."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.carrying import (
+    apply_carried,
+    apply_carried_run,
+    apply_requeued,
+    apply_tallied,
+    forget_dead,
+)
+from taskq.core.dedup import key_hash
+from taskq.core.errors import FormatError
+from taskq.core.jobtable import (
+    ATTEMPT_MASK,
+    ATTEMPT_SHIFT,
+    META_DURABLE_CLAIM,
+    META_FLOW,
+    META_KEYED,
+)
+from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
+from taskq.core.records import Flag, Kind
+from taskq.core.schedules import apply_ticked
+from taskq.core.transitions import after
+from taskq.log.format import codec
+from taskq.log.format.carried import decode_carried, decode_queue
+from taskq.log.format.codec import JOB_AT, OPTION
+from taskq.log.format.flows import _UNLOCKS, FLOW_FLAG, decode_unlocks
+from taskq.log.format.notes import _I64, _LEASE, _RATE, _RATED, decode_rated, decode_ticked
+from taskq.log.format.options import decode_key_hash, each_option, enqueue_extras, queue_of
+
+if TYPE_CHECKING:
+    from taskq.core.agenda import Agenda
+    from taskq.core.dedup import Dedup
+    from taskq.core.lanes import Lane
+    from taskq.log.format.carried import Carried
+
+OTHER_KINDS: Final = frozenset(
+    int(kind)
+    for kind in (
+        Kind.CARRIED, Kind.REQUEUED, Kind.PURGED, Kind.EXTENDED, Kind.PAUSED, Kind.RESUMED,
+        Kind.TALLIED, Kind.COMPACTED, Kind.ADOPTED, Kind.TICKED, Kind.RATED,
+    )
+)  # fmt: skip
+_DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
+_KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
+_READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
+_CARRIED_SIZE: Final = codec.CARRIED.size
+#: Of a CARRIED record: its length, job, token, since when it is ready, when it was enqueued.
+_RUN: Final = struct.Struct("<I12xQQqq")
+#: What stands between length and job of a ready one that was never claimed and holds no result.
+_PLAIN_CARRIED: Final = codec.CARRIED.pack(
+    0, Kind.CARRIED, _READY, 0, Flag.CHECKED | Flag.DROP_RESULT, 0, 0, 0, 0, 0
+)[4:16]
+#: What an ENQUEUED record has between its length and its names.
+_BORN_HEAD: Final = 12
+
+
+class Watch:
+    """Jobs that somebody waits for, and the locations of the records that settled them.
+
+    Attributes:
+        jobs: those that are not settled, as far as the log was seen.
+        settled: (job, location) of the others.
+        dead: those among the settled that may still be requeued or purged.
+    """
+
+    __slots__ = ("dead", "jobs", "settled")
+
+    def __init__(self) -> None:
+        self.jobs: set[int] = set()
+        self.settled: list[tuple[int, int]] = []
+        self.dead: set[int] = set()
+
+    def see(self, job: int, location: int, kind: int = 0) -> None:
+        """A job that is watched was settled, by a record of that kind."""
+        self.jobs.discard(job)
+        self.settled.append((job, location))
+        if kind == Kind.DIED:
+            self.dead.add(job)
+
+    def see_again(self, job: int, location: int = 0) -> None:
+        """A dead letter was purged by the record there, or is ready again."""
+        if job not in self.dead:
+            return
+        self.dead.discard(job)
+        self.settled = [one for one in self.settled if one[0] != job]
+        if location:
+            self.settled.append((job, location))
+        else:
+            self.jobs.add(job)
+
+    def take(self) -> list[tuple[int, int]]:
+        """The settled jobs; they are forgotten here."""
+        settled, self.settled = self.settled, []
+        self.dead.clear()
+        return settled
+
+
+def enqueued_meta(flags: int) -> int:
+    """The flags of an ENQUEUED record that the agenda keeps."""
+    meta = 0
+    if flags & _DURABLE_CLAIM:
+        meta = META_DURABLE_CLAIM
+    if flags & _KEYED:
+        meta |= META_KEYED
+    if flags & FLOW_FLAG:
+        meta |= META_FLOW
+    return meta
+
+
+def fold_free_key(
+    data: bytes, at: int, options_size: int, job: int, time_ns: int, dedup: Dedup
+) -> None:
+    """A job that ends frees its key, unless it holds it for a while longer."""
+    hashed = decode_key_hash(data, at, options_size)
+    if hashed:
+        dedup.apply_free(hashed, job, time_ns)
+
+
+def fold_other(
+    kind: int,
+    record: bytes,
+    location: int,
+    time_ns: int,
+    agenda: Agenda | None,
+    dedup: Dedup | None,
+    watch: Watch | None,
+) -> None:
+    """Apply one record of ``OTHER_KINDS``.
+
+    Raises:
+        FormatError: what it holds does not fit.
+    """
+    if kind in (Kind.CARRIED, Kind.REQUEUED):
+        carried = decode_carried(record)
+        fold_carried(kind, carried, location, time_ns, agenda, dedup)
+        if watch is not None:
+            _watch_carried(kind, carried, location, watch)
+    elif kind == Kind.PURGED:
+        _fold_purged(record, location, agenda, watch)
+    elif agenda is not None:
+        _fold_on_agenda(kind, record, agenda)
+
+
+def _fold_on_agenda(kind: int, record: bytes, agenda: Agenda) -> None:
+    if kind == Kind.EXTENDED:
+        options_size = codec.PREFIX.unpack_from(record)[3]
+        fold_claim(record, 0, options_size, codec.JOB.unpack_from(record)[6], agenda)
+    elif kind in (Kind.PAUSED, Kind.RESUMED):
+        apply = agenda.queues.apply_paused if kind == Kind.PAUSED else agenda.queues.apply_resumed
+        apply(decode_queue(record))
+    elif kind == Kind.RATED:
+        fold_rated(record, agenda)
+    elif kind == Kind.TICKED:
+        apply_ticked(agenda.schedules, decode_ticked(record))
+    elif kind == Kind.TALLIED:
+        priority, totals = record[5], codec.TALLY.unpack_from(record)[6:]
+        lane = agenda.queues.lane(min(priority, PRIORITY_MAX), record[codec.TALLY.size : -4])
+        apply_tallied(lane, *totals)
+    elif kind == Kind.COMPACTED:
+        agenda.floor_lsn = max(agenda.floor_lsn, codec.OWNER.unpack_from(record)[6])
+
+
+def _watch_carried(kind: int, carried: Carried, location: int, watch: Watch) -> None:
+    if kind == Kind.REQUEUED:
+        watch.see_again(carried.job)
+    elif carried.job in watch.jobs and carried.state not in LIVE_STATES:
+        watch.see(carried.job, location, Kind.DIED if carried.state is State.DEAD else kind)
+
+
+def _fold_purged(record: bytes, location: int, agenda: Agenda | None, watch: Watch | None) -> None:
+    job = codec.JOB.unpack_from(record)[6]
+    if agenda is not None:
+        forget_dead(agenda, job)
+        if codec.PREFIX.unpack_from(record)[3]:
+            room = len(record) - codec.JOB.size
+            fold_end(record, codec.JOB.size, room, job, location, agenda)
+    if watch is not None:
+        watch.see_again(job, location)
+
+
+def fold_carried(
+    kind: int,
+    carried: Carried,
+    location: int,
+    time_ns: int,
+    agenda: Agenda | None,
+    dedup: Dedup | None,
+) -> None:
+    """Apply a CARRIED or REQUEUED record that has been decoded."""
+    born = carried.born
+    _, _, priority, _, flags, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
+    extras = enqueue_extras(born)
+    if agenda is not None:
+        names = born[14 : codec.ENQUEUED.size + queue_size + task_size]
+        names += extras.concurrency_key
+        lane = agenda.queues.lane(min(priority, PRIORITY_MAX), names)
+        meta = enqueued_meta(flags)
+        expires = carried.expires_ns or extras.expires_ns, extras.expires_is_wall
+        if kind == Kind.REQUEUED:
+            apply_requeued(agenda, carried.job, location, lane, meta, expires)
+            agenda.flows.apply_again(carried.job, carried.waited)
+        else:
+            meta |= min(carried.attempt << ATTEMPT_SHIFT, ATTEMPT_MASK)
+            apply_carried(
+                agenda, carried.job, location, lane, meta, carried.state,
+                expires, (carried.due_ns, carried.due_is_wall), (carried.token, *carried.claim),
+                carried.lease_ns, carried.ended_ns, since_ns=carried.ready_ns, needs=carried.needs,
+            )  # fmt: skip
+            if carried.cancel_wanted:
+                agenda.apply_cancel_asked(carried.job, carried.token)
+        if extras.concurrency_key:
+            agenda.queues.retire(lane)  # nothing came into it, if the job is dead or known
+    if dedup is not None and extras.key is not None:
+        hashed = key_hash(queue_of(born), extras.key)
+        if kind == Kind.REQUEUED:
+            # What is left of its window is no hold for as long as it lives again.
+            dedup.apply_dropped(hashed, carried.job)
+        if not dedup.apply_moved(hashed, carried.job, location):
+            _take_key(carried, flags, hashed, location, time_ns, dedup)
+
+
+def key_of(born: bytes) -> int:
+    """The hash of an ENQUEUED record's key, 0 if it has none."""
+    if not codec.PREFIX.unpack_from(born)[3]:
+        return 0
+    key = enqueue_extras(born).key
+    return 0 if key is None else key_hash(queue_of(born), key)
+
+
+def _take_key(
+    carried: Carried, flags: int, hashed: int, location: int, time_ns: int, dedup: Dedup
+) -> None:
+    until_settled = carried.state in LIVE_STATES and bool(flags & _KEYED)
+    window_ns = max(carried.key_until_ns - time_ns, 0)
+    if until_settled or window_ns:
+        dedup.apply_taken(
+            hashed, carried.job, location, window_ns, time_ns, until_settled=until_settled
+        )
+
+
+def fold_carried_run(
+    data: bytes, at: int, end: int, lsn: int, where: int, agenda: Agenda, watch: Watch | None
+) -> tuple[int, int]:
+    """Apply the carried jobs of one lane that start here and were never claimed.
+
+    A million that compaction wrote again are read back like this. Returns what follows, and its
+    lsn; one that is no such job is applied alone.
+    """
+    start, born_at = at, at + _CARRIED_SIZE + 4
+    names_end = born_at + 12
+    if names_end <= end:
+        names_end += data[names_end - 2] + data[names_end - 1]
+    head, born = data[at + 4 : at + JOB_AT], data[born_at:names_end]
+    jobs: list[int] = []
+    locations: list[int] = []
+    since: list[int] = []
+    job = 0
+    if len(born) >= _BORN_HEAD and head == _PLAIN_CARRIED and not any(born[2:4]):
+        size, unpack = names_end - born_at, _RUN.unpack_from
+        while at + _CARRIED_SIZE + 4 + size <= end:
+            length, number, token, ready_ns, enqueued_ns = unpack(data, at)
+            begin = at + _CARRIED_SIZE + 4
+            if data[at + 4 : at + JOB_AT] != head or data[begin : begin + size] != born:
+                break
+            if token or number <= job or at + length > end:
+                break
+            job = number
+            jobs.append(job)
+            locations.append(where + at)
+            since.append(ready_ns or enqueued_ns)
+            at += length
+    if len(jobs) < 2:  # noqa: PLR2004 - one alone is no run
+        length = codec.LENGTH.unpack_from(data, start)[0]
+        record = data[start : start + length]
+        fold_other(Kind.CARRIED, record, where + start, 0, agenda, None, watch)
+        return start + length, lsn + 1
+    lane: Lane = agenda.queues.lane(min(born[1], PRIORITY_MAX), born[10:])
+    flags = int.from_bytes(born[4:8], "little")
+    apply_carried_run(agenda, jobs, locations, lane, enqueued_meta(flags), since)
+    return at, lsn + len(jobs)
+
+
+def fold_end(data: bytes, at: int, room: int, job: int, location: int, agenda: Agenda) -> None:
+    """Apply the option UNLOCKS of a record that ends a job, if that is its first; it is at ``at``.
+
+    ``location`` is that of the record, of which ``room`` bytes are left there.
+
+    Raises:
+        FormatError: the option is longer than that, or holds no whole numbers.
+    """
+    tag, length = OPTION.unpack_from(data, at)
+    if tag == _UNLOCKS:
+        if OPTION.size + length > room or length % 8:
+            raise FormatError(
+                f"option UNLOCKS has {length} bytes in a record that ends job {job} and has room "
+                f"for {room}: use a newer taskq"
+            )
+        start = at + OPTION.size
+        agenda.flows.apply_end(job, location, decode_unlocks(data[start : start + length]))
+
+
+def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: Agenda) -> None:
+    """The options of a claim or an extension; ``at`` is where its record starts.
+
+    Raises:
+        FormatError: one of them has another length.
+    """
+    for tag, value in each_option(data, at + codec.JOB.size, options_size):
+        if tag == _LEASE and len(value) == _I64.size:
+            deadline_ns = _I64.unpack(value)[0]
+            if deadline_ns and job in agenda.running:
+                agenda.leases.apply_until(job, deadline_ns)
+        elif tag == _RATED:
+            if len(value) != _RATE.size:
+                raise FormatError(f"option RATE has {len(value)} bytes: use a newer taskq")
+            agenda.apply_rated(job, *_RATE.unpack(value))
+
+
+def fold_rated(record: bytes, agenda: Agenda) -> None:
+    """The claims of a group were made at these times, whatever of them was seen here."""
+    key, times = decode_rated(record, agenda.times.shift_ns)
+    agenda.groups.restore(key, times, agenda.moment)

@@ -1,0 +1,483 @@
+"""Snapshots: a facet as it stood at an lsn, so that opening a log need not fold it from its start.
+
+Never needed: one that is damaged, cut short, of another log, of a newer taskq, or that does not fit
+the segments as they stand is passed over, and the next older one tried, then the log folded from
+its start. ``snapshotfile`` specifies the files, ``snapshots`` says when they are written.
+
+**Why it may be believed.** The position is behind a frame whose header stands in the segment as it
+did, so it is this log and not a copy that went another way; and every segment before it is there
+with the same size, but for the oldest, which compaction takes. A failed fsync makes the next opener
+move frames to another segment: those from the last position on that the failing process knew to be
+on disk, which may be older than what the snapshot's writer knew. Whatever segment lost frames by
+that is shorter now, or has a new one behind it, so the snapshot is refused if a record that it
+points to was moved. It is published only once all before its position is on disk: a power loss
+takes nothing of that, and whoever moved frames while it was made is noticed (``Snapshots``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import struct
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+from taskq.core.agenda import Agenda
+from taskq.core.dedup import Dedup
+from taskq.core.errors import LogError
+from taskq.core.freeze import Frozen, Source, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
+from taskq.log.format import codec
+from taskq.log.format.columns import column, joined, lower_halves, packed, upper_halves
+from taskq.log.format.frames import Cursor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from typing_extensions import Buffer
+
+    from taskq.log.machine.ports import Disk
+    from taskq.log.segments.place import Place
+    from taskq.log.segments.segments import SegmentFiles
+
+
+# The files of snapshots: this docstring is the specification of their format.
+#
+# A snapshot is a facet as it stood at an lsn; ``snapshot`` says when one is believed. Its file is
+# ``snapshot/<lsn, 20 digits>.<facet>.snap``. All numbers are little-endian.
+#
+# ====== ===== ==========================================================
+# offset bytes header
+# ====== ===== ==========================================================
+# 0      8     magic ``taskqsnp``
+# 8      2     version of this format: 1
+# 10     2     facet: 1 agenda, 2 dedup
+# 12     4     version of what is frozen of the facet
+# 16     16    log id (UUID)
+# 32     8     segment that the position is in
+# 40     8     position: offset behind the last frame that was folded
+# 48     8     next lsn: that of the record after it
+# 56     8     offset of that frame in the segment
+# 64     56    its header
+# 120    8     wall time when it was made, nanoseconds
+# 128    8     size of the contents
+# 136    4     number of segments
+# 140    4     0
+# ====== ===== ==========================================================
+#
+# (first lsn u64, size u64) of each segment follow, then the CRC-32 of all that so far. Locations in
+# the contents are (number in this list << 32 | offset). The size is 0 for a segment that was gone
+# already or lies behind the position; of the position's own it is the offset.
+#
+# The contents follow in blocks of 1 MiB, the last one shorter, each with a CRC-32 behind it whose
+# seed is the CRC-32 of (log id, next lsn u64, number of the block u64). They are columns: type
+# ``B``, ``I``, ``Q`` or ``q`` in 8 bytes, count u64, then the numbers (u8, u32, u64, i64).
+# ``core.freeze`` says which.
+
+DIRECTORY: Final = "snapshot"
+MAGIC: Final = b"taskqsnp"
+VERSION: Final = 1
+HEADER: Final = struct.Struct("<8sHHI16sQQQQ56sqQII")
+_SEGMENT: Final = struct.Struct("<QQ")
+_COLUMN: Final = struct.Struct("<8sQ")
+_SEED: Final = struct.Struct("<16sQQ")
+_CRC_SIZE: Final = 4
+BLOCK_BYTES: Final = 1024 * 1024
+_SUFFIX: Final = ".snap"
+_NAME_DIGITS: Final = 20
+
+
+class Unusable(Exception):
+    """The snapshot cannot be used; the message says why."""
+
+
+class Outdated(Unusable):
+    """So it goes with snapshots: the log that it was made of is not there any more, or not yet."""
+
+
+class Newer(Unusable):
+    """A newer taskq wrote it, and may want it again."""
+
+
+class Kind(NamedTuple):
+    """Which facet a snapshot is of, and which version of what is frozen of it."""
+
+    name: str
+    code: int
+    version: int
+
+
+class Header(NamedTuple):
+    """What a snapshot says of itself."""
+
+    code: int
+    version: int
+    log_id: bytes
+    segment: int
+    offset: int
+    next_lsn: int
+    frame_offset: int
+    #: as it stands in the segment
+    frame_header: bytes
+    created_ns: int
+    contents_size: int
+    #: (first lsn, size) by the number that locations have for them
+    segments: tuple[tuple[int, int], ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        blocks = -(-self.contents_size // BLOCK_BYTES)
+        return self.contents_at + self.contents_size + _CRC_SIZE * blocks
+
+    @property
+    def contents_at(self) -> int:
+        """Offset of the first block."""
+        return HEADER.size + _SEGMENT.size * len(self.segments) + _CRC_SIZE
+
+    def encode(self) -> bytes:
+        """The bytes that open the file."""
+        fields = (*self[2:10], len(self.segments), 0)
+        data = HEADER.pack(MAGIC, VERSION, self.code, self.version, *fields)
+        data += b"".join(_SEGMENT.pack(*one) for one in self.segments)
+        return data + codec.crc32(data).to_bytes(_CRC_SIZE, "little")
+
+    def block_seed(self, number: int) -> int:
+        """What the CRC of a block starts from."""
+        return codec.crc32(_SEED.pack(self.log_id, self.next_lsn, number))
+
+
+def snapshot_name(lsn: int, facet: str) -> str:
+    """File name of a facet's snapshot."""
+    return f"{lsn:0{_NAME_DIGITS}d}.{facet}{_SUFFIX}"
+
+
+def snapshot_names(disk: Disk, path: str, facet: str) -> list[str]:
+    """Names of a facet's snapshots in the directory of a log, the newest first."""
+    names = disk.names(f"{path}/{DIRECTORY}")
+    length = len(snapshot_name(0, facet))
+    return [
+        name
+        for name in reversed(names)
+        if name.endswith(f".{facet}{_SUFFIX}")
+        and len(name) == length
+        and name[:_NAME_DIGITS].isdecimal()
+    ]
+
+
+def read_header(disk: Disk, descriptor: int, kind: Kind, log_id: bytes) -> Header:
+    """What the open file says of itself; its size and its CRC are right.
+
+    Raises:
+        Unusable: it cannot be a whole snapshot of this facet and log.
+    """
+    size = disk.size(descriptor)
+    data = disk.read(descriptor, HEADER.size, 0)
+    if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
+        raise Unusable("it does not begin as a snapshot")
+    fields = HEADER.unpack(data)
+    if fields[1] > VERSION:
+        raise Newer(f"it has version {fields[1]}: a newer taskq wrote it")
+    count = fields[12]
+    rest = _SEGMENT.size * count + _CRC_SIZE
+    if HEADER.size + rest > size:
+        raise Unusable("its header is cut short, or damaged")
+    table = disk.read(descriptor, rest, HEADER.size)
+    crc = codec.crc32(table[:-_CRC_SIZE], codec.crc32(data))
+    if len(table) != rest or crc != int.from_bytes(table[-_CRC_SIZE:], "little"):
+        raise Unusable("its header does not read back as it was written")
+    segments = tuple(_SEGMENT.iter_unpack(table[:-_CRC_SIZE]))
+    header = Header._make((*fields[2:12], segments))
+    if header.version > kind.version:
+        raise Newer(f"its {kind.name} has version {header.version}: a newer taskq wrote it")
+    if (header.code, header.version) != (kind.code, kind.version):
+        raise Unusable(f"it holds version {header.version} of facet {header.code}")
+    if header.log_id != log_id:
+        raise Unusable("it is of another log")
+    if header.size != size:
+        raise Unusable(f"it has {size} bytes instead of {header.size}")
+    return header
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def contents_size(frozen: Frozen) -> int:
+    """Bytes of the contents, without the CRCs of the blocks."""
+    return sum(
+        _COLUMN.size + sum(len(part) * part.itemsize for part in parts)
+        for _, parts in frozen.columns
+    )
+
+
+def file_parts(header: Header, frozen: Frozen) -> Iterator[bytes]:
+    """The bytes of the file, a block at a time; what was handed out is not kept."""
+    yield header.encode()
+    block = bytearray()
+    number = 0
+    for piece in _pieces(frozen):
+        block += piece
+        while len(block) >= BLOCK_BYTES:
+            yield _with_crc(bytes(block[:BLOCK_BYTES]), header, number)
+            del block[:BLOCK_BYTES]
+            number += 1
+    if block:
+        yield _with_crc(bytes(block), header, number)
+
+
+def _pieces(frozen: Frozen) -> Iterator[bytes]:
+    while frozen.columns:
+        code, parts = frozen.columns.popleft()
+        yield _COLUMN.pack(code.encode("ascii"), sum(map(len, parts)))
+        parts.reverse()
+        while parts:
+            yield packed(parts.pop())
+
+
+def _with_crc(block: bytes, header: Header, number: int) -> bytes:
+    crc = codec.crc32(block, header.block_seed(number))
+    return block + crc.to_bytes(_CRC_SIZE, "little")
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+class Contents:
+    """The columns of an open file, each block checked before anything of it is used."""
+
+    def __init__(self, disk: Disk, descriptor: int, header: Header, numbers: list[int]) -> None:
+        self._disk = disk
+        self._descriptor = descriptor
+        self._header = header
+        #: the number of each segment in this process, by its number in the file
+        self._numbers = numbers
+        self._is_same = numbers == list(range(len(numbers)))
+        self._left = header.contents_size
+        self._block = memoryview(b"")
+        self._blocks = 0
+
+    def take(self, code: str) -> array[int]:
+        """The next column."""
+        return column(code, self._bytes(self._open(code) * array(code).itemsize))
+
+    def take_arrays(self, code: str) -> list[array[int]]:
+        """The arrays that make up the next column."""
+        sizes = self.take("I")
+        count = self._open(code)
+        if count != sum(sizes):
+            raise ValueError(f"arrays of {sum(sizes)} numbers have {count}")
+        itemsize = array(code).itemsize
+        return [column(code, self._bytes(size * itemsize)) for size in sizes]
+
+    def take_locations(self) -> list[array[int]]:
+        """The same for locations, with this process's numbers of the segments."""
+        parts = self.take_arrays("Q")
+        return parts if self._is_same else [self._renumbered(part) for part in parts]
+
+    def end(self) -> None:
+        """Make sure that nothing is left.
+
+        Raises:
+            ValueError: there is.
+        """
+        left = self._left + len(self._block)
+        if left:
+            raise ValueError(f"{left} bytes are left")
+
+    def _renumbered(self, locations: array[int]) -> array[int]:
+        if not locations:
+            return locations
+        segments = upper_halves(locations)
+        try:
+            one = array("I", segments[:1])
+            if segments == one * len(segments):  # as most are, which saves half of the time
+                segments = array("I", (self._numbers[one[0]],)) * len(segments)
+            else:
+                segments = array("I", map(self._numbers.__getitem__, segments))
+        except IndexError:
+            raise ValueError("a location is in no segment") from None
+        return joined(lower_halves(locations), segments)
+
+    def _open(self, code: str) -> int:
+        name, count = _COLUMN.unpack(self._bytes(_COLUMN.size))
+        if name.rstrip(b"\0") != code.encode("ascii"):
+            raise ValueError(f"a column of {name!r} stands where one of {code!r} should")
+        return int(count)
+
+    def _bytes(self, count: int) -> Buffer:
+        if count <= len(self._block):
+            part, self._block = self._block[:count], self._block[count:]
+            return part
+        if count > len(self._block) + self._left:
+            raise ValueError(f"{count} bytes are more than there are")
+        parts: list[memoryview] = []
+        while count:
+            if not self._block:
+                self._read_block()
+            part, self._block = self._block[:count], self._block[count:]
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _read_block(self) -> None:
+        number, header = self._blocks, self._header
+        size = min(BLOCK_BYTES, self._left)
+        at = header.contents_at + number * (BLOCK_BYTES + _CRC_SIZE)
+        data = self._disk.read(self._descriptor, size + _CRC_SIZE, at)
+        block = memoryview(data)[:size]
+        crc = int.from_bytes(data[size:], "little")
+        if len(data) != size + _CRC_SIZE or codec.crc32(block, header.block_seed(number)) != crc:
+            raise Unusable(f"its block {number} does not read back as it was written")
+        self._block = block
+        self._blocks += 1
+        self._left -= size
+
+
+F = TypeVar("F", Agenda, Dedup)
+
+_log: Final = logging.getLogger("taskq")
+
+
+@dataclass(frozen=True, slots=True)
+class Form(Generic[F]):
+    """One facet's kind of snapshot, and how it is made."""
+
+    kind: Kind
+    make: Callable[[], F]
+    freeze: Callable[[F], Frozen]
+    thaw: Callable[[Source], F]
+
+
+AGENDA: Final = Form(Kind("agenda", 1, 5), Agenda, freeze_agenda, thaw_agenda)
+DEDUP: Final = Form(Kind("dedup", 2, 1), Dedup, freeze_dedup, thaw_dedup)
+
+
+def check_fit(place: Place, header: Header) -> None:
+    """Make sure that the log up to there is what the snapshot was made of.
+
+    Raises:
+        Unusable: it is not.
+    """
+    files, end = place.files, place.end()
+    if place.lost:
+        raise Unusable("the log lacks segments: what they held is not to be claimed")
+    if (header.segment, header.offset) > (end.segment, end.offset):
+        raise Outdated("it is ahead of the log")
+    files.refresh()
+    there = [lsn for lsn in files.lsns if lsn <= header.segment]
+    if not there or there[-1] != header.segment:
+        raise Outdated("its segment is gone")
+    sizes = {lsn: size for lsn, size in header.segments if size and lsn >= there[0]}
+    if sorted(sizes) != there:
+        raise Unusable("the segments before it are not those that it was made of")
+    try:
+        changed = [lsn for lsn in there[:-1] if files.sealed_size(lsn) != sizes[lsn]]
+        is_short = files.size(header.segment) < header.offset
+        frame = read_frame_header(place, header.segment, header.frame_offset)
+    except LogError as error:
+        raise Outdated(str(error)) from error
+    if changed or is_short or frame != header.frame_header:
+        raise Unusable("the log before it is not what it was made of")
+
+
+def read_frame_header(place: Place, segment: int, offset: int) -> bytes:
+    """The bytes of a frame's header, checked by no CRC."""
+    return place.disk.read(place.files.descriptor(segment), codec.FRAME_HEADER_SIZE, offset)
+
+
+class Captured(NamedTuple):
+    """A facet at a position, copied, with all that its file will hold."""
+
+    header: Header
+    frozen: Frozen
+
+
+def capture(place: Place, form: Form[F], facet: F, cursor: Cursor, now_ns: int) -> Captured | None:
+    """Copy a facet that was folded up to the cursor; None if it stands behind no whole frame.
+
+    Raises:
+        OverflowError: a number is too large.
+    """
+    if cursor.frame < 0:
+        return None
+    files = place.files
+    files.refresh()
+    segments = tuple((lsn, _size_before(files, lsn, cursor)) for lsn in files.numbered())
+    frame = read_frame_header(place, cursor.segment, cursor.frame)
+    decoded = codec.decode_frame_header(frame, 0, files.seed(cursor.segment), cursor.frame)
+    if decoded is None or (cursor.frame + decoded.size, decoded.next_lsn) != (
+        cursor.offset,
+        cursor.next_lsn,
+    ):
+        return None
+    frozen = form.freeze(facet)
+    header = Header(
+        form.kind.code, form.kind.version, files.log_id.bytes, cursor.segment, cursor.offset,
+        cursor.next_lsn, cursor.frame, frame, now_ns, contents_size(frozen), segments,
+    )  # fmt: skip
+    return Captured(header, frozen)
+
+
+def _size_before(files: SegmentFiles, lsn: int, cursor: Cursor) -> int:
+    if lsn > cursor.segment or lsn not in files.lsns:
+        return 0
+    if lsn == cursor.segment:
+        return cursor.offset
+    try:
+        return files.sealed_size(lsn)
+    except LogError:
+        return 0  # compaction took it just now
+
+
+def load_newest(place: Place, form: Form[F]) -> tuple[F, Cursor] | None:
+    """A facet and how far it was folded, from the newest snapshot that fits; None without one."""
+    names: list[str] = []
+    try:
+        names = snapshot_names(place.disk, place.path, form.kind.name)
+    except OSError as error:
+        _log.warning("%s: %s/ is passed over: %s", place.path, DIRECTORY, error)
+    for name in names:
+        try:
+            return _load(place, form, f"{place.path}/{DIRECTORY}/{name}")
+        except FileNotFoundError:
+            continue  # a newer one took its place
+        except Outdated as error:
+            _log.info("%s: %s/%s is passed over: %s", place.path, DIRECTORY, name, error)
+        except (Unusable, OSError) as error:
+            _log.warning("%s: %s/%s is passed over: %s", place.path, DIRECTORY, name, error)
+        except Exception:  # noqa: BLE001 - whatever it is, the log itself can be folded
+            _log.exception("%s: %s/%s is passed over", place.path, DIRECTORY, name)
+    return None
+
+
+def newest_stand(place: Place, form: Form[F]) -> Cursor | None:
+    """How far the newest snapshot of a facet has come, by its header alone; None without one."""
+    for name in snapshot_names(place.disk, place.path, form.kind.name):
+        with contextlib.suppress(OSError, Unusable):
+            descriptor = place.disk.open(f"{place.path}/{DIRECTORY}/{name}", write=False)
+            try:
+                header = read_header(place.disk, descriptor, form.kind, place.files.log_id.bytes)
+            finally:
+                place.disk.close(descriptor)
+            return Cursor(header.segment, header.offset, header.next_lsn)
+    return None
+
+
+def _load(place: Place, form: Form[F], path: str) -> tuple[F, Cursor]:
+    disk, files = place.disk, place.files
+    descriptor = disk.open(path, write=False)
+    try:
+        header = read_header(disk, descriptor, form.kind, files.log_id.bytes)
+        check_fit(place, header)
+        numbers = files.number([lsn for lsn, _ in header.segments])
+        contents = Contents(disk, descriptor, header, numbers)
+        try:
+            facet = form.thaw(contents)
+            contents.end()
+        except ValueError as error:
+            raise Unusable(f"its contents make no sense ({error})") from error
+    finally:
+        disk.close(descriptor)
+    cursor = Cursor(header.segment, header.offset, header.next_lsn)
+    cursor.frame = header.frame_offset
+    return facet, cursor

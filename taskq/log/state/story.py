@@ -1,0 +1,340 @@
+"""Reading the log as a story: records one by one, and the fold of all that concerns one job.
+
+For people and tools; the live queue folds frames without making an object of any record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from taskq.core.errors import JobNotFound, LogError
+from taskq.core.model import SETTLED_STATES, AttemptView, JobView, State
+from taskq.core.records import CARRYING_KINDS, PACKED, Cause, Kind
+from taskq.core.transitions import BY_TIME, after
+from taskq.log.format.codec import KIND_AT, LSN_MAX, STATE_AT
+from taskq.log.format.frames import Gap
+from taskq.log.format.history import decode_history
+from taskq.log.format.record import LogRecord, decode_record, places
+from taskq.log.requests import Outcome
+from taskq.log.state.fold import FINAL_KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taskq.log.format.carried import Carried
+    from taskq.log.format.frames import Cursor
+    from taskq.log.journal.journal import Journal
+    from taskq.log.segments.lookup import Found
+
+if TYPE_CHECKING:
+    Answer = TypeVar("Answer")
+
+#: Attempts of one job that are kept for display; of more, the latest.
+_ATTEMPTS_SHOWN: Final = 100
+_ENQUEUED: Final = int(Kind.ENQUEUED)
+_CARRIED: Final = int(Kind.CARRIED)
+_REQUEUED: Final = int(Kind.REQUEUED)
+_PURGED: Final = int(Kind.PURGED)
+_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
+_OVER: Final = SETTLED_STATES - {after(State.RUNNING, Kind.DIED)}
+#: Records that tell nothing new of a job whose story has begun.
+_PASSED_OVER: Final = frozenset({Kind.CARRIED, Kind.EXTENDED, Kind.CANCEL_ASKED})
+#: Records that end a job, and those among them that it does not come back from.
+_ENDS: Final = FINAL_KINDS | {_PURGED}
+_FOR_GOOD: Final = _ENDS - {int(Kind.DIED)}
+_STATES: Final = {kind: after(State.RUNNING, kind) for kind in (Kind.SUCCEEDED, Kind.DIED)} | {
+    kind: after(State.READY, kind) for kind in (Kind.CANCELLED, Kind.EXPIRED)
+}
+
+
+def records(
+    journal: Journal, cursor: Cursor, on_gap: Callable[[int, Gap], None] | None = None
+) -> Iterator[LogRecord]:
+    """Every record from the cursor to the journal's known end; damage goes to ``on_gap``."""
+    for base, item in journal.frames(cursor):
+        if isinstance(item, Gap):
+            if on_gap is not None:
+                on_gap(base, item)
+            continue
+        header = item.header
+        for lsn, at, length in places(item):
+            record = item.data[at : at + length]
+            yield decode_record(record, lsn, header.epoch, header.time_ns)
+
+
+def is_job(journal: Journal, lsn: int) -> bool:
+    """Whether the log knows of a job of this number."""
+    found = _patiently(journal, lambda: journal.indexes.find(lsn))
+    if found is not None:
+        return found.record[KIND_AT] == _ENQUEUED
+    return any(_begins(found.record) for found in _about(journal, lsn))
+
+
+def find_end(journal: Journal, job: int) -> int | None:
+    """The location of the record that settled or purged a job, None if it is not settled.
+
+    Raises:
+        JobNotFound: there is no such job in this log.
+    """
+    end: int | None = None
+    known = False
+    for found in _about(journal, job):
+        kind = found.record[KIND_AT]
+        if not known:
+            known = _begins(found.record)
+            if kind == _CARRIED and found.record[STATE_AT] in SETTLED_STATES:
+                end = found.location
+        elif kind in _ENDS:
+            end = found.location
+        elif kind == _REQUEUED:
+            end = None
+    if not known:
+        raise JobNotFound(f"no job {journal.tag}-{job} in this log")
+    return end
+
+
+def read_outcome(journal: Journal, location: int) -> Outcome:
+    """What the settling record at a location says.
+
+    Raises:
+        JobNotFound: the job was purged.
+    """
+    record = decode_record(journal.files.unchecked_record(location), 0, 0, 0)
+    if record.kind == Kind.PURGED:
+        raise JobNotFound(f"job {journal.tag}-{record.job} was a dead letter and has been purged")
+    if record.carried is not None:
+        return Outcome(record.carried.state, record.carried.body, record.carried.flags & PACKED)
+    return Outcome(_STATES[Kind(record.kind)], record.body, record.body_flags)
+
+
+class Story:
+    """The fold of one job's records into a view."""
+
+    __slots__ = (
+        "_attempts",
+        "_born",
+        "_due_is_wall",
+        "_due_lsn",
+        "_due_ns",
+        "_ended_lsn",
+        "_enqueued_ns",
+        "_expires_is_wall",
+        "_expires_lsn",
+        "_expires_ns",
+        "_reason",
+        "_result",
+        "_result_flags",
+        "_settled_ns",
+        "_tag",
+        "attempt",
+        "state",
+    )
+
+    def __init__(self, tag: str, born: LogRecord) -> None:
+        self._tag = tag
+        self._born = born
+        self._attempts: list[AttemptView] = []
+        self._reason = ""
+        self._result: bytes | None = None
+        self._result_flags = 0
+        self._settled_ns = 0
+        self.attempt = 0
+        extras = born.extras
+        self._due_ns = extras.due_ns if extras else 0
+        self._due_is_wall = extras.due_is_wall if extras else False
+        self._expires_ns = extras.expires_ns if extras else 0
+        self._expires_is_wall = extras.expires_is_wall if extras else False
+        # The clock moves moments by the steps behind the records that tell them.
+        self._due_lsn, self._expires_lsn, self._ended_lsn = born.lsn, born.lsn, LSN_MAX
+        self._enqueued_ns = born.time_ns
+        self.state = after(State.ABSENT, Kind.ENQUEUED, waits=self._due_ns > born.time_ns)
+        if born.carried is not None:
+            self._begin_carried(born.kind, born.carried)
+
+    def _begin_carried(self, kind: int, carried: Carried) -> None:
+        """What came before is gone: the record says what became of it."""
+        self._enqueued_ns = carried.enqueued_ns
+        self._attempts = decode_history(carried.history)
+        self.attempt = carried.attempt
+        self._expires_ns = carried.expires_ns or self._expires_ns
+        if kind == _REQUEUED:
+            self._due_ns = 0
+            self._is_dead_no_more(Kind.REQUEUED)
+            return
+        self.state = carried.state
+        self._due_ns, self._due_is_wall = carried.due_ns, carried.due_is_wall
+        self._settled_ns = carried.ended_ns
+        if self.state in _OVER:
+            self._ended_lsn = self._born.lsn
+        if self.state is State.SUCCEEDED:
+            self._result, self._result_flags = carried.body, carried.flags & PACKED
+        else:
+            # Attempts that do not count any more are those before a requeue.
+            counted = self._attempts if carried.attempt else []
+            reasons = (one.reason for one in reversed(counted) if one.reason)
+            self._reason = (carried.body or b"").decode("utf-8", "replace") or next(reasons, "")
+
+    def add(self, record: LogRecord) -> None:
+        """Apply the next record that concerns the job."""
+        if record.kind in (_REQUEUED, _PURGED):
+            self._is_dead_no_more(Kind(record.kind))
+            if record.carried is not None:
+                extras_ns = record.extras.expires_ns if record.extras else 0
+                self._expires_ns = record.carried.expires_ns or extras_ns
+                self._expires_lsn = record.lsn
+            return
+        kind = Kind(record.kind)
+        if kind in _PASSED_OVER:
+            return
+        waits = record.due_ns > record.time_ns
+        self.state = after(self.state, kind, waits=waits)
+        self.attempt = record.attempt
+        self._due_ns, self._due_is_wall, self._due_lsn = record.due_ns, False, record.lsn
+        body = record.body
+        if kind is Kind.CLAIMED:
+            view = AttemptView(number=record.attempt, owner=record.token, started_ns=record.time_ns)
+            self._attempts = [*self._attempts[1 - _ATTEMPTS_SHOWN :], view]
+            return
+        if kind is Kind.SUCCEEDED:
+            self._result = body
+            self._result_flags = record.body_flags
+            self._reason = ""
+        elif body:
+            self._reason = body.decode("utf-8", "replace")
+        if record.kind in FINAL_KINDS:
+            self._settled_ns = record.time_ns
+            # When a dead letter expires matters once it is requeued.
+            self._ended_lsn = LSN_MAX if kind is Kind.DIED else record.lsn
+        if self._attempts and not self._attempts[-1].ended_ns:
+            last = self._attempts[-1]
+            self._attempts[-1] = AttemptView(
+                number=last.number,
+                owner=last.owner,
+                started_ns=last.started_ns,
+                ended_ns=record.time_ns,
+                outcome=_outcome(kind, record.cause),
+                reason=body.decode("utf-8", "replace")
+                if body and kind is not Kind.SUCCEEDED
+                else "",
+            )
+
+    def _is_dead_no_more(self, kind: Kind) -> None:
+        """A dead letter begins anew, keeping its earlier attempts for display; or it is gone."""
+        self.state = after(self.state, kind)
+        self.attempt = self._settled_ns = 0
+        self._reason = ""
+
+    def moved_between(self) -> tuple[int, int] | None:
+        """The lsns between which steps of the clock matter to the job; None if none does."""
+        if self._expires_ns and not self._expires_is_wall:
+            return self._expires_lsn, self._ended_lsn
+        is_delayed = self.state is State.SCHEDULED and not self._due_is_wall
+        return (self._due_lsn, self._ended_lsn) if is_delayed else None
+
+    def clock_stepped(self, lsn: int, step_ns: int) -> None:
+        """Wall time made a step: what is relative moves with it, a date does not.
+
+        Steps may be told in their place among the job's records, or all of them behind.
+        """
+        if self._due_ns and not self._due_is_wall and lsn > self._due_lsn:
+            self._due_ns += step_ns
+        is_moved = self._expires_lsn < lsn < self._ended_lsn
+        if self._expires_ns and not self._expires_is_wall and is_moved:
+            self._expires_ns += step_ns
+
+    def view(self, now_ns: int) -> JobView:
+        """The job as of ``now_ns``."""
+        born = self._born
+        state = self.state
+        if state is State.SCHEDULED and self._due_ns <= now_ns:
+            state = BY_TIME[state]
+        extras = born.extras
+        task = born.task.decode("utf-8", "replace")
+        return JobView(
+            lsn=born.job,
+            job_id=f"{self._tag}-{born.job}",
+            queue=born.queue.decode("utf-8", "replace"),
+            task=task,
+            priority=born.priority,
+            state=state,
+            attempt=self.attempt,
+            attempts_max=born.attempts_max,
+            enqueued_ns=self._enqueued_ns,
+            due_ns=self._due_ns if state is State.SCHEDULED else 0,
+            expires_ns=self._expires_ns,
+            settled_ns=self._settled_ns,
+            key=extras.key if extras else None,
+            headers=extras.headers if extras else {},
+            payload=born.body or b"",
+            payload_flags=born.body_flags,
+            result=self._result,
+            keeps_result=born.keeps_result,
+            result_flags=self._result_flags,
+            reason=self._reason,
+            attempts=tuple(replace(one, task=task) for one in self._attempts),
+        )
+
+
+def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
+    """Everything the log says of one job, None if there is no such job."""
+    story: Story | None = None
+    for found in _about(journal, lsn):
+        record = decode_record(found.record, found.lsn, found.epoch, found.time_ns)
+        if story is not None:
+            story.add(record)
+        elif _begins(found.record):
+            story = Story(journal.tag, record)
+        # Else the job was written again further on, since it began in what is gone.
+    if story is None or story.state is State.ABSENT:
+        return None
+    moved = story.moved_between()
+    if moved is not None:
+        for step in _patiently(journal, lambda: list(journal.indexes.steps_after(*moved))):
+            story.clock_stepped(*step)
+    return story.view(now_ns)
+
+
+def job_records(journal: Journal, job: int) -> Iterator[LogRecord]:
+    """The records that concern a job, in order."""
+    for found in _about(journal, job):
+        yield decode_record(found.record, found.lsn, found.epoch, found.time_ns)
+
+
+def _about(journal: Journal, job: int) -> list[Found]:
+    """The records that concern a job, up to one after which there are none."""
+    return _patiently(journal, lambda: list(_until_final(journal.indexes.about(job))))
+
+
+def _until_final(found: Iterator[Found]) -> Iterator[Found]:
+    begun = False
+    for one in found:
+        yield one
+        # The end of a job whose beginning is gone may be told again further on, with all of it.
+        begun = begun or _begins(one.record)
+        if begun and one.record[KIND_AT] in _FOR_GOOD:
+            return
+
+
+def _patiently(journal: Journal, look: Callable[[], Answer]) -> Answer:
+    """What is found; if compaction took a segment meanwhile, what is found in the others."""
+    known = journal.files.lsns
+    try:
+        return look()
+    except LogError:
+        journal.files.refresh()
+        if journal.files.lsns == known:
+            raise
+    return look()
+
+
+def _begins(record: bytes) -> bool:
+    """Whether a job's story may begin with it."""
+    kind = record[KIND_AT]
+    return kind == _ENQUEUED or (kind in _CARRYING and record[STATE_AT] != State.ABSENT)
+
+
+def _outcome(kind: Kind, cause: Cause) -> str:
+    if kind is Kind.RELEASED and cause is Cause.OWNER_LOST:
+        return "lost"
+    return kind.name.lower()

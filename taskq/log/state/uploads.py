@@ -1,0 +1,200 @@
+"""How far uploads have come, as the log tells: found by hopping from frame to frame.
+
+Who adopts need not fold the jobs of the log for it, only look at the end of each frame that was
+written since the upload was published.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import FormatError
+from taskq.core.records import Kind
+from taskq.log.format import codec
+from taskq.log.format.frames import Frame, Gap
+from taskq.log.format.notes import ADOPTED_SIZE, UploadProgress, adopted_at_end, decode_adopted
+from taskq.log.format.record import places
+from taskq.log.format.salvage import salvage
+from taskq.log.segments.segments import SegmentGone, hop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from taskq.log.format.frames import Cursor
+    from taskq.log.journal.journal import Journal
+    from taskq.log.machine.ports import Disk
+
+INBOX: Final = "inbox"
+#: Ends the names of what publishes an upload.
+MANIFEST: Final = ".json"
+#: What is read of a frame to see whether any stand at its end.
+_END_BYTES: Final = 4_096
+#: What looks like ADOPTED records of one upload, and is looked at more closely when it matters.
+_FOUND_MAX: Final = 64
+_TRIES: Final = 4
+
+
+def waiting_uploads(disk: Disk, path: str) -> list[str]:
+    """The names of the uploads to a log that may not be adopted as a whole."""
+    names = disk.names(f"{path}/{INBOX}")
+    return [name.removesuffix(MANIFEST) for name in names if name.endswith(MANIFEST)]
+
+
+class _Found(NamedTuple):
+    """What looks like an ADOPTED record: a payload could, too, at the end of the last record."""
+
+    lsn: int
+    adopted: UploadProgress
+    segment: int
+    #: of its frame; -1: it is known to be one
+    offset: int
+
+
+class UploadsSeen:
+    """The progress of uploads, up to where this process has looked."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._generation = journal.generation
+        self._from_lsn = 0
+        self._cursor: Cursor | None = None
+        self._found: dict[bytes, deque[_Found]] = {}
+
+    def progress(self, upload: bytes) -> tuple[int, UploadProgress] | None:
+        """(lsn, what it says) of the upload's latest ADOPTED record; None if there is none yet."""
+        found = self._found.get(upload)
+        while found:
+            latest = found[-1]
+            if latest.offset < 0:
+                return latest.lsn, latest.adopted
+            found.pop()
+            if self._is_record(latest):
+                found.append(latest._replace(offset=-1))
+        return None
+
+    def look_from(self, lsn: int) -> None:
+        """Look from the segment of that record on, which no later one of interest comes before."""
+        if self._cursor is None or lsn < self._from_lsn:
+            self._from_lsn = lsn
+            self._cursor = self._journal.files.cursor_at(lsn)
+            self._found.clear()
+
+    def keep_only(self, waiting: Iterable[bytes]) -> None:
+        """Forget all others: they are over, whoever adopted them.
+
+        Called with what waits just now, before looking further: of an upload that was published
+        since then nothing was found yet.
+        """
+        kept = set(waiting)
+        self._found = {one: found for one, found in self._found.items() if one in kept}
+
+    def catch_up(self) -> None:
+        """Look at all that was written since, up to the journal's known end."""
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[None]:
+        """Do as ``catch_up``, a frame at a time."""
+        if self._generation != self._journal.generation:
+            self._generation, self._cursor = self._journal.generation, None
+        for number in range(_TRIES):
+            if self._cursor is None:
+                self.look_from(self._from_lsn)
+            try:
+                yield from self._hop()
+            except SegmentGone:  # what is needed of it was written again
+                self._cursor = None
+                if number == _TRIES - 1:
+                    raise
+            else:
+                return
+
+    def appended(self, start: Cursor, adopted: dict[bytes, UploadProgress], next_lsn: int) -> None:
+        """A frame of our own begins at ``start``, and ends in these."""
+        cursor, journal = self._cursor, self._journal
+        if cursor is None or (cursor.segment, cursor.offset) != (start.segment, start.offset):
+            return
+        first = next_lsn - len(adopted)
+        for lsn, one in enumerate(adopted.values(), first):
+            self._add(_Found(lsn, one, start.segment, -1))
+        cursor.segment, cursor.offset = journal.segment, journal.offset
+        cursor.next_lsn = next_lsn
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _hop(self) -> Iterator[None]:
+        journal, files, cursor = self._journal, self._journal.files, self._cursor
+        if cursor is None:
+            return
+        while not journal.is_at_end(cursor):
+            segment = cursor.segment
+            size = journal.offset if segment == journal.segment else files.size(segment)
+            for offset, header in hop(files, segment, cursor.offset, size):
+                self._look_at(segment, offset, header)
+                cursor.offset, cursor.next_lsn = offset + header.size, header.next_lsn
+                yield
+            if cursor.offset < size:
+                self._pass_damage(cursor, size)
+                continue
+            following = files.after(segment, journal.segment)
+            if segment not in files.lsns:
+                raise SegmentGone(f"{journal.path}: a segment is gone")
+            if following is None:
+                return
+            cursor.segment, cursor.offset = following, codec.SEGMENT_HEADER.size
+            cursor.next_lsn = max(cursor.next_lsn, following)
+
+    def _look_at(self, segment: int, offset: int, header: codec.FrameHeader) -> None:
+        size = min(header.body_size, _END_BYTES)
+        found = self._ends(segment, offset, header, size)
+        if len(found) >= size // ADOPTED_SIZE > 0 and size < header.body_size:
+            found = self._ends(segment, offset, header, header.body_size)
+        for lsn, adopted in found:
+            self._add(_Found(lsn, adopted, segment, offset))
+
+    def _ends(
+        self, segment: int, offset: int, header: codec.FrameHeader, size: int
+    ) -> list[tuple[int, UploadProgress]]:
+        files = self._journal.files
+        at = offset + codec.FRAME_HEADER_SIZE + header.body_size - size
+        data = files._read(files.descriptor(segment), size, at)
+        return list(adopted_at_end(data, header.next_lsn))
+
+    def _add(self, found: _Found) -> None:
+        adopted = found.adopted
+        self._found.setdefault(adopted.upload, deque(maxlen=_FOUND_MAX)).append(found)
+
+    def _pass_damage(self, cursor: Cursor, size: int) -> None:
+        """Go on behind a header that does not read back; what is whole in its frame counts."""
+        files, segment = self._journal.files, cursor.segment
+        scanner = files.scanner(segment, size, cursor.next_lsn, sealed=True)
+        item = next(scanner.frames(cursor.offset), None)
+        if item is None:
+            cursor.offset = size
+            return
+        if not isinstance(item, Gap):
+            cursor.offset, cursor.next_lsn = item.end, item.header.next_lsn
+            return
+        damaged = files.damaged_frame(files.base(segment), item)
+        if damaged is not None:
+            for lsn, _, record in salvage(damaged[1], item.first_lsn):
+                if record[4] == Kind.ADOPTED:
+                    self._add(_Found(lsn, decode_adopted(record), segment, -1))
+        cursor.offset, cursor.next_lsn = max(item.resume, cursor.offset + 8), item.next_lsn
+
+    def _is_record(self, found: _Found) -> bool:
+        """Whether the records of its frame are such that one begins there."""
+        files = self._journal.files
+        with contextlib.suppress(SegmentGone, FormatError):
+            size = files.size(found.segment)
+            scanner = files.scanner(found.segment, size, 0, sealed=True)
+            frame = next(scanner.frames(found.offset), None)
+            if not isinstance(frame, Frame):
+                return True  # damaged: its own CRC is all there is to go by
+            return any(
+                lsn == found.lsn and frame.data[at + 4] == Kind.ADOPTED
+                for lsn, at, _ in places(frame)
+            )
+        return False

@@ -1,0 +1,128 @@
+"""The queue between callers and the storage thread: requests, and what wakes either side."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogClosed
+from taskq.log.commit.answers import refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.log.requests import AdoptOrder, Order, Request
+
+_log: Final = logging.getLogger("taskq")
+
+
+class Mailbox:
+    """What callers leave for the storage thread of one log; any thread may send.
+
+    Attributes:
+        requests: those that the thread has not taken yet.
+        orders: compactions and adoptions that somebody asked for.
+        chores: calls for the thread to make between two batches.
+        asleep: whether the thread must be poked to look.
+        poke: wakes the thread; does nothing before the log is open.
+        usable: False once closed, and in a forked child.
+        closing: set once; the thread answers what it has and ends.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.requests: deque[Request] = deque()
+        self.orders: deque[Order | AdoptOrder] = deque()
+        self.chores: deque[Callable[[], object]] = deque()
+        self.asleep = False
+        self.poke: Callable[[], None] = _nobody_there
+        self.usable = True
+        self.closing = False
+        self._ended = False
+        self._waiting_for_room: deque[Callable[[], object]] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the thread must not go to sleep."""
+        return bool(
+            self.requests or self.closing or self.chores or self.orders or self._waiting_for_room
+        )
+
+    def closed(self) -> LogClosed:
+        """What is said to those who send when it is not usable."""
+        return LogClosed(f"{self.path}: the log is closed here; open it again")
+
+    def order(self, order: Order | AdoptOrder) -> None:
+        """Have it carried out when there is time, and answered."""
+        self.orders.append(order)
+        self.wake_up()
+
+    def between_batches(self, chore: Callable[[], object]) -> None:
+        """Run ``chore`` on the storage thread, while it holds no lock."""
+        self.chores.append(chore)
+        self.wake_up()
+
+    def when_room(self, wake: Callable[[], object]) -> None:
+        """Call ``wake`` once the requests have been taken."""
+        self._waiting_for_room.append(wake)
+        self.wake_up()
+
+    def wake_up(self) -> None:
+        """Make the thread look; once it has ended nobody does, so it is answered here."""
+        self.asleep = False
+        if self._ended:
+            self.asleep = True
+            self.refuse_rest()
+            return
+        self.poke()
+
+    # -- on the storage thread --------------------------------------------------------------------
+
+    def emptied(self) -> None:
+        """Tell senders that waited for room."""
+        while self._waiting_for_room:
+            run_chore(self._waiting_for_room.popleft())
+
+    def end(self) -> None:
+        """Nobody takes anything any more."""
+        self._ended = True
+        # A sender looks at ``asleep`` after it has sent: one that saw the log open, and sends only
+        # now, is made to call ``wake_up``, and answers itself.
+        self.asleep = True
+        self.refuse_rest()
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def refuse_rest(self) -> None:
+        """Answer what came too late."""
+        closed = LogClosed(f"{self.path}: the log was closed")
+        with contextlib.suppress(IndexError):
+            while True:
+                for answer in refusals([self.requests.popleft()], closed):
+                    answer[0].deliver([answer])
+        with contextlib.suppress(IndexError):
+            while True:
+                order = self.orders.popleft()
+                order.port.deliver([(order.port, order.future, closed)])
+        with contextlib.suppress(IndexError):
+            while True:
+                run_chore(self._waiting_for_room.popleft())
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the thread that reads this belongs to the parent."""
+        self.poke = _nobody_there
+        self.closing = True
+
+
+def _nobody_there() -> None:
+    """The thread looks by itself once it is there."""
+
+
+def run_chore(chore: Callable[[], object]) -> None:
+    """Call it; what it raises is logged."""
+    try:
+        chore()
+    except Exception:  # noqa: BLE001 - the thread outlives it
+        _log.exception("a chore on the storage thread raised")

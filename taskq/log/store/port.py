@@ -1,0 +1,399 @@
+"""Both ends of the mailbox: a port takes requests from one event loop, or from threads without one.
+
+Answers come back in one wake-up per batch: the storage thread hands a port the whole list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from asyncio import Future as _Future
+from collections import deque
+from concurrent import futures
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
+
+from taskq.core.model import LogStats
+from taskq.core.records import Cause, Kind
+from taskq.log.config import MAILBOX_MAX
+from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Withdrawal
+from taskq.log.state.story import tell
+from taskq.log.state.uploads import waiting_uploads
+from taskq.log.store.waking import Bell, Reply
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from collections.abc import Callable, Iterable
+
+    from taskq.core.errors import TaskqError
+    from taskq.core.model import EngineStats, Extras, JobView, QueueStats
+    from taskq.log.requests import (
+        Answer,
+        Bundle,
+        Delivery,
+        Duplicate,
+        EnqueueSpec,
+        Enrolment,
+        Letter,
+        Steer,
+        Turn,
+    )
+    from taskq.log.state.facets import Sight
+    from taskq.log.store.mailbox import Mailbox
+
+_log: Final = logging.getLogger("taskq")
+_ENQUEUE: Final = int(Op.ENQUEUE)
+#: A loop that has had so many answers is here to stay, and gets a bell; one made for a single call
+#: (``async_to_sync``) is spared the pipe.
+_SETTLED_IN: Final = 16
+
+
+class _Port:
+    """What the two kinds of port have in common; ``make`` makes the futures they return."""
+
+    def __init__(self, mailbox: Mailbox, make: Callable[[], Any]) -> None:
+        self._mailbox = mailbox
+        self._requests = mailbox.requests
+        self._future = make
+
+    def _send(self, op: int, operand: object) -> Any:
+        mailbox = self._mailbox
+        if not mailbox.usable:
+            raise mailbox.closed()
+        future = self._future()
+        self._requests.append((op, self, future, operand))
+        if mailbox.asleep:
+            mailbox.wake_up()
+        return future
+
+    @property
+    def full(self) -> bool:
+        """Whether the mailbox is at its limit: wait for ``room`` before sending more."""
+        return len(self._requests) >= MAILBOX_MAX
+
+    def enqueue_many(self, items: list[tuple[EnqueueSpec, bytes, Extras | None]]) -> Any:
+        """Enqueue all or none."""
+        return self._send(Op.ENQUEUE_MANY, items)
+
+    def claim(self, request: ClaimRequest) -> Any:
+        """Deliveries, once there are any; [] when the request's time is up."""
+        return self._send(Op.CLAIM, request)
+
+    def forget(self, asked: Any) -> None:
+        """Nobody waits for that answer any more: what it brings, or has brought, is given back."""
+        if not asked.cancel() and asked.exception() is None:
+            self._late(asked.result())
+
+    def settle(self, items: list[Settlement]) -> Any:
+        """End deliveries: for each None, or the error that it met."""
+        return self._send(Op.SETTLE, items)
+
+    def settle_soon(
+        self, items: list[Settlement], on_error: Callable[[Settlement, TaskqError], None]
+    ) -> None:
+        """End deliveries without waiting for it; what the disk refuses is tried again."""
+        mailbox = self._mailbox
+        if not mailbox.usable:
+            raise mailbox.closed()
+        self._requests.append((Op.SETTLE_SOON, self, None, (items, on_error)))
+        if mailbox.asleep:
+            mailbox.wake_up()
+
+    def cancel(self, lsn: int) -> Any:
+        """Withdraw a waiting job, or ask for the end of a running one: a ``Cancel``."""
+        return self._send(Op.CANCEL, lsn)
+
+    def transact(self, bundle: Bundle) -> Any:
+        """Carry all of it out, or nothing: a ``Done``, or the error that one part met."""
+        return self._send(Op.TRANSACT, bundle)
+
+    def extend(self, delivery: Delivery, lease_ns: int) -> Any:
+        """Let a claim end so long from now."""
+        return self._send(Op.EXTEND, (delivery, lease_ns))
+
+    def outcome(self, lsn: int) -> Any:
+        """How a job ended, once it has."""
+        return self._send(Op.OUTCOME, lsn)
+
+    def view(self, lsn: int) -> Any:
+        """Everything the log says of a job, None if there is no such job."""
+        return self._send(Op.LOOK, (lambda one: _view(one, lsn), False))
+
+    def stats(self) -> Any:
+        """Counts per queue."""
+        return self._send(Op.STATS, _stats)
+
+    def peek(self, count: int, queue: str | None = None) -> Any:
+        """The next ready jobs, in the order in which they would be claimed."""
+        return self._send(Op.LOOK, (lambda one: _peek(one, count, queue), True))
+
+    def look(self, look: Callable[[Sight], object], *, needs_agenda: bool = True) -> Any:
+        """What a function of this process's agenda gives: it reads only, without the lock."""
+        return self._send(Op.LOOK, (look, needs_agenda))
+
+    def requeue(self, letters: list[Letter]) -> Any:
+        """Make dead letters ready again: for each None, or why it was not done."""
+        return self._send(Op.REQUEUE, letters)
+
+    def purge(self, lsns: list[int]) -> Any:
+        """Forget dead letters: for each None, or why it was not done."""
+        return self._send(Op.PURGE, lsns)
+
+    def pause(self, queue: str, *, paused: bool) -> Any:
+        """Pause or resume a queue: whether that was new."""
+        return self._send(Op.PAUSE if paused else Op.RESUME, queue)
+
+    def withdraw(self, lsns: list[int], cause: Cause = Cause.CALLER) -> Any:
+        """Cancel those of these jobs that wait: their lsns."""
+        return self._send(Op.WITHDRAW, Withdrawal(lsns, cause))
+
+    def tick(self, turn: Turn) -> Any:
+        """Write ticks: what their jobs became, or None if another process was faster."""
+        return self._send(Op.TICK, turn)
+
+    def enrol(self, schedules: list[Enrolment]) -> Any:
+        """Let the log know schedules."""
+        return self._send(Op.ENROL, schedules)
+
+    def steer(self, wish: Steer) -> Any:
+        """Pause, resume, reset or remove a schedule: whether that was new."""
+        return self._send(Op.STEER, wish)
+
+    def extent(self, beyond: int | None = None) -> Any:
+        """How far the log may be read, once that is beyond an lsn; None: beyond all it has now."""
+        return self._send(Op.FOLLOW, beyond)
+
+    def compact(self, keep_seconds: float | None, *, dry_run: bool) -> Any:
+        """Compact now: a CompactReport once it is done."""
+        mailbox = self._mailbox
+        if not mailbox.usable:
+            raise mailbox.closed()
+        future = self._future()
+        mailbox.order(Order(keep_seconds, dry_run, self, future))
+        return future
+
+    def adopt(self) -> Any:
+        """Adopt what was published: how many jobs came of it, once nothing waits any more."""
+        mailbox = self._mailbox
+        if not mailbox.usable:
+            raise mailbox.closed()
+        future = self._future()
+        mailbox.order(AdoptOrder(self, future))
+        return future
+
+    def _resolve(self, answers: Iterable[Answer]) -> None:
+        for _, future, value in answers:
+            if future is None:
+                _call(*value)
+            elif future.done():
+                self._late(value)
+            elif type(value) is int:  # the lsn of a new job: by far the most
+                future.set_result(value)
+            elif isinstance(value, Exception):
+                future.set_exception(value)
+            else:
+                future.set_result(value)
+
+    def _late(self, value: object) -> None:
+        """An answer for somebody who gave up: deliveries must not be lost with it."""
+        if self._mailbox.usable and _are_deliveries(value):
+            given_back = [Settlement(Kind.RELEASED, one, None, 0, Cause.DRAIN) for one in value]
+            self.settle_soon(given_back, _ignore)
+
+
+def _are_deliveries(value: object) -> TypeGuard[list[Delivery]]:
+    return isinstance(value, list) and bool(value) and hasattr(value[0], "token")
+
+
+def _take_all(source: list[Delivery], taken: list[Delivery]) -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            taken.append(source.pop())
+
+
+class LoopPort(_Port):
+    """The port of one event loop; only that loop's thread uses it."""
+
+    def __init__(self, mailbox: Mailbox, loop: AbstractEventLoop) -> None:
+        super().__init__(mailbox, loop.create_future)
+        self.loop = loop
+        self._turns = 0
+        self._bell: Bell | None = None
+        self._inbox: deque[list[Answer]] = deque()
+
+    def enqueue(
+        self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
+    ) -> _Future[int | Duplicate]:
+        """The new job's lsn once it is durable, or the job that holds its key."""
+        mailbox = self._mailbox
+        if not mailbox.usable:
+            raise mailbox.closed()
+        future: _Future[int | Duplicate] = _Future(loop=self.loop)
+        self._requests.append((_ENQUEUE, self, future, (spec, body, extras)))
+        if mailbox.asleep:
+            mailbox.wake_up()
+        return future
+
+    def ask(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> Reply:
+        """Do as ``enqueue`` for a caller that awaits the answer right away."""
+        mailbox = self._mailbox
+        if not mailbox.usable:
+            raise mailbox.closed()
+        reply = Reply(self.loop)
+        self._requests.append((_ENQUEUE, self, reply, (spec, body, extras)))
+        if mailbox.asleep:
+            mailbox.wake_up()
+        return reply
+
+    async def room(self) -> None:
+        """Wait until the mailbox has room."""
+        while self.full:
+            await self._emptied()
+
+    def _emptied(self) -> _Future[None]:
+        future: _Future[None] = self.loop.create_future()
+        self._mailbox.when_room(lambda: self.loop.call_soon_threadsafe(_wake, future))
+        return future
+
+    def deliver(self, answers: list[Answer]) -> None:
+        """One wake-up of the loop for the whole list; on the storage thread."""
+        self._inbox.append(answers)
+        bell = self._bell
+        try:
+            if bell is None or self.loop.is_closed():
+                self.loop.call_soon_threadsafe(self._rung)
+            else:
+                bell.ring()
+        except RuntimeError:  # the loop is closed
+            self.give_up()
+
+    @property
+    def busy(self) -> bool:
+        """Whether answers are on their way."""
+        return bool(self._inbox)
+
+    def give_up(self) -> None:
+        """The loop is closed: nobody is left to be told, but claims must not be lost with it."""
+        with contextlib.suppress(IndexError):
+            while True:
+                for _, _, value in self._inbox.popleft():
+                    self._late(value)
+
+    def surrender(self) -> list[Delivery]:
+        """From another thread, while the loop stands still: take the claims it has not looked at.
+
+        To the loop they came empty. Each is taken by itself: whichever thread is first has it.
+        """
+        taken: list[Delivery] = []
+        with contextlib.suppress(RuntimeError):  # more came in meanwhile: they are for the next try
+            for answers in list(self._inbox):
+                for _, _, value in answers:
+                    if _are_deliveries(value):
+                        _take_all(value, taken)
+        return taken
+
+    def _turn(self, answers: list[Answer]) -> None:
+        self._turns += 1
+        if self._turns == _SETTLED_IN and self._mailbox.usable:
+            with contextlib.suppress(NotImplementedError, OSError):
+                self._bell = Bell(self.loop, self._rung)
+        left = iter(answers)
+        try:
+            self._resolve(left)
+        except BaseException:
+            # A task that was stepped here ends the program; the others get their answers still.
+            self.loop.call_soon(self._turn, list(left))
+            raise
+
+    def _rung(self) -> None:
+        while self._inbox:
+            self._turn(self._inbox.popleft())
+
+    def leave(self) -> None:
+        """The log is closed: let the loop have its last answers and forget the pipe."""
+        try:
+            self.loop.call_soon_threadsafe(self._leave)
+        except RuntimeError:
+            self.close()
+
+    def _leave(self) -> None:
+        self._rung()
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            bell.leave(self.loop)
+
+    def close(self) -> None:
+        """The loop is closed."""
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            bell.close()
+        self.give_up()
+
+
+class ThreadPort(_Port):
+    """The port of threads that have no event loop; any thread may use it."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        super().__init__(mailbox, futures.Future)
+
+    def enqueue(
+        self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
+    ) -> futures.Future[int | Duplicate]:
+        """As ``LoopPort.enqueue``."""
+        future: futures.Future[int | Duplicate] = self._send(_ENQUEUE, (spec, body, extras))
+        return future
+
+    def room(self) -> None:
+        """Block until the mailbox has room."""
+        while self.full:
+            event = threading.Event()
+            self._mailbox.when_room(event.set)
+            event.wait()
+
+    def deliver(self, answers: list[Answer]) -> None:
+        """Futures of threads are resolved right here."""
+        for answer in answers:
+            try:
+                self._resolve([answer])
+            except futures.InvalidStateError:  # cancelled at this very moment
+                self._late(answer[2])
+
+
+def _wake(future: _Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _ignore(item: Settlement, error: TaskqError) -> None:
+    _log.debug("giving back %r: %s", item.delivery, error)
+
+
+def _call(on_error: Callable[[Any, Any], None], item: object, error: object) -> None:
+    try:
+        on_error(item, error)
+    except Exception:  # noqa: BLE001 - a callback's error stops nothing
+        _log.exception("a settlement's error callback raised")
+
+
+def _view(sight: Sight, lsn: int) -> JobView | None:
+    return tell(sight.journal, lsn, sight.journal.clock.wall_ns())
+
+
+def _stats(sight: Sight, queues: tuple[QueueStats, ...], engine: EngineStats) -> LogStats:
+    journal = sight.journal
+    return LogStats(
+        queues=queues,
+        segments=len(journal.files.lsns),
+        size=journal.files.total_size(),
+        next_lsn=journal.next_lsn,
+        engine=engine,
+        uploads=len(waiting_uploads(journal.disk, journal.path)),
+    )
+
+
+def _peek(sight: Sight, count: int, queue: str | None) -> list[JobView]:
+    journal, agenda = sight.journal, sight.facets.need_agenda()
+    queues = None if queue is None else frozenset({queue})
+    now_ns = journal.clock.wall_ns()
+    views = (tell(journal, job, now_ns) for job in agenda.taking.next_ready(count, queues))
+    return [view for view in views if view is not None]

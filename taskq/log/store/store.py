@@ -1,0 +1,314 @@
+"""A log that is open in this process, as its callers see it; the work is done by its one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import LogError, UsageError, refusal
+from taskq.core.model import SECOND_NS
+from taskq.log.machine import forks
+from taskq.log.machine.access import enter, exposures
+from taskq.log.machine.forks import fill_standard
+from taskq.log.machine.owners import publish
+from taskq.log.machine.progress import ProgressBoard
+from taskq.log.store.mailbox import Mailbox
+from taskq.log.store.port import LoopPort, ThreadPort
+from taskq.log.store.thread import StorageThread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+    from taskq.core.model import Serving
+    from taskq.log.config import LogConfig
+    from taskq.log.decide.listeners import DeadLetter
+    from taskq.log.requests import Ask
+
+_log: Final = logging.getLogger("taskq")
+
+
+class Store:
+    """A log that is open in this process.
+
+    Attributes:
+        mailbox: what ports and others leave for the storage thread.
+        usable: False once closed, and in a forked child.
+        tag: what every job id of this log starts with.
+        owner: this process's owner number.
+    """
+
+    def __init__(self, path: str, config: LogConfig) -> None:
+        self.path = path
+        self.config = config
+        self.mailbox = Mailbox(path)
+        self.usable = True
+        self.openers = 1
+        self.tag = ""
+        self.owner = 0
+        self._opened = threading.Event()
+        self._error: BaseException | None = None
+        self._storage: StorageThread | None = None
+        self._progress: ProgressBoard | None = None
+        self._servings: dict[object, Serving] = {}
+        self._ports: dict[asyncio.AbstractEventLoop, LoopPort] = {}
+        self._latest: dict[int, LoopPort] = {}
+        self._thread_port = ThreadPort(self.mailbox)
+        self._thread = threading.Thread(target=self._run, name="taskq-storage", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        # A program may have asked to die of SIGPIPE; a wake-up of the dead is no reason to.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+        try:
+            storage = self._storage = StorageThread(
+                self.mailbox, self.config, self.leave_closed_loops, self._shut
+            )
+            try:
+                storage.open()
+                self.tag, self.owner = storage.journal.tag, storage.committer.peers.owner
+            except BaseException:
+                storage.close_files()
+                raise
+        except BaseException as error:  # noqa: BLE001 - whoever opens the log gets it
+            self._error = refusal(self.path, error) if isinstance(error, OSError) else error
+            self._shut()
+            return
+        finally:
+            self._opened.set()
+        storage.run()
+        for port in list(self._ports.values()):
+            port.leave()
+
+    def _shut(self) -> None:
+        """Take no more; every enqueue asks, so the flag stands in two places, set together here."""
+        self.usable = self.mailbox.usable = False
+
+    def wait_open(self) -> None:
+        """Block until the log is open.
+
+        Raises:
+            LogError: it cannot be opened.
+        """
+        limit = self.config.lock_wait_seconds
+        if not self._opened.wait(limit):
+            self.mailbox.closing = True
+            self._shut()
+            if self._storage is not None:
+                raise self._storage.writer.locked_error(limit)
+            raise LogError(f"{self.path}: opening took over {limit:g} s")
+        if self._error is not None:
+            raise self._error
+
+    # -- what it is -------------------------------------------------------------------------------
+
+    @property
+    def _open(self) -> StorageThread:
+        assert self._storage is not None
+        return self._storage
+
+    @property
+    def log_id(self) -> UUID:
+        """What makes this log another than all others."""
+        return self._open.journal.identity.log_id
+
+    @property
+    def recovered(self) -> list[str]:
+        """What opening had to repair, in words."""
+        return self._open.journal.recovered
+
+    @property
+    def taken_back(self) -> int:
+        """Jobs of dead processes that this one gave back or ended."""
+        return self._open.committer.taken_back
+
+    @property
+    def batches(self) -> int:
+        """Frames appended by this process."""
+        return self._open.journal.meters.batches
+
+    @property
+    def longest_lock_wait_seconds(self) -> float:
+        """The longest wait for the writer lock so far."""
+        return self._open.writer.waits.largest / SECOND_NS
+
+    def steady_ns(self) -> int:
+        """The clock of ``ClaimRequest.wait_until_ns``."""
+        return self._open.journal.clock.steady_ns()
+
+    def wall_ns(self) -> int:
+        """The log's time, in nanoseconds since 1970."""
+        return self._open.journal.clock.wall_ns()
+
+    # -- its ends for callers ---------------------------------------------------------------------
+
+    def port(self) -> LoopPort:
+        """The port of the running event loop.
+
+        Every enqueue asks: ``get_running_loop`` makes a system call each time before Python 3.12
+        (0.3 µs), so the loop that this thread asked from last is tried first.
+        """
+        thread = get_ident()
+        port = self._latest.get(thread)
+        if port is not None and getattr(port.loop, "_thread_id", None) == thread:
+            return port
+        port = self._latest[thread] = self._port_of(asyncio.get_running_loop())
+        return port
+
+    def _port_of(self, loop: asyncio.AbstractEventLoop) -> LoopPort:
+        port = self._ports.get(loop)
+        if port is None:
+            self._latest.clear()
+            self.leave_closed_loops()
+            port = self._ports[loop] = LoopPort(self.mailbox, loop)
+        return port
+
+    def leave_closed_loops(self) -> bool:
+        """Take back what closed loops were not told any more; False while answers are on their way.
+
+        Other threads may come here, too.
+        """
+        settled = True
+        for loop, port in list(self._ports.items()):
+            if loop.is_closed():
+                self._ports.pop(loop, None)
+                port.close()
+            elif port.busy:
+                settled = False
+        return settled
+
+    @property
+    def thread_port(self) -> ThreadPort:
+        """The port of threads that run no event loop."""
+        return self._thread_port
+
+    def on_death(
+        self, hook: object, call: Callable[[DeadLetter, Any], object]
+    ) -> Callable[[], None]:
+        """Have ``call(letter, hook)`` called in the running loop for each job that dies here.
+
+        Returns what ends that.
+        """
+        return self._open.committer.operations.deaths.listen(self.port(), hook, call)
+
+    def on_cancel(self, call: Callable[[Ask, None], object]) -> Callable[[], None]:
+        """Have ``call(ask, None)`` called in the running loop for each of this process's jobs.
+
+        For those that somebody wants cancelled, once for each. Returns what ends that.
+        """
+        leave = self._open.committer.operations.asks.listen(self.port(), call)
+        self.mailbox.wake_up()
+        return leave
+
+    @property
+    def progress(self) -> ProgressBoard:
+        """Where running jobs of this process tell how far they are; made when first asked for."""
+        with _registry_guard:
+            if self._progress is None:
+                self._progress = ProgressBoard(Path(self.path) / "owners", self.owner)
+            return self._progress
+
+    def between_batches(self, chore: Callable[[], object]) -> None:
+        """Run ``chore`` on the storage thread, while it holds no lock."""
+        self.mailbox.between_batches(chore)
+
+    def serve(self, worker: object, serving: Serving | None) -> None:
+        """Let others know what a worker of this process claims; None when it claims no more."""
+        if self._servings.get(worker) == serving:
+            return
+        if serving is None:
+            del self._servings[worker]
+        else:
+            self._servings[worker] = serving
+        directory = Path(self.path) / "owners"
+        self.between_batches(lambda: publish(directory, self.owner, [*self._servings.values()]))
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Answer everything, sync, and leave. Legal twice; the last of several openers closes."""
+        with _registry_guard:
+            if not self.mailbox.closing:
+                self.openers -= 1
+                if self.openers > 0:
+                    return
+                self.mailbox.closing = True
+                for key in [key for key, store in _registry.items() if store is self]:
+                    del _registry[key]
+                self.mailbox.wake_up()
+        if self._progress is not None:
+            self._progress.close()
+        self._thread.join(self.config.lock_wait_seconds + 1)
+        self._shut()
+        if self._thread.is_alive() and self._storage is not None:
+            self._storage.abandon()
+
+    def forget_in_child(self) -> None:
+        """In a forked child: this log, its thread and its pipes belong to the parent."""
+        self._storage = None
+        self._shut()
+        self.mailbox.leave_to_parent()
+
+
+_registry: dict[tuple[int, int], Store] = {}
+_registry_guard = threading.Lock()
+
+
+def open_store(path: str, config: LogConfig) -> Store:
+    """Open a log, or share it if this process has it open already.
+
+    Raises:
+        UsageError: it is open here with other options.
+        LogError: it cannot be opened.
+    """
+    fill_standard()
+    # The directory may be named by a link; what is inside may be none.
+    directory = os.path.realpath(path)
+    status = enter(directory, config.mode)
+    key = (status.st_dev, status.st_ino)
+    with _registry_guard:
+        store = _registry.get(key)
+        if store is not None and store.usable:
+            if store.config != config:
+                raise UsageError(
+                    f"{path} is open in this process with other options ({store.config}): "
+                    f"use the same ones, or close it first"
+                )
+            store.openers += 1
+        else:
+            store = _registry[key] = Store(directory, config)
+            for exposure in exposures(directory):
+                _log.warning("%s", exposure)
+    try:
+        store.wait_open()
+    except BaseException:
+        with _registry_guard:
+            if _registry.get(key) is store:
+                del _registry[key]
+        raise
+    return store
+
+
+def _close_all() -> None:
+    for store in list(_registry.values()):
+        store.openers = 1
+        store.close()
+
+
+def _forget_all() -> None:
+    global _registry_guard  # noqa: PLW0603 - the parent may have held it when it forked
+    _registry_guard = threading.Lock()
+    for store in _registry.values():
+        store.forget_in_child()
+    _registry.clear()
+
+
+atexit.register(_close_all)
+forks.on_fork(_forget_all)

@@ -1,0 +1,513 @@
+"""The storage thread's work: one per open log and process. It alone touches the disk.
+
+It takes the mailbox as one batch, commits it, wakes whoever sleeps for it, syncs if answers wait
+for that, and hands all answers out in one wake-up per event loop. Between batches it sleeps until
+poked, woken by another process, or until something falls due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import LogClosed, TaskqError
+from taskq.core.model import SECOND_NS, Durability
+from taskq.log.commit.answers import refusals, tell_all
+from taskq.log.commit.committer import CHECK_NS, LOOK_AROUND_NS, Committer
+from taskq.log.commit.room import with_reserve
+from taskq.log.commit.survey import BatchNeeds
+from taskq.log.config import BATCH_BYTES_MAX
+from taskq.log.decide.operations import failure
+from taskq.log.inbox.adopter import Adopter
+from taskq.log.journal.chain import describe_loss
+from taskq.log.journal.journal import Journal
+from taskq.log.journal.lock import LockWatch, WriterLock
+from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq.log.machine.peers import LocalPeers
+from taskq.log.machine.ports import INTEREST_CANCEL
+from taskq.log.requests import AdoptOrder, Answer, Op, Order, Request, Trait, ops_that
+from taskq.log.store.mailbox import run_chore
+from taskq.log.upkeep.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.log.config import LogConfig
+    from taskq.log.store.mailbox import Mailbox
+
+
+# When a storage thread may wait, and how long.
+
+#: How soon settlements that the disk refused are tried again, and what waits for the next frame.
+_HELD_SECONDS: Final = 0.5
+#: Requests that outlive a wait for the lock: nobody waits for their answer with a time in mind.
+PATIENT: Final = ops_that(Trait.PATIENT)
+_KEPT_MAX: Final = 64
+
+
+def seconds_until_due(committer: Committer) -> float:
+    """Seconds until something of the log falls due; infinite when nothing will."""
+    clock, waiters = committer.journal.clock, committer.waiters
+    limits = [float("inf")]
+    if committer.undecided.held:
+        limits.append(_HELD_SECONDS)
+    listens = waiters.outcomes or waiters.growth or committer.operations.asks
+    if listens or waiters.claims:
+        # A sleeper looks by itself, too, should a wake-up ever be lost.
+        limits.append(LOOK_AROUND_NS / SECOND_NS)
+    if is_behind(committer):
+        # Not at once, should the disk refuse it again and again.
+        limits.append(0.0 if waiters.claims else _HELD_SECONDS)
+    if waiters.claims:
+        agenda = committer.facets.agenda
+        if agenda is not None:
+            wall = clock.wall_ns()
+            moments = (
+                agenda.next_due_ns(), agenda.next_expiry_ns(), agenda.leases.next_ns(),
+                agenda.next_rate_ns(),
+            )  # fmt: skip
+            limits += [(at - wall) / SECOND_NS for at in moments if at is not None]
+        if committer.owners.all():
+            limits.append(CHECK_NS / SECOND_NS)
+        steady = clock.steady_ns()
+        limits += [
+            (claim[0].wait_until_ns - steady) / SECOND_NS
+            for claim in waiters.claims
+            if claim[0].wait_until_ns is not None
+        ]
+    # What is due is tried at once, but not again and again on a disk that takes nothing.
+    return min(limits) if committer.room.refused is None else max(min(limits), _HELD_SECONDS)
+
+
+def is_behind(committer: Committer) -> bool:
+    """Whether held jobs are to be released or cancelled for which the last frame had no room."""
+    agenda = committer.facets.agenda
+    return agenda is not None and bool(agenda.flows.todo)
+
+
+def may_wait(committer: Committer, requests: list[Request], needs: BatchNeeds) -> bool:
+    """Whether a batch may wait a moment for company: nobody waits for any of it.
+
+    With few producers every other batch would hold nothing but the settlements of the jobs
+    that the one before has handed out, while the next enqueues are a moment away.
+    """
+    if not needs.ops <= PATIENT or committer.waiters.outcomes:
+        return False
+    agenda = committer.facets.agenda
+    if agenda is None or agenda.queues.any_ready() or len(requests) > _KEPT_MAX:
+        return False
+    return Op.SETTLE_SOON in needs.ops
+
+
+_log: Final = logging.getLogger("taskq")
+#: With so many others it pays to share fsyncs; fewer seldom meet at the disk.
+_CROWD: Final = 3
+#: How often watchers that gave up are looked for: with thousands, not at every sleep.
+_FORGET_SECONDS: Final = 1.0
+#: While there is work, a step of upkeep is done this often.
+_UPKEEP_SECONDS: Final = 0.004
+#: How long a batch may wait for a fold that is being built, or as long as the one before it took.
+_BUILD_SECONDS: Final = 0.004
+#: Settlements that nobody waits for are synced after so long, unless another sync took them along.
+_QUIET_SYNC_SECONDS: Final = 0.005
+#: A log that rests for so long gets a sync point.
+_REST_SECONDS: Final = 1.0
+#: How long such settlements wait for company before they get a frame of their own.
+_KEEP_SECONDS: Final = 0.001
+#: How soon answers that a loop has not taken yet are looked at again: it may be closed by then.
+_UNTOLD_SECONDS: Final = 1.0
+_ENQUEUE: Final = int(Op.ENQUEUE)
+#: About what a record takes besides its payload.
+_RECORD_BYTES: Final = 48
+
+
+class StorageThread:
+    """What runs on the thread. Made on it, so that everything here belongs to it alone.
+
+    Args:
+        mailbox: what callers leave here, and how they wake the thread.
+        leave_closed_loops: takes back what loops that were closed were not told any more; False
+            while answers are on their way to others.
+        shut: called at the end, so that nobody sends any more.
+
+    Raises:
+        LogError: the log cannot be opened.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        config: LogConfig,
+        leave_closed_loops: Callable[[], bool],
+        shut: Callable[[], None],
+    ) -> None:
+        self._mailbox = mailbox
+        self._config = config
+        self._leave_closed_loops = leave_closed_loops
+        self._shut = shut
+        self.path = mailbox.path
+        disk = LocalDisk()
+        self.writer = WriterLock(disk, self.path, os.getpid(), config.lock_wait_seconds)
+        clock = config.clock or SystemClock()
+        self.journal = Journal(disk, clock, self.path, config, self.writer)
+        self.peers: LocalPeers | None = None
+        self._watch = LockWatch(self.writer, config.lock_wait_seconds, self._answer_late)
+        self._unsynced_since = 0.0
+        self._forget_at = 0.0
+        self._sync_seconds = {
+            Durability.FSYNC: _QUIET_SYNC_SECONDS,
+            Durability.INTERVAL: config.interval_seconds,
+            Durability.OS: float("inf"),
+        }[config.durability]
+        self._kept: list[Request] = []
+        self.upkeep: Upkeep | None = None
+        self.adopter: Adopter | None = None
+        self._upkeep_at = 0.0
+        #: where the log ended when it was last looked at, since when, and whether that was seen to
+        self._end, self._end_since, self._is_settled = (0, 0), 0.0, False
+
+    def open(self) -> None:
+        """Open the log, and join those who have it open."""
+        config = self._config
+        self.writer.exclusive = config.exclusive
+        disk = self.journal.disk
+        with_reserve(disk, self.path, self.journal.open)
+        try:
+            if self._mailbox.closing:
+                raise LogClosed(f"{self.path}: closed while it waited for the writer lock")
+            join = functools.partial(LocalPeers, self.path, config.name)
+            self.peers = with_reserve(disk, self.path, join)
+            self._mailbox.poke = self.peers.poke
+            self.committer = Committer(self.journal, self.peers, config, self.peers.description)
+            self.committer.builds_in_steps = True
+            self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
+        finally:
+            self.journal.unlock()
+        lost = [describe_loss(loss, self.path) for loss in self.journal.lost]
+        for note in (*self.journal.recovered, *lost):
+            _log.warning("%s: %s", self.path, note)
+
+    def run(self) -> None:
+        """Work until the store closes and its mailbox is empty, and leave nobody waiting."""
+        try:
+            self._work()
+        except BaseException:  # noqa: BLE001 - a bug closes the log, it does not freeze it
+            _log.exception("%s: the storage thread failed: the log is closed here", self.path)
+        self._finish()
+
+    def _work(self) -> None:
+        mailbox = self._mailbox
+        while True:
+            while mailbox.chores:
+                run_chore(mailbox.chores.popleft())
+            while mailbox.orders:
+                self._order(mailbox.orders.popleft())
+            requests, needs = self._take()
+            if requests and not mailbox.closing and may_wait(self.committer, requests, needs):
+                self._kept = requests
+                self._nap()
+                requests, needs = self._take()
+            if requests:
+                began = time.monotonic()
+                self._cycle(requests, needs)
+                # As long as the batch took: so it gets ahead of what a busy process adds.
+                self._build(max(time.monotonic() - began, _BUILD_SECONDS))
+                self._keep_up(_UPKEEP_SECONDS)
+            elif mailbox.closing:
+                if not self._build(float("inf")):
+                    break
+            elif not (self._build(_BUILD_SECONDS) or self._keep_up(0.0)):
+                self._idle()
+
+    def _build(self, seconds: float) -> bool:
+        """Go on for so long to build folds; whether there was one to build."""
+        facets = self.committer.facets
+        if not facets.is_building:
+            return False
+        until = time.monotonic() + seconds
+        goes_on = facets.build()
+        while goes_on and time.monotonic() < until:
+            goes_on = facets.build()
+        if not goes_on:
+            self._cycle([], BatchNeeds())  # what waited for it
+        return True
+
+    def _keep_up(self, pause_seconds: float) -> bool:
+        """Do a step of upkeep, unless the last was so short ago; whether there are more."""
+        upkeep, adopter = self.upkeep, self.adopter
+        if upkeep is None or adopter is None or self.journal.gone:
+            return False
+        now = time.monotonic()
+        if not pause_seconds or now >= self._upkeep_at:
+            self._upkeep_at = now + pause_seconds
+            for request in (*upkeep.step(), *adopter.step()):
+                self._mailbox.requests.appendleft(request)
+            self._hand_out_now()
+        return upkeep.busy or adopter.busy
+
+    def _order(self, order: Order | AdoptOrder) -> None:
+        """Compact, or adopt, when there is time, and answer the order."""
+        if self.upkeep is not None and self.adopter is not None:
+            if isinstance(order, AdoptOrder):
+                self.adopter.order(order)
+            else:
+                self.upkeep.order(order)
+
+    # -- one batch --------------------------------------------------------------------------------
+
+    def _take(self) -> tuple[list[Request], BatchNeeds]:
+        """The next batch: 256 KiB, and whatever the last request has beyond that."""
+        mailbox = self._mailbox.requests
+        requests, self._kept = self._kept, []
+        needs = BatchNeeds.of(requests) if requests else BatchNeeds()
+        add = needs.add
+        plain = 0
+        for _ in range(len(mailbox)):
+            request = mailbox.popleft()
+            try:
+                if request[0] == _ENQUEUE and request[3][2] is None:
+                    plain += len(request[3][1]) + _RECORD_BYTES
+                else:
+                    add(request)
+            except Exception as error:  # noqa: BLE001 - its operand is none: it harms only itself
+                self.committer.answers.now += refusals([request], failure(error))
+                continue
+            requests.append(request)
+            if needs.size + plain >= BATCH_BYTES_MAX:
+                break
+        if plain:
+            needs.add_plain(plain)
+        self._mailbox.emptied()
+        return requests, needs
+
+    def _nap(self) -> None:
+        """Sleep a moment, or until the next request."""
+        mailbox, peers = self._mailbox, self.peers
+        assert peers is not None
+        mailbox.asleep = True
+        if not mailbox.has_work:
+            peers.sleep(0, _KEEP_SECONDS)
+        mailbox.asleep = False
+
+    def _cycle(self, requests: list[Request], needs: BatchNeeds) -> None:
+        committer = self.committer
+        try:
+            committer.commit(requests, needs)
+        except Exception as error:  # noqa: BLE001 - a bug must not leave callers waiting for ever
+            _log.exception("%s: a batch could not be decided", self.path)
+            committer.facets.discard()
+            answers = committer.answers
+            decided = {id(answer[1]) for answer in (*answers.now, *answers.later)}
+            left = [request for request in requests if id(request[2]) not in decided]
+            answers.now += refusals(left, failure(error))
+        try:
+            interest = committer.take_interest()
+            if interest and self.peers is not None:
+                self.peers.wake(interest)
+            self._sync_if_due()
+        except Exception as error:  # noqa: BLE001 - nor tell them what is not on disk
+            _log.exception("%s: a batch could not be completed", self.path)
+            if committer.unsynced:
+                committer.answers.refuse_later(failure(error))
+        self._hand_out()
+
+    def _sync_if_due(self) -> None:
+        committer = self.committer
+        if committer.must_sync():
+            # What does not wait for the disk goes out first: claimed jobs run while it syncs.
+            self._hand_out_now()
+            self._sync()
+        elif self._until_sync() <= 0:
+            self._sync()
+
+    def _until_sync(self) -> float:
+        """Seconds until a sync is due that nobody waits for; infinite when none is."""
+        growth = self.committer.waiters.growth
+        if not (self.committer.unsynced or growth.lacking):
+            self._unsynced_since = 0.0
+            return float("inf")
+        now = time.monotonic()
+        self._unsynced_since = self._unsynced_since or now
+        return self._unsynced_since + growth.sync_seconds(self._sync_seconds) - now
+
+    def _until_rest(self, now: float) -> float:
+        """Seconds until the log has rested long enough for a sync point; infinite if it got one."""
+        end = self.journal.segment, self.journal.offset
+        if end != self._end:
+            self._end, self._end_since, self._is_settled = end, now, False
+        return float("inf") if self._is_settled else self._end_since + _REST_SECONDS - now
+
+    def _rest(self) -> None:
+        """Leave a sync point; once, whatever becomes of it."""
+        journal = self.journal
+        try:
+            self.committer.rest()
+        except (TaskqError, OSError) as error:
+            _log.debug("%s: no sync point: %s", self.path, error)
+        self._end, self._is_settled = (journal.segment, journal.offset), True
+        self._hand_out()
+
+    def _sync(self) -> None:
+        self._unsynced_since = 0.0
+        self.writer.turn.crowded = self.peers is not None and self.peers.others >= _CROWD
+        self.committer.sync()
+
+    def _hand_out_now(self) -> None:
+        if self.committer.answers.now:
+            self._deliver(self.committer.answers.take_now())
+
+    def _hand_out(self) -> None:
+        committer = self.committer
+        answers = committer.answers.take_all() + committer.waiters.growth.told()
+        answers += committer.operations.asks.told()
+        if answers:
+            self._deliver(answers)
+
+    def _deliver(self, answers: list[Answer]) -> None:
+        ports = {answer[0] for answer in answers}
+        if len(ports) == 1:
+            ports.pop().deliver(answers)
+            return
+        by_port: dict[Any, list[Answer]] = {}
+        for answer in answers:
+            by_port.setdefault(answer[0], []).append(answer)
+        for one, part in by_port.items():
+            one.deliver(part)
+
+    # -- sleeping ---------------------------------------------------------------------------------
+
+    def _idle(self) -> None:
+        """Nothing is in the mailbox: do what has fallen due, else sleep until something does."""
+        mailbox, committer, peers = self._mailbox, self.committer, self.peers
+        assert peers is not None
+        now = time.monotonic()
+        if committer.waiters.outcomes and now >= self._forget_at:
+            self._forget_at = now + _FORGET_SECONDS
+            committer.waiters.outcomes.forget_cancelled()
+        if self._until_rest(now) <= 0:
+            self._rest()
+        timeout = self._timeout()
+        if timeout is not None and timeout <= 0:
+            self._do_due()
+            return
+        mailbox.asleep = True
+        if mailbox.has_work:
+            mailbox.asleep = False
+            return
+        interest = committer.waiters.interest()
+        interest |= INTEREST_CANCEL if committer.operations.asks else 0
+        if interest:
+            peers.announce(interest)
+        # Looked at after the announcement: a writer either sees it, or is seen here.
+        if not interest or not self.journal.has_grown():
+            peers.sleep(interest, timeout)
+        mailbox.asleep = False
+        if interest:
+            peers.announce(0)
+        if not mailbox.requests:
+            self._do_due()
+
+    def _timeout(self) -> float | None:
+        """Seconds until something falls due; None when nothing will."""
+        rest = self._until_rest(time.monotonic())
+        limits = [self._until_sync(), rest, seconds_until_due(self.committer)]
+        if not self._leave_closed_loops():
+            limits.append(_UNTOLD_SECONDS)
+        limits += [one.seconds_until_look() for one in (self.upkeep, self.adopter) if one]
+        shortest = min(limits)
+        return None if shortest == float("inf") else shortest
+
+    def _do_due(self) -> None:
+        committer, waiters = self.committer, self.committer.waiters
+        if waiters.claims or committer.undecided.held or is_behind(committer):
+            if committer.owners.dead():
+                committer.owners.look_again()
+            self._cycle([], BatchNeeds())
+            return
+        try:
+            asks = committer.operations.asks
+            listens = waiters.outcomes or waiters.growth or asks
+            if listens:
+                committer.look_around()
+            if listens and self.journal.has_grown():
+                committer.follow()
+                if not committer.facets.is_building:
+                    asks.look()
+            self._sync_if_due()
+        except (TaskqError, OSError) as error:
+            _log.warning("%s: %s", self.path, error)
+        self._hand_out()
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Everything in the mailbox was answered: sync what is left, and refuse the rest."""
+        mailbox, committer = self._mailbox, self.committer
+        self._shut()
+        for one in (self.upkeep, self.adopter):
+            if one is not None:
+                one.close()
+        self._rest()
+        closed = LogClosed(f"{self.path}: the log was closed")
+        waiters = committer.waiters
+        left = [*waiters.claim_requests(), *committer.undecided.held]
+        committer.answers.now += refusals(left, closed)
+        committer.answers.now += tell_all(waiters.listeners(), closed)
+        self._hand_out()
+        mailbox.end()
+        self.close_files()
+
+    def close_files(self) -> None:
+        """Give up locks and descriptors; with them this owner is dead."""
+        self._watch.stop()
+        if self.peers is not None:
+            self.peers.close()
+        self.journal.close()
+
+    def abandon(self) -> None:
+        """Tell all who still wait that the log closes, while this thread waits for the lock.
+
+        On the closer's thread. Should the lock come after all, only settlements are still written.
+        """
+        closed = LogClosed(f"{self.path}: closed while the writer lock was not to be had")
+        waiters, undecided = self.committer.waiters, self.committer.undecided
+        held = undecided.take_held()
+        undecided.hold([one for one in held if one[0] == Op.SETTLE_SOON])
+        held = [one for one in held if one[0] != Op.SETTLE_SOON]
+        left = [*undecided.take_in_flight(), *held, *waiters.claim_requests()]
+        answers = refusals(left, closed) + tell_all(waiters.listeners(), closed)
+        if answers:
+            self._deliver(answers)
+        self._mailbox.refuse_rest()
+
+    # -- on the watcher's thread ------------------------------------------------------------------
+
+    def _answer_late(self, waited_seconds: float) -> None:
+        """Tell callers that the lock is not to be had; the storage thread itself still waits."""
+        if self.peers is None:
+            return  # still opening: whoever opens minds the time itself
+        error = self.writer.locked_error(waited_seconds)
+        undecided = self.committer.undecided
+        requests = [*undecided.take_in_flight(), *undecided.take_held()]
+        with contextlib.suppress(IndexError):
+            while True:
+                requests.append(self._mailbox.requests.popleft())
+        now = self.journal.clock.steady_ns()
+        undecided.hold([one for one in requests if _is_patient(one, now)])
+        late = [one for one in requests if not _is_patient(one, now)]
+        waiting = self.committer.waiters.claim_requests()
+        late += [one for one in waiting if not _is_patient(one, now) and not one[2].done()]
+        if late:
+            self._deliver(refusals(late, error))
+
+
+def _is_patient(request: Request, now_ns: int) -> bool:
+    """Whether it outlives a long wait for the lock: a settlement, or a claim with time left."""
+    op, _, _, operand = request
+    if op != Op.CLAIM:
+        return op in PATIENT
+    return not operand.is_over(now_ns)

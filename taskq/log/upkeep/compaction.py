@@ -1,0 +1,348 @@
+"""Taking the oldest segment out of the log: what is needed of it is written again, then it goes.
+
+Steps that take a millisecond each, so that the storage thread can do them between batches. What has
+to be decided under the writer lock is asked for like any other request (``carries`` does it), so
+that a batch of it is as bounded as any. A process that dies anywhere in between leaves a log that
+means the same: a job that was written again twice is one job, and the segment goes only once a
+record on disk says that nothing in it is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.dedup import UNTIL_SETTLED
+from taskq.core.errors import LogDamaged, LogError
+from taskq.core.hints import command
+from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
+from taskq.core.model import State
+from taskq.core.records import CARRYING_KINDS, PACKED
+from taskq.log.format import codec
+from taskq.log.format.carried import decode_carried
+from taskq.log.format.codec import FLAGS_AT, KIND_AT
+from taskq.log.format.frames import Gap, segment_name
+from taskq.log.format.notes import chunks_of
+from taskq.log.inbox.directory import Inbox
+from taskq.log.journal.chain import describe_loss
+from taskq.log.requests import TALLIES_MAX, Floor, Op, Rewrite
+from taskq.log.segments.segments import OFFSET_BITS
+from taskq.log.upkeep.keeper import Needed
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from taskq.core.agenda import Agenda
+    from taskq.core.dedup import Dedup
+    from taskq.log.commit.chores import InnerPort, InnerRequest, Steps
+    from taskq.log.commit.committer import Committer
+    from taskq.log.format.frames import Frame
+    from taskq.log.upkeep.keeper import Retained
+
+
+#: What one batch carries: so many jobs, or bytes, and the lock is held for some milliseconds.
+_ITEMS_MAX: Final = 256
+_ITEMS_BYTES_MAX: Final = 128 * 1024
+#: Rows of a table that are looked at in one step.
+_ROWS: Final = 2_048
+#: Jobs that change while they are written again are few; after so many passes others come first.
+_PASSES_MAX: Final = 8
+_CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
+#: About what a job takes of which only the key is needed.
+_KEY_BYTES: Final = 256
+
+
+class Compaction:
+    """One segment on its way out."""
+
+    def __init__(
+        self, committer: Committer, port: InnerPort, segment: int, retained: Retained
+    ) -> None:
+        self._committer = committer
+        self._journal = committer.journal
+        self._files = committer.journal.files
+        self._port = port
+        self._segment = segment
+        self._retained = retained
+        self._low = self._files.base(segment)
+        self._high = self._low + (1 << OFFSET_BITS)
+        self._next = min(lsn for lsn in self._files.lsns if lsn > segment)
+        #: bytes of records that are needed still, as of the last pass
+        self.needed_bytes = 0
+        self._needed = 0
+        self.carried = 0
+
+    def steps(self, needed_bytes_max: int | None) -> Steps:
+        """Carry, and say that the segment may go; ``drop_steps`` removes it.
+
+        Nothing is done if over ``needed_bytes_max`` bytes of it are needed.
+
+        Raises:
+            LogDamaged: the segment holds bytes that do not read back; it is a person's decision.
+            TaskqError: the log could not be written.
+        """
+        self._refuse_beside_loss()
+        for number in range(_PASSES_MAX):
+            self._catch_up()
+            needed = Needed()
+            yield from self._find(needed)
+            yield from self._retained.find(self._segment, needed)
+            needed.sort()
+            if not number:
+                yield from self._measure(needed)
+                if not self.pays(needed_bytes_max):
+                    return
+            missed = yield from self._carry(needed)
+            if not missed:
+                break
+        else:
+            return
+        yield from self._finish()
+
+    def _refuse_beside_loss(self) -> None:
+        name = segment_name(self._segment)
+        for loss in self._journal.lost:
+            if loss.segment == name:
+                raise LogDamaged(f"{self._journal.path}: {describe_loss(loss, self._journal.path)}")
+
+    def pays(self, needed_bytes_max: int | None) -> bool:
+        """Whether to write again what is needed, after it was measured.
+
+        It does if that is little of the segment; or else if it is little of the whole log: dense
+        segments go round once, and with them what lies between them. A log that is needed for the
+        most part would only be copied for ever.
+        """
+        if needed_bytes_max is None or self.needed_bytes <= needed_bytes_max:
+            return True
+        agenda = self._agenda
+        jobs = agenda.table.live + agenda.dead.live + self._dedup.size
+        mean_bytes = self.needed_bytes / max(self._needed, 1)
+        return jobs * mean_bytes < self._files.total_size() / 2
+
+    def measure_steps(self) -> Iterator[None]:
+        """Find out ``needed_bytes``, and write nothing."""
+        self._catch_up()
+        needed = Needed()
+        yield from self._find(needed)
+        yield from self._retained.find(self._segment, needed)
+        needed.sort()
+        yield from self._measure(needed)
+
+    def _finish(self) -> Steps:
+        tallied: Agenda | None = None
+        while tallied is not self._agenda:  # lanes have other numbers once it was folded anew
+            tallied = self._agenda
+            for start in range(0, max(len(tallied.lanes), 1), TALLIES_MAX):
+                inner = self._port.make(Op.TALLY, range(start, start + TALLIES_MAX))
+                yield from inner.wait()
+            for groups in chunks_of(tallied):
+                yield from self._port.make(Op.TALLY, groups).wait()
+        floor = Floor(self._next, (yield from self._uploads()))
+        yield from self._port.make(Op.COMPACTED, floor).wait()
+
+    def _uploads(self) -> Generator[None, None, tuple[bytes, ...]]:
+        """Uploads that may not be adopted as a whole; what the segment says of them is needed.
+
+        Whoever published one later cannot be spoken of in a segment that was sealed before.
+        """
+        journal, seen = self._journal, self._committer.facets.uploads
+        waiting = Inbox(journal.disk, journal.clock, journal.path).waiting().uploads
+        seen.keep_only(upload.id for upload in waiting)
+        if waiting:
+            seen.look_from(min(upload.from_lsn for upload in waiting))
+            journal.refresh()
+            for _ in seen.steps():
+                yield None
+        return tuple(upload.id for upload in waiting)
+
+    def _catch_up(self) -> None:
+        """See all that the segment can hold: what is not known here would be lost."""
+        self._journal.refresh()
+        self._committer.facets.catch_up()
+        if self._journal.segment <= self._segment:
+            raise LogError(f"{self._journal.path}: the end of the log is not known here yet")
+
+    @property
+    def _agenda(self) -> Agenda:
+        return self._committer.facets.need_agenda()
+
+    @property
+    def _dedup(self) -> Dedup:
+        return self._committer.facets.need_dedup()
+
+    # -- what is needed ---------------------------------------------------------------------------
+
+    def _find(self, needed: Needed) -> Iterator[None]:
+        """Unsettled jobs, dead letters and held keys whose record stands in the segment."""
+        low, high = self._low, self._high
+        for is_dead in (False, True):
+            job = 0
+            while True:
+                agenda = self._agenda
+                table = agenda.dead if is_dead else agenda.table
+                rows = table.rows(job, _ROWS)
+                for job, location, meta in rows:
+                    if low <= location < high:
+                        needed.add(job, location - low, 0 if is_dead else meta)
+                yield
+                # Younger jobs came into being in younger segments.
+                if len(rows) < _ROWS or job >= self._next:
+                    break
+                job += 1
+        hashed = 0
+        while hashed >= 0:
+            held, hashed = self._dedup.rows(hashed, self._journal.time_ns)
+            for job, location in held:
+                if low <= location < high:
+                    needed.add(job, location - low, 0)
+            yield
+        yield from self._find_dues(needed)
+        yield from self._find_expiries(needed)
+
+    def _find_dues(self, needed: Needed) -> Iterator[None]:
+        if not needed.waits:
+            return
+        wanted = needed.jobs()
+        for moments, jobs, is_wall in self._agenda.times.blocks():
+            if not wanted.isdisjoint(jobs):
+                for moment, job in zip(moments, jobs, strict=True):
+                    if job in wanted:
+                        needed.dues[job] = (moment, is_wall)
+            yield
+
+    def _find_expiries(self, needed: Needed) -> Iterator[None]:
+        if not needed.expires:
+            return
+        wanted = needed.jobs()
+        for moments, jobs in self._agenda.times.expiry_blocks():
+            if not wanted.isdisjoint(jobs):
+                for moment, job in zip(moments, jobs, strict=True):
+                    if job in wanted:
+                        needed.expiries[job] = moment
+            yield
+
+    def _measure(self, needed: Needed) -> Iterator[None]:
+        self.needed_bytes = 0
+        self._needed = len(needed)
+        for frame in self._frames():
+            for job, offset, is_alive in needed.between(frame.offset, frame.end):
+                at = _place(frame, offset)
+                size = codec.LENGTH.unpack_from(frame.data, at)[0]
+                is_key_alone = not (is_alive or self._retained.keeps(job) or self._is_dead(job))
+                self.needed_bytes += min(size, _KEY_BYTES) if is_key_alone else size
+            yield
+
+    def _is_dead(self, job: int) -> bool:
+        return self._agenda.dead.find(job) is not None
+
+    def _frames(self) -> Iterator[Frame]:
+        """Each frame of the segment.
+
+        Raises:
+            LogDamaged: one does not read back.
+        """
+        files, segment = self._files, self._segment
+        scanner = files.scanner(segment, files.size(segment), segment, sealed=True)
+        for item in scanner.frames(codec.SEGMENT_HEADER.size):
+            if isinstance(item, Gap):
+                raise LogDamaged(
+                    f"{files.file_path(segment)}: damaged at offset {item.offset}, so the segment "
+                    f"is kept; see: {command(files.path, 'verify')} and: "
+                    f"{command(files.path, 'repair')}"
+                )
+            yield item
+
+    # -- writing it again -------------------------------------------------------------------------
+
+    def _carry(self, needed: Needed) -> Generator[InnerRequest | None, None, int]:
+        """Write all of them again; returns how many had changed meanwhile."""
+        missed = size = 0
+        items: list[Rewrite] = []
+        for frame in self._frames():
+            for job, offset, is_alive in needed.between(frame.offset, frame.end):
+                item = self._item(frame, needed, job, offset, is_alive=is_alive)
+                if item is not None:
+                    items.append(item)
+                    size += len(item.born) + len(item.body or b"") + len(item.history)
+                if len(items) >= _ITEMS_MAX or size >= _ITEMS_BYTES_MAX:
+                    missed += yield from self._send(items)
+                    items, size = [], 0
+            yield None
+        if items:
+            missed += yield from self._send(items)
+        return missed
+
+    def _send(self, items: list[Rewrite]) -> Generator[InnerRequest | None, None, int]:
+        inner = self._port.make(Op.CARRY, items)
+        yield from inner.wait()
+        missed = int(inner.value)
+        self.carried += len(items) - missed
+        return missed
+
+    def _item(
+        self, frame: Frame, needed: Needed, job: int, offset: int, *, is_alive: bool
+    ) -> Rewrite | None:
+        """What stands there, if it is needed still; as it is now."""
+        at = _place(frame, offset)
+        length = codec.LENGTH.unpack_from(frame.data, at)[0]
+        record = frame.data[at : at + length]
+        born, enqueued_ns, before = record, frame.header.time_ns, b""
+        if record[KIND_AT] in _CARRYING:
+            carried = decode_carried(record)
+            born, enqueued_ns, before = carried.born, carried.enqueued_ns, carried.history
+        location = self._low + offset
+        item = self._live_item(needed, job, location, born, enqueued_ns)
+        if item is None and self._agenda.table.find(job) is None:
+            item = self._settled_item(job, location, born, enqueued_ns, was_alive=is_alive)
+        if item is not None and item.state is not State.ABSENT and not item.history:
+            return item._replace(history=before)
+        return item
+
+    def _live_item(
+        self, needed: Needed, job: int, location: int, born: bytes, enqueued_ns: int
+    ) -> Rewrite | None:
+        table = self._agenda.table
+        chunk = table.find(job)
+        if chunk is None or chunk.locations[table.index] != location:
+            return None
+        meta = chunk.metas[table.index]
+        attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
+        due_ns, is_wall = needed.dues.get(job, (0, False))
+        return Rewrite(
+            job, location, State(meta & STATE_MASK), born, enqueued_ns, attempt,
+            due_ns, is_wall, needed.expiries.get(job, 0),
+            history=self._retained.history(job, attempt),
+        )  # fmt: skip
+
+    def _settled_item(
+        self, job: int, location: int, born: bytes, enqueued_ns: int, *, was_alive: bool
+    ) -> Rewrite | None:
+        dead = self._agenda.dead
+        chunk = dead.find(job)
+        if chunk is not None:
+            if chunk.locations[dead.index] != location:
+                return None
+            died_seconds = chunk.metas[dead.index]
+            return self._retained.dead_item(job, location, born, enqueued_ns, died_seconds)
+        if was_alive:
+            self._retained.look_again(job, born, self._next)
+        kept = self._retained.kept_item(job, location, born, enqueued_ns)
+        if kept is not None:
+            return kept
+        # Nothing but its key is needed: the payload is not.
+        until = self._dedup.until_ns(self._retained.key_of(born), job)
+        if until <= self._journal.time_ns or until == UNTIL_SETTLED:
+            return None
+        return Rewrite(job, location, State.ABSENT, without_body(born, job), enqueued_ns)
+
+
+def without_body(born: bytes, job: int) -> bytes:
+    """An ENQUEUED record without its payload."""
+    _, _, _, options_size, flags, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
+    end = codec.ENQUEUED.size + queue_size + task_size + options_size
+    plain = codec.LENGTH.pack(flags & ~PACKED)
+    return codec.encode_checked(born[4:FLAGS_AT] + plain + born[FLAGS_AT + 4 : end], b"", job)
+
+
+def _place(frame: Frame, offset: int) -> int:
+    """Where in the frame's data a record at an offset of the segment stands."""
+    return frame.at + offset - frame.offset - codec.FRAME_HEADER_SIZE

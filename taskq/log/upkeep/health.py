@@ -1,0 +1,158 @@
+"""Whether a log is in a state to work with, and whether somebody works: looks at files alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogError
+from taskq.core.hints import WORKER, command
+from taskq.core.strays import strays_of
+from taskq.log.commit.room import files_left
+from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
+from taskq.log.journal.chain import describe_loss
+from taskq.log.journal.lock import process_state
+from taskq.log.journal.recovery import is_marked_failed
+from taskq.log.machine.access import exposures, whose
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.machine.owners import owner_views
+from taskq.log.read.reader import LogReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from taskq.core.model import OwnerView
+    from taskq.log.machine.ports import Disk
+
+_STOPPED: Final = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    #: what was found, and what to do where it is not well
+    detail: str
+    #: whether it counts for liveness too: only then would a restart help, or do harm
+    vital: bool = False
+
+
+def check_health(
+    path: Path, config: LogConfig | None = None, *, with_jobs: bool = True
+) -> list[Check]:
+    """Look at a log's directory and at the processes that have it open; takes milliseconds.
+
+    Args:
+        path: the directory.
+        config: its ``min_free``, if that was set; None for the default.
+        with_jobs: whether to look at the jobs that wait, too. What was written since the newest
+            snapshot has to be read for that: a quarter of a second after 8 MiB.
+    """
+    disk = LocalDisk()
+    states = {one: process_state(one.pid) for one in owner_views(path / "owners", {}) if one.alive}
+    # A worker that is stopped works on nothing, whoever else has the log open.
+    awake = [one for one, state in states.items() if not state.startswith(_STOPPED)]
+    checks = [
+        _readable(path),
+        _unfailed(disk, path),
+        _process(path, states, awake),
+        _worker(awake),
+    ]
+    if with_jobs and checks[0].ok:
+        checks.append(_jobs(path, awake))
+    return [*checks, _room(disk, path, config or LogConfig()), _access(path)]
+
+
+def _readable(path: Path) -> Check:
+    try:
+        with LogReader.open(str(path)) as reader:
+            detail = f"log {reader.tag} reads up to lsn {reader.journal.next_lsn - 1}"
+            if reader.journal.lost:
+                # No restart brings it back: whoever minds liveness only need not know.
+                detail = "; ".join(
+                    describe_loss(loss, reader.journal.path) for loss in reader.journal.lost
+                )
+                return Check(name="log", ok=False, detail=detail)
+    except LogError as error:
+        return Check(name="log", ok=False, vital=True, detail=str(error))
+    return Check(name="log", ok=True, vital=True, detail=detail)
+
+
+def _jobs(path: Path, owners: Iterable[OwnerView]) -> Check:
+    try:
+        with LogReader.open(str(path)) as reader:
+            ready = reader.ready_jobs()
+    except LogError as error:
+        return Check(name="jobs", ok=False, detail=str(error))
+    servings = [serving for one in owners for serving in one.serves]
+    count = sum(ready.values())
+    if count and not servings:
+        detail = f"{count:,} ready job{'' if count == 1 else 's'} and no worker"
+        return Check(name="jobs", ok=False, detail=detail)
+    sentences = strays_of(ready, servings).told()
+    if sentences:
+        return Check(name="jobs", ok=False, detail=". ".join(sentences))
+    return Check(name="jobs", ok=True, detail="no job waits for a worker that is not there")
+
+
+def _unfailed(disk: Disk, path: Path) -> Check:
+    if not is_marked_failed(disk, str(path)):
+        return Check(name="writes", ok=True, vital=True, detail="no failed write is marked")
+    detail = "an fsync failed, nobody may write: look at the disk, then start all processes anew"
+    return Check(name="writes", ok=False, vital=True, detail=detail)
+
+
+def _process(path: Path, owners: Iterable[OwnerView], awake: list[OwnerView]) -> Check:
+    """Any process, as a worker that drains claims nothing any more, and is well all the same."""
+    if awake:
+        found = ", ".join(map(str, sorted({one.pid for one in awake})))
+        return Check(name="process", ok=True, vital=True, detail=f"the log is open in {found}")
+    stopped = {one.pid for one in owners}
+    if stopped:
+        found = ", ".join(map(str, sorted(stopped)))
+        detail = f"stopped by a signal: {found}. Let it go on with kill -CONT"
+        return Check(name="process", ok=False, vital=True, detail=detail)
+    start = command(str(path.absolute()), *WORKER)
+    detail = f"no process has the log open; start one with: {start}"
+    return Check(name="process", ok=False, vital=True, detail=detail)
+
+
+def _worker(owners: Iterable[OwnerView]) -> Check:
+    serving = [one for one in owners if one.serves]
+    if not serving:
+        return Check(
+            name="worker",
+            ok=False,
+            detail="no worker claims jobs: none runs, or each is starting or draining",
+        )
+    slots = sum(serves.slots for one in serving for serves in one.serves)
+    workers = f"{len(serving)} worker process{'' if len(serving) == 1 else 'es'}"
+    return Check(name="worker", ok=True, detail=f"{workers}, {slots} jobs at a time")
+
+
+def _access(path: Path) -> Check:
+    """It fails nothing: in a container, say, the other users are nobody."""
+    try:
+        detail = f"nobody but {whose(str(path))} can use its files"
+    except OSError as error:
+        detail = f"not to be seen ({error.strerror})"
+    return Check(name="access", ok=True, detail="; ".join(exposures(str(path))) or detail)
+
+
+def _room(disk: Disk, path: Path, config: LogConfig) -> Check:
+    try:
+        free, limit = disk.free_bytes(str(path)), config.min_free_bytes
+        if limit is None:
+            limit = min(MIN_FREE_BYTES, disk.total_bytes(str(path)) // TINY_DISK_PARTS)
+        files = files_left(disk, str(path)) if limit else ""
+    except OSError as error:
+        # Who cannot be asked refuses nothing.
+        return Check(name="disk", ok=True, detail=f"the disk does not tell ({error.strerror})")
+    detail = f"{free:,} bytes are free, {limit:,} must stay so"
+    if free < limit or files:
+        detail = f"{files or detail}: enqueues are refused, make room"
+        return Check(name="disk", ok=False, detail=detail)
+    return Check(name="disk", ok=True, detail=detail)

@@ -1,0 +1,366 @@
+"""Finished jobs in a segment that is to go: which of them are kept, and what is known of them."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.jobtable import META_EXPIRES, STATE_MASK
+from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
+from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
+from taskq.core.transitions import after
+from taskq.log.format import codec
+from taskq.log.format.carried import decode_carried, find_moment
+from taskq.log.format.codec import FLAGS_AT
+from taskq.log.format.flows import FLOW_FLAG, is_of_flow, takes_of
+from taskq.log.format.frames import Gap
+from taskq.log.format.history import encode_history
+from taskq.log.format.options import enqueue_extras
+from taskq.log.format.record import decode_record, places
+from taskq.log.requests import Rewrite
+from taskq.log.state.fold import FINAL_KINDS
+from taskq.log.state.fold_rare import key_of
+from taskq.log.state.story import job_records, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq.log.commit.committer import Committer
+    from taskq.log.format.frames import Frame
+    from taskq.log.format.record import LogRecord
+    from taskq.log.journal.journal import Journal
+
+_ENQUEUED: Final = int(Kind.ENQUEUED)
+_DEAD: Final = after(State.RUNNING, Kind.DIED)
+_CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
+_ENDED_NO_MORE: Final = frozenset({int(Kind.REQUEUED), int(Kind.PURGED)})
+_BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
+#: Records of a frame that are looked at in one step.
+_RECORDS: Final = 1_024
+
+
+#: Of a number that holds an offset and, below it, a job and a bit more.
+_JOB_BITS: Final = 64
+_JOB_MASK: Final = (1 << 63) - 1
+
+
+class Needed:
+    """Jobs whose record stands in the segment, in the order of their offsets once sorted.
+
+    Attributes:
+        dues: of scheduled jobs: (moment, whether that is wall time).
+        expiries: of jobs that expire at a moment that shifts: that moment in shifted time.
+        waits, expires: whether there may be any such jobs.
+    """
+
+    def __init__(self) -> None:
+        #: offset, job and whether it is settled, in one number: a million of them take 44 MB
+        self._keys: list[int] = []
+        self.dues: dict[int, tuple[int, bool]] = {}
+        self.expiries: dict[int, int] = {}
+        self.waits = self.expires = False
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, job: int, offset: int, meta: int) -> None:
+        """One more; ``meta`` is that of the agenda's table, 0 of a job that is not in it."""
+        self._keys.append(offset << _JOB_BITS | job << 1 | (not meta))
+        self.waits = self.waits or meta & STATE_MASK == State.SCHEDULED
+        self.expires = self.expires or bool(meta & META_EXPIRES)
+
+    def sort(self) -> None:
+        """Order by offset."""
+        self._keys.sort()
+
+    def jobs(self) -> set[int]:
+        """All of them."""
+        return {key >> 1 & _JOB_MASK for key in self._keys}
+
+    def between(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """(job, offset, whether it was alive) of those at these offsets, each once."""
+        keys, before = self._keys, -1
+        last = bisect_left(keys, end << _JOB_BITS)
+        for number in range(bisect_left(keys, first << _JOB_BITS), last):
+            key = keys[number]
+            offset = key >> _JOB_BITS
+            if offset != before:
+                yield key >> 1 & _JOB_MASK, offset, not key & 1
+            before = offset
+
+
+class Retained:
+    """Decides which finished jobs stay.
+
+    Args:
+        committer: of this process.
+        keep_seconds: how long they stay after their end, where neither their queue nor the job
+            says otherwise; None for ever.
+        drops_finished: none of them stays.
+        now_ns: wall time.
+    """
+
+    def __init__(
+        self,
+        committer: Committer,
+        *,
+        keep_seconds: float | None,
+        drops_finished: bool,
+        now_ns: int,
+    ) -> None:
+        self._committer = committer
+        self._journal = committer.journal
+        self._keep_ns = _nanoseconds(keep_seconds)
+        self._queues = {
+            name: _nanoseconds(policy.keep_seconds)
+            for name, policy in committer.config.queues.items()
+            if policy.keep_seconds is not None
+        }
+        self._drops_finished = drops_finished
+        self._now_ns = now_ns
+        self._kept: dict[int, LogRecord] = {}
+
+    def find(self, segment: int, needed: Needed) -> Iterator[None]:
+        """Add the finished jobs that stay, by where their record stands in the segment."""
+        self._kept = {}
+        files = self._journal.files
+        following = min(lsn for lsn in files.lsns if lsn > segment)
+        survey = _Births(segment, following)
+        scanner = files.scanner(segment, files.size(segment), segment, sealed=True)
+        for frame in scanner.frames(codec.SEGMENT_HEADER.size):
+            if not isinstance(frame, Gap):
+                yield from self._look(frame, survey)
+        agenda = self._committer.facets.need_agenda()
+        for number, (job, offset) in enumerate(survey.open()):
+            if not number % 64:
+                yield
+            if self._drops_finished and job not in survey.keeps:
+                continue
+            if agenda.table.find(job) is None and agenda.dead.find(job) is None:
+                end = _end(self._journal, job, following)
+                if end is not None and self._is_kept(end, survey.keeps.get(job, self._keep_ns)):
+                    self._keep(job, offset, end, needed)
+        for job, (offset, end) in survey.kept.items():
+            self._keep(job, offset, end, needed)
+
+    def _look(self, frame: Frame, survey: _Births) -> Iterator[None]:
+        header = frame.header
+        base = frame.offset + codec.FRAME_HEADER_SIZE - frame.at
+        for number, (lsn, at, length) in enumerate(places(frame)):
+            if not number % _RECORDS:
+                yield
+            kind = frame.data[at + 4]
+            if kind == _ENQUEUED:
+                survey.born(lsn, base + at)
+                if self._drops_finished:
+                    is_special = frame.data[at + FLAGS_AT] & FLOW_FLAG != 0
+                else:
+                    is_special = bool(self._queues or frame.data[at + 6] or frame.data[at + 7])
+                if is_special:
+                    self._note_keep(survey, lsn, frame.data[at : at + length])
+            elif kind in _CARRYING:
+                self._look_at_carried(survey, frame, base, at, length)
+            elif kind in FINAL_KINDS:
+                job = codec.JOB.unpack_from(frame.data, at)[6]
+                offset = survey.ended(job)
+                # A dead letter is known to the agenda, until it is one no more.
+                if offset and kind != Kind.DIED and job in survey.keeps:
+                    end = _final(frame.data[at : at + length], lsn, header.epoch, header.time_ns)
+                    if self._is_kept(end, survey.keeps[job]):
+                        survey.kept[job] = (offset, end)
+
+    def _look_at_carried(
+        self, survey: _Births, frame: Frame, base: int, at: int, length: int
+    ) -> None:
+        record = frame.data[at : at + length]
+        carried = decode_carried(record)
+        if carried.state is State.ABSENT or carried.state is State.DEAD:
+            return
+        survey.carried[carried.job] = base + at
+        self._note_keep(survey, carried.job, carried.born)
+        if carried.state in LIVE_STATES:
+            return
+        survey.ended(carried.job)
+        end = _final(record, 0, 0, carried.ended_ns)
+        if self._drops_finished and carried.job not in survey.keeps:
+            return
+        if self._is_kept(end, survey.keeps.get(carried.job, self._keep_ns)):
+            survey.kept[carried.job] = (base + at, end)
+
+    def _note_keep(self, survey: _Births, job: int, born: bytes) -> None:
+        """Remember a job that is kept for another time than the rest."""
+        keep_ns = self._own_keep_ns(born)
+        if keep_ns:
+            survey.keeps[job] = keep_ns
+
+    def _own_keep_ns(self, born: bytes) -> int:
+        """How long a job is kept that says so itself, or its queue does; else 0."""
+        if is_of_flow(born) and self._is_taken_in(born):
+            return TIME_NS_MAX
+        if self._drops_finished:
+            return 0
+        _, _, _, size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
+        start = codec.ENQUEUED.size
+        keep_ns = find_moment(born, start + queue_size + task_size, size, Option.KEEP)
+        if not keep_ns and self._queues:
+            queue = born[start : start + queue_size].decode("utf-8", "replace")
+            keep_ns = self._queues.get(queue, 0)
+        return keep_ns
+
+    def _is_taken_in(self, born: bytes) -> bool:
+        """Whether a job may still want the result: it waits or runs, or is a dead letter."""
+        agenda = self._committer.facets.need_agenda()
+        return any(
+            agenda.table.find(job) is not None or agenda.dead.find(job) is not None
+            for job in takes_of(born).unlocks
+        )
+
+    def _is_kept(self, end: LogRecord, keep_ns: int) -> bool:
+        return not keep_ns or end.time_ns + keep_ns > self._now_ns
+
+    def _keep(self, job: int, offset: int, end: LogRecord, needed: Needed) -> None:
+        self._kept[job] = end
+        needed.add(job, offset, 0)
+
+    # -- what is known of a job -------------------------------------------------------------------
+
+    def keeps(self, job: int) -> bool:
+        """Whether it is a finished job that stays."""
+        return job in self._kept
+
+    def look_again(self, job: int, born: bytes, following: int) -> None:
+        """A job of the segment before ``following`` has ended since ``find``: it may stay, too."""
+        own_ns = self._own_keep_ns(born)
+        if own_ns or not self._drops_finished:
+            end = _end(self._journal, job, following)
+            if end is not None and self._is_kept(end, own_ns or self._keep_ns):
+                self._kept[job] = end
+
+    def kept_item(self, job: int, location: int, born: bytes, enqueued_ns: int) -> Rewrite | None:
+        """A finished job that stays; None if it does not."""
+        end = self._kept.get(job)
+        return None if end is None else self._item(job, location, born, enqueued_ns, end)
+
+    def dead_item(
+        self, job: int, location: int, born: bytes, enqueued_ns: int, died_seconds: int
+    ) -> Rewrite:
+        """A dead letter; also one of whose end nothing can be read any more."""
+        end = _end(self._journal, job)
+        if end is not None and end_of(end)[0] is State.DEAD:
+            return self._item(job, location, born, enqueued_ns, end)
+        return Rewrite(job, location, _DEAD, born, enqueued_ns, ended_ns=died_seconds * SECOND_NS)
+
+    def history(self, job: int, attempt: int) -> bytes:
+        """The attempts so far, packed."""
+        if not attempt:
+            return b""
+        view = tell(self._journal, job, self._now_ns)
+        return encode_history(view.attempts) if view is not None else b""
+
+    def _item(
+        self, job: int, location: int, born: bytes, enqueued_ns: int, end: LogRecord
+    ) -> Rewrite:
+        state, body, flags, ended_ns = end_of(end)
+        expires_ns = self._expiry(job, born)
+        if expires_ns and state is State.DEAD:
+            # It moves on with the clock, for the letter may be requeued.
+            expires_ns -= self._committer.facets.need_agenda().times.shift_ns
+        return Rewrite(
+            job, location, state, born, enqueued_ns, end.attempt,
+            expires_ns=expires_ns, ended_ns=ended_ns,
+            history=self.history(job, end.attempt), body=body, flags=flags & _BODY_FLAGS,
+        )  # fmt: skip
+
+    def _expiry(self, job: int, born: bytes) -> int:
+        """When a job that is settled would have expired, if that shifted."""
+        extras = enqueue_extras(born)
+        if not extras.expires_ns or extras.expires_is_wall:
+            return 0
+        view = tell(self._journal, job, self._now_ns)
+        return view.expires_ns if view is not None else 0
+
+    @staticmethod
+    def key_of(born: bytes) -> int:
+        """The hash of the job's key, 0 if it has none."""
+        return key_of(born)
+
+
+class _Births:
+    """Jobs that came into being in a segment, and which of them ended there.
+
+    Attributes:
+        carried: jobs that were written again here, and where.
+        keeps: nanoseconds, of jobs that are kept for another time than the rest.
+        kept: jobs that ended here and stay: where they stand, and their end.
+    """
+
+    def __init__(self, first_lsn: int, next_lsn: int) -> None:
+        self._first = first_lsn
+        self._offsets = array("I", bytes(4 * (next_lsn - first_lsn)))
+        self.carried: dict[int, int] = {}
+        self.keeps: dict[int, int] = {}
+        self.kept: dict[int, tuple[int, LogRecord]] = {}
+
+    def born(self, job: int, offset: int) -> None:
+        self._offsets[job - self._first] = offset
+
+    def ended(self, job: int) -> int:
+        """The job's offset, 0 if it was not born here; it is not ``open`` any more."""
+        offset = self.carried.pop(job, 0)
+        number = job - self._first
+        if 0 <= number < len(self._offsets):
+            offset = offset or self._offsets[number]
+            self._offsets[number] = 0
+        return offset
+
+    def open(self) -> Iterator[tuple[int, int]]:
+        """(job, offset) of those that did not end here."""
+        for number, offset in enumerate(self._offsets):
+            if offset:
+                yield self._first + number, offset
+        yield from self.carried.items()
+
+
+def end_of(end: LogRecord) -> tuple[State, bytes | None, int, int]:
+    """(state, result or reason as it is stored, its flags, time) of a record that ends a job."""
+    if end.carried is not None:
+        carried = end.carried
+        return carried.state, carried.body, carried.flags, carried.ended_ns
+    return after(State.RUNNING, Kind(end.kind)), end.body, end.flags, end.time_ns
+
+
+def _end(journal: Journal, job: int, following: int = codec.LSN_MAX) -> LogRecord | None:
+    """The record that ended a job; None if it lives, or is a dead letter that was purged.
+
+    None also if all that is known of the job was written again at ``following`` or behind.
+    """
+    end: LogRecord | None = None
+    for record in job_records(journal, job):
+        if record.lsn >= following and _tells_all(record):
+            return None
+        if is_end(record):
+            end = record
+        elif record.kind in _ENDED_NO_MORE:
+            end = None
+    return end
+
+
+def _tells_all(record: LogRecord) -> bool:
+    return record.carried is not None and record.carried.state is not State.ABSENT
+
+
+def is_end(record: LogRecord) -> bool:
+    """Whether the job is settled after it."""
+    if record.carried is not None and record.kind == Kind.CARRIED:
+        return record.carried.state not in LIVE_STATES
+    return record.kind in FINAL_KINDS
+
+
+def _final(record: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
+    return decode_record(record, lsn, epoch, time_ns)
+
+
+def _nanoseconds(seconds: float | None) -> int:
+    """0 for ever."""
+    return 0 if seconds is None else max(int(seconds * SECOND_NS), 1)

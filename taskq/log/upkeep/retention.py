@@ -1,0 +1,253 @@
+"""What is kept, for how long, and which segment may go next."""
+
+from __future__ import annotations
+
+import logging
+from heapq import nsmallest
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.model import SECOND_NS
+from taskq.log.read.readers import reader_positions
+from taskq.log.requests import LETTERS_MAX, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from taskq.core.agenda import Agenda
+    from taskq.log.commit.chores import InnerPort, Steps
+    from taskq.log.commit.committer import Committer
+    from taskq.log.config import LogConfig
+    from taskq.log.journal.journal import Journal
+    from taskq.log.state.facets import Facets
+
+_log: Final = logging.getLogger("taskq")
+
+
+class Due(NamedTuple):
+    """A segment that may go."""
+
+    segment: int
+    #: in words, for people
+    reason: str
+    #: whether finished jobs go with it, whatever their age
+    drops_finished: bool
+    #: more of it must not be needed, or nothing would be gained; None: however much it is
+    needed_bytes_max: int | None
+
+
+class Pinned(NamedTuple):
+    """A segment that would be due, but for a named reader that has not read it."""
+
+    segment: int
+    reader: str
+
+
+def due(
+    journal: Journal,
+    now_ns: int,
+    *,
+    is_pressed: bool,
+    keep_seconds: float | None,
+    gone: int = 0,
+) -> Due | Pinned | None:
+    """The oldest segment, if the policy says that it may go; None if nothing is due.
+
+    ``gone`` of the oldest segments are taken for removed already.
+    """
+    files = journal.files
+    files.refresh()
+    lsns = files.lsns[gone:]
+    if len(lsns) < 2:  # noqa: PLR2004 - the last one is written to
+        return None
+    total = sum(map(files.size, lsns))
+    found = _due(journal, lsns, total, now_ns, is_pressed, keep_seconds)
+    if found is None:
+        return None
+    return _pinned(journal, found, lsns[1], total) or found
+
+
+def _due(
+    journal: Journal,
+    lsns: list[int],
+    total: int,
+    now_ns: int,
+    is_pressed: bool,
+    keep_seconds: float | None,
+) -> Due | None:
+    files, config = journal.files, journal.config
+    oldest = lsns[0]
+    half = files.size(oldest) // 2
+    if config.keep_bytes is not None and total > config.keep_bytes:
+        return Due(oldest, f"the log has over {config.keep_bytes} bytes", True, half)
+    if config.keep_segments is not None and len(lsns) - 1 > config.keep_segments:
+        return Due(oldest, f"the log has over {config.keep_segments} sealed segments", True, half)
+    if is_pressed:
+        return Due(oldest, "the disk is nearly full", True, half)
+    if keep_seconds is None:
+        return None
+    # The header of the next segment tells when the last frame of this one was written.
+    header = files.header(lsns[1])
+    if header is None or header.created_ns + int(keep_seconds * SECOND_NS) > now_ns:
+        return None
+    return Due(oldest, f"all of it is older than {keep_seconds:g} s", False, None)
+
+
+def _pinned(journal: Journal, found: Due, following: int, total: int) -> Pinned | None:
+    """The named reader that still has to read the segment, unless it is too far behind."""
+    for name, (segment, lsn) in reader_positions(journal.disk, journal.path).items():
+        if max(segment, lsn) >= following:
+            continue
+        lag_max = journal.config.reader_lag_bytes
+        if lag_max is None or total <= lag_max:
+            return Pinned(found.segment, name)
+        _log.warning(
+            "%s: the reader %r is over %d bytes behind, so what it has not read goes: it will get "
+            "ReaderFellBehind",
+            journal.path, name, lag_max,
+        )  # fmt: skip
+    return None
+
+
+# How long dead letters stay, and how many: the oldest deaths go first.
+#
+# A queue with a limit of its own is counted by itself, all the others together. What is found goes
+# through ordinary batches, so a letter that somebody requeues meanwhile is left alone.
+
+#: Letters that are looked at in one step: about a millisecond's worth.
+_SCANNED: Final = 2_000
+#: Of those beyond a limit of their number so many go in one pass.
+_EXCESS_MAX: Final = 2_000
+
+
+class DeadPolicy:
+    """The limits of a log and of its queues."""
+
+    def __init__(self, config: LogConfig) -> None:
+        self._keep_seconds = config.keep_dead_seconds
+        self._max = config.dead_max
+        self._queues = {
+            name: policy
+            for name, policy in config.queues.items()
+            if policy.keep_dead_seconds is not None or policy.dead_max is not None
+        }
+
+    def __bool__(self) -> bool:
+        """Whether any letter may ever be too old or one too many."""
+        return bool(self._queues) or not (self._keep_seconds is None and self._max is None)
+
+    def keep_seconds(self, queue: str) -> float | None:
+        """How long letters of the queue stay; None for ever."""
+        policy = self._queues.get(queue)
+        own = None if policy is None else policy.keep_dead_seconds
+        return self._keep_seconds if own is None else own
+
+    def group(self, queue: str) -> str:
+        """The queue itself if it is counted alone, else ""."""
+        policy = self._queues.get(queue)
+        return "" if policy is None or policy.dead_max is None else queue
+
+    def count_max(self, group: str) -> int | None:
+        """Most letters of a group; None for no limit."""
+        return self._queues[group].dead_max if group else self._max
+
+
+def overdue_dead(
+    facets: Facets, now_ns: int, policy: DeadPolicy
+) -> Generator[list[int], None, bool]:
+    """Dead letters that are too old or too many, a part of them a step; most steps find none.
+
+    Returns True when there are too many still: another pass finds more.
+    """
+    agenda = facets.agenda
+    if agenda is None or not policy:
+        return False
+    rest = _Excess(agenda, policy)
+    start = 0
+    while start >= 0:
+        agenda = facets.agenda
+        if agenda is None:  # thrown away meanwhile: the next look sees to it
+            return False
+        old, start = _scan(agenda, start, now_ns, policy, rest)
+        yield old
+    yield from rest.jobs()
+    return rest.has_more
+
+
+def purge_steps(committer: Committer, port: InnerPort) -> Steps:
+    """Forget the dead letters that are too old or too many, slice by slice."""
+    policy = DeadPolicy(committer.config)
+    again = bool(policy)
+    while again:
+        now_ns = committer.journal.clock.wall_ns()
+        overdue = overdue_dead(committer.facets, now_ns, policy)
+        while True:
+            try:
+                jobs = next(overdue)
+            except StopIteration as end:
+                again = end.value
+                break
+            yield None
+            for start in range(0, len(jobs), LETTERS_MAX):
+                yield from port.make(Op.PURGE, jobs[start : start + LETTERS_MAX]).wait()
+
+
+class _Excess:
+    """The oldest deaths of each group that has more letters than it may."""
+
+    def __init__(self, agenda: Agenda, policy: DeadPolicy) -> None:
+        counts: dict[str, int] = {}
+        for lane in agenda.lanes:
+            group = policy.group(lane.queue)
+            counts[group] = counts.get(group, 0) + lane.dead
+        self._over: dict[str, int] = {}
+        for group, count in counts.items():
+            limit = policy.count_max(group)
+            if limit is not None and count > limit:
+                self._over[group] = count - limit
+        self._found: dict[str, list[tuple[int, int]]] = {group: [] for group in self._over}
+        self.has_more = any(over > _EXCESS_MAX for over in self._over.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._over)
+
+    def gone(self, group: str) -> None:
+        """One of the group goes because of its age."""
+        if group in self._over:
+            self._over[group] -= 1
+
+    def add(self, group: str, second: int, job: int) -> None:
+        """A letter that is not too old."""
+        found = self._found.get(group)
+        if found is not None:
+            found.append((second, job))
+            if len(found) >= 2 * _EXCESS_MAX:
+                found[:] = nsmallest(_EXCESS_MAX, found)
+
+    def jobs(self) -> Iterator[list[int]]:
+        """Those that are too many, of one group after the other."""
+        for group, over in self._over.items():
+            oldest = nsmallest(max(min(over, _EXCESS_MAX), 0), self._found[group])
+            yield sorted(job for _, job in oldest)
+
+
+def _scan(
+    agenda: Agenda, start: int, now_ns: int, policy: DeadPolicy, rest: _Excess
+) -> tuple[list[int], int]:
+    """The letters from ``start`` on that are too old, and where to go on; -1 at the end."""
+    now = now_ns // SECOND_NS
+    lanes: dict[int, tuple[float | None, str]] = {}
+    old: list[int] = []
+    for number, (chunk, index) in enumerate(agenda.dead.since(start)):
+        job, second, lane = chunk.ids[index], chunk.metas[index], chunk.lanes[index]
+        if number == _SCANNED:
+            return old, job
+        if lane not in lanes:
+            queue = agenda.lanes[lane].queue
+            lanes[lane] = policy.keep_seconds(queue), policy.group(queue)
+        keep, group = lanes[lane]
+        if keep is not None and second + keep < now:
+            old.append(job)
+            rest.gone(group)
+        elif rest:
+            rest.add(group, second, job)
+    return old, -1

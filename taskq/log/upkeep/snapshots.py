@@ -1,0 +1,306 @@
+"""When snapshots are written, and how: in small steps between batches, by one process at a time.
+
+A copy of the facet is made in one step, without the lock, while nobody changes it; a million
+waiting jobs take some 20 ms. All else is steps of a millisecond, waits for the disk left out. The
+file gets its name last: when it is whole on disk, when all of the log before its position is on
+disk too, and when nobody has moved frames of the log meanwhile. So one that has its name is true.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import LogError
+from taskq.log.journal.recovery import is_marked_failed
+from taskq.log.machine.ports import write_all
+from taskq.log.state.snapshot import (
+    AGENDA,
+    DEDUP,
+    DIRECTORY,
+    Captured,
+    Form,
+    Header,
+    Newer,
+    Unusable,
+    capture,
+    check_fit,
+    file_parts,
+    read_header,
+    snapshot_name,
+    snapshot_names,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from taskq.log.commit.committer import Committer
+
+_log: Final = logging.getLogger("taskq")
+#: Log that is written before a snapshot is worth its cost, and before one is at close.
+LOG_BYTES_MIN: Final = 8 * 1024 * 1024
+CLOSE_BYTES_MIN: Final = 4 * 1024 * 1024
+#: A snapshot is written for so many bytes of log as are half of its own, at least.
+STATE_PARTS: Final = 2
+#: How many of each facet are kept: the newest may turn out damaged.
+KEPT: Final = 2
+#: After one that came to nothing, so much log is written before the next try.
+_PATIENCE_BYTES: Final = 1024 * 1024
+#: The disk gets to work on a large file before its end.
+_SYNC_BYTES: Final = 4 * 1024 * 1024
+_LOCK_FILE: Final = "lock"
+_TEMPORARY: Final = ".tmp"
+_FORMS: Final[tuple[Form[Any], ...]] = (AGENDA, DEDUP)
+
+
+class SnapshotPolicy:
+    """How much log is worth a snapshot."""
+
+    def __init__(self, log_bytes_min: int = LOG_BYTES_MIN, state_parts: int = STATE_PARTS) -> None:
+        self._log_bytes_min = log_bytes_min
+        self._state_parts = state_parts
+
+    def limit(self, snapshot_bytes: int) -> int:
+        """Bytes of log behind a snapshot of this size at which the next one is due."""
+        return max(self._log_bytes_min, snapshot_bytes // self._state_parts)
+
+
+class Snapshots:
+    """The snapshots that one process writes.
+
+    ``due`` costs nothing to ask after each batch. The steps must all be taken between batches, and
+    may end at any of them.
+    """
+
+    def __init__(self, committer: Committer, policy: SnapshotPolicy | None = None) -> None:
+        self._committer = committer
+        self._journal = committer.journal
+        self._directory = f"{self._journal.path}/{DIRECTORY}"
+        self._policy = policy or SnapshotPolicy()
+        #: the answer of ``due`` until the log has come to here
+        self._segment = -1
+        self._offset = 0
+        self._is_due = False
+
+    # -- when -------------------------------------------------------------------------------------
+
+    def due(self) -> bool:
+        """Whether so much log was written since the newest snapshot that the next one pays."""
+        journal = self._journal
+        if journal.segment != self._segment or journal.offset >= self._offset:
+            self._is_due, left = False, _PATIENCE_BYTES
+            with contextlib.suppress(OSError, LogError):  # then it is not a good time
+                forms, left = self._look()
+                self._is_due = bool(forms)
+            self._look_after(left)
+        return self._is_due
+
+    def _look(self) -> tuple[list[Form[Any]], int]:
+        """(what is due, bytes of log until it is worth to look again)."""
+        self._journal.refresh()
+        found: list[Form[Any]] = []
+        left: list[int] = []
+        for form in self._built():
+            since, size = self._since(form)
+            limit = self._policy.limit(size)
+            if since >= limit:
+                found.append(form)
+            else:
+                left.append(limit - since)
+        return found, _PATIENCE_BYTES if found else min(left, default=_PATIENCE_BYTES)
+
+    def _look_after(self, size: int) -> None:
+        self._segment, self._offset = self._journal.segment, self._journal.offset + size
+
+    def _built(self) -> list[Form[Any]]:
+        facets = self._committer.facets
+        return [form for form in _FORMS if facets.stands(form.kind.name) is not None]
+
+    def _since(self, form: Form[Any]) -> tuple[int, int]:
+        """(bytes of log behind the newest snapshot that fits, its own size)."""
+        newest = self._newest(form)
+        if newest is None:
+            return self._log_bytes(0), 0
+        return self._log_bytes(newest.segment) - newest.offset, newest.size
+
+    def _newest(self, form: Form[Any]) -> Header | None:
+        for name in snapshot_names(self._journal.disk, self._journal.path, form.kind.name):
+            with contextlib.suppress(Unusable, OSError):
+                return self._fitting(form, name)
+        return None
+
+    def _fitting(self, form: Form[Any], name: str) -> Header:
+        """What a file says of itself.
+
+        Raises:
+            Unusable: it does not fit the log, or is damaged.
+            OSError: it cannot be read.
+        """
+        journal = self._journal
+        descriptor = journal.disk.open(f"{self._directory}/{name}", write=False)
+        try:
+            log_id = journal.identity.log_id.bytes
+            header = read_header(journal.disk, descriptor, form.kind, log_id)
+        finally:
+            journal.disk.close(descriptor)
+        check_fit(journal, header)
+        return header
+
+    def _log_bytes(self, segment: int) -> int:
+        """Bytes of the log from the start of a segment on."""
+        journal, files = self._journal, self._journal.files
+        total = journal.offset
+        for lsn in files.lsns:
+            if segment <= lsn < journal.segment:
+                with contextlib.suppress(LogError):  # it went just now
+                    total += files.sealed_size(lsn)
+        return total
+
+    # -- how --------------------------------------------------------------------------------------
+
+    def steps(self) -> Generator[None, None, None]:
+        """Write what is due. Raises nothing: what goes wrong is logged, and tried again later."""
+        yield from self._write_all(lambda: self._look()[0])
+
+    def close_steps(self) -> Generator[None, None, None]:
+        """Write what makes the next opening faster by much; the last work of a process."""
+        yield from self._write_all(self._due_at_close)
+
+    def write_steps(self) -> Generator[None, None, None]:
+        """Write a snapshot of every facet that is built, however little log there is."""
+        yield from self._write_all(self._built)
+
+    def _due_at_close(self) -> list[Form[Any]]:
+        return [form for form in self._built() if self._since(form)[0] >= CLOSE_BYTES_MIN]
+
+    def _write_all(self, choose: Callable[[], list[Form[Any]]]) -> Generator[None, None, None]:
+        self._is_due = False
+        self._look_after(_PATIENCE_BYTES)
+        path = self._journal.path
+        try:
+            forms = choose()
+            if forms:
+                yield from self._take_turns(forms)
+        except (OSError, OverflowError, LogError) as error:
+            _log.warning("%s: no snapshot was written: %s", path, error)
+        except Exception:  # noqa: BLE001 - a bug here must not close the log
+            _log.exception("%s: no snapshot was written", path)
+
+    def _take_turns(self, forms: list[Form[Any]]) -> Generator[None, None, None]:
+        disk = self._journal.disk
+        if not disk.names(self._directory):
+            disk.make_directory(self._directory)
+            disk.sync_directory(self._journal.path)
+        lock = disk.open(f"{self._directory}/{_LOCK_FILE}", create=True)
+        try:
+            if disk.try_lock(lock):
+                for form in forms:
+                    yield from self._write(form)
+        finally:
+            disk.close(lock)
+
+    def _write(self, form: Form[Any]) -> Generator[None, None, None]:
+        """One snapshot, from the copy to the removal of older ones.
+
+        Raises:
+            OSError: the disk refused; nothing is left of it.
+        """
+        captured = self._capture(form)
+        if captured is None:
+            return
+        disk, generation = self._journal.disk, self._journal.generation
+        name = snapshot_name(captured.header.next_lsn, form.kind.name)
+        temporary = f"{self._directory}/{name}{_TEMPORARY}"
+        yield
+        try:
+            yield from self._fill(temporary, captured)
+            if not self._is_true(captured.header, generation):
+                disk.remove(temporary)
+                return
+            disk.rename(temporary, f"{self._directory}/{name}")
+        except OSError:
+            with contextlib.suppress(OSError):
+                disk.remove(temporary)
+            raise
+        yield
+        disk.sync_directory(self._directory)
+        # What is due next depends on how large this one is.
+        self._segment = -1
+        yield from self._tidy(form)
+
+    def _capture(self, form: Form[Any]) -> Captured | None:
+        """A copy of the facet as it stands; None if it is of no use, or there is no room for it."""
+        journal, facets = self._journal, self._committer.facets
+        cursor = facets.stands(form.kind.name)
+        if cursor is None or facets.generation != journal.generation:
+            return None
+        newest = self._newest(form)
+        if newest is not None and newest.next_lsn >= cursor.next_lsn:
+            return None
+        facet = facets.agenda if form is AGENDA else facets.dedup
+        captured = capture(journal, form, facet, cursor, journal.clock.wall_ns())
+        if captured is None:
+            return None
+        room = self._committer.room
+        room.look()
+        if room.pressed or room.headroom < captured.header.size:
+            return None
+        return captured
+
+    def _fill(self, path: str, captured: Captured) -> Generator[None, None, None]:
+        disk = self._journal.disk
+        descriptor = disk.open(path, create=True)
+        try:
+            disk.truncate(descriptor, 0)
+            offset = synced = 0
+            for part in file_parts(captured.header, captured.frozen):
+                write_all(disk, descriptor, part, offset)
+                offset += len(part)
+                yield
+                if offset - synced >= _SYNC_BYTES:
+                    disk.sync(descriptor)
+                    synced = offset
+                    yield
+            disk.sync(descriptor)
+        finally:
+            disk.close(descriptor)
+        self._journal.meters.upkeep_bytes += offset
+        yield
+
+    def _is_true(self, header: Header, generation: int) -> bool:
+        """Whether the log before the position is on disk, and stands where it stood."""
+        journal = self._journal
+        if journal.durable_lsn < header.next_lsn:
+            self._committer.sync()
+        if journal.durable_lsn < header.next_lsn:
+            return False
+        # In this order: whoever moves frames has said before that he may, and tells when he has.
+        hint = journal.writer.peek()
+        return (
+            hint is not None
+            and not hint.failed
+            and (hint.home, hint.generation) == (journal.home, generation)
+            and not is_marked_failed(journal.disk, journal.path)
+        )
+
+    def _tidy(self, form: Form[Any]) -> Generator[None, None, None]:
+        """Remove older snapshots of the facet, those that are of no use, and what a crash left."""
+        disk = self._journal.disk
+        kept = 0
+        for name in snapshot_names(disk, self._journal.path, form.kind.name):
+            try:
+                self._fitting(form, name)
+                kept += 1
+                if kept <= KEPT:
+                    continue
+            except Newer:
+                continue
+            except (Unusable, OSError):
+                pass  # it is of no use
+            disk.remove(f"{self._directory}/{name}")
+            yield
+        for name in disk.names(self._directory):
+            if name.endswith(_TEMPORARY):
+                disk.remove(f"{self._directory}/{name}")
+                yield

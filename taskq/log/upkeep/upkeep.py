@@ -1,0 +1,339 @@
+"""Keeping the log in order while it is used: indexes, snapshots, compaction.
+
+All of it is done in steps of about a millisecond on the storage thread, between batches and while
+there is nothing else to do; nothing of it is needed for correctness, and it may end at any step.
+What has to be written goes through ordinary batches. One process of those that share a directory
+does it at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogClosed, LogDamaged, LogError, TaskqError
+from taskq.core.model import SECOND_NS, CompactedSegment, CompactReport
+from taskq.log.commit.chores import Chore
+from taskq.log.decide.operations import failure
+from taskq.log.format.frames import segment_name
+from taskq.log.requests import Op
+from taskq.log.segments.segments import SegmentGone, sweep_gone
+from taskq.log.segments.spill import old_files
+from taskq.log.upkeep.compaction import Compaction
+from taskq.log.upkeep.keeper import Retained
+from taskq.log.upkeep.retention import Due, Pinned, due, purge_steps
+from taskq.log.upkeep.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from taskq.log.commit.chores import InnerRequest, Steps
+    from taskq.log.commit.committer import Committer
+    from taskq.log.journal.journal import Journal
+    from taskq.log.requests import OldFile, Order
+
+
+# What a compaction has done so far, segment by segment.
+
+
+class Report:
+    """What a compaction has done so far."""
+
+    def __init__(self, *, dry_run: bool) -> None:
+        self.dry_run = dry_run
+        self.carried = 0
+        self._segments: list[CompactedSegment] = []
+
+    @property
+    def gone(self) -> int:
+        """How many segments went."""
+        return sum(one.removed for one in self._segments)
+
+    def note(
+        self,
+        journal: Journal,
+        segment: int,
+        needed: int,
+        reason: str,
+        *,
+        removed: bool,
+        size: int | None = None,
+    ) -> None:
+        """Add a segment: ``needed`` bytes of its ``size``, which None asks the file for."""
+        self._segments.append(
+            CompactedSegment(
+                segment=segment_name(segment),
+                size=journal.files.size(segment) if size is None else size,
+                needed=needed,
+                reason=reason,
+                removed=removed,
+            )
+        )
+
+    def made(self) -> CompactReport:
+        """As callers get it."""
+        return CompactReport(
+            segments=tuple(self._segments), carried=self.carried, dry_run=self.dry_run
+        )
+
+
+_log: Final = logging.getLogger("taskq")
+#: How often a process looks whether there is anything to do, besides after each new segment.
+LOOK_NS: Final = 10 * SECOND_NS
+#: After trouble (disk full, log locked) upkeep waits so long.
+TROUBLE_NS: Final = 30 * SECOND_NS
+#: While the disk is nearly full it looks this often.
+_PRESSED_NS: Final = SECOND_NS
+#: Files that are removed in one batch.
+_COLLECTED_MAX: Final = 64
+
+
+class Upkeep(Chore):
+    """What one process does for the log."""
+
+    def __init__(self, committer: Committer) -> None:
+        super().__init__(committer.journal, f"{committer.journal.path}/upkeep.lock")
+        self._committer = committer
+        self._snapshots = Snapshots(committer)
+        self._orders: deque[Order] = deque()
+        self._looked_ns = self._looked_segment = 0
+        #: a size of the log before which it does not pay to try again to make it smaller
+        self._patience_bytes = 0
+        self._complained: set[object] = set()
+
+    def order(self, order: Order) -> None:
+        """Compact, and tell ``order.future`` through ``order.port``."""
+        self._orders.append(order)
+
+    def close(self) -> None:
+        """Let another process do it; leave a snapshot if that makes the next opening faster."""
+        self._stop(LOOK_NS)
+        closed = LogClosed(f"{self._journal.path}: the log was closed")
+        for order in self._orders:
+            self._committer.answers.now.append((order.port, order.future, closed))
+        self._orders.clear()
+        if self._is_ours():
+            for _ in self._snapshots.close_steps():
+                pass
+
+    # -- as a chore -------------------------------------------------------------------------------
+
+    def _is_asked(self) -> bool:
+        return bool(self._orders)
+
+    def _next_steps(self) -> Steps | None:
+        if self._orders:
+            return self._carry_out(self._orders.popleft())
+        return self._work() if self._wants_to_look() else None
+
+    def _finished(self) -> None:
+        self._stop(LOOK_NS)
+
+    def _trouble(self, error: Exception) -> None:
+        if isinstance(error, SegmentGone):  # a lookup met one that went just now
+            self._stop(LOOK_NS)
+            return
+        if isinstance(error, LogDamaged):
+            self._complain(error.args, "%s", error)
+        elif isinstance(error, (TaskqError, OSError)):
+            _log.warning("%s: upkeep waits a while: %s", self._journal.path, error)
+        else:
+            _log.error("%s: upkeep waits a while", self._journal.path, exc_info=error)
+        self._stop(TROUBLE_NS)
+
+    def _is_ours(self) -> bool:
+        """Whoever only enqueues leaves it to the workers."""
+        journal = self._journal
+        return (
+            journal.config.upkeep and self._committer.facets.agenda is not None and not journal.gone
+        )
+
+    def _next_look_ns(self) -> int:
+        """Steady time of the next look; on a disk that is nearly full it does not wait long."""
+        if not self._committer.room.is_sought:
+            return self._look_at_ns
+        return min(self._look_at_ns, self._looked_ns + _PRESSED_NS)
+
+    def _wants_to_look(self) -> bool:
+        if not self._is_ours():
+            return False
+        now = self._journal.clock.steady_ns()
+        if (
+            now < self._next_look_ns()
+            and self._looked_segment == self._journal.segment
+            and not self._snapshots.due()
+        ):
+            return False
+        self._looked_ns, self._look_at_ns = now, now + LOOK_NS
+        self._looked_segment = self._journal.segment
+        return True
+
+    # -- by hand ----------------------------------------------------------------------------------
+
+    def _carry_out(self, order: Order) -> Steps:
+        answer: CompactReport | TaskqError
+        try:
+            answer = yield from self._ordered(order)
+        except GeneratorExit:
+            answer = LogClosed(f"{self._journal.path}: the log was closed")
+            raise
+        except Exception as error:  # noqa: BLE001 - whoever asked gets it
+            answer = failure(error)
+        finally:
+            self._committer.answers.now.append((order.port, order.future, answer))
+
+    def _ordered(self, order: Order) -> Generator[InnerRequest | None, None, CompactReport]:
+        journal = self._journal
+        give_up_ns = journal.clock.steady_ns() + int(journal.config.lock_wait_seconds * SECOND_NS)
+        while not self._take_turn():
+            if journal.clock.steady_ns() > give_up_ns:
+                raise LogError(f"{journal.path}: another process is at it; try again later")
+            self._pause()
+            yield None
+        journal.refresh()
+        self._committer.facets.catch_up()
+        self._committer.facets.need_agenda()
+        report = Report(dry_run=order.dry_run)
+        yield from self._tidy(order.keep_seconds, report)
+        return report.made()
+
+    # -- what there is to do ----------------------------------------------------------------------
+
+    def _work(self) -> Steps:
+        if not self._take_turn():
+            return
+        sweep_gone(self._journal.disk, f"{self._journal.path}/log")
+        if not self._committer.room.is_sought:  # else what frees room comes first
+            yield from self._tend(self._journal.indexes.upkeep_steps())
+            yield from self._tend(self._snapshots.steps())
+        yield from self._tidy(None, Report(dry_run=False))
+
+    def _tidy(self, keep_seconds: float | None, report: Report) -> Steps:
+        """Remove what need not be kept, ``keep_seconds`` instead of the log's own."""
+        keep = self._journal.config.keep_seconds if keep_seconds is None else keep_seconds
+        if not report.dry_run:
+            yield from purge_steps(self._committer, self._port)
+        yield from self._compact(keep, report)
+        if not report.dry_run:
+            yield from self._collect()
+
+    def _tend(self, steps: Iterator[None]) -> Steps:
+        """Steps that send nothing; that the disk refuses them stops nothing else."""
+        try:
+            for _ in steps:
+                yield None
+        except OSError as error:
+            self._complain(error.errno, "%s: upkeep goes without: %s", self._journal.path, error)
+
+    def _collect(self) -> Steps:
+        """Remove the files of payloads and results that no record names any more."""
+        journal = self._journal
+        found: list[OldFile] = yield from old_files(
+            journal.disk, journal.path, journal.clock.wall_ns()
+        )
+        if not found:
+            return
+        journal.refresh()
+        journal.files.refresh()
+        referenced: set[bytes] = set()
+        for segment in list(journal.files.lsns):
+            referenced |= journal.indexes.spilled(segment)
+            if journal.indexes.is_damaged(segment):
+                return  # what does not read back today may be repaired, and name any of them
+            yield None
+        unnamed = [file for file in found if file.digest not in referenced]
+        for start in range(0, len(unnamed), _COLLECTED_MAX):
+            part = unnamed[start : start + _COLLECTED_MAX]
+            yield from self._port.make(Op.COLLECT, part).wait()
+
+    def _compact(self, keep_seconds: float | None, report: Report) -> Steps:
+        """Let segments go for as long as the policy says that the oldest may."""
+        if not report.dry_run:
+            yield from self._drop()
+        journal = self._journal
+        # What is written again meanwhile is not looked at in the same pass, or it would never end.
+        end = journal.segment
+        while True:
+            found = due(
+                journal,
+                journal.clock.wall_ns(),
+                is_pressed=self._committer.room.is_sought,
+                keep_seconds=keep_seconds,
+                gone=report.gone if report.dry_run else 0,
+            )
+            if isinstance(found, Pinned):
+                why = f"the reader {found.reader!r} has not read it"
+                report.note(journal, found.segment, 0, why, removed=False)
+                self._complain(
+                    found, "%s: %s stays although it is due: %s", journal.path,
+                    segment_name(found.segment), why,
+                )  # fmt: skip
+                return
+            if found is None or found.segment >= end or not self._may_pay(found):
+                return
+            # Not before: where no segment is due, nobody needs the keys.
+            yield from self._tend(self._committer.facets.dedup_steps())
+            if not (yield from self._compact_one(found, keep_seconds, report)):
+                return
+
+    def _may_pay(self, found: Due) -> bool:
+        return found.needed_bytes_max is None or (
+            self._journal.files.total_size() >= self._patience_bytes
+        )
+
+    def _compact_one(
+        self, found: Due, keep_seconds: float | None, report: Report
+    ) -> Generator[InnerRequest | None, None, bool]:
+        """Whether the segment went."""
+        retained = Retained(
+            self._committer,
+            keep_seconds=keep_seconds,
+            drops_finished=found.drops_finished,
+            now_ns=self._journal.clock.wall_ns(),
+        )
+        compaction = Compaction(self._committer, self._port, found.segment, retained)
+        files = self._journal.files
+        total, size = files.total_size(), files.size(found.segment)
+        if report.dry_run:
+            yield from compaction.measure_steps()
+            went = compaction.pays(found.needed_bytes_max)
+        else:
+            yield from compaction.steps(found.needed_bytes_max)
+            went = (yield from self._drop()) > 0
+        if not went and not report.dry_run:
+            # Most of it is needed still: once the log has grown by as much, it may be otherwise.
+            self._patience_bytes = total + self._journal.config.segment_bytes_now
+        why = found.reason if went else f"{found.reason}, but most of it is needed"
+        report.carried += compaction.carried
+        report.note(
+            self._journal, found.segment, compaction.needed_bytes, why, removed=went, size=size
+        )
+        return went
+
+    def _drop(self) -> Generator[InnerRequest | None, None, int]:
+        """Remove the segments that the log itself says may go; returns how many went."""
+        went = 0
+        while True:
+            floor_lsn = self._committer.facets.need_agenda().floor_lsn
+            self._journal.files.refresh()
+            lsns = self._journal.files.lsns
+            if len(lsns) < 2 or lsns[1] > floor_lsn:  # noqa: PLR2004 - the last one stays
+                return went
+            # Whether another process has synced what says so is not known here. And the one before
+            # must not come back after a loss of power that this one does not come back from: what
+            # its jobs became may stand here alone.
+            self._committer.sync()
+            self._journal.disk.sync_directory(f"{self._journal.path}/log")
+            inner = self._port.make(Op.DROP, lsns[0])
+            yield from inner.wait()
+            sweep_gone(self._journal.disk, f"{self._journal.path}/log")
+            if not inner.value:
+                return went
+            went += 1
+
+    def _complain(self, about: object, text: str, *values: object) -> None:
+        """Warn once."""
+        if about not in self._complained:
+            self._complained.add(about)
+            _log.warning(text, *values)
