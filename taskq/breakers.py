@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from taskq.conditionsbase import checked_conditions
-from taskq.core.counts import whole
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
+from taskq.core.parsing import whole
 from taskq.log.requests import check_name
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from typing import (
     Unpack,
 )
 
-from taskq.core.counts import whole
 from taskq.core.durations import NEVER, Duration, moment_ns, nanoseconds, positive_nanoseconds
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import (
@@ -31,7 +30,7 @@ from taskq.core.model import (
     Conflict,
     Extras,
 )
-from taskq.core.nearest import rather
+from taskq.core.parsing import rather, whole
 from taskq.habits import CALLS, no_attribute
 from taskq.log.format.bodies import check_storage
 from taskq.log.requests import EnqueueSpec

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.conditionsbase import Condition, aside, say_once
 from taskq.core.errors import UsageError
-from taskq.core.sizes import Size, size_bytes
+from taskq.core.parsing import Size, size_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from taskq import tracing
 from taskq.call import transaction_bytes
-from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
-from taskq.core.jobids import split_id
+from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog, install
 from taskq.core.model import TRANSACTION_BYTES_MAX
-from taskq.core.tracebacks import install
+from taskq.core.parsing import split_id
 from taskq.log.requests import Done
 from taskq.log.store.store import open_store
 from taskq.packing import Packer

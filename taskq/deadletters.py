@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypedDict, Unpack
 from taskq.blocking import blocking
 from taskq.connection import split_job_id
 from taskq.core.errors import TaskqError, UsageError
-from taskq.core.nearest import rather
+from taskq.core.parsing import rather
 from taskq.log.read.selection import (
     DeadFilter,
     check_dead,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from taskq.connection import Connection
     from taskq.core.durations import Duration
-    from taskq.core.model import JobView
+    from taskq.core.views import JobView
     from taskq.log.read.selection import Page, PageEnd
     from taskq.log.requests import Letter
 

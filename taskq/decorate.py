@@ -19,7 +19,7 @@ from taskq.call import OptionChanges, Options
 from taskq.conditionsbase import checked_conditions
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
-from taskq.core.nearest import rather
+from taskq.core.parsing import rather
 from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
 from taskq.limiting import limit_of
 from taskq.naming import check_function, check_importable, name_of

@@ -11,8 +11,8 @@ from taskq.blocking import blocking
 from taskq.connection import split_job_id
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import JobCancelled, JobExpired, JobFailed, JobNotFound, UsageError
+from taskq.core.flows import nested
 from taskq.core.model import WAITING_STATES, State
-from taskq.core.shapes import nested
 from taskq.handle import JobHandle, PendingJob
 from taskq.log.read.flows import (
     ENDS_MAX,

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from taskq.call import transaction_bytes
 from taskq.core.errors import PayloadTooLarge, UsageError
-from taskq.core.flows import UNLOCKS_MAX, FlowPart, Policy
+from taskq.core.flows import DEPTH_MAX, ONE, UNLOCKS_MAX, FlowPart, Policy, depth, list_of, skipping
 from taskq.core.model import TIME_NS_MAX, TRANSACTION_BYTES_MAX, Extras
-from taskq.core.shapes import DEPTH_MAX, ONE, depth, list_of, skipping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from taskq.core.errors import (
     ResultGone,
     ResultTimeout,
 )
-from taskq.core.model import LATE_SECONDS_MAX, LIVE_STATES, SECOND_NS, JobView, State
+from taskq.core.model import LATE_SECONDS_MAX, LIVE_STATES, SECOND_NS, State
 from taskq.habits import JOBS, no_attribute
 from taskq.log.read.why import find_progress
 from taskq.serialization import decode_loose
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from taskq.call import Call
     from taskq.connection import Connection
-    from taskq.core.model import AttemptView
+    from taskq.core.views import AttemptView, JobView
     from taskq.core.why import Reason
     from taskq.log.journal.journal import Journal
     from taskq.log.requests import Duplicate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskq.core.counts import whole
 from taskq.core.errors import UsageError
+from taskq.core.parsing import whole
 from taskq.core.rates import CONCURRENCY_MAX, Limit, rate_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskq.call import Call, OptionChanges
-    from taskq.core.model import Extras, JobView
+    from taskq.core.model import Extras
+    from taskq.core.views import JobView
     from taskq.log.config import LogConfig, Packing
 
     #: One job of a transaction, as the ports take it.

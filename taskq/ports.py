@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
-    from taskq.core.model import AttemptView
     from taskq.core.rates import Limit
+    from taskq.core.views import AttemptView
     from taskq.core.why import Reason
 
 R_co = TypeVar("R_co", covariant=True)

@@ -32,7 +32,7 @@ from pydantic_settings import (
 from taskq.core.durations import NEVER, Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
-from taskq.core.nearest import nearest, rather
+from taskq.core.parsing import nearest, rather
 from taskq.log.config import (
     ALWAYS_SECONDS,
     KEEP_SECONDS,

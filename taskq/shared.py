@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from taskq.blocking import blocking
 from taskq.connection import split_job_id
-from taskq.core.counts import whole
 from taskq.core.durations import moment_ns, seconds
 from taskq.core.errors import JobNotFound, UsageError
+from taskq.core.parsing import whole
 from taskq.core.records import Cause
 from taskq.deadletters import DeadLetters
 from taskq.log.read.selection import WaitingFilter
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from taskq.connection import Connection, JobId
     from taskq.core.durations import Duration
-    from taskq.core.model import AttemptView, CompactReport, JobView, LogStats, State
+    from taskq.core.model import State
+    from taskq.core.views import AttemptView, CompactReport, JobView, LogStats
     from taskq.core.why import Facts, Reason
     from taskq.log.format.record import LogRecord
     from taskq.log.read.reader import LogReader

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.call import OptionChanges
 from taskq.core.errors import InvalidCall, UsageError
-from taskq.core.nearest import nearest, same
+from taskq.core.parsing import nearest, same
 from taskq.injection import injected_type
 
 if TYPE_CHECKING:

@@ -9,8 +9,15 @@ import time
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, TypeAlias
 
 from taskq.blocking import blocking, refuse_in_loop, run
-from taskq.core.errors import LogDamaged, LogError, LogGone, ReaderFellBehind, UsageError, refusal
-from taskq.core.hints import command
+from taskq.core.errors import (
+    LogDamaged,
+    LogError,
+    LogGone,
+    ReaderFellBehind,
+    UsageError,
+    command,
+    refusal,
+)
 from taskq.log.format.codec import SEGMENT_HEADER
 from taskq.log.format.frames import Cursor
 from taskq.log.machine.disk import LocalDisk

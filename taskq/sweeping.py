@@ -8,9 +8,9 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
-from taskq.core.counts import whole
 from taskq.core.durations import Duration, moment_ns, nanoseconds
 from taskq.core.errors import TaskqError, UsageError
+from taskq.core.parsing import whole
 from taskq.log.read.selection import WAITING, WaitingFilter, count_running, waiting_page
 from taskq.log.requests import WITHDRAWN_MAX
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from taskq.blocking import blocking, refuse_in_loop, run
 from taskq.connection import Connection, split_job_id
-from taskq.core.counts import whole
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds, seconds
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
-from taskq.core.model import LATE_SECONDS_MAX, JobView, Serving
+from taskq.core.model import LATE_SECONDS_MAX
+from taskq.core.parsing import whole
 from taskq.core.records import Kind
+from taskq.core.views import JobView, Serving
 from taskq.log.decide.cancel import is_asked
 from taskq.log.requests import ClaimRequest, Delivery, Settlement, checked_queues
 from taskq.logoptions import LogOptions, log_config

@@ -1,6 +1,6 @@
 """What a log tells its readers: frozen values, made of one look each."""
 
-from taskq.core.model import (
+from taskq.core.views import (
     AttemptView,
     CompactReport,
     EngineStats,

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict
 
 from taskq.core.errors import UsageError
-from taskq.core.nearest import rather
+from taskq.core.parsing import rather
 
 if TYPE_CHECKING:
     import asyncio

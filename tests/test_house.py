@@ -134,7 +134,7 @@ def test_every_public_name_is_there_and_listed_in_order() -> None:
 
 
 def test_every_command_that_a_message_prints_names_its_directory() -> None:
-    """``taskq.core.hints.command`` writes it, with ``-d`` and the whole path.
+    """``taskq.core.errors.command`` writes it, with ``-d`` and the whole path.
 
     Help texts name commands in general, and a line of help has no log.
     """

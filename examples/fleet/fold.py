@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from taskq.core.model import JobView
+    from taskq.core.views import JobView
 
 _HOUR_NS: Final = 3_600_000_000_000
 _SECOND_NS: Final = 1_000_000_000

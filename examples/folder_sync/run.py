@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from taskq.core.model import QueueStats
+    from taskq.core.views import QueueStats
 
 _POLL_SECONDS: Final = 0.05
 #: The log is read less often than the receiver is asked: a read costs more.

@@ -13,7 +13,7 @@ from taskq.cli.options import json_option, log_argument, open_reader, resolve, s
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.core.model import CompactReport
+    from taskq.core.views import CompactReport
 
 
 @click.command()

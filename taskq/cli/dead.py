@@ -20,15 +20,15 @@ from taskq.cli.many import (
     yes_option,
 )
 from taskq.cli.options import data_dir_option, json_option, log_argument, moment_of, open_reader
-from taskq.core import documents
-from taskq.core.hints import command
+from taskq.core import views as documents
+from taskq.core.errors import command
 from taskq.core.model import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from taskq.core.model import JobView
+    from taskq.core.views import JobView
     from taskq.deadletters import DeadFilters
 
 F = TypeVar("F", bound="Callable[..., object]")

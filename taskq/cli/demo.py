@@ -17,7 +17,7 @@ import click
 
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import of_group
-from taskq.core.hints import command
+from taskq.core.errors import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

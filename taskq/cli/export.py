@@ -17,14 +17,15 @@ import click
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import log_argument, open_reader
 from taskq.cli.read import STATES
-from taskq.core import documents
+from taskq.core import views as documents
 from taskq.core.parsing import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TextIO
 
-    from taskq.core.model import JobView, State
+    from taskq.core.model import State
+    from taskq.core.views import JobView
     from taskq.log.read.reader import LogReader
     from taskq.record import Choice, Record
 

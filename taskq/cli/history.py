@@ -9,7 +9,7 @@ import click
 from taskq.cli import render
 from taskq.cli.options import data_dir_option, json_option, open_reader
 from taskq.cli.read import no_such_job
-from taskq.core import documents
+from taskq.core import views as documents
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from taskq.cli.errors import Failure, WrongUsage
-from taskq.core.hints import command
+from taskq.core.errors import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable

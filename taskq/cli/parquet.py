@@ -18,7 +18,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.core.model import AttemptView, JobView
+    from taskq.core.views import AttemptView, JobView
 
 __all__ = ["BATCH_BYTES_MAX", "COMPRESSION", "JOBS", "JobsFile", "job_row", "pa", "parquet"]
 

@@ -9,12 +9,12 @@ import click
 
 from taskq.cli import render
 from taskq.cli.options import at_option, json_option, log_argument, moment, open_reader
-from taskq.core import documents
+from taskq.core import views as documents
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.core.model import JobView
+    from taskq.core.views import JobView
 
 _LIMIT_DEFAULT: Final = 10
 _PAYLOAD_COLUMNS: Final = 60

@@ -19,15 +19,16 @@ from taskq.cli.options import (
     moment,
     open_reader,
 )
-from taskq.core import documents
-from taskq.core.hints import WORKER, command
-from taskq.core.model import SECOND_NS, TIME_NS_MAX, QueueStats, State
+from taskq.core import views as documents
+from taskq.core.errors import WORKER, command
+from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
+from taskq.core.views import QueueStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from taskq.core.model import Damage, JobView, OwnerView, Serving
+    from taskq.core.views import Damage, JobView, OwnerView, Serving
     from taskq.log.format.flows import Takes
     from taskq.log.machine.progress import Told
     from taskq.log.read.reader import LogReader

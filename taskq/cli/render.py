@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from taskq.core.documents import moment, owner
 from taskq.core.durations import spoken
 from taskq.core.model import TIME_NS_MAX
 from taskq.core.parsing import parse_json
+from taskq.core.views import moment, owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -21,7 +21,7 @@ from taskq.cli.options import (
     open_reader,
     resolve,
 )
-from taskq.core import documents
+from taskq.core import views as documents
 from taskq.core.records import Kind
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from taskq.cli import render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import data_dir_option, json_option, span
 from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX, Conflict
-from taskq.core.nearest import rather
-from taskq.core.parsing import parse_json
+from taskq.core.parsing import parse_json, rather
 from taskq.log.config import SPILL_BYTES_MAX
 from taskq.log.format.bodies import Compression
 

@@ -1,12 +1,17 @@
-"""Reading JSON that anybody may have written: whatever it is, it is a value or a ValueError."""
+"""What people and other programs write, as values: numbers, sizes, names, job ids, JSON."""
 
 from __future__ import annotations
 
+import difflib
 import json
-from typing import TYPE_CHECKING, Any, Final
+import operator
+import re
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeAlias
+
+from taskq.core.errors import InvalidJobId, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
 
 #: Lists and objects within one another: as many as pydantic reads, and far from what a stack holds.
 DEPTH_MAX: Final = 200
@@ -57,3 +62,133 @@ def _is_deep(value: Any) -> bool:
             return False
         level = below
     return any(isinstance(one, dict | list) for one in level)
+
+
+# Whole numbers as callers give them.
+
+
+def whole(value: Any, what: str) -> int:
+    """The number as an int, of whichever library it is; no other kind of number will do.
+
+    Args:
+        value: what was given.
+        what: how an error names it.
+
+    Raises:
+        UsageError: it is no whole number; True and False are none either.
+    """
+    if type(value) is int:
+        return value
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise UsageError(f"{what} is {value!r:.60}, it must be a whole number")
+
+
+# Sizes as people write them, turned into bytes.
+
+#: Bytes, or text such as "500MB" (millions) or "2GiB" (powers of two).
+Size: TypeAlias = int | str
+
+_UNITS: Final = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}b": 1000 ** (power + 1) for power, letter in enumerate("kmgt")},
+    **{f"{letter}ib": 1024 ** (power + 1) for power, letter in enumerate("kmgt")},
+}
+_TEXT: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]{0,3})\s*", re.ASCII | re.IGNORECASE)
+#: What a file system or a machine's memory may hold.
+_BYTES_MAX: Final = 2**63 - 1
+
+
+def size_bytes(value: Size, what: str = "size") -> int:
+    """The size in bytes, above 0.
+
+    Args:
+        value: bytes, or text with a unit.
+        what: how an error names the value.
+
+    Raises:
+        UsageError: not a size, or none that can be.
+    """
+    size = -1
+    given: object = value
+    if isinstance(given, SupportsIndex) and not isinstance(given, bool):
+        size = whole(given, what)
+    elif isinstance(value, str):
+        match = _TEXT.fullmatch(value)
+        if match is not None and match[2].lower() in _UNITS:
+            size = round(float(match[1]) * _UNITS[match[2].lower()])
+    if not 0 < size <= _BYTES_MAX:
+        raise UsageError(
+            f'{what} is {value!r:.60}: give a number of bytes above 0, or text such as "500MB", '
+            f'"1GB" or "2GiB"'
+        )
+    return size
+
+
+# What somebody meant who wrote a name that does not exist.
+
+#: What the same thing is called elsewhere, and here: the first that the place knows.
+_ELSEWHERE: Final = {
+    "attempts": ("retry",),
+    "countdown": ("delay",),
+    "max_retries": ("retry", "attempts"),
+    "on_failure": ("on_dead",),
+    "rate_limit": ("rate",),
+    "retries": ("retry", "attempts"),
+    "retry": ("attempts",),
+    "soft_time_limit": ("soft_timeout",),
+    "time_limit": ("timeout",),
+    "ttl": ("expires",),
+}
+
+
+def same(name: str, known: Collection[str]) -> str:
+    """What is called so elsewhere; "" if nothing that is known is."""
+    return next((other for other in _ELSEWHERE.get(name, ()) if other in known), "")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The name that was meant; "" if none of those that are known is near."""
+    names = tuple(known)
+    return same(name, names) or next(iter(difflib.get_close_matches(name, names, 1)), "")
+
+
+def rather(name: str, known: Iterable[str], what: str) -> str:
+    """The end of a sentence that begins with a wrong name: the one that was meant, or all of them.
+
+    Args:
+        name: what was given.
+        known: what there is.
+        what: the word for all of them, such as "options".
+    """
+    names = tuple(known)
+    near = nearest(name, names)
+    if near:
+        return f"did you mean {near!r}?"
+    return f"the {what} are {', '.join(names)}" if names else f"there are no {what}"
+
+
+# Job ids as people give them: the log's tag and the job's number, or as much of it as will do.
+
+#: Digits of 2^63.
+_DIGITS_MAX: Final = 19
+
+
+def split_id(text: object, example: str = "1a2b3c4d-17") -> tuple[str, int]:
+    """The log's tag, "" where a number alone was given, and the job's lsn.
+
+    Raises:
+        InvalidJobId: it is neither an id nor a number.
+    """
+    if not isinstance(text, str):
+        raise InvalidJobId(f"{text!r:.60} is no job id: give a handle, or text such as {example}")
+    tag, dash, digits = text.strip().rpartition("-")
+    if (dash and not tag.isalnum()) or not (digits.isascii() and digits.isdigit()):
+        raise InvalidJobId(f"{text!r:.60} is no job id: one looks like {example}, or its number")
+    if len(digits) > _DIGITS_MAX:
+        raise InvalidJobId(f"{text!r:.60} is no job id: its number is too long")
+    return tag, int(digits)

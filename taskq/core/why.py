@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.core.durations import spoken
-from taskq.core.hints import WORKER, command
+from taskq.core.errors import WORKER, command
+from taskq.core.folds.lanes import BLOCKED_BY_PAUSE
 from taskq.core.model import SECOND_NS, State
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from taskq.core.flows import Awaited
-    from taskq.core.model import Hold, JobView, OwnerView, Serving
-    from taskq.core.whylimits import UsedUp
+    from taskq.core.folds.agenda import Agenda
+    from taskq.core.rates import Limit
+    from taskq.core.views import Hold, JobView, OwnerView, Serving
 
 #: Jobs before it that are counted one by one; of more it is said that there are more.
 AHEAD_MAX: Final = 10_000
@@ -90,7 +95,7 @@ class Reason:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as a document of JSON: what ``taskq why --json`` prints besides the id."""
-        from taskq.core.documents import moment  # noqa: PLC0415 - few ask
+        from taskq.core.views import moment  # noqa: PLC0415 - few ask
 
         return {
             "code": self.code.value,
@@ -375,3 +380,144 @@ def _jobs(count: int, which: str) -> str:
 
 def _are(count: int) -> str:
     return "is" if count == 1 else "are"
+
+
+# Why a job waits whose task has a limit that is used up.
+
+_HOLDERS_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsedUp:
+    """A limit that is used up.
+
+    Attributes:
+        task: whose it is.
+        key: the job's concurrency key, b"" for none.
+        concurrency: jobs that may run at a time, 0 if it is the rate that is used up.
+        running: those of them that do.
+        rate: as people write it.
+        next_ns: wall time from which on the rate lets a job start.
+    """
+
+    task: str
+    key: bytes
+    concurrency: int = 0
+    running: tuple[int, ...] = ()
+    rate: str = ""
+    next_ns: int = 0
+
+    def text(self, tag: str, now_ns: int) -> str:
+        """One sentence for people; ``tag`` is that of the log's job ids."""
+        whose = self.task
+        if self.key:
+            whose += f" with key {self.key.decode('utf-8', 'replace')!r:.60}"
+        if not self.concurrency:
+            moment = datetime.fromtimestamp(self.next_ns // SECOND_NS, UTC).isoformat()
+            ahead = spoken(self.next_ns - now_ns)
+            return (
+                f"rate {self.rate} of {whose} is used up: the next may start in {ahead}, {moment}"
+            )
+        names = [f"{tag}-{job}" for job in self.running[:_HOLDERS_MAX]]
+        more = len(self.running) - len(names)
+        listed = ", ".join(names) + (f" and {more} more" if more else "")
+        return f"concurrency {self.concurrency} of {whose} is used up by {listed}"
+
+
+def used_up(agenda: Agenda, lsn: int, limit: Limit, now_ns: int) -> UsedUp | None:
+    """Which limit keeps a ready job from running; None if none does."""
+    chunk = agenda.table.find(lsn)
+    if chunk is None:
+        return None
+    lane = agenda.lanes[chunk.lanes[agenda.table.index]]
+    key = lane.concurrency_key
+    if limit.concurrency:
+        running = tuple(job for job in agenda.running if _is_of(agenda, job, lane.task, key))
+        if len(running) >= limit.concurrency:
+            return UsedUp(task=lane.task, key=key, concurrency=limit.concurrency, running=running)
+    group = agenda.groups.get(lane.task, key)
+    if limit.rate is None or group is None or group.times is None:
+        return None
+    moment = max(now_ns - agenda.times.shift_ns, agenda.moment)
+    if group.times.room(moment, limit.rate):
+        return None
+    free_ns = group.times.free_at(moment, limit.rate) + agenda.times.shift_ns
+    return UsedUp(task=lane.task, key=key, rate=str(limit.rate), next_ns=free_ns)
+
+
+def _is_of(agenda: Agenda, job: int, task: str, key: bytes) -> bool:
+    chunk = agenda.table.find(job)
+    if chunk is None:
+        return False
+    lane = agenda.lanes[chunk.lanes[agenda.table.index]]
+    return lane.task == task and lane.concurrency_key == key
+
+
+# Ready jobs that no live worker would take: of a task that none knows, or of an unserved queue.
+
+
+class Strays(NamedTuple):
+    """How many jobs wait in vain.
+
+    Attributes:
+        by_task: of queues that are served, by the tasks that no worker of them knows.
+        by_queue: of queues that no worker serves.
+    """
+
+    by_task: Mapping[str, int]
+    by_queue: Mapping[str, int]
+
+    def told(self) -> list[str]:
+        """A sentence for each kind that there is, and what to do."""
+        sentences = []
+        if self.by_task:
+            sentences.append(
+                f"{_wait(self.by_task)} that no worker knows: {_listed(self.by_task)}; start one "
+                f"with the app that registers them, or name their module with -I"
+            )
+        if self.by_queue:
+            sentences.append(
+                f"{_wait(self.by_queue)} in a queue that no worker serves: "
+                f"{_listed(self.by_queue)}; start one with "
+                f"-Q {','.join(sorted(self.by_queue)[:_NAMED_MAX])}, or without -Q"
+            )
+        return sentences
+
+
+def ready_jobs(agenda: Agenda) -> dict[tuple[str, str], int]:
+    """How many jobs of each (queue, task) may be claimed now; none of a paused queue.
+
+    Those that were put as bytes are left out: who claims such jobs tells nobody.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    for lane in agenda.lanes:
+        if lane.ready and lane.task and not lane.blocked & BLOCKED_BY_PAUSE:
+            counts[lane.queue, lane.task] += lane.ready
+    return counts
+
+
+def strays_of(ready: Mapping[tuple[str, str], int], servings: Iterable[Serving]) -> Strays:
+    """Those among the ready jobs that none of the workers would take."""
+    servings = list(servings)
+    by_task: Counter[str] = Counter()
+    by_queue: Counter[str] = Counter()
+    for (queue, task), count in ready.items():
+        if any(serves(one, queue, task) for one in servings):
+            continue
+        if any(one.queues is None or queue in one.queues for one in servings):
+            by_task[task] += count
+        else:
+            by_queue[queue] += count
+    return Strays(by_task, by_queue)
+
+
+def _wait(counts: Mapping[str, int]) -> str:
+    count = sum(counts.values())
+    return "1 job waits" if count == 1 else f"{count:,} jobs wait"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    shown = ", ".join(f"{name} ({count:,})" for name, count in ordered[:_NAMED_MAX])
+    more = len(ordered) - _NAMED_MAX
+    return f"{shown} and {more} more" if more > 0 else shown

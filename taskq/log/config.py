@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
-from taskq.core.ages import STARVATION_NS
 from taskq.core.errors import UsageError
+from taskq.core.folds.moments import STARVATION_NS
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, Durability
 from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_storage
 from taskq.log.machine.access import Mode

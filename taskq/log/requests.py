@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from taskq.core.counts import whole
 from taskq.core.errors import UsageError
 from taskq.core.model import (
     ATTEMPTS_DEFAULT,
@@ -23,6 +22,7 @@ from taskq.core.model import (
     Extras,
     State,
 )
+from taskq.core.parsing import whole
 from taskq.core.records import PACKED, Cause, Flag, Kind
 from taskq.log.format import codec
 from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, decompress
@@ -32,9 +32,9 @@ from taskq.log.format.options import enqueue_extras
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from taskq.core.lanes import Lane
+    from taskq.core.folds.lanes import Lane
+    from taskq.core.folds.taking import Weights
     from taskq.core.rates import Limit
-    from taskq.core.weights import Weights
 
 
 class Trait(enum.IntFlag):

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import InvalidCall, LogError, UsageError
-from taskq.core.nearest import rather
+from taskq.core.parsing import rather
 from taskq.log.read.reader import LogReader
 from taskq.serialization import decode_loose
 from taskq.signature import REST
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
-    from taskq.core.model import JobView, State
+    from taskq.core.model import State
+    from taskq.core.views import JobView
     from taskq.tasks import Task
 
 #: Jobs that a test is shown, the newest.

@@ -6,12 +6,12 @@ import asyncio
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, cast
 
-from taskq.core.model import JobView, State
+from taskq.core.views import JobView
 from taskq.log.requests import Duplicate, Outcome
 
 if TYPE_CHECKING:
     from taskq import TaskQ
-    from taskq.core.model import Extras
+    from taskq.core.model import Extras, State
     from taskq.log.requests import EnqueueSpec
     from taskq.log.store.store import Store
 

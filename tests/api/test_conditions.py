@@ -15,7 +15,7 @@ from taskq.conditionsbase import aside, say_once
 from taskq.conditionsmachine import Supply, is_on_power, read_supplies
 from taskq.conditionsnetwork import has_route, metered_devices
 from taskq.core.errors import UsageError
-from taskq.core.sizes import size_bytes
+from taskq.core.parsing import size_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

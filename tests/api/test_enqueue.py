@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import Durability, JobHandle, State, TaskQ
-from taskq.core.model import JobView
 from taskq.core.records import Kind
+from taskq.core.views import JobView
 from taskq.errors import (
     JobCancelled,
     JobExpired,

@@ -29,7 +29,7 @@ from tests.bench.tables import Table, median
 if TYPE_CHECKING:
     import subprocess
 
-    from taskq.core.model import LogStats
+    from taskq.core.views import LogStats
     from taskq.log.store.store import Store
     from taskq_workers.events import JobFinished
 

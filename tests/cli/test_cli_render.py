@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskq.cli import render
-from taskq.core import documents
+from taskq.core import views as documents
 from taskq.core.model import SECOND_NS
 
 NOW = 1_700_000_000 * SECOND_NS

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from taskq.core.model import LIVE_STATES, PRIORITY_MAX, QueueStats, State
+from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
 from taskq.core.records import Kind
+from taskq.core.views import QueueStats
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,33 +7,30 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.agenda import Agenda
-from taskq.core.ages import Ages
-from taskq.core.blocks import SortedBlocks
-from taskq.core.carrying import (
+from taskq.core.flows import Flows, needs_of
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.blocks import Returned, SortedBlocks
+from taskq.core.folds.carried import (
     apply_carried,
     apply_carried_run,
     apply_requeued,
     apply_tallied,
     forget_dead,
 )
-from taskq.core.dedup import Dedup, _Page
-from taskq.core.flows import Flows, needs_of
-from taskq.core.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
-from taskq.core.jobtable import META_EXPIRES, META_FLOW, Chunk, JobTable
-from taskq.core.lanes import Lane
-from taskq.core.laneset import Queues
-from taskq.core.leases import Leases
+from taskq.core.folds.dedup import Dedup, _Page
+from taskq.core.folds.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
+from taskq.core.folds.jobtable import META_EXPIRES, META_FLOW, Chunk, JobTable
+from taskq.core.folds.lanes import Lane
+from taskq.core.folds.moments import Ages, Leases, Timetable
+from taskq.core.folds.queues import Queues
 from taskq.core.model import State
 from taskq.core.records import Kind
-from taskq.core.returned import Returned
 from taskq.core.schedules import ScheduleState, Ticked, apply_ticked
-from taskq.core.timetable import Timetable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.core.families import Family
+    from taskq.core.folds.lanes import Family
 
 ALL: Final = 2**62
 START_NS: Final = 10**18

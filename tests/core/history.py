@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from taskq.core.agenda import Agenda
-from taskq.core.dedup import Dedup, key_hash
-from taskq.core.jobtable import META_EXPIRES, META_KEYED
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.dedup import Dedup, key_hash
+from taskq.core.folds.jobtable import META_EXPIRES, META_KEYED
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.format import codec

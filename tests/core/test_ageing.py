@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from taskq.core.agenda import Agenda
-from taskq.core.ages import STARVATION_NS, Ages
-from taskq.core.lanes import Lane
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.lanes import Lane
+from taskq.core.folds.moments import STARVATION_NS, Ages
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Kind
 

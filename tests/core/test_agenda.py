@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.core.agenda import PROMOTE_MAX, Agenda
-from taskq.core.carrying import apply_requeued, forget_dead
-from taskq.core.jobtable import META_EXPIRES
-from taskq.core.model import ATTEMPTS_MAX, QueueStats, State
+from taskq.core.folds.agenda import PROMOTE_MAX, Agenda
+from taskq.core.folds.carried import apply_requeued, forget_dead
+from taskq.core.folds.jobtable import META_EXPIRES
+from taskq.core.model import ATTEMPTS_MAX, State
 from taskq.core.rates import Limit
 from taskq.core.records import Kind
 from taskq.core.transitions import TRANSITIONS
+from taskq.core.views import QueueStats
 
 if TYPE_CHECKING:
-    from taskq.core.lanes import Lane
+    from taskq.core.folds.lanes import Lane
 
 SECOND = 1_000_000_000
 NOW = 1_000 * SECOND

@@ -9,10 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from taskq.core import agenda, blocks, jobtable, lanes, timetable
-from taskq.core.agenda import Agenda
-from taskq.core.jobtable import META_EXPIRES
-from taskq.core.laneset import GONE
+from taskq.core.folds import agenda, blocks, jobtable, lanes
+from taskq.core.folds import moments as timetable
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.jobtable import META_EXPIRES
+from taskq.core.folds.queues import GONE
 from taskq.core.model import State
 from taskq.core.rates import RATE_WINDOW_NS_MIN, Limit, Rate
 from taskq.core.records import Kind
@@ -21,7 +22,7 @@ from tests.core.agenda_model import Job, Model
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.core.lanes import Lane
+    from taskq.core.folds.lanes import Lane
 
     Where = tuple[int, str, str, bytes]
 

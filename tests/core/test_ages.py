@@ -7,8 +7,8 @@ from bisect import bisect_right
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core.ages import Ages
-from taskq.core.blocks import LATEST, NO_JOB
+from taskq.core.folds.blocks import LATEST, NO_JOB
+from taskq.core.folds.moments import Ages
 
 WINDOW = 640
 STEP = 10

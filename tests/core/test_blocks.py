@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core import blocks
-from taskq.core.blocks import SortedBlocks
+from taskq.core.folds import blocks
+from taskq.core.folds.blocks import SortedBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

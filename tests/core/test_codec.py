@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core.agenda import Agenda
-from taskq.core.dedup import Dedup
 from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.dedup import Dedup
 from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, TIME_NS_MAX, Extras
 from taskq.core.records import Cause, Flag, Kind, Option
 from taskq.log.format import codec

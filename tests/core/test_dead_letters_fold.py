@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from taskq.core.agenda import Agenda
-from taskq.core.carrying import apply_requeued, forget_dead
-from taskq.core.jobtable import META_EXPIRES
-from taskq.core.model import QueueStats, State
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.carried import apply_requeued, forget_dead
+from taskq.core.folds.jobtable import META_EXPIRES
+from taskq.core.model import State
 from taskq.core.records import Kind
+from taskq.core.views import QueueStats
 from taskq.log.state.fold_rare import Watch
 
 SECOND = 1_000_000_000

@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from taskq.core import dedup
-from taskq.core.dedup import Dedup, key_hash
 from taskq.core.errors import UsageError
+from taskq.core.folds import dedup
+from taskq.core.folds.dedup import Dedup, key_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskq.core.agenda import Agenda
-from taskq.core.dedup import Dedup
-from taskq.core.freeze import freeze_agenda
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.dedup import Dedup
+from taskq.core.folds.freeze import freeze_agenda
 from taskq.core.model import Extras, State
 from taskq.log.format import codec
 from taskq.log.state import fold as fold_module

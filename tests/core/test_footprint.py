@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.core.agenda import Agenda
-from taskq.core.dedup import Dedup
-from taskq.core.jobtable import META_EXPIRES
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.dedup import Dedup
+from taskq.core.folds.jobtable import META_EXPIRES
 from taskq.core.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.core.lanes import Lane
+    from taskq.core.folds.lanes import Lane
 
 JOBS = 200_000
 NOW = 10**18

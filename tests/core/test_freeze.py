@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskq.core.agenda import Agenda
-from taskq.core.dedup import Dedup
-from taskq.core.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
-from taskq.core.jobtable import Chunk
-from taskq.core.lanes import Lane
-from taskq.core.laneset import GONE
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.blocks import Returned
+from taskq.core.folds.dedup import Dedup
+from taskq.core.folds.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
+from taskq.core.folds.jobtable import Chunk
+from taskq.core.folds.lanes import Lane
+from taskq.core.folds.queues import GONE
 from taskq.core.model import State
 from taskq.core.records import Kind
-from taskq.core.returned import Returned
 from tests.core.frozen import DECISIONS, Columns, Driven, Step, attributes, own, picture
 
 NUMBER = st.integers(0, 300)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core import jobtable
-from taskq.core.jobtable import JobTable
+from taskq.core.folds import jobtable
+from taskq.core.folds.jobtable import JobTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

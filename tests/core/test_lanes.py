@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core import blocks, lanes
-from taskq.core.blocks import NO_JOB
-from taskq.core.lanes import Lane
+from taskq.core.folds import blocks, lanes
+from taskq.core.folds.blocks import NO_JOB
+from taskq.core.folds.lanes import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

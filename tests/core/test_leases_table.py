@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core import leases
-from taskq.core.leases import Leases
+from taskq.core.folds import moments as leases
+from taskq.core.folds.moments import Leases
 
 STEPS = st.lists(
     st.tuples(

@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core.counts import whole
 from taskq.core.errors import InvalidJobId, UsageError
-from taskq.core.jobids import split_id
-from taskq.core.nearest import nearest, rather, same
-from taskq.core.sizes import size_bytes
+from taskq.core.parsing import nearest, rather, same, size_bytes, split_id, whole
 
 UNITS = {
     "": 1, "b": 1, "B": 1, "kB": 10**3, "MB": 10**6, "gb": 10**9, "TB": 10**12,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core import blocks
-from taskq.core.returned import Returned
+from taskq.core.folds import blocks
+from taskq.core.folds.blocks import Returned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.core.errors import FormatError
-from taskq.core.shapes import DEPTH_MAX, ONE, depth, list_of, nested, skipping
+from taskq.core.flows import DEPTH_MAX, ONE, depth, list_of, nested, skipping
 
 TREES: st.SearchStrategy[Any] = st.recursive(
     st.integers(0, 9), lambda inner: st.lists(inner, max_size=5), max_leaves=25

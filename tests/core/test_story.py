@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given, settings
 
-from taskq.core.model import LIVE_STATES, Extras, JobView, State
+from taskq.core.model import LIVE_STATES, Extras, State
 from taskq.core.records import Kind
 from taskq.log.format.record import decode_record, places
 from taskq.log.state.story import Story
 from tests.core.history import ALL, SPECS, History, Step, frames_of
 from tests.core.test_fold import STEPS
+
+if TYPE_CHECKING:
+    from taskq.core.views import JobView
 
 
 def stories(data: bytes) -> dict[int, Story]:

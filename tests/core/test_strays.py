@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from taskq.core.agenda import Agenda
-from taskq.core.model import Serving
-from taskq.core.strays import Strays, ready_jobs, strays_of
+from taskq.core.folds.agenda import Agenda
+from taskq.core.views import Serving
+from taskq.core.why import Strays, ready_jobs, strays_of
 
 
 def test_ready_jobs_are_counted_but_for_bytes_and_paused_queues() -> None:

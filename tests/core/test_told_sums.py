@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core.documents import body_document, moment
-from taskq.core.model import (
-    TIME_NS_MAX,
+from taskq.core.model import TIME_NS_MAX, State
+from taskq.core.views import (
     AttemptView,
     CompactedSegment,
     CompactReport,
@@ -19,7 +18,8 @@ from taskq.core.model import (
     EngineStats,
     JobView,
     Spread,
-    State,
+    body_document,
+    moment,
 )
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

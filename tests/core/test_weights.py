@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.core.agenda import Agenda
 from taskq.core.errors import UsageError
-from taskq.core.weights import WEIGHT_MAX, Weights
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.taking import WEIGHT_MAX, Weights
 
 if TYPE_CHECKING:
-    from taskq.core.lanes import Lane
+    from taskq.core.folds.lanes import Lane
 
 
 class Filled:

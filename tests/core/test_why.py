@@ -8,9 +8,9 @@ from typing import Any, Final
 import pytest
 
 from taskq.core.flows import Awaited
-from taskq.core.model import SECOND_NS, AttemptView, Hold, JobView, OwnerView, Serving, State
-from taskq.core.why import AHEAD_MAX, Facts, Why, why
-from taskq.core.whylimits import UsedUp
+from taskq.core.model import SECOND_NS, State
+from taskq.core.views import AttemptView, Hold, JobView, OwnerView, Serving
+from taskq.core.why import AHEAD_MAX, Facts, UsedUp, Why, why
 
 _NOW: Final = 1_704_067_200 * SECOND_NS
 _MINUTE: Final = 60 * SECOND_NS

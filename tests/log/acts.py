@@ -15,7 +15,7 @@ from tests.log.tending import fill_segment, keeping, meaning, tend
 from tests.log.world import SMALL, Process, World
 
 if TYPE_CHECKING:
-    from taskq.core.model import JobView
+    from taskq.core.views import JobView
     from taskq.log.requests import Delivery
     from tests.log.tending import Meaning
 

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.dedup import key_hash
+from taskq.core.folds.dedup import key_hash
 from taskq.core.model import Extras, State
 from taskq.core.records import JOB_KINDS, Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN

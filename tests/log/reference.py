@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.ages import STARVATION_NS
-from taskq.core.dedup import key_hash
+from taskq.core.folds.dedup import key_hash
+from taskq.core.folds.moments import STARVATION_NS
 from taskq.core.model import PRIORITY_MAX, State
 from taskq.core.records import Cause, Kind
 

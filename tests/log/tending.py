@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.jobtable import META_BACK, META_EXPIRES
+from taskq.core.folds.jobtable import META_BACK, META_EXPIRES
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.upkeep.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.core.agenda import Agenda
+    from taskq.core.folds.agenda import Agenda
     from taskq.log.state.facets import Facets
     from tests.log.world import Process
 

@@ -17,7 +17,7 @@ from taskq.log.state.story import find_end, is_job, read_outcome, tell
 from tests.log.world import Process, World
 
 if TYPE_CHECKING:
-    from taskq.core.model import JobView
+    from taskq.core.views import JobView
 
 _SECOND: Final = 10**9
 

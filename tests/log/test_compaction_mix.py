@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskq.core.dedup import UNTIL_SETTLED
 from taskq.core.errors import DuplicateKey, JobCancelled, JobNotFound, KeyHeld, StaleDelivery
-from taskq.core.jobtable import STATE_MASK
+from taskq.core.folds.dedup import UNTIL_SETTLED
+from taskq.core.folds.jobtable import STATE_MASK
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.commit import chores as errand

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq.core.model import Damage
+from taskq.core.views import Damage
 from taskq.log.format import codec
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import Op

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from taskq.core.agenda import Agenda
+    from taskq.core.folds.agenda import Agenda
     from tests.log.world import Process
 
     Act: TypeAlias = Callable[[Process, list[int]], Future[Any]]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.errors import JobNotFound, KeyHeld, NotDead, UsageError
-from taskq.core.model import SECOND_NS, Extras, QueueStats, State
+from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Flag, Kind
+from taskq.core.views import QueueStats
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.read.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
 from taskq.log.read.walks import Chosen, each_job

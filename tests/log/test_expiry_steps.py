@@ -18,7 +18,7 @@ from tests.log.told import check_same, write
 from tests.log.world import World
 
 if TYPE_CHECKING:
-    from taskq.core.model import JobView
+    from taskq.core.views import JobView
     from tests.log.world import Process
 
 _HOUR: Final = 3_600

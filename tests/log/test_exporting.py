@@ -18,7 +18,7 @@ from tests.log.acts import History
 from tests.log.world import PLAIN, World
 
 if TYPE_CHECKING:
-    from taskq.core.model import JobView
+    from taskq.core.views import JobView
 
 _OVER = (State.SUCCEEDED, State.CANCELLED, State.EXPIRED)
 

@@ -7,9 +7,8 @@ import struct
 import pytest
 
 from taskq.core.errors import FormatError
-from taskq.core.flows import FlowPart, Policy, needs_of
+from taskq.core.flows import ONE, FlowPart, Policy, list_of, needs_of, nested, skipping
 from taskq.core.records import Flag, Kind
-from taskq.core.shapes import ONE, list_of, nested, skipping
 from taskq.log.format import codec
 from taskq.log.format.flows import Root, Takes, decode_needs, encode_needs, encode_part, takes_of
 from taskq.log.requests import EnqueueSpec, Op

@@ -9,7 +9,7 @@ import pytest
 
 from taskq.core.errors import TaskqError
 from taskq.core.flows import Policy
-from taskq.core.freeze import freeze_agenda, thaw_agenda
+from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
 from taskq.flowplan import Chain, Group

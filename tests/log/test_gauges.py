@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq.core.model import SECOND_NS, EngineStats, Extras, QueueStats
+from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.commit.committer import engine_stats
 from taskq.log.read.gauges import Gauges
@@ -14,6 +14,7 @@ from taskq.log.requests import EnqueueSpec
 from tests.log.world import PATH, PLAIN, SMALL, World
 
 if TYPE_CHECKING:
+    from taskq.core.views import EngineStats, QueueStats
     from tests.log.world import Process
 
 _MAIL: Final = EnqueueSpec("mail", "mail.send")

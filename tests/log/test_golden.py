@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from taskq.core.lanes import Lane
+from taskq.core.folds.lanes import Lane
 from taskq.core.model import Extras, State
 from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind

@@ -23,7 +23,7 @@ from tests.log.simulation import Simulation
 from tests.log.world import PATH, Process, World
 
 if TYPE_CHECKING:
-    from taskq.core.model import JobView
+    from taskq.core.views import JobView
     from taskq.log.journal.journal import Journal
 
 _FAR: Final = 2**40

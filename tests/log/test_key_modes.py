@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from taskq.core.dedup import key_hash
 from taskq.core.errors import DuplicateKey, UsageError
+from taskq.core.folds.dedup import key_hash
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig

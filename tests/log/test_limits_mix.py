@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskq.core.flows import Policy
-from taskq.core.freeze import freeze_agenda, thaw_agenda
-from taskq.core.jobtable import STATE_MASK
-from taskq.core.laneset import GONE
+from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
+from taskq.core.folds.jobtable import STATE_MASK
+from taskq.core.folds.queues import GONE
 from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
 from taskq.core.rates import Limit, Rate
 from taskq.core.records import Cause, Kind
@@ -41,7 +41,7 @@ from tests.log.test_compaction_mix import ACTS, CONFIGS, REFUSED, Mix, said
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.core.agenda import Agenda
+    from taskq.core.folds.agenda import Agenda
     from taskq.log.requests import Delivery
     from taskq.log.state.facets import Facets
     from tests.log.world import Process

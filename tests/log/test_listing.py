@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.core.model import JobView, State
+from taskq.core.model import State
 from taskq.log.read.listing import Wanted, newest_jobs
 from taskq.log.state.story import tell
 from tests.log.acts import History
 
 if TYPE_CHECKING:
+    from taskq.core.views import JobView
     from tests.log.world import World
 
 _STATES = [state for state in State if state is not State.ABSENT]

@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from taskq.core.agenda import Agenda
 from taskq.core.errors import FormatError
+from taskq.core.folds.agenda import Agenda
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.rates import Limit, Rate, Times
 from taskq.core.records import Cause, Kind

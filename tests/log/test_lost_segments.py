@@ -23,7 +23,7 @@ from tests.log.told import write
 from tests.log.world import PATH, World
 
 if TYPE_CHECKING:
-    from taskq.core.model import VerifyReport
+    from taskq.core.views import VerifyReport
 
 _HEAD: Final = codec.SEGMENT_HEADER.size
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from taskq.core.model import SECOND_NS, Extras, QueueStats, State
+from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
+from taskq.core.views import QueueStats
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.read.selection import WaitingFilter, count_running, waiting_page
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Withdrawal

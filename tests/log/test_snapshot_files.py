@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from taskq.core.dedup import key_hash
+from taskq.core.folds.dedup import key_hash
 from taskq.core.model import Extras
 from taskq.log.format import codec
 from taskq.log.state import snapshot as snapshotfile

@@ -28,7 +28,7 @@ from tests.log.world import Process, World
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.core.agenda import Agenda
+    from taskq.core.folds.agenda import Agenda
     from taskq.log.requests import Delivery
 
 QUEUES = ("mail", "sync")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import TaskLog
-from taskq.core.model import SECOND_NS, AttemptView, State
+from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Kind
+from taskq.core.views import AttemptView
 from taskq.errors import JobNotFound
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.carried import Carried, encode_carried

@@ -14,7 +14,7 @@ from tests.log.world import PLAIN
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.core.jobtable import JobTable
+    from taskq.core.folds.jobtable import JobTable
     from taskq.log.journal.journal import Journal
     from tests.log.world import Process, World
 

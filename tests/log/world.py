@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.core.errors import TaskqError
-    from taskq.core.model import Extras, JobView
+    from taskq.core.model import Extras
+    from taskq.core.views import JobView
     from taskq.log.format.record import LogRecord
     from taskq.log.requests import Delivery, Duplicate, Request
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from taskq.core.model import JobView
+    from taskq.core.views import JobView
     from tests.log.world import World
 
 Row = dict[str, Any]

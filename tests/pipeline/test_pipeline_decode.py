@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from taskq.core.errors import FormatError, UsageError
-from taskq.core.lanes import Lane
+from taskq.core.folds.lanes import Lane
 from taskq.core.model import Extras, State
 from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind, Option

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.core.dedup import key_hash
+from taskq.core.folds.dedup import key_hash
 from taskq.core.model import Durability, State
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.read.reader import LogReader

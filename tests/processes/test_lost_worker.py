@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import TaskQ
-from taskq.core.model import JobView, State
+from taskq.core.model import State
 from taskq.log.read.reader import LogReader
 from tests.processes.harness import SCRIPTS, Child, eventually
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq import JobHandle
+    from taskq.core.views import JobView
 
 #: A dead worker's job is taken over within this time of its death, or of the next worker's start.
 TAKEOVER_SECONDS = 1.0

@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from taskq import TaskQ
-from taskq.core.lanes import Lane
+from taskq.core.folds.lanes import Lane
 from taskq.log.format import codec
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.core.errors import TaskqError
-    from taskq.core.model import Extras, Serving
+    from taskq.core.model import Extras
+    from taskq.core.views import Serving
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store
     from taskq_workers.slots.settling import Settled

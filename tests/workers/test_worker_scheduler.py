@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from taskq.core.model import JobView
+    from taskq.core.views import JobView
     from taskq.log.store.store import Store
     from tests.workers.fakes import FakeApp
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskq.core.model import Serving
+from taskq.core.views import Serving
 from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:

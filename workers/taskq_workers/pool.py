@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Never, Self
 
 from anyio import CancelScope, create_task_group, move_on_after, sleep
 
-from taskq.core.counts import whole
 from taskq.core.errors import LogError, UsageError
-from taskq.core.model import Serving
-from taskq.core.weights import Weights
+from taskq.core.folds.taking import Weights
+from taskq.core.parsing import whole
+from taskq.core.views import Serving
 from taskq.limiting import limits_of
 from taskq.log.requests import checked_queues
 from taskq_workers.gates.gates import Gates

@@ -10,7 +10,7 @@ import click
 from taskq.cli import render
 from taskq.cli.many import count_of
 from taskq.cli.options import json_option, moment_of
-from taskq.core import documents
+from taskq.core import views as documents
 from taskq_plugins.spark.lake.command import lake_option
 
 if TYPE_CHECKING:

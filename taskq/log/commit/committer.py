@@ -19,8 +19,9 @@ from taskq.core.errors import (
     OutcomeUnknown,
     TaskqError,
 )
-from taskq.core.model import SECOND_NS, Durability, EngineStats
+from taskq.core.model import SECOND_NS, Durability
 from taskq.core.records import Flag
+from taskq.core.views import EngineStats
 from taskq.log.commit.answers import Answers, Undecided, refusals, tell_all
 from taskq.log.commit.room import Room, is_full
 from taskq.log.commit.survey import BatchNeeds, parted
@@ -34,7 +35,7 @@ from taskq.log.requests import Op, Request, Trait, ops_that
 from taskq.log.state.facets import Facets, Sight
 
 if TYPE_CHECKING:
-    from taskq.core.model import QueueStats
+    from taskq.core.views import QueueStats
     from taskq.log.config import LogConfig
     from taskq.log.journal.journal import Journal
     from taskq.log.machine.ports import Peers

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskq.core.dedup import UNTIL_SETTLED
-from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
+from taskq.core.folds.dedup import UNTIL_SETTLED
+from taskq.core.folds.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
 from taskq.core.model import LIVE_STATES, TIME_NS_MAX, State
 from taskq.core.records import Kind
 from taskq.core.schedules import Ticked
@@ -28,8 +28,8 @@ from taskq.log.state.fold_rare import fold_carried, key_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.core.agenda import Agenda
-    from taskq.core.dedup import Dedup
+    from taskq.core.folds.agenda import Agenda
+    from taskq.core.folds.dedup import Dedup
     from taskq.log.decide.batch import Batch
     from taskq.log.decide.context import Context
     from taskq.log.format.notes import GroupKey

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobCancelled, LogDamaged
-from taskq.core.jobtable import META_DURABLE_CLAIM, STATE_MASK
+from taskq.core.folds.jobtable import META_DURABLE_CLAIM, STATE_MASK
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
 from taskq.log.decide.ends import check_claim
@@ -23,7 +23,7 @@ from taskq.log.requests import Delivery
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taskq.core.agenda import Agenda, Taken
+    from taskq.core.folds.agenda import Agenda, Taken
     from taskq.core.rates import Limit
     from taskq.log.decide.batch import Batch
     from taskq.log.decide.context import Context

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from taskq.core.agenda import Agenda
-    from taskq.core.dedup import Dedup
+    from taskq.core.folds.agenda import Agenda
+    from taskq.core.folds.dedup import Dedup
     from taskq.log.journal.journal import Journal
     from taskq.log.segments.segments import SegmentFiles
     from taskq.log.state.facets import Facets

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.carrying import forget_dead
-from taskq.core.dedup import UNTIL_SETTLED, key_hash
 from taskq.core.errors import KeyHeld, LogDamaged, NotDead, TaskqError
+from taskq.core.folds.carried import forget_dead
+from taskq.core.folds.dedup import UNTIL_SETTLED, key_hash
 from taskq.core.model import State
 from taskq.core.records import Flag, Kind
 from taskq.core.transitions import after

@@ -10,10 +10,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.dedup import key_hash
 from taskq.core.errors import LogDamaged, StaleDelivery
 from taskq.core.flows import DOOM_BIT, Policy
-from taskq.core.jobtable import META_FLOW, META_KEYED
+from taskq.core.folds.dedup import key_hash
+from taskq.core.folds.jobtable import META_FLOW, META_KEYED
 from taskq.core.model import REASON_BYTES_MAX
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.format import codec
@@ -23,7 +23,7 @@ from taskq.log.format.options import encode_key_hash, enqueue_extras, queue_of
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 
 if TYPE_CHECKING:
-    from taskq.core.agenda import Agenda
+    from taskq.core.folds.agenda import Agenda
     from taskq.log.decide.batch import Batch
     from taskq.log.decide.context import Context
     from taskq.log.decide.listeners import Deaths

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.dedup import key_hash
 from taskq.core.errors import DuplicateKey, LogDamaged, TaskqError
 from taskq.core.flows import needs_of
-from taskq.core.jobtable import META_EXPIRES
+from taskq.core.folds.dedup import key_hash
+from taskq.core.folds.jobtable import META_EXPIRES
 from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict
 from taskq.core.records import PACKED, Cause, Flag, Kind
 from taskq.log.format import codec

@@ -15,7 +15,7 @@ from taskq.core.records import Cause
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.core.lanes import Lane
+    from taskq.core.folds.lanes import Lane
     from taskq.log.decide.context import Context
     from taskq.log.requests import Answer, Ask
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskq.core.errors import UsageError
-from taskq.core.hints import command
+from taskq.core.errors import UsageError, command
 from taskq.core.records import Kind
 from taskq.core.schedules import (
     SCHEDULES_BYTES_MAX,

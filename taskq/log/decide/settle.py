@@ -17,7 +17,7 @@ from taskq.log.requests import Done
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskq.core.agenda import Agenda
+    from taskq.core.folds.agenda import Agenda
     from taskq.log.decide.batch import Batch
     from taskq.log.decide.cancel import Cancels
     from taskq.log.decide.context import Context

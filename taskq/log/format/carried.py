@@ -18,7 +18,7 @@ from taskq.log.format.flows import decode_needs, decode_unlocks, encode_needs, e
 from taskq.log.format.options import each_option
 
 if TYPE_CHECKING:
-    from taskq.core.lanes import Lane
+    from taskq.core.folds.lanes import Lane
 
 _I64: Final = struct.Struct("<q")
 _CLAIM: Final = struct.Struct("<QQ")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.flows import Policy, needs_of
-from taskq.core.jobtable import META_FLOW
+from taskq.core.folds.jobtable import META_FLOW
 from taskq.core.records import Flag, Option
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT, option

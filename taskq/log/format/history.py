@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.model import AttemptView
+from taskq.core.views import AttemptView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

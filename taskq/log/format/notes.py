@@ -9,7 +9,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError
-from taskq.core.limits import pack_group, unpack_group
+from taskq.core.folds.groups import pack_group, unpack_group
 from taskq.core.model import NAME_BYTES_MAX
 from taskq.core.rates import Times
 from taskq.core.records import Flag, Kind, Option
@@ -21,7 +21,7 @@ from taskq.log.format.options import each_option
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.core.agenda import Agenda
+    from taskq.core.folds.agenda import Agenda
 
 #: Bytes of a whole record.
 ADOPTED_SIZE: Final = codec.ADOPTED.size + 4

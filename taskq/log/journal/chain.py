@@ -14,10 +14,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogError
-from taskq.core.hints import command
-from taskq.core.model import Damage
+from taskq.core.errors import LogError, command
 from taskq.core.records import Kind
+from taskq.core.views import Damage
 from taskq.log.config import LSN_SKIP
 from taskq.log.format import codec
 from taskq.log.format.carried import encode_compacted

@@ -12,8 +12,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogError, LogFailed, LogGone, PayloadTooLarge
-from taskq.core.hints import command
+from taskq.core.errors import LogError, LogFailed, LogGone, PayloadTooLarge, command
 from taskq.core.model import SECOND_NS, Durability
 from taskq.log.config import LSN_SKIP, STRETCHED_BYTES_MAX, LogConfig
 from taskq.log.format import codec
@@ -47,7 +46,7 @@ from taskq.log.segments.segments import SegmentFiles, SegmentGone
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.core.model import Damage
+    from taskq.core.views import Damage
     from taskq.log.format.frames import Frame, Gap
     from taskq.log.machine.ports import Clock, Disk
 

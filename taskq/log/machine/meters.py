@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from taskq.core.model import SECOND_NS, Spread
+from taskq.core.model import SECOND_NS
+from taskq.core.views import Spread
 
 #: An fsync that takes longer is counted as slow, and logged.
 SLOW_SYNC_NS: Final = SECOND_NS

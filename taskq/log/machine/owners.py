@@ -11,9 +11,9 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import UsageError
-from taskq.core.model import Hold, OwnerView, Serving
 from taskq.core.parsing import parse_json
 from taskq.core.rates import Limit, Rate
+from taskq.core.views import Hold, OwnerView, Serving
 from taskq.log.machine.door import read_file, replace_file
 from taskq.log.machine.peers import SERVES, SERVES_NEW, describe_owner, known_owners, owner_alive
 

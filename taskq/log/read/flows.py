@@ -21,7 +21,7 @@ from taskq.log.format.flows import Takes, takes_of
 from taskq.log.state.story import _about, find_end, job_records, read_outcome, tell
 
 if TYPE_CHECKING:
-    from taskq.core.agenda import Agenda
+    from taskq.core.folds.agenda import Agenda
     from taskq.log.journal.journal import Journal
     from taskq.log.requests import Outcome
     from taskq.log.state.facets import Sight

@@ -16,8 +16,8 @@ from taskq.log.segments.segments import hop
 from taskq.log.state.story import tell
 
 if TYPE_CHECKING:
-    from taskq.core.agenda import Agenda
-    from taskq.core.model import QueueStats
+    from taskq.core.folds.agenda import Agenda
+    from taskq.core.views import QueueStats
     from taskq.log.journal.journal import Journal
 
 #: Over so long a time the throughput is taken, from a sample a second.

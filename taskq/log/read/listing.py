@@ -15,8 +15,8 @@ from collections import deque
 from heapq import nlargest
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.jobtable import STATE_MASK
-from taskq.core.model import LIVE_STATES, JobView, State
+from taskq.core.folds.jobtable import STATE_MASK
+from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import CARRYING_KINDS, Kind
 from taskq.core.transitions import after
 from taskq.log.format import codec
@@ -33,7 +33,8 @@ from taskq.log.state.story import Story
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.core.jobtable import JobTable
+    from taskq.core.folds.jobtable import JobTable
+    from taskq.core.views import JobView
     from taskq.log.format.frames import Frame
     from taskq.log.journal.journal import Journal
 

@@ -7,11 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from taskq.core.errors import JobNotFound, LogError, WrongLog, refusal
-from taskq.core.hints import command
-from taskq.core.jobids import split_id
-from taskq.core.model import LogStats
-from taskq.core.strays import ready_jobs
+from taskq.core.errors import JobNotFound, LogError, WrongLog, command, refusal
+from taskq.core.parsing import split_id
+from taskq.core.views import LogStats
+from taskq.core.why import ready_jobs
 from taskq.log.config import LogConfig
 from taskq.log.format.frames import segment_lsn
 from taskq.log.journal.journal import Journal
@@ -39,8 +38,9 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Iterator
 
-    from taskq.core.model import AttemptView, JobView, OwnerView, State, VerifyReport
+    from taskq.core.model import State
     from taskq.core.schedules import ScheduleState
+    from taskq.core.views import AttemptView, JobView, OwnerView, VerifyReport
     from taskq.core.why import Facts, Reason
     from taskq.log.format.flows import Takes
     from taskq.log.machine.ports import Clock

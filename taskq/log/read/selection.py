@@ -12,7 +12,7 @@ from heapq import nlargest
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from taskq.core.errors import JobNotFound, LogDamaged, NotDead, TaskqError
-from taskq.core.jobtable import STATE_MASK
+from taskq.core.folds.jobtable import STATE_MASK
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, WAITING_STATES, State
 from taskq.log.format.carried import decode_carried, is_carrying
 from taskq.log.format.options import DUE_OPTIONS, enqueue_extras, timeless
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Callable
 
-    from taskq.core.agenda import Agenda
-    from taskq.core.jobtable import Chunk
-    from taskq.core.model import JobView
+    from taskq.core.folds.agenda import Agenda
+    from taskq.core.folds.jobtable import Chunk
+    from taskq.core.views import JobView
     from taskq.log.journal.journal import Journal
     from taskq.log.state.facets import Sight
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core import documents
+from taskq.core import views as documents
 from taskq.core.fingerprints import failure_of
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import CARRYING_KINDS, Cause, Kind
@@ -21,7 +21,7 @@ from taskq.log.state.story import job_records
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from taskq.core.model import AttemptView
+    from taskq.core.views import AttemptView
     from taskq.log.format.carried import Carried
     from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal

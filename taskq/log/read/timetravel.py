@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.counts import whole
 from taskq.core.durations import moment_ns, nanoseconds
 from taskq.core.errors import MomentGone, UsageError
 from taskq.core.model import SECOND_NS
+from taskq.core.parsing import whole
 from taskq.core.records import Kind
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT

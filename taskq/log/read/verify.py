@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
-from taskq.core.model import Damage, VerifyReport
 from taskq.core.records import CARRYING_KINDS, Flag, Kind
+from taskq.core.views import Damage, VerifyReport
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT, KIND_AT
 from taskq.log.format.frames import Cursor, Gap, segment_name

@@ -32,7 +32,7 @@ from taskq.log.state.story import Story
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.core.model import JobView
+    from taskq.core.views import JobView
     from taskq.log.format.frames import Frame
     from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal

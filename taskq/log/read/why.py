@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import JobNotFound
 from taskq.core.model import State
 from taskq.core.records import Kind
-from taskq.core.why import AHEAD_MAX, Facts, Reason, Why, serves, why
-from taskq.core.whylimits import used_up
+from taskq.core.why import AHEAD_MAX, Facts, Reason, Why, serves, used_up, why
 from taskq.log.journal.lock import flock_holders, process_state
 from taskq.log.machine.owners import owner_view, owner_views
 from taskq.log.machine.peers import PROGRESS
@@ -23,9 +22,9 @@ from taskq.log.state.story import job_records, tell
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.core.agenda import Agenda
-    from taskq.core.model import JobView, OwnerView
-    from taskq.core.whylimits import UsedUp
+    from taskq.core.folds.agenda import Agenda
+    from taskq.core.views import JobView, OwnerView
+    from taskq.core.why import UsedUp
     from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
 

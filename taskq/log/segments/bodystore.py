@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import PayloadTooLarge, TaskqError
-from taskq.core.hints import command
+from taskq.core.errors import PayloadTooLarge, TaskqError, command
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
 from taskq.log.config import MIN_FREE_BYTES, SPILL_HINT, TINY_DISK_PARTS, LogConfig
@@ -18,7 +17,7 @@ from taskq.log.format.bodies import compress, decompress, original_size
 from taskq.log.segments.spill import Spill, decode_reference
 
 if TYPE_CHECKING:
-    from taskq.core.model import JobView
+    from taskq.core.views import JobView
     from taskq.log.config import Packing
     from taskq.log.requests import Delivery
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.dedup import key_hash
 from taskq.core.errors import FormatError
+from taskq.core.folds.dedup import key_hash
 from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Flag, Kind, Option
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, FLAGS_AT, JOB_AT

@@ -46,8 +46,8 @@ one before. Pages of 256, the last one shorter: columns of lsn u64, the highest 
 far i64, offset of the record u32, offset of its frame u32.
 
 **Filter**: pages of 4 096 bytes, as ``taskq.log.segments.index_format`` says, over the jobs of the
-places and the hashes of dedup keys that jobs took (``taskq.core.dedup.key_hash``). Jobs whose own
-record is in the segment are left out: their numbers tell that they may have others here, too.
+places and the hashes of dedup keys that jobs took (``taskq.core.folds.dedup.key_hash``). Jobs whose
+own record is in the segment are left out: their numbers tell that they may have others here, too.
 
 **Hashes**: SHA-256, 32 bytes each, sorted, of bodies that stand in files of their own.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.core.model import Damage
+    from taskq.core.views import Damage
     from taskq.log.format.frames import Cursor, Frame, Gap
     from taskq.log.machine.meters import Meters
     from taskq.log.machine.ports import Disk

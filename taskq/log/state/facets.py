@@ -12,10 +12,11 @@ import logging
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.agenda import Agenda
-from taskq.core.dedup import Dedup
 from taskq.core.errors import JobNotFound, TaskqError
-from taskq.core.model import SECOND_NS, Damage
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.dedup import Dedup
+from taskq.core.model import SECOND_NS
+from taskq.core.views import Damage
 from taskq.log.format.frames import Gap, segment_name
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.fold import fold_damaged, fold_frame, fold_steps

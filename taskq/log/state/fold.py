@@ -9,9 +9,9 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.dedup import key_hash
 from taskq.core.errors import FormatError
-from taskq.core.jobtable import META_EXPIRES
+from taskq.core.folds.dedup import key_hash
+from taskq.core.folds.jobtable import META_EXPIRES
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.records import Flag, Kind, Option
 from taskq.log.format import codec
@@ -33,8 +33,8 @@ from taskq.log.state.fold_rare import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.core.agenda import Agenda
-    from taskq.core.dedup import Dedup
+    from taskq.core.folds.agenda import Agenda
+    from taskq.core.folds.dedup import Dedup
     from taskq.log.format.frames import Frame
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.carrying import (
+from taskq.core.errors import FormatError
+from taskq.core.folds.carried import (
     apply_carried,
     apply_carried_run,
     apply_requeued,
     apply_tallied,
     forget_dead,
 )
-from taskq.core.dedup import key_hash
-from taskq.core.errors import FormatError
-from taskq.core.jobtable import (
+from taskq.core.folds.dedup import key_hash
+from taskq.core.folds.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
     META_DURABLE_CLAIM,
@@ -33,9 +33,9 @@ from taskq.log.format.notes import _I64, _LEASE, _RATE, _RATED, decode_rated, de
 from taskq.log.format.options import decode_key_hash, each_option, enqueue_extras, queue_of
 
 if TYPE_CHECKING:
-    from taskq.core.agenda import Agenda
-    from taskq.core.dedup import Dedup
-    from taskq.core.lanes import Lane
+    from taskq.core.folds.agenda import Agenda
+    from taskq.core.folds.dedup import Dedup
+    from taskq.core.folds.lanes import Lane
     from taskq.log.format.carried import Carried
 
 OTHER_KINDS: Final = frozenset(

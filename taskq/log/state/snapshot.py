@@ -23,10 +23,17 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from taskq.core.agenda import Agenda
-from taskq.core.dedup import Dedup
 from taskq.core.errors import LogError
-from taskq.core.freeze import Frozen, Source, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.dedup import Dedup
+from taskq.core.folds.freeze import (
+    Frozen,
+    Source,
+    freeze_agenda,
+    freeze_dedup,
+    thaw_agenda,
+    thaw_dedup,
+)
 from taskq.log.format import codec
 from taskq.log.format.columns import column, joined, lower_halves, packed, upper_halves
 from taskq.log.format.frames import Cursor

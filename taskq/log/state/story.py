@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError
-from taskq.core.model import SETTLED_STATES, AttemptView, JobView, State
+from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import CARRYING_KINDS, PACKED, Cause, Kind
 from taskq.core.transitions import BY_TIME, after
+from taskq.core.views import AttemptView, JobView
 from taskq.log.format.codec import KIND_AT, LSN_MAX, STATE_AT
 from taskq.log.format.frames import Gap
 from taskq.log.format.history import decode_history

@@ -13,8 +13,8 @@ from collections import deque
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from taskq.core.model import LogStats
 from taskq.core.records import Cause, Kind
+from taskq.core.views import LogStats
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Withdrawal
 from taskq.log.state.story import tell
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskq.core.errors import TaskqError
-    from taskq.core.model import EngineStats, Extras, JobView, QueueStats
+    from taskq.core.model import Extras
+    from taskq.core.views import EngineStats, JobView, QueueStats
     from taskq.log.requests import (
         Answer,
         Bundle,

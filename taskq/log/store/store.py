@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from taskq.core.model import Serving
+    from taskq.core.views import Serving
     from taskq.log.config import LogConfig
     from taskq.log.decide.listeners import DeadLetter
     from taskq.log.requests import Ask

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.dedup import UNTIL_SETTLED
-from taskq.core.errors import LogDamaged, LogError
-from taskq.core.hints import command
-from taskq.core.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
+from taskq.core.errors import LogDamaged, LogError, command
+from taskq.core.folds.dedup import UNTIL_SETTLED
+from taskq.core.folds.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
 from taskq.core.model import State
 from taskq.core.records import CARRYING_KINDS, PACKED
 from taskq.log.format import codec
@@ -31,8 +30,8 @@ from taskq.log.upkeep.keeper import Needed
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from taskq.core.agenda import Agenda
-    from taskq.core.dedup import Dedup
+    from taskq.core.folds.agenda import Agenda
+    from taskq.core.folds.dedup import Dedup
     from taskq.log.commit.chores import InnerPort, InnerRequest, Steps
     from taskq.log.commit.committer import Committer
     from taskq.log.format.frames import Frame

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogError
-from taskq.core.hints import WORKER, command
-from taskq.core.strays import strays_of
+from taskq.core.errors import WORKER, LogError, command
+from taskq.core.why import strays_of
 from taskq.log.commit.room import files_left
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
 from taskq.log.journal.chain import describe_loss
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from taskq.core.model import OwnerView
+    from taskq.core.views import OwnerView
     from taskq.log.machine.ports import Disk
 
 _STOPPED: Final = "stopped"

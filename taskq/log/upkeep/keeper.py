@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.jobtable import META_EXPIRES, STATE_MASK
+from taskq.core.folds.jobtable import META_EXPIRES, STATE_MASK
 from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
 from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
 from taskq.core.transitions import after

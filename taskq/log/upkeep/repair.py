@@ -35,7 +35,7 @@ from taskq.log.read.verify import concerned_jobs, describe_damage, everything
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.core.model import Damage
+    from taskq.core.views import Damage
 
 _COPY_BYTES: Final = 1024 * 1024
 _INDEX_SUFFIX: Final = ".idx"

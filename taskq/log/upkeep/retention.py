@@ -13,7 +13,7 @@ from taskq.log.requests import LETTERS_MAX, Op
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from taskq.core.agenda import Agenda
+    from taskq.core.folds.agenda import Agenda
     from taskq.log.commit.chores import InnerPort, Steps
     from taskq.log.commit.committer import Committer
     from taskq.log.config import LogConfig

@@ -13,7 +13,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogClosed, LogDamaged, LogError, TaskqError
-from taskq.core.model import SECOND_NS, CompactedSegment, CompactReport
+from taskq.core.model import SECOND_NS
+from taskq.core.views import CompactedSegment, CompactReport
 from taskq.log.commit.chores import Chore
 from taskq.log.decide.operations import failure
 from taskq.log.format.frames import segment_name

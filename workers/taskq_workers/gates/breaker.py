@@ -9,8 +9,8 @@ from anyio import sleep
 
 from taskq.conditionsbase import INTERVAL_SECONDS
 from taskq.conditionsnetwork import is_anywhere_routed
-from taskq.core.model import Hold
 from taskq.core.records import Cause, Kind
+from taskq.core.views import Hold
 from taskq_workers.gates.gate import Gate, GateHost, Mode
 from taskq_workers.runs.reasons import summary
 

@@ -20,7 +20,7 @@ from taskq.core.records import Cause
 
 if TYPE_CHECKING:
     from taskq.conditionsbase import Condition
-    from taskq.core.model import Hold
+    from taskq.core.views import Hold
     from taskq.log.requests import Ask, Delivery, Settlement
     from taskq.log.store.port import LoopPort
     from taskq_workers.gates.probes import Probes

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.conditionsbase import Condition
-    from taskq.core.model import Hold
+    from taskq.core.views import Hold
     from taskq.log.requests import Ask, Delivery
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store

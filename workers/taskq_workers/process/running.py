@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from taskq.app import TaskQ
-    from taskq.core.model import LogStats
+    from taskq.core.views import LogStats
     from taskq.log.store.store import Store
     from taskq_workers.events import Hook
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from taskq.app import TaskQ
     from taskq.core.errors import TaskqError
-    from taskq.core.model import LogStats
+    from taskq.core.views import LogStats
     from taskq.log.store.store import Store
     from taskq_workers.pool import Worker
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from taskq.app import TaskQ
-    from taskq.core.model import LogStats
+    from taskq.core.views import LogStats
     from taskq.log.store.store import Store
 
 _log: Final = logging.getLogger("taskq.worker")

@@ -8,9 +8,9 @@ from typing import Final
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from taskq.core.counts import whole
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
+from taskq.core.parsing import whole
 from taskq_workers.runs.guards import refuse_while_importing
 
 #: No Python process that has imported taskq is smaller.

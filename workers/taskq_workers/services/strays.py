@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from anyio import move_on_after, sleep
 
 from taskq.core.errors import TaskqError
-from taskq.core.model import Serving
-from taskq.core.strays import ready_jobs, strays_of
+from taskq.core.views import Serving
+from taskq.core.why import ready_jobs, strays_of
 from taskq.log.read.why import live_workers
 
 if TYPE_CHECKING:

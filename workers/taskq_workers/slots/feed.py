@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
 
+    from taskq.core.folds.taking import Weights
     from taskq.core.rates import Limit
-    from taskq.core.weights import Weights
     from taskq.log.requests import Delivery
     from taskq.log.store.port import LoopPort
     from taskq_workers.slots.hands import ClaimFilter, Runner

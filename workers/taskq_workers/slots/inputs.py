@@ -6,9 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import InvalidCall, LogDamaged, PayloadTooLarge
-from taskq.core.flows import Policy
+from taskq.core.flows import Policy, nested
 from taskq.core.model import LIVE_STATES, State
-from taskq.core.shapes import nested
 from taskq.log.format.flows import is_of_flow, takes_of
 from taskq.log.read.flows import ENDS_MAX, End, look_at_ends
 

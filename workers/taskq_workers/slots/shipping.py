@@ -10,7 +10,7 @@ import pickle
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.context import JobContext
-from taskq.core.lanes import Lane
+from taskq.core.folds.lanes import Lane
 from taskq.core.records import Cause, Kind
 from taskq.log.requests import Delivery, Settlement
 

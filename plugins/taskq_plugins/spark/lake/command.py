@@ -10,7 +10,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.options import json_option
-from taskq.core import documents
+from taskq.core import views as documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.jobtable import META_BACK, META_EXPIRES, STATE_MASK
+from taskq.core.folds.jobtable import META_BACK, META_EXPIRES, STATE_MASK
 from taskq.core.model import LIVE_STATES, SECOND_NS, State
 from taskq.core.records import Kind
 from taskq.core.transitions import after
 
 if TYPE_CHECKING:
-    from taskq.core.agenda import Agenda
-    from taskq.core.lanes import Lane
+    from taskq.core.folds.agenda import Agenda
+    from taskq.core.folds.lanes import Lane
 
 _READY: Final = after(State.ABSENT, Kind.ENQUEUED)
 _AGAIN: Final = after(State.DEAD, Kind.REQUEUED)

@@ -13,9 +13,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.ages import Ages
 from taskq.core.flows import Flows
-from taskq.core.jobtable import (
+from taskq.core.folds.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
     META_BACK,
@@ -24,17 +23,16 @@ from taskq.core.jobtable import (
     STATE_MASK,
     JobTable,
 )
-from taskq.core.lanes import Lane
-from taskq.core.laneset import Queues
-from taskq.core.leases import Leases
+from taskq.core.folds.lanes import Lane
+from taskq.core.folds.moments import STALE_MAX, Ages, Expiry, Leases, Timetable
+from taskq.core.folds.queues import Queues
+from taskq.core.folds.taking import Taking
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Kind
-from taskq.core.taking import Taking
-from taskq.core.timetable import STALE_MAX, Expiry, Timetable
 from taskq.core.transitions import BY_TIME, after
 
 if TYPE_CHECKING:
-    from taskq.core.lanes import Group
+    from taskq.core.folds.lanes import Group
     from taskq.core.schedules import ScheduleState
 
 _READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))

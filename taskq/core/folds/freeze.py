@@ -15,23 +15,26 @@ from collections import deque
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from taskq.core.agenda import Agenda
-from taskq.core.blocks import SortedBlocks
-from taskq.core.dedup import Dedup, _Page
-from taskq.core.jobtable import CHUNK, Chunk, JobTable
-from taskq.core.lanes import Lane
-from taskq.core.laneset import GONE
-from taskq.core.limits import BLOCKED_BY_CONCURRENCY, BLOCKED_BY_RATE, pack_group, unpack_group
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.blocks import Returned, SortedBlocks
+from taskq.core.folds.dedup import Dedup, _Page
+from taskq.core.folds.groups import (
+    BLOCKED_BY_CONCURRENCY,
+    BLOCKED_BY_RATE,
+    pack_group,
+    unpack_group,
+)
+from taskq.core.folds.jobtable import CHUNK, Chunk, JobTable
+from taskq.core.folds.lanes import Lane
+from taskq.core.folds.queues import GONE
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.rates import Times
-from taskq.core.returned import Returned
 from taskq.core.schedules import ScheduleState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from taskq.core.leases import Leases
-    from taskq.core.timetable import Timetable
+    from taskq.core.folds.moments import Leases, Timetable
 
 T = TypeVar("T")
 

@@ -14,13 +14,13 @@ from itertools import count as counting
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.lanes import Group
+from taskq.core.folds.lanes import Group
 from taskq.core.rates import Times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from taskq.core.lanes import Lane
+    from taskq.core.folds.lanes import Lane
     from taskq.core.rates import Limit
 
 #: Why a lane is blocked: as many jobs of its group run as may, or were claimed as may be.

@@ -5,15 +5,15 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.families import Family
-from taskq.core.lanes import BLOCKED_BY_PAUSE, Lane
-from taskq.core.limits import Groups
-from taskq.core.model import PRIORITY_MAX, QueueStats
+from taskq.core.folds.groups import Groups
+from taskq.core.folds.lanes import BLOCKED_BY_PAUSE, Family, Lane
+from taskq.core.model import PRIORITY_MAX
+from taskq.core.views import QueueStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.core.ages import Ages
+    from taskq.core.folds.moments import Ages
 
 #: Numbers of forgotten lanes that are kept beyond those that may be used again.
 _FREE_MAX: Final = 1_024

@@ -1,0 +1,451 @@
+"""What people are told of jobs, queues, processes and files, and the same as JSON."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
+from taskq.core.parsing import parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from taskq.core.rates import Limit
+
+
+def moment(moment_ns: int) -> str | None:
+    """A moment in ISO 8601, UTC, to the microsecond; None for never."""
+    if not 0 < moment_ns < TIME_NS_MAX:
+        return None
+    seconds, rest = divmod(moment_ns, SECOND_NS)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000).isoformat()
+
+
+def owner(number: int) -> str:
+    """An owner as its files are named. Text, since it may exceed what JSON readers keep exact."""
+    return f"{number:016x}"
+
+
+def body_document(body: bytes | None) -> dict[str, Any] | None:
+    """A payload or result: ``encoding`` says whether ``data`` is JSON, text or base64."""
+    if body is None:
+        return None
+    try:
+        return {"encoding": "json", "data": parse_json(body)}
+    except ValueError:
+        pass
+    try:
+        return {"encoding": "text", "data": body.decode()}
+    except UnicodeDecodeError:
+        return {"encoding": "base64", "data": base64.b64encode(body).decode()}
+
+
+def job_head(job: JobView) -> dict[str, Any]:
+    """One job's facts without its bodies and attempts: an entry of ``ls --json``."""
+    return {
+        "id": job.job_id,
+        "state": str(job.state),
+        "queue": job.queue,
+        "task": job.task or None,
+        "priority": job.priority,
+        "attempt": job.attempt,
+        "attempts_max": job.attempts_max or None,
+        "enqueued_at": moment(job.enqueued_ns),
+        "due_at": moment(job.due_ns),
+        "expires_at": moment(job.expires_ns),
+        "settled_at": moment(job.settled_ns),
+        "key": None if job.key is None else job.key.decode(errors="backslashreplace"),
+        "headers": job.headers,
+        "reason": job.reason or None,
+    }
+
+
+def job_document(job: JobView) -> dict[str, Any]:
+    """All that a view says of a job."""
+    return {
+        **job_head(job),
+        "payload": body_document(job.payload),
+        "result": body_document(job.result),
+        "problem": job.problem or None,
+        "attempts": [attempt.as_dict() for attempt in job.attempts],
+    }
+
+
+def attempt_document(attempt: AttemptView) -> dict[str, Any]:
+    """One delivery of a job."""
+    return {
+        "number": attempt.number,
+        "owner": owner(attempt.owner),
+        "started_at": moment(attempt.started_ns),
+        "ended_at": moment(attempt.ended_ns),
+        "outcome": attempt.outcome or None,
+        "reason": attempt.reason or None,
+        "error": attempt.error or None,
+        "message": attempt.message or None,
+        "fingerprint": attempt.fingerprint or None,
+    }
+
+
+def process_document(attempt: AttemptView) -> dict[str, str | int | None]:
+    """The process that made an attempt, where somebody asked who that was."""
+    return {
+        "pid": attempt.pid or None,
+        "worker": attempt.worker or None,
+        "host": attempt.host or None,
+    }
+
+
+def _moment(time_ns: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=time_ns // 1_000)
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _moment_or_none(time_ns: int) -> datetime | None:
+    return _moment(time_ns) if 0 < time_ns < TIME_NS_MAX else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView:
+    """One delivery of a job, as the log tells it. Times are nanoseconds of wall time."""
+
+    number: int
+    owner: int
+    started_ns: int
+    #: 0 while it runs
+    ended_ns: int = 0
+    #: "succeeded", "retried", "died", "released", "lost", … or "" while it runs
+    outcome: str = ""
+    reason: str = ""
+    #: of the job
+    task: str = field(default="", compare=False)
+    #: the owner's process, where somebody asked who that was; else 0 and ""
+    pid: int = field(default=0, compare=False)
+    worker: str = field(default="", compare=False)
+    host: str = field(default="", compare=False)
+
+    @property
+    def started(self) -> datetime:
+        """When it began, in UTC."""
+        return _moment(self.started_ns)
+
+    @property
+    def ended(self) -> datetime | None:
+        """When it ended, in UTC; None while it runs."""
+        return _moment(self.ended_ns) if self.ended_ns else None
+
+    @property
+    def error(self) -> str:
+        """The class of the error, with its module unless everybody knows it; "" without one."""
+        return self._failure[0]
+
+    @property
+    def message(self) -> str:
+        """What the error said, on one line."""
+        return self._failure[1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a document of JSON."""
+
+        return attempt_document(self) | process_document(self)
+
+    @property
+    def fingerprint(self) -> str:
+        """What this failure has in common with others of its kind; "" unless it failed.
+
+        Sixteen hex digits of task, class and message, numbers, ids, addresses and the like left
+        out: the same as in the pipeline's table ``failures``.
+        """
+        return self._failure[2]
+
+    @property
+    def _failure(self) -> tuple[str, str, str]:
+        # A few milliseconds to import, for whoever looks at failures.
+        from taskq.core.fingerprints import failure_of  # noqa: PLC0415
+
+        return failure_of(self.task, self.outcome, self.reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """Everything the log says of one job. Times are nanoseconds of wall time, 0 for never."""
+
+    lsn: int
+    job_id: str
+    queue: str
+    #: "" for a job that was put as bytes
+    task: str
+    priority: int
+    state: State
+    #: attempts counted so far
+    attempt: int
+    #: 0: no limit
+    attempts_max: int
+    enqueued_ns: int
+    due_ns: int = 0
+    expires_ns: int = 0
+    settled_ns: int = 0
+    key: bytes | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    payload: bytes = b""
+    #: how the payload is stored, as flags of its record; 0: as it was given
+    payload_flags: int = 0
+    #: None unless the job succeeded and keeps a result
+    result: bytes | None = None
+    #: False for a job that was enqueued with store_result=False
+    keeps_result: bool = True
+    #: as ``payload_flags``
+    result_flags: int = 0
+    #: why payload or result are left out here
+    problem: str = ""
+    #: why it is dead, or why its last attempt failed
+    reason: str = ""
+    attempts: tuple[AttemptView, ...] = ()
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """When it was enqueued, in UTC."""
+        return _moment(self.enqueued_ns)
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When it is due, in UTC; None for at once, and while it waits for other jobs."""
+        return _moment_or_none(self.due_ns)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it expires unless it ran by then, in UTC; None for never."""
+        return _moment_or_none(self.expires_ns)
+
+    @property
+    def settled_at(self) -> datetime | None:
+        """When it ended, in UTC; None before that."""
+        return _moment_or_none(self.settled_ns)
+
+    @property
+    def arguments(self) -> dict[str, Any] | None:
+        """The arguments of the call by their names, as JSON has them; None for other payloads.
+
+        ``"*"`` and ``"**"`` hold what goes to ``*args`` and ``**kwargs``.
+        """
+        from taskq.core.parsing import parse_json  # noqa: PLC0415 - few ask
+
+        try:
+            values = parse_json(self.payload) if self.task and self.payload is not None else None
+        except ValueError:
+            return None
+        return values if isinstance(values, dict) else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON: what ``taskq show --json`` prints, but for progress and flow."""
+        # noqa: PLC0415 - it knows this class
+
+        return job_document(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """Counts of one queue, now, and how it fares."""
+
+    queue: str
+    scheduled: int = 0
+    ready: int = 0
+    running: int = 0
+    succeeded: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    #: its jobs wait until it is resumed
+    paused: bool = False
+    #: since the oldest ready job was enqueued, or first due; None without one, or if not asked for
+    oldest_ready_seconds: float | None = None
+    #: jobs that succeeded or died, over the last minute, as the answering process saw it; None when
+    #: it has not looked for a second yet
+    throughput_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A distribution: mean and max are exact, the others at most an eighth beside the truth."""
+
+    count: int = 0
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """What the engine of one process did since it opened the log."""
+
+    #: frames it appended, and the records in them
+    batches: int
+    records: int
+    #: records of a batch
+    batch_records: Spread
+    #: (most records, how many batches), by size; sizes that never came are left out
+    batch_histogram: tuple[tuple[int, int], ...]
+    #: all that it appended to the log
+    appended_bytes: int
+    #: of the jobs it enqueued
+    payload_bytes: int
+    #: written beside the log: indexes, snapshots
+    upkeep_bytes: int
+    #: fsyncs of segments
+    sync_seconds: Spread
+    #: those of over a second
+    slow_syncs: int
+    #: to get the writer lock, uncontended ones included
+    lock_wait_seconds: Spread
+    #: the longest time it held the lock, waits for fsync excluded
+    lock_hold_seconds_max: float
+    #: records it read from the log to follow it: those of others, and from before it opened it
+    caught_up_records: int
+    #: what opening took, recovery included, the wait for the lock excluded
+    open_seconds: float
+    #: on the disk, when last looked at; None before that
+    free_bytes: int | None
+    #: enqueues are refused until there is more room
+    is_disk_short: bool
+
+    @property
+    def write_amplification(self) -> float | None:
+        """Bytes written for each byte of payload; None before the first payload."""
+        if not self.payload_bytes:
+            return None
+        return (self.appended_bytes + self.upkeep_bytes) / self.payload_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStats:
+    """Counts of a whole log."""
+
+    queues: tuple[QueueStats, ...]
+    segments: int
+    #: bytes in all segments
+    size: int
+    #: the lsn that the next record gets
+    next_lsn: int
+    #: of the answering process; None when the log was only read
+    engine: EngineStats | None = None
+    #: that were published and are not adopted as a whole
+    uploads: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Jobs that a worker keeps back for now, and why. None: of any queue, of any task."""
+
+    queues: frozenset[str] | None = None
+    tasks: frozenset[str] | None = None
+    #: their queue backs off; else a condition that they need does not hold
+    is_breaker: bool
+    #: for people, without an end
+    text: str
+    #: wall time
+    since_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What one worker claims, None: any; what it does not for now; the limits of its tasks."""
+
+    queues: frozenset[str] | None = None
+    tasks: frozenset[str] | None = None
+    #: jobs that it runs at a time, 0 if that is not fixed
+    slots: int = 0
+    holds: tuple[Hold, ...] = ()
+    limits: Mapping[str, Limit] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerView:
+    """One process that has the log open, or had it when it died."""
+
+    owner: int
+    pid: int
+    host: str
+    name: str
+    started_ns: int
+    alive: bool
+    #: jobs it holds now
+    running: int = 0
+    #: what its workers claim; empty for a process that only enqueues
+    serves: tuple[Serving, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """Bytes that were once durable and no longer read back.
+
+    ``first_lsn`` up to, not including, ``next_lsn`` are concerned; ``salvaged`` of those records
+    were read all the same, each by its own CRC. With ``size`` 0 the bytes are not there at all:
+    they stood behind ``offset`` of the segment, or before all of it where that is 0.
+    """
+
+    segment: str
+    offset: int
+    size: int
+    first_lsn: int
+    next_lsn: int
+    salvaged: int = 0
+    #: so many of these lsns nobody ever had: they were left out when an epoch began
+    skipped: int = 0
+
+    @property
+    def lost(self) -> int:
+        """Most records that are lost there."""
+        return max(self.next_lsn - self.first_lsn - self.skipped - self.salvaged, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """What a full read of a log found."""
+
+    segments: int
+    frames: int
+    records: int
+    damage: tuple[Damage, ...]
+    #: bytes after the last whole frame: a write that was cut short; the next writer sets them aside
+    torn_bytes: int = 0
+    #: ids of jobs whose records are among the damaged ones, as far as they can be told
+    jobs: tuple[str, ...] = ()
+    #: what is wrong with files beside the log that records name
+    files: tuple[str, ...] = ()
+    #: (first lsn, next lsn) of what is missing, as a repair accepted: no damage
+    accepted: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactedSegment:
+    """A segment that was removed, or could be, or why it stays."""
+
+    segment: str
+    size: int
+    #: bytes of its records that are needed still, and are written again before it goes
+    needed: int
+    #: why it may go, or why it stays
+    reason: str
+    removed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactReport:
+    """What a compaction did, or would do."""
+
+    segments: tuple[CompactedSegment, ...]
+    #: jobs that were written again
+    carried: int = 0
+    #: whether nothing was changed
+    dry_run: bool = False
+
+    @property
+    def freed(self) -> int:
+        """Bytes of the segments that went, less what was written again."""
+        return sum(one.size - one.needed for one in self.segments if one.removed)
