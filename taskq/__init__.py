@@ -15,26 +15,31 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from taskq import retry
-    from taskq.app import TaskQ
-    from taskq.call import Call
-    from taskq.context import JobContext, current_job, progress, progress_sync
+    from taskq.app.app import TaskQ
+    from taskq.app.context import (
+        ChildDied,
+        JobContext,
+        SoftTimeout,
+        current_job,
+        progress,
+        progress_sync,
+    )
+    from taskq.app.default import task
+    from taskq.app.tasklog import TaskLog
+    from taskq.app.tasks import Task
+    from taskq.app.transaction import AppTransaction, LogTransaction
+    from taskq.calls.call import Call, Put
+    from taskq.calls.signature import Inject, injected
+    from taskq.connection.handle import JobHandle, PendingJob
     from taskq.core.model import Durability, State
     from taskq.core.signals import Discard, Retry, Snooze
-    from taskq.default import task
-    from taskq.flowhandle import FlowHandle, PendingFlow
-    from taskq.flows import Failed, Flow, Step, chain, chord, group
-    from taskq.handle import JobHandle, PendingJob
-    from taskq.injection import Inject, injected
-    from taskq.interrupts import ChildDied, SoftTimeout
+    from taskq.flows.building import Failed, Flow, Step, chain, chord, group
+    from taskq.flows.handle import FlowHandle, PendingFlow
     from taskq.log.config import QueuePolicy
     from taskq.log.decide.listeners import DeadLetter
     from taskq.log.requests import Delivery
-    from taskq.puts import Put
-    from taskq.record import Record
-    from taskq.stream import Stream
-    from taskq.tasklog import TaskLog
-    from taskq.tasks import Task
-    from taskq.transaction import AppTransaction, LogTransaction
+    from taskq.reading.record import Record
+    from taskq.reading.stream import Stream
     from taskq_workers import Worker
 
 __version__ = "0.1.0"
@@ -81,43 +86,43 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AppTransaction": "taskq.transaction",
-    "Call": "taskq.call",
-    "ChildDied": "taskq.interrupts",
+    "AppTransaction": "taskq.app.transaction",
+    "Call": "taskq.calls.call",
+    "ChildDied": "taskq.app.context",
     "DeadLetter": "taskq.log.decide.listeners",
     "Delivery": "taskq.log.requests",
     "Discard": "taskq.core.signals",
     "Durability": "taskq.core.model",
-    "Failed": "taskq.flows",
-    "Flow": "taskq.flows",
-    "FlowHandle": "taskq.flowhandle",
-    "Inject": "taskq.injection",
-    "JobContext": "taskq.context",
-    "JobHandle": "taskq.handle",
-    "LogTransaction": "taskq.transaction",
-    "PendingFlow": "taskq.flowhandle",
-    "PendingJob": "taskq.handle",
-    "Put": "taskq.puts",
+    "Failed": "taskq.flows.building",
+    "Flow": "taskq.flows.building",
+    "FlowHandle": "taskq.flows.handle",
+    "Inject": "taskq.calls.signature",
+    "JobContext": "taskq.app.context",
+    "JobHandle": "taskq.connection.handle",
+    "LogTransaction": "taskq.app.transaction",
+    "PendingFlow": "taskq.flows.handle",
+    "PendingJob": "taskq.connection.handle",
+    "Put": "taskq.calls.call",
     "QueuePolicy": "taskq.log.config",
-    "Record": "taskq.record",
+    "Record": "taskq.reading.record",
     "Retry": "taskq.core.signals",
     "Snooze": "taskq.core.signals",
-    "SoftTimeout": "taskq.interrupts",
+    "SoftTimeout": "taskq.app.context",
     "State": "taskq.core.model",
-    "Step": "taskq.flows",
-    "Stream": "taskq.stream",
-    "Task": "taskq.tasks",
-    "TaskLog": "taskq.tasklog",
-    "TaskQ": "taskq.app",
+    "Step": "taskq.flows.building",
+    "Stream": "taskq.reading.stream",
+    "Task": "taskq.app.tasks",
+    "TaskLog": "taskq.app.tasklog",
+    "TaskQ": "taskq.app.app",
     "Worker": "taskq_workers",
-    "chain": "taskq.flows",
-    "chord": "taskq.flows",
-    "current_job": "taskq.context",
-    "group": "taskq.flows",
-    "injected": "taskq.injection",
-    "progress": "taskq.context",
-    "progress_sync": "taskq.context",
-    "task": "taskq.default",
+    "chain": "taskq.flows.building",
+    "chord": "taskq.flows.building",
+    "current_job": "taskq.app.context",
+    "group": "taskq.flows.building",
+    "injected": "taskq.calls.signature",
+    "progress": "taskq.app.context",
+    "progress_sync": "taskq.app.context",
+    "task": "taskq.app.default",
 }
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
-from taskq import tracing
+from taskq.connection import tracing
 from taskq.core.model import HEADERS_BYTES_MAX, Extras
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, TracerProvider
 
-    from taskq.call import Call
-    from taskq.connection import Connection
-    from taskq.handle import JobHandle
+    from taskq.calls.call import Call
+    from taskq.connection.connection import Connection
+    from taskq.connection.handle import JobHandle
 
 R = TypeVar("R")
 

@@ -1,5 +1,6 @@
 """What a log tells its readers: frozen values, made of one look each."""
 
+from taskq.connection.handle import Progress
 from taskq.core.views import (
     AttemptView,
     CompactReport,
@@ -10,13 +11,12 @@ from taskq.core.views import (
     Spread,
 )
 from taskq.core.why import Reason
-from taskq.flowhandle import FlowProgress
-from taskq.handle import Progress
+from taskq.flows.handle import FlowProgress
 from taskq.log.read.timeline import JobEvent
-from taskq.namedreaders import ReaderView
-from taskq.replay import Replayed, ReplayReport
-from taskq.schedulesview import ScheduleView
-from taskq.sweeping import Swept
+from taskq.reading.dead import Swept
+from taskq.reading.named import ReaderView
+from taskq.reading.replay import Replayed, ReplayReport
+from taskq.schedules.view import ScheduleView
 
 __all__ = [
     "AttemptView",

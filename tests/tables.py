@@ -21,12 +21,12 @@ from pydantic import ByteSize
 
 from taskq import TaskQ
 from taskq import errors as error_tree
-from taskq.call import OptionChanges, Options
+from taskq.app.decorate import TaskChoices
+from taskq.calls.call import OptionChanges, Options
 from taskq.cli.main import BROUGHT_IN, BUILT_IN, SECTIONS
 from taskq.cli.main import main as command_line
+from taskq.connection.settings import Settings
 from taskq.core.transitions import diagram
-from taskq.decorate import TaskChoices
-from taskq.settings import Settings
 from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:

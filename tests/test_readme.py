@@ -21,9 +21,9 @@ import pytest
 
 from taskq import TaskQ
 from taskq.cli.main import main as command_line
+from taskq.connection.logoptions import LogOptions
+from taskq.connection.settings import Settings
 from taskq.errors import JobFailed
-from taskq.logoptions import LogOptions
-from taskq.settings import Settings
 from tests import tables
 from tests.cli.test_terminal_session import Shell, matches, steps
 from tests.tables import DOCUMENTS, ROOT

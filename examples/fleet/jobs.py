@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq import Call
-    from taskq.tasks import AsyncTask
+    from taskq.app.tasks import AsyncTask
 
 #: Shares of uploads without a network, of photos without pixels, of maps that come later.
 OFFLINE_SHARE: Final = 0.12

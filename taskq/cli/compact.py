@@ -27,8 +27,8 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
     Unsettled jobs, dead letters, held keys and finished jobs that are kept are written again first.
     Workers do this by themselves.
     """
-    from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
-    from taskq.settings import settings_files  # noqa: PLC0415 - likewise
+    from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+    from taskq.connection.settings import settings_files  # noqa: PLC0415 - likewise
 
     limit = None if keep is None else span(keep)
     open_reader(data_dir).close()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.core.views import JobView
-    from taskq.deadletters import DeadFilters
+    from taskq.reading.dead import DeadFilters
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -90,7 +90,7 @@ def _many_options(command: F) -> F:
 )
 def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) -> None:
     """List dead letters with their reasons, the latest death first."""
-    from taskq.deadletters import dead_filter  # noqa: PLC0415 - help must not import the log
+    from taskq.reading.dead import dead_filter  # noqa: PLC0415 - help must not import the log
 
     wanted = dead_filter(_filters(filters))
     with open_reader(data_dir) as reader:

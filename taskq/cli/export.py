@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskq.core.model import State
     from taskq.core.views import JobView
     from taskq.log.read.reader import LogReader
-    from taskq.record import Choice, Record
+    from taskq.reading.record import Choice, Record
 
 _JSONL: Final = "jsonl"
 _PARQUET: Final = "parquet"
@@ -246,7 +246,7 @@ def _records(
     until_ns: int | None,
 ) -> Iterator[Record]:
     from taskq.log.read.walks import entries  # noqa: PLC0415 - help must not import the log
-    from taskq.record import Choice, make_record  # noqa: PLC0415 - likewise
+    from taskq.reading.record import Choice, make_record  # noqa: PLC0415 - likewise
 
     choice = Choice(queues=queue and [queue], tasks=task and [task])
     for entry in entries(reader.journal):

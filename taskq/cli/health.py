@@ -31,8 +31,8 @@ def health(context: click.Context, data_dir: Path | None, as_json: bool, live: b
     --live the last three do not count.
     Tells, too, who could use the log's files.
     """
+    from taskq.connection.settings import load_settings  # noqa: PLC0415 - as above
     from taskq.log.upkeep.health import check_health  # noqa: PLC0415 - help must not import the log
-    from taskq.settings import load_settings  # noqa: PLC0415 - as above
 
     path = resolve(data_dir)
     config = load_settings(None, data_dir=path).log_config()

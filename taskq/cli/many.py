@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.core.errors import TaskqError
-    from taskq.sweeping import Swept
+    from taskq.reading.dead import Swept
 
 F = TypeVar("F", bound="Callable[..., object]")
 Answer = TypeVar("Answer")
@@ -47,7 +47,7 @@ def limit_option(command: F) -> F:
 def with_app(data_dir: Path | None, work: Callable[[TaskQ], Awaitable[Answer]]) -> Answer:
     """What the work gives on the log of a directory, which must be there."""
     open_reader(data_dir).close()
-    from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+    from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
     async def run() -> Answer:
         async with TaskQ(data_dir, upkeep=False) as app:  # the app may keep more than we know of

@@ -139,7 +139,7 @@ def resolve(data_dir: Path | None) -> Path:
     """The directory that was named, or the one of the settings (.env, pyproject, default)."""
     if data_dir is not None:
         return data_dir
-    from taskq.settings import load_settings  # noqa: PLC0415 - loads pydantic; -d saves that
+    from taskq.connection.settings import load_settings  # noqa: PLC0415 - loads pydantic; -d saves that
 
     return load_settings(None).data_dir
 

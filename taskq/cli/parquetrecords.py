@@ -11,7 +11,7 @@ from taskq.cli.export import learn
 from taskq.cli.parquet import BATCH_BYTES_MAX, COMPRESSION, pa, parquet
 from taskq.core.records import Kind
 from taskq.log.format.record import LogRecord
-from taskq.record import Choice
+from taskq.reading.record import Choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,9 +22,9 @@ from taskq.cli.options import data_dir_option, json_option, moment_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.core.errors import TaskqError
-    from taskq.sweeping import Swept
+    from taskq.reading.dead import Swept
 
 
 @click.command()
@@ -151,7 +151,7 @@ def cancel(
 
 async def _cancel_each(app: TaskQ, job_ids: tuple[str, ...]) -> Swept:
     from taskq.core.errors import JobNotFound, TaskqError  # noqa: PLC0415
-    from taskq.sweeping import Swept  # noqa: PLC0415
+    from taskq.reading.dead import Swept  # noqa: PLC0415
 
     count = 0
     refused: dict[str, TaskqError] = {}

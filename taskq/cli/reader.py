@@ -16,8 +16,8 @@ from taskq.core.model import SECOND_NS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.app import TaskQ
-    from taskq.namedreaders import ReaderView
+    from taskq.app.app import TaskQ
+    from taskq.reading.named import ReaderView
 
 _PLACES = ("start", "end")
 

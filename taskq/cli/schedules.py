@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from taskq.app import TaskQ
-    from taskq.schedulesview import ScheduleView
+    from taskq.app.app import TaskQ
+    from taskq.schedules.view import ScheduleView
 
 _DONE = {"pause": "paused", "resume": "resumed", "reset": "counts from now", "remove": "forgotten"}
 _ALREADY = {"pause": "was paused already", "resume": "was not paused"}
@@ -52,7 +52,7 @@ def ls(data_dir: Path | None, as_json: bool, count: int) -> None:
 
 
 def _list(data_dir: Path | None, as_json: bool, count: int) -> None:
-    from taskq.schedulesview import views_of  # noqa: PLC0415 - help must not import the log
+    from taskq.schedules.view import views_of  # noqa: PLC0415 - help must not import the log
 
     now_ns = time.time_ns()
     with open_reader(data_dir) as reader:

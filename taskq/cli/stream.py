@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.log.read.walks import Past
-    from taskq.record import Record
-    from taskq.replay import Replayed
+    from taskq.reading.record import Record
+    from taskq.reading.replay import Replayed
 
 _COUNT_DEFAULT: Final = 20
 _COUNT_MAX: Final = 100_000
@@ -75,13 +75,13 @@ def tail(
     Without --reader nothing is locked or written, and records show up that are not on disk yet.
     """
     from taskq.log.segments.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
-    from taskq.record import Choice  # noqa: PLC0415 - likewise
+    from taskq.reading.record import Choice  # noqa: PLC0415 - likewise
 
     given = {name: names or None for name, names in chosen.items()}
     show = _show_json if as_json else _show
     if reader is None:
         open_reader(data_dir).close()
-        from taskq.looking import look  # noqa: PLC0415 - likewise
+        from taskq.reading.looking import look  # noqa: PLC0415 - likewise
 
         found = look(
             str(resolve(data_dir)),
@@ -94,7 +94,7 @@ def tail(
         )
         asyncio.run(_look(found, show))
     else:
-        from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic
+        from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic
 
         open_reader(data_dir).close()
         asyncio.run(_read(TaskQ(data_dir, upkeep=False), reader, lines, given, follow, show))
@@ -233,8 +233,8 @@ def replay(
 
     The old jobs stay as they are. To give dead letters another try, requeue them instead.
     """
-    from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
-    from taskq.replay import is_everything, past_of  # noqa: PLC0415
+    from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+    from taskq.reading.replay import is_everything, past_of  # noqa: PLC0415
 
     past = past_of(
         since=moment_of("--since", since),
@@ -268,7 +268,7 @@ def replay(
 
 
 async def _replay(app: TaskQ, past: Past, dry_run: bool, quiet: bool) -> list[Replayed]:
-    from taskq.replay import replay as replayed  # noqa: PLC0415
+    from taskq.reading.replay import replay as replayed  # noqa: PLC0415
 
     jobs: list[Replayed] = []
     try:

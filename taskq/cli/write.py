@@ -18,8 +18,8 @@ from taskq.log.config import SPILL_BYTES_MAX
 from taskq.log.format.bodies import Compression
 
 if TYPE_CHECKING:
-    from taskq.app import TaskQ
-    from taskq.call import Call, OptionChanges
+    from taskq.app.app import TaskQ
+    from taskq.calls.call import Call, OptionChanges
 
 _SPANS: Final = ("delay", "expires", "window", "keep_result")
 
@@ -110,7 +110,7 @@ def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
     Raises:
         WrongUsage: it has no such task.
     """
-    from taskq.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+    from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
     if target is None:
         return TaskQ(data_dir, upkeep=False)
@@ -174,7 +174,7 @@ def _task_call(app: TaskQ, task: str, body: bytes) -> Call[Any]:
 
 
 def _bytes_call(body: bytes, changes: OptionChanges) -> Call[Any]:
-    from taskq.call import Call, Options  # noqa: PLC0415
+    from taskq.calls.call import Call, Options  # noqa: PLC0415
     from taskq.core.records import Flag  # noqa: PLC0415
 
     chosen = Options().changed(changes)

@@ -12,8 +12,8 @@ are equal share one probe in each worker process, and are probed only while jobs
 
 from __future__ import annotations
 
-from taskq.conditionsbase import Condition, condition
-from taskq.conditionsmachine import disk_free, on_power
-from taskq.conditionsnetwork import online, unmetered
+from taskq.conditions.base import Condition, condition
+from taskq.conditions.machine import disk_free, on_power
+from taskq.conditions.network import online, unmetered
 
 __all__ = ["Condition", "condition", "disk_free", "on_power", "online", "unmetered"]

@@ -6,17 +6,17 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq.calls.serialization import decode_loose
+from taskq.calls.signature import REST
 from taskq.core.errors import InvalidCall, LogError, UsageError
 from taskq.core.parsing import rather
 from taskq.log.read.reader import LogReader
-from taskq.serialization import decode_loose
-from taskq.signature import REST
 
 if TYPE_CHECKING:
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
+    from taskq.app.tasks import Task
     from taskq.core.model import State
     from taskq.core.views import JobView
-    from taskq.tasks import Task
 
 #: Jobs that a test is shown, the newest.
 JOBS_MAX: Final = 10_000

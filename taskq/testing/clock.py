@@ -11,8 +11,8 @@ from taskq.core.errors import UsageError
 from taskq.log.machine.disk import SystemClock
 
 if TYPE_CHECKING:
-    from taskq.app import TaskQ
-    from taskq.connection import Connection
+    from taskq.app.app import TaskQ
+    from taskq.connection.connection import Connection
     from taskq.log.machine.ports import Clock
 
 #: 2024-01-01 00:00 UTC, in seconds.

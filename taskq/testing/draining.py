@@ -13,7 +13,7 @@ from taskq.log.read.reader import LogReader
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.testing.clock import FakeClock
 
 #: Jobs that one drain runs; more enqueue one another for ever.

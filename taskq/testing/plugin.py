@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.testing.sandbox import Sandbox
 
 _NO_APP: Final = """\

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import Flow, FlowHandle, JobHandle, State, Stream, Task, TaskLog, TaskQ
-from taskq import blocking as module
-from taskq.blocking import blocking
-from taskq.deadletters import DeadLetters
+from taskq.connection import blocking as module
+from taskq.connection.blocking import blocking
 from taskq.errors import JobFailed, JobNotFound, ResultTimeout, UsageError
-from taskq.schedulesview import LogSchedules
+from taskq.reading.dead import DeadLetters
+from taskq.schedules.view import LogSchedules
 
 if TYPE_CHECKING:
     from pathlib import Path

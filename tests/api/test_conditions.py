@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq.conditions import condition, disk_free, on_power, online, unmetered
-from taskq.conditionsbase import aside, say_once
-from taskq.conditionsmachine import Supply, is_on_power, read_supplies
-from taskq.conditionsnetwork import has_route, metered_devices
+from taskq.conditions.base import aside, say_once
+from taskq.conditions.machine import Supply, is_on_power, read_supplies
+from taskq.conditions.network import has_route, metered_devices
 from taskq.core.errors import UsageError
 from taskq.core.parsing import size_bytes
 
@@ -184,7 +184,7 @@ async def test_where_the_machine_cannot_tell_conditions_hold(
 ) -> None:
     say_once.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("taskq.conditionsmachine._SUPPLIES", tmp_path / "none")
+    monkeypatch.setattr("taskq.conditions.machine._SUPPLIES", tmp_path / "none")
     for _ in range(2):
         assert await unmetered().problem() == ""
         assert await on_power().problem() == ""
@@ -233,7 +233,7 @@ async def test_sync_functions_are_asked_in_a_thread_and_may_raise() -> None:
 
 
 async def test_calls_that_hang_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskq.conditionsbase._aside", threading.BoundedSemaphore(1))
+    monkeypatch.setattr("taskq.conditions.base._aside", threading.BoundedSemaphore(1))
     go_on = threading.Event()
     waits = asyncio.create_task(aside(go_on.wait))
     await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from taskq import TaskQ, current_job
-from taskq.context import JobContext, _current
+from taskq.app.context import JobContext, _current
 from taskq.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
 from taskq.log.requests import Duplicate
 

@@ -19,7 +19,7 @@ from taskq.log.machine.owners import decode_description, read_servings
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
-from taskq.schedulesview import _facts
+from taskq.schedules.view import _facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

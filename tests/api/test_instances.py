@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import BaseModel, Field
 
-from taskq.arguments import ArgumentCodec
+from taskq.calls.arguments import ArgumentCodec
+from taskq.calls.signature import Signature
 from taskq.core.errors import InvalidCall
-from taskq.signature import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import QueuePolicy, TaskLog, TaskQ
+from taskq.connection.logoptions import LogOptions, log_config
 from taskq.errors import UsageError
 from taskq.log.config import ALWAYS_SECONDS
-from taskq.logoptions import LogOptions, log_config
 
 if TYPE_CHECKING:
     from pathlib import Path

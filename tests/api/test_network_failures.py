@@ -8,7 +8,7 @@ import urllib.error
 
 import pytest
 
-from taskq.networkfailures import is_network_failure
+from taskq.conditions.failures import is_network_failure
 
 
 def _made_in(module: str, name: str, *bases: type[Exception]) -> Exception:

@@ -13,7 +13,7 @@ from taskq import Put, State, TaskLog, TaskQ
 from taskq.core.model import HEADERS_BYTES_MAX
 from taskq.errors import UsageError
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.replay import REPLAY_HEADER
+from taskq.reading.replay import REPLAY_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

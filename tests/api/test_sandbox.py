@@ -21,7 +21,7 @@ from taskq.testing import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.tasks import Task
+    from taskq.app.tasks import Task
 
 
 class _Shop:

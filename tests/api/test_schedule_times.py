@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS
 from taskq.core.schedules import jitter_ns
-from taskq.schedulestimes import (
+from taskq.schedules.times import (
     CATCH_UP_MAX,
     Due,
     Every,

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from taskq.arguments import ArgumentCodec
+from taskq.calls.arguments import ArgumentCodec
+from taskq.calls.serialization import ResultCodec, encode_loose, encode_reason
+from taskq.calls.signature import Signature
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.errors import InvalidCall, PayloadTooLarge, UsageError
-from taskq.serialization import ResultCodec, encode_loose, encode_reason
-from taskq.signature import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable

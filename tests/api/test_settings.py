@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import Durability, QueuePolicy, TaskQ
+from taskq.connection.settings import Settings
 from taskq.errors import UsageError
-from taskq.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from taskq import Put, State, TaskLog, TaskQ
 from taskq.errors import ReaderFellBehind
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.replay import REPLAY_HEADER
+from taskq.reading.replay import REPLAY_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -150,8 +150,8 @@ async def test_a_position_is_saved_often_enough_and_no_oftener(
 ) -> None:
     """So that a kill repeats a thousand records, or 50 ms, at most."""
     records, seconds = (100, 1e9) if limit == "records" else (10**9, 0.0)
-    monkeypatch.setattr("taskq.stream.COMMIT_RECORDS_MAX", records)
-    monkeypatch.setattr("taskq.stream.COMMIT_SECONDS_MAX", seconds)
+    monkeypatch.setattr("taskq.reading.stream.COMMIT_RECORDS_MAX", records)
+    monkeypatch.setattr("taskq.reading.stream.COMMIT_SECONDS_MAX", seconds)
     saves: list[int] = []
     save = NamedReader.save
 

@@ -148,7 +148,7 @@ async def test_a_failed_job_comes_back_and_dies_after_its_last_attempt(log: Task
 async def test_without_a_delay_a_failed_job_waits_for_the_default_backoff(
     log: TaskLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskq.settlements.random.random", lambda: 0.999)
+    monkeypatch.setattr("taskq.app.transaction.random.random", lambda: 0.999)
     job_id = await log.put(b"x")
     (delivery,) = await log.claim(1)
     await log.nack(delivery)

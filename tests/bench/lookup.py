@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from taskq.app.tasklog import TaskLog
 from taskq.core.model import Durability, Extras, State
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.read.reader import open_journal
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store.store import Store, open_store
-from taskq.tasklog import TaskLog
 from tests.bench.process import ask, rss_bytes
 from tests.bench.tables import Table, median, percentile
 

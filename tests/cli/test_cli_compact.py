@@ -16,7 +16,7 @@ from tests.cli.helpers import taskq, taskq_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.logoptions import LogOptions
+    from taskq.connection.logoptions import LogOptions
 
 #: Upkeep would be faster than the tests.
 OPTIONS: LogOptions = {"segment_bytes": SEGMENT_BYTES_MIN, "upkeep": False}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskq.call import Options, make_call
+from taskq.calls.call import Options, make_call
 from taskq.core.flows import Policy
 from taskq.core.records import Flag
-from taskq.flowplan import Chain, Group, Leaf, make_plan
+from taskq.flows.plan import Chain, Group, Leaf, make_plan
 
 if TYPE_CHECKING:
-    from taskq.flowplan import Node
+    from taskq.flows.plan import Node
 
 
 def call(name: str = "part") -> Any:

@@ -12,7 +12,7 @@ from taskq.core.flows import Policy
 from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
-from taskq.flowplan import Chain, Group
+from taskq.flows.plan import Chain, Group
 from taskq.log.read.flows import look_at_ends, look_at_ties
 from taskq.log.read.selection import letters
 from taskq.log.requests import Op, Settlement
@@ -23,7 +23,7 @@ from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World
 
 if TYPE_CHECKING:
-    from taskq.flowplan import Node
+    from taskq.flows.plan import Node
     from taskq.log.requests import Delivery
     from tests.log.world import Process
 

@@ -18,7 +18,7 @@ from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import EnqueueSpec, Enrolment, Op, Steer, Turn
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.story import records
-from taskq.schedulestimes import Rule, due_ticks, parse_cron, parse_every
+from taskq.schedules.times import Rule, due_ticks, parse_cron, parse_every
 from taskq.testing.clock import FakeClock
 from taskq.testing.machine import PowerLost, ProcessKilled
 from tests.log.tending import keeping, tend

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq import TaskQ, retry
+from taskq.calls.serialization import encode_loose
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import Extras
-from taskq.serialization import encode_loose
 from taskq_plugins.spark.sink.encoding import BadRow
 from taskq_plugins.spark.sink.payloads import payloads_of
 from tests.pipeline.sinking import enqueued, jobs, sink, table
@@ -22,7 +22,7 @@ from tests.pipeline.sinking import enqueued, jobs, sink, table
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.call import OptionChanges
+    from taskq.calls.call import OptionChanges
 
 NOON = dt.datetime(2030, 5, 1, 12, tzinfo=dt.UTC)
 

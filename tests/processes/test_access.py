@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import TaskLog
+from taskq.connection.settings import load_settings
 from taskq.core.errors import LogError
 from taskq.errors import UsageError
 from taskq.log.inbox.writer import PartWriter, publish
 from taskq.log.machine.access import exposures
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.health import check_health
-from taskq.settings import load_settings
 from tests.processes.harness import Child
 from tests.processes.neighbour import ATTACKS, NOT_BY_MODE
 

@@ -14,13 +14,13 @@ from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.machine.ports import INTEREST_GROWTH
 from taskq.log.requests import ClaimRequest, EnqueueSpec
-from taskq.stream import COMMIT_RECORDS_MAX
+from taskq.reading.stream import COMMIT_RECORDS_MAX
 from tests.processes.harness import Child, eventually, log_records, open_here, put
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.packing import Item
+    from taskq.connection.packing import Item
 
 SLOT = struct.Struct("<QB7x")
 ROUNDS = 60

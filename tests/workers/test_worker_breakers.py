@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from taskq.conditions import online
-from taskq.conditionsnetwork import Online
+from taskq.conditions.network import Online
 from taskq.core.why import Why
 from taskq_workers.gates.gate import Mode
 from taskq_workers.pool import Worker

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq.context import JobContext, _current
+from taskq.app.context import JobContext, _current
 from taskq_workers.children import runner
 from taskq_workers.children.child import Phase
 from taskq_workers.children.runner import ProcessRunner

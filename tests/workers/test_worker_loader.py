@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.default import default_app
+from taskq.app.default import default_app
 from taskq.errors import UsageError
 from taskq_workers.runs.loader import load_app
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from taskq.calls.serialization import encode_reason
 from taskq.core.model import REASON_BYTES_MAX
 from taskq.core.signals import Discard
-from taskq.serialization import encode_reason
 from taskq_workers.runs.reasons import describe, raised_by_call, summary
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from taskq import TaskQ, current_job
 from taskq.core.errors import InvalidCall, UsageError
-from taskq.schedulestimes import CATCH_UP_MAX
+from taskq.schedules.times import CATCH_UP_MAX
 from taskq.testing.clock import FakeClock, TravelClock, use_clock
 from taskq_workers.pool import Worker
 from taskq_workers.services.scheduler import LOOK_SECONDS, Scheduler

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import TaskQ
+from taskq.app.workers import WorkerOptions
 from taskq.errors import LogError, UsageError
-from taskq.working import WorkerOptions
 from taskq_workers import Worker, WorkerThread
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from taskq import Discard, Snooze, TaskQ, current_job, retry, telemetry, tracing
+from taskq import Discard, Snooze, TaskQ, current_job, retry, telemetry
+from taskq.connection import tracing
 from taskq.core.model import HEADERS_BYTES_MAX
 from taskq.errors import JobFailed, UsageError
 from tests.workers import traced_jobs

@@ -15,7 +15,7 @@ import threading
 from multiprocessing.spawn import get_executable
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.interrupts import ChildDied
+from taskq.app.context import ChildDied
 from taskq_workers.children.wire import Done, Inlet, LostChild, Problem, Ready, Told, packed
 
 if TYPE_CHECKING:

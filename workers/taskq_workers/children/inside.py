@@ -24,12 +24,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq import telemetry
-from taskq.app import TaskQ
-from taskq.context import JobContext, _current
-from taskq.default import default_app
+from taskq.app.app import TaskQ
+from taskq.app.context import JobContext, _current, relay_to
+from taskq.app.default import default_app
+from taskq.app.tasks import Task
 from taskq.log.machine.forks import fill_standard
-from taskq.progressing import relay_to
-from taskq.tasks import Task
 from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.children.wire import Done, Outlet, Problem, Ready, packed, receive
 from taskq_workers.runs.guards import importing, keep_from_children
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from taskq.injection import Resources
+    from taskq.calls.signature import Resources
     from taskq_workers.children.wire import Outfit, Work
     from taskq_workers.slots.shipping import Ended
 

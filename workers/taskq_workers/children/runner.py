@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from anyio import move_on_after
 
 from taskq import telemetry
-from taskq.context import _current
+from taskq.app.context import _current, tell
+from taskq.calls.naming import main_module_name
 from taskq.core.records import Kind
-from taskq.naming import main_module_name
-from taskq.progressing import tell
 from taskq_workers.children.afar import given_back
 from taskq_workers.children.child import Child, Phase
 from taskq_workers.children.wire import Outfit, Work
@@ -31,9 +30,9 @@ from taskq_workers.slots.shipping import ship
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from taskq.app import TaskQ
-    from taskq.context import JobContext
-    from taskq.tasks import Task
+    from taskq.app.app import TaskQ
+    from taskq.app.context import JobContext
+    from taskq.app.tasks import Task
     from taskq_workers.children.wire import Done
     from taskq_workers.runs.limits import Limits
     from taskq_workers.slots.shipping import Ended

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import sleep
 
-from taskq.conditionsbase import INTERVAL_SECONDS
-from taskq.conditionsnetwork import is_anywhere_routed
+from taskq.conditions.base import INTERVAL_SECONDS
+from taskq.conditions.network import is_anywhere_routed
 from taskq.core.records import Cause, Kind
 from taskq.core.views import Hold
 from taskq_workers.gates.gate import Gate, GateHost, Mode
 from taskq_workers.runs.reasons import summary
 
 if TYPE_CHECKING:
-    from taskq.breakers import BreakerRule
+    from taskq.conditions.breakers import BreakerRule
     from taskq.log.requests import Settlement
 
 #: A job that is tried and has not failed for so long has found the network.

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import move_on_after, sleep
 
-from taskq.conditionsbase import INTERVAL_SECONDS
+from taskq.conditions.base import INTERVAL_SECONDS
 from taskq.core.views import Hold
 from taskq_workers.gates.gate import Gate, GateHost, Mode
 from taskq_workers.gates.probes import HELD_SECONDS, Probe
 
 if TYPE_CHECKING:
-    from taskq.conditionsbase import Condition
+    from taskq.conditions.base import Condition
 
 #: What was found out so shortly after a job's network failure is not asked again.
 _ALARM_AGE_SECONDS: Final = 0.25

@@ -19,7 +19,7 @@ from taskq.core.errors import TaskqError
 from taskq.core.records import Cause
 
 if TYPE_CHECKING:
-    from taskq.conditionsbase import Condition
+    from taskq.conditions.base import Condition
     from taskq.core.views import Hold
     from taskq.log.requests import Ask, Delivery, Settlement
     from taskq.log.store.port import LoopPort

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import create_task_group, move_on_after
 
+from taskq.conditions.failures import is_network_failure
 from taskq.core.errors import TaskqError
 from taskq.core.records import Cause, Kind
 from taskq.log.requests import Settlement
-from taskq.networkfailures import is_network_failure
 from taskq_workers.gates.gate import Gate, Mode
 from taskq_workers.gates.probes import Probes
 from taskq_workers.slots.slots import Slots
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from taskq.app import TaskQ
-    from taskq.conditionsbase import Condition
+    from taskq.app.app import TaskQ
+    from taskq.app.tasks import Task
+    from taskq.conditions.base import Condition
     from taskq.core.views import Hold
     from taskq.log.requests import Ask, Delivery
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store
-    from taskq.tasks import Task
     from taskq_workers.gates.breaker import Breaker
     from taskq_workers.gates.condition import ConditionGate
     from taskq_workers.slots.hands import Runner
@@ -220,7 +220,7 @@ class Gates:
 
     def network_conditions(self, queue: str) -> list[Condition]:
         """The hosts that tasks of a queue say they need."""
-        from taskq.conditionsnetwork import Online  # noqa: PLC0415
+        from taskq.conditions.network import Online  # noqa: PLC0415
 
         tasks = self._app._tasks.values()
         return [

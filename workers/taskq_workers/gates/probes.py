@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from taskq.conditionsbase import Condition
+    from taskq.conditions.base import Condition
     from taskq.log.store.store import Store
 
 _log: Final = logging.getLogger("taskq.worker")

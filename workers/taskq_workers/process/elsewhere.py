@@ -15,7 +15,7 @@ from taskq.core.errors import TaskqError, UsageError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq_workers.events import Hook
     from taskq_workers.pool import Worker
 

@@ -37,7 +37,7 @@ from taskq_workers.runs.loader import load_app
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.core.views import LogStats
     from taskq.log.store.store import Store
     from taskq_workers.events import Hook
@@ -223,7 +223,7 @@ def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
 
 
 def _facts(one: Worker, store: Store, stats: LogStats, ready_seconds: float) -> Facts:
-    from taskq.settings import settings_files  # noqa: PLC0415 - the app has loaded it by now
+    from taskq.connection.settings import settings_files  # noqa: PLC0415 - the app has loaded it by now
 
     return Facts(
         version=taskq.__version__,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import FrameType
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.core.errors import TaskqError
     from taskq.core.views import LogStats
     from taskq.log.store.store import Store

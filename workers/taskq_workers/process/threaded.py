@@ -17,7 +17,7 @@ from taskq_workers.process.supervisor import Supervisor, run_to_the_end
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.core.views import LogStats
     from taskq.log.store.store import Store
 

@@ -14,13 +14,13 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.context import _current
+from taskq.app.context import _current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Context
 
-    from taskq.context import JobContext
+    from taskq.app.context import JobContext
 
 _THROUGH: Final = (SystemExit, KeyboardInterrupt)
 

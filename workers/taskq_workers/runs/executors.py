@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from typing import TypeAlias
 
-    from taskq.injection import Resources
-    from taskq.tasks import Task
+    from taskq.app.tasks import Task
+    from taskq.calls.signature import Resources
     from taskq_workers.runs.limits import Limits
 
     Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import TASK_STATUS_IGNORED
 
+from taskq.calls.signature import Resources
 from taskq.core.errors import TaskqError, UsageError
-from taskq.injection import Resources
 from taskq_workers.runs.foreign import begin, until_done
 from taskq_workers.runs.reasons import describe
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
+    from taskq.app.tasks import Task
     from taskq.log.store.store import Store
-    from taskq.tasks import Task
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -22,8 +22,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskq.context import _current
-from taskq.interrupts import SoftTimeout
+from taskq.app.context import SoftTimeout, _current
 from taskq_workers.runs.timeouts import tell_deadline, too_long
 
 if TYPE_CHECKING:

@@ -7,13 +7,12 @@ import time
 from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taskq.context import _current
-from taskq.interrupts import SoftTimeout
+from taskq.app.context import SoftTimeout, _current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
-    from taskq.tasks import Task
+    from taskq.app.tasks import Task
 
 
 class Limits(NamedTuple):

@@ -9,8 +9,9 @@ from __future__ import annotations
 from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq import telemetry, tracing
-from taskq.context import _current
+from taskq import telemetry
+from taskq.app.context import _current
+from taskq.connection import tracing
 from taskq.core.signals import Snooze
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, Tracer
 
-    from taskq.context import JobContext
+    from taskq.app.context import JobContext
     from taskq_workers.events import Hook, JobFinished
 
 _FAILURES: Final = frozenset({"retried", "died"})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import sleep_forever
 
-from taskq.context import _current
+from taskq.app.context import _current
 from taskq.core.records import Cause, Kind
 from taskq.log.requests import Settlement
 

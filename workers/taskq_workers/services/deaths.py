@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.log.decide.listeners import DeadLetter
     from taskq.log.store.store import Store
 

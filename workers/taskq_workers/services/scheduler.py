@@ -17,20 +17,20 @@ from anyio import CancelScope, move_on_after
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX
 from taskq.log.requests import TICKS_MAX, Turn
-from taskq.schedulestimes import CATCH_UP_MAX, due_ticks, next_due_ns
+from taskq.schedules.times import CATCH_UP_MAX, due_ticks, next_due_ns
 from taskq_workers.slots.pace import Pause
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
+    from taskq.app.schedules import Schedule
+    from taskq.connection.packing import Item
     from taskq.core.schedules import ScheduleState
     from taskq.log.state.facets import Sight
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store
-    from taskq.packing import Item
-    from taskq.schedules import Schedule
-    from taskq.schedulestimes import Due
+    from taskq.schedules.times import Due
 
 _log: Final = logging.getLogger("taskq.worker")
 

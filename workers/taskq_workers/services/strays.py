@@ -18,7 +18,7 @@ from taskq.log.read.why import live_workers
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.log.state.facets import Sight
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store

@@ -12,7 +12,7 @@ from taskq.log.format.flows import is_of_flow, takes_of
 from taskq.log.read.flows import ENDS_MAX, End, look_at_ends
 
 if TYPE_CHECKING:
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.log.format.flows import Takes
     from taskq.log.requests import Delivery
 

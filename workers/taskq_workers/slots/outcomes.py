@@ -7,6 +7,7 @@ import logging
 from random import random
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq.calls.serialization import encode_reason
 from taskq.core.durations import spoken
 from taskq.core.errors import CompressionUnavailable, InvalidCall, LogDamaged, PayloadTooLarge
 from taskq.core.model import SECOND_NS
@@ -15,14 +16,13 @@ from taskq.core.retry import Decision, Die
 from taskq.core.signals import Discard, Retry, Signal, Snooze
 from taskq.log.read.gauges import age_ns
 from taskq.log.requests import Settlement
-from taskq.serialization import encode_reason
 from taskq_workers.runs import reasons
 from taskq_workers.runs.reasons import with_note
 
 if TYPE_CHECKING:
+    from taskq.app.tasks import Task
     from taskq.log.requests import Delivery
     from taskq.log.store.port import LoopPort
-    from taskq.tasks import Task
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -11,7 +11,7 @@ from taskq_workers.runs.executors import Plan, planned
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from taskq.tasks import Task
+    from taskq.app.tasks import Task
     from taskq_workers.runs.executors import Executors
     from taskq_workers.runs.tracing import TracedRuns
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
-    from taskq.context import JobContext
+    from taskq.app.context import JobContext
     from taskq.log.requests import Delivery, Duplicate, Settlement
     from taskq.log.store.port import LoopPort
 

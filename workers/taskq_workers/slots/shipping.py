@@ -9,14 +9,14 @@ import contextlib
 import pickle
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.context import JobContext
+from taskq.app.context import JobContext
 from taskq.core.folds.lanes import Lane
 from taskq.core.records import Cause, Kind
 from taskq.log.requests import Delivery, Settlement
 
 if TYPE_CHECKING:
+    from taskq.connection.packing import Loose
     from taskq.log.requests import Duplicate
-    from taskq.packing import Loose
 
 
 class Shipment(NamedTuple):

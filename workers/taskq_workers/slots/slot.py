@@ -18,7 +18,7 @@ from contextvars import copy_context
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.context import JobContext, _current
+from taskq.app.context import JobContext, _current
 from taskq.core.records import PACKED, Cause, Flag, Kind
 from taskq.log.requests import Settlement
 from taskq_workers.events import tell
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Context, Token
 
+    from taskq.app.tasks import Task
     from taskq.log.requests import Delivery
-    from taskq.tasks import Task
     from taskq_workers.slots.slots import Slots
 
 #: A member of an enum costs as much to look up as a call; a tuple's own ``__new__`` half as much as
@@ -57,10 +57,9 @@ class Slot:
     """Runs deliveries from the slots' buffer until it is told to leave, or spoilt by a job.
 
     Attributes:
-        delivery: what runs here now.
-        since: when it began, in monotonic seconds.
-        abandoned: its job was released although it goes on; what it does now counts for nothing.
-        context: in which its jobs run; ``taskq.context._current`` there is the one that runs now.
+        delivery: what runs here now. since: when it began, in monotonic seconds. abandoned: its job
+        was released although it goes on; what it does now counts for nothing. context: in which its
+        jobs run; ``taskq.app.context._current`` there is the one that runs now.
     """
 
     __slots__ = ("_slots", "_stopped_as", "abandoned", "context", "delivery", "since", "task")

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Iterable
 
-    from taskq.app import TaskQ
-    from taskq.context import JobContext
+    from taskq.app.app import TaskQ
+    from taskq.app.context import JobContext
+    from taskq.app.tasks import Task
     from taskq.log.requests import Delivery, Settlement
     from taskq.log.store.port import LoopPort
-    from taskq.tasks import Task
     from taskq_workers.slots.hands import Gatekeeper
     from taskq_workers.slots.plans import Plans
 

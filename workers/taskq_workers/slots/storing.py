@@ -16,10 +16,10 @@ from taskq_workers.slots.shipping import Ended, settlement_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from taskq.context import JobContext
+    from taskq.app.context import JobContext
+    from taskq.app.tasks import Task
+    from taskq.connection.packing import Item, Loose, Packer
     from taskq.log.requests import Delivery
-    from taskq.packing import Item, Loose, Packer
-    from taskq.tasks import Task
 
 T = TypeVar("T")
 

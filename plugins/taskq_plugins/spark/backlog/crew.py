@@ -24,7 +24,7 @@ from taskq_workers.slots.storing import stored_success
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.log.requests import Delivery, Settlement
     from taskq.log.store.port import LoopPort
     from taskq_plugins.spark.backlog.shipment import Report

@@ -14,7 +14,7 @@ from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.context import JobContext, _current
+from taskq.app.context import JobContext, _current
 from taskq_plugins.spark.backlog.shipment import Report
 from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.runs.loader import load_app
@@ -24,8 +24,8 @@ from taskq_workers.slots.shipping import Ended, Shipped, Unpacker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from taskq.app import TaskQ
-    from taskq.tasks import Task
+    from taskq.app.app import TaskQ
+    from taskq.app.tasks import Task
     from taskq_plugins.spark.backlog.shipment import Chunk
 
 #: After so long no further job of a chunk begins.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from taskq.calls.serialization import encode_reason
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Kind
 from taskq.log.format.flows import is_of_flow
 from taskq.log.requests import Settlement
-from taskq.serialization import encode_reason
 from taskq_workers.slots.inputs import Inputs
 from taskq_workers.slots.outcomes import (
     ELSEWHERE_SECONDS,
@@ -18,7 +18,7 @@ from taskq_workers.slots.outcomes import (
 )
 
 if TYPE_CHECKING:
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.log.requests import Delivery
 
 #: Payloads of a chunk. A larger one is left to a worker that runs its jobs itself, since Spark

@@ -13,7 +13,7 @@ from taskq_workers.pool import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.log.store.store import Store
     from taskq_workers.process.elsewhere import Order
     from taskq_workers.slots.hands import Runner

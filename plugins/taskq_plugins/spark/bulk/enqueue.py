@@ -20,7 +20,7 @@ from taskq_plugins.spark.bulk.telling import progress, tell_rest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq_plugins.spark.bulk.files import Rows
     from taskq_plugins.spark.sink.options import SinkOptions
     from taskq_plugins.spark.sink.uploads import Published

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import duckdb
 
-from taskq.call import spec_of
+from taskq.calls.call import spec_of
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, SETTLED_STATES, Extras
 from taskq.core.records import Flag
 from taskq.log.inbox.parts import encode_tail
-from taskq.replay import REPLAY_HEADER
+from taskq.reading.replay import REPLAY_HEADER
 from taskq_plugins.spark.lake.query import check_condition
 from taskq_plugins.spark.sink.encoding import Entries
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from taskq.calls.serialization import encode_loose
 from taskq.core.errors import TaskqError, UsageError
-from taskq.serialization import encode_loose
 from taskq_plugins.spark.sink.columns import (
     binary_of,
     check_object,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq.log.inbox.writer import PartWriter
     from taskq_plugins.spark.sink.options import SinkOptions
     from taskq_plugins.spark.sink.recipes import Recipe

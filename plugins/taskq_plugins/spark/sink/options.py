@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from taskq.call import OptionChanges, Options, Until
+from taskq.calls.call import OptionChanges, Options, Until
 from taskq.core.errors import UsageError
 from taskq.core.parsing import parse_json
 from taskq.core.records import Flag

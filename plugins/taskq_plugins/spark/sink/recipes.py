@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskq.call import Options, key_bytes
+from taskq.calls.call import Options, key_bytes
 from taskq.core.errors import PayloadTooLarge, UnknownTask
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
@@ -20,10 +20,10 @@ from taskq_plugins.spark.sink.options import KEY_OPTIONS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from taskq.app import TaskQ
-    from taskq.call import Call, OptionChanges
+    from taskq.app.app import TaskQ
+    from taskq.app.tasks import Enqueuer, Task
+    from taskq.calls.call import Call, OptionChanges
     from taskq.core.model import Extras
-    from taskq.tasks import Enqueuer, Task
     from taskq_plugins.spark.sink.options import SinkOptions
 
 #: Recipes that are kept, and shapes of keys in each of them.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from taskq.app import TaskQ
+    from taskq.app.app import TaskQ
     from taskq_plugins.spark.sink.uploads import Published
 
 #: What Spark tells each task of a stream: its query, which the checkpoint names, and the batch.

@@ -1,0 +1,578 @@
+"""TaskQ: the tasks of an application, and the directory that their jobs are in."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, overload
+
+from taskq import telemetry
+from taskq.app.decorate import TaskChoices, TaskDecorator, make_task, tasks_with
+from taskq.app.schedules import Listeners, Planned, schedule_of
+from taskq.app.shared import LogHolder
+from taskq.app.tasks import Task, no_call
+from taskq.app.transaction import AppTransaction
+from taskq.app.workers import Lifespan, find_workers
+from taskq.calls.call import Call, Options, checked_calls, make_call
+from taskq.calls.habits import APPS, no_attribute
+from taskq.calls.naming import checked_modules
+from taskq.calls.origins import Declared, origin_here, origin_of
+from taskq.calls.serialization import encode_loose
+from taskq.conditions.breakers import (
+    FAILURES_DEFAULT,
+    PAUSE_SECONDS_DEFAULT,
+    PAUSE_SECONDS_MAX_DEFAULT,
+    breaker_rule,
+)
+from taskq.conditions.failures import is_network_failure
+from taskq.connection.blocking import blocking, refuse_in_loop, run
+from taskq.connection.connection import Connection, split_job_id
+from taskq.connection.handle import JobHandle, make_handle
+from taskq.connection.logoptions import LogOptions, numbers_checked, unknown_option
+from taskq.core.errors import UsageError
+from taskq.core.records import Flag
+from taskq.flows.building import plan_of
+from taskq.flows.handle import FlowHandle, find_flow
+from taskq.schedules.times import parse_cron, parse_every
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from contextlib import AbstractContextManager
+
+    from taskq.app.schedules import Schedule, ScheduleChoices
+    from taskq.app.tasks import AsyncTask, SyncTask
+    from taskq.app.workers import AppWorker, LifespanFunction, Queues, WorkerOptions
+    from taskq.calls.origins import Origin
+    from taskq.conditions.base import Check, Condition
+    from taskq.conditions.breakers import BreakerRule
+    from taskq.connection.connection import JobId
+    from taskq.connection.settings import Settings
+    from taskq.core.durations import Duration
+    from taskq.flows.building import Flow
+    from taskq.log.decide.listeners import DeadLetter
+    from taskq.log.requests import Duplicate
+    from taskq.log.store.store import Store
+    from taskq.schedules.times import Rule
+
+P = ParamSpec("P")
+R = TypeVar("R")
+DeathHook = TypeVar("DeathHook", bound="Callable[[DeadLetter], Any]")
+Opener = TypeVar("Opener", bound="LifespanFunction")
+
+
+class TaskQ(LogHolder):
+    """An application's tasks and the directory of their jobs. Opens at first use.
+
+    What is not given comes from the settings: ``TASKQ_…`` in the environment, ``.env``,
+    ``taskq.toml``, ``[tool.taskq]`` in ``pyproject.toml``, in this order.
+
+    Args:
+        data_dir: the directory; made when it is missing.
+        include: full names of the modules that hold the app's tasks. Whoever runs its jobs imports
+            them, when the app's own module is whole: they may import it.
+        settings: used instead of the environment and the files.
+        options: see ``LogOptions``.
+
+    Raises:
+        UsageError: a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | None = None,
+        *,
+        include: Iterable[str] = (),
+        settings: Settings | None = None,
+        **options: Unpack[LogOptions],
+    ) -> None:
+        unknown = options.keys() - LogOptions.__annotations__.keys()
+        if unknown:
+            raise unknown_option(min(unknown))
+        # pydantic-settings takes 0.1 s to import, which `import taskq` must not pay.
+        from taskq.connection.settings import load_settings  # noqa: PLC0415
+
+        self.settings = load_settings(settings, data_dir=data_dir, **numbers_checked(options))
+        path = os.fspath(self.settings.data_dir)
+        super().__init__(Connection(path, self.settings.log_config()))
+        self._include = checked_modules(include)
+        # Never changed but replaced, since workers on other threads look into it.
+        self._tasks: dict[str, Task[..., Any]] = {}
+        self._task_listeners = Listeners()
+        self._death_hooks: Declared[Callable[[DeadLetter], Any]] = Declared()
+        self._breakers: dict[str, BreakerRule] = {}
+        self._breaker_origins: dict[str, Origin] = {}
+        #: in the order in which they are entered
+        self._lifespans: Declared[Lifespan] = Declared()
+        self._planned = Planned()
+
+    @classmethod
+    def user_data(cls, app: str, **arguments: Any) -> Self:
+        """The app of a desktop program: its log is where this user's system keeps such data.
+
+        ``~/.local/share/My App/taskq`` on Linux, ``~/Library/Application Support/My App/taskq`` on
+        macOS. A setting, such as ``TASKQ_DATA_DIR``, comes after it.
+
+        Args:
+            app: the program's name, as people know it.
+            arguments: as of ``TaskQ`` itself, but for ``data_dir``.
+
+        Raises:
+            UsageError: the name is empty or a path, or as ``TaskQ``.
+        """
+        if not app.strip(" .") or "/" in app or "\\" in app or "\0" in app:
+            raise UsageError(f"{app!r:.60} is no program's name: give one such as 'My App'")
+        from platformdirs import user_data_path  # noqa: PLC0415 - few programs are desktop apps
+
+        return cls(user_data_path(app, appauthor=False) / "taskq", **arguments)
+
+    @property
+    def name(self) -> str:
+        """What ``taskq workers`` shows."""
+        return self.settings.name
+
+    @property
+    def data_dir(self) -> Path:
+        """The directory, as an absolute path. May be set until the app is opened.
+
+        Raises:
+            UsageError: set while the app is open.
+        """
+        return Path(self._connection.path)
+
+    @data_dir.setter
+    def data_dir(self, path: str | os.PathLike[str]) -> None:
+        self._connection.move(os.fspath(path))
+
+    # The overloads overlap on purpose: the first that fits is the closer one.
+    @overload
+    def task(  # type: ignore[overload-overlap]
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+
+    @overload
+    def task(self, fn: Callable[P, R], /) -> SyncTask[P, R]: ...
+
+    @overload
+    def task(self, /, **choices: Unpack[TaskChoices]) -> TaskDecorator: ...
+
+    def task(self, fn: Callable[..., Any] | None = None, /, **choices: Unpack[TaskChoices]) -> Any:
+        """Make a task of a function: ``@app.task`` or ``@app.task(queue="mail", ...)``.
+
+        Raises:
+            UsageError: the function or an option is wrong, or the name is taken.
+        """
+        if fn is None:
+            return functools.partial(self._add_task, choices=choices)
+        return self._add_task(fn, choices)
+
+    def cron(
+        self,
+        expression: str,
+        *,
+        tz: object = "UTC",
+        name: str | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **choices: Unpack[ScheduleChoices],
+    ) -> TaskDecorator:
+        """Enqueue a task by a cron expression; above ``@app.task``, or on a plain function.
+
+        ::
+
+            @app.cron("*/5 * * * *", tz="Europe/Berlin", catch_up="last", jitter="30s")
+            @app.task(queue="reports")
+            async def report() -> None: ...
+
+        Each tick is written once, however many workers run with it. Workers tick all schedules of
+        their app, whatever queues they serve; one that is to end by itself (burst) ticks none.
+
+        Args:
+            expression: five fields, or six with the seconds first.
+            tz: the time zone that it is in, by name.
+            name: of the schedule, else that of its task. What the log knows goes by it.
+            args: with which the task is called.
+            kwargs: likewise.
+            choices: see ``ScheduleChoices``.
+
+        Raises:
+            UsageError: the expression, the zone or a choice is wrong, or the name is taken.
+        """
+        rule = parse_cron(expression, tz)
+        return self._decorator(rule, choices, name, args, kwargs)
+
+    def every(
+        self,
+        interval: Duration,
+        *,
+        name: str | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **choices: Unpack[ScheduleChoices],
+    ) -> TaskDecorator:
+        """Enqueue a task at each whole multiple of an interval since 1970 in UTC: ``"10m"``.
+
+        All else is as with ``cron``.
+
+        Raises:
+            UsageError: the interval or a choice is wrong, or the name is taken.
+        """
+        rule = parse_every(interval)
+        return self._decorator(rule, choices, name, args, kwargs)
+
+    def schedule(
+        self,
+        name: str,
+        call: Call[Any],
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: object = "UTC",
+        **choices: Unpack[ScheduleChoices],
+    ) -> Schedule:
+        """Enqueue a call by the clock: ``app.schedule("sync", sync.call("eu"), every="10m")``.
+
+        Raises:
+            UsageError: neither or both of cron and every are given, one is wrong, or the name is
+                taken.
+        """
+        schedule = schedule_of(name, call, choices, cron=cron, every=every, tz=tz)
+        if call.task is not None and call.task.app is not self:
+            raise UsageError(f"{call.name} is a task of another app: schedule it with that one")
+        self._planned.add(schedule)
+        return schedule
+
+    def breaker(
+        self,
+        queue: str = "default",
+        *,
+        failures: int = FAILURES_DEFAULT,
+        pause: Duration = PAUSE_SECONDS_DEFAULT,
+        pause_max: Duration = PAUSE_SECONDS_MAX_DEFAULT,
+        probe: Condition | Check | None = None,
+        is_failure: Callable[[BaseException], bool] = is_network_failure,
+    ) -> None:
+        """Let a queue back off as a whole after so many network failures in a row.
+
+        While it does, its jobs wait and burn no attempt; then one of them is tried, after pauses
+        that grow, or at once when the network is seen to come back. Each worker process counts for
+        itself. Call it before workers start.
+
+        Args:
+            queue: name of the queue.
+            failures: how many in a row.
+            pause: before the first try; each further one waits twice as long.
+            pause_max: the longest pause.
+            probe: a condition, such as ``online(...)``, that must hold before a try.
+            is_failure: which errors count; by default those of connections, names and timeouts,
+                also of httpx, aiohttp and requests.
+
+        Raises:
+            UsageError: an argument is wrong, or the queue has another breaker already.
+        """
+        rule = breaker_rule(queue, failures, pause, pause_max, probe, is_failure)
+        origin, known = origin_here(), self._breakers.get(queue, rule)
+        if known != rule and not origin.is_rerun_of(self._breaker_origins[queue]):
+            raise UsageError(f"queue {queue!r} has another breaker already: declare it once")
+        self._breakers[queue], self._breaker_origins[queue] = rule, origin
+
+    def lifespan(self, function: Opener) -> Opener:
+        """Open shared resources when a worker starts, and close them when it ends; a decorator.
+
+        ::
+
+            @app.lifespan
+            async def database(app: TaskQ) -> AsyncIterator[Database]:
+                async with Database.connect() as database:
+                    yield database
+
+        It is entered before the worker's first claim, and left after its last job. Each worker and
+        each child process of ``runs_in="process"`` enters it for itself. What it yields is found by
+        type: ``db: Inject[Database] = injected()``; a tuple yields several. Several lifespans are
+        entered in the order of their declaration, and left in the opposite one.
+
+        Raises:
+            UsageError: the function is no async generator function, or takes something unknown.
+        """
+        self._lifespans.add(Lifespan(function), origin_of(function))
+        return function
+
+    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to write instead of what apps of other libraries have."""
+            raise no_attribute(self, "an app", name, APPS, "app")
+
+    async def enqueue(self, call: Call[R], *rest: Never, **more: Never) -> JobHandle[R]:
+        """Put one call into the log; it is as durable as the app says when this returns.
+
+        Raises:
+            UsageError: it is no call, or something is given beside it.
+            LogError: the log could not be opened or written.
+        """
+        if rest or more or type(call) is not Call:
+            raise no_call(call, rest, "app.enqueue")
+        connection = self._connection
+        if connection.is_traced():
+            (handle,) = await self._send([call])
+            return handle
+        packer = connection.packer
+        item = packer.plain_item(call) or await connection.pack(packer.loose(call))
+        port = await connection.port()
+        answer = await port.enqueue(*item)
+        return make_handle(self, call.task, connection.tag, answer)
+
+    def enqueue_sync(self, call: Call[R], *rest: Never, **more: Never) -> JobHandle[R]:
+        """Do as ``enqueue``, blocking this thread: for code without an event loop."""
+        refuse_in_loop("enqueue_sync()", "await enqueue()")
+        if rest or more or type(call) is not Call:
+            raise no_call(call, rest, "app.enqueue_sync")
+        connection = self._connection
+        if connection.is_traced():
+            return run(self.enqueue(call))
+        packer = connection.packer
+        item = packer.plain_item(call) or connection.pack_sync(packer.loose(call))
+        answer = connection.send_sync(*item)
+        return make_handle(self, call.task, connection.tag, answer)
+
+    async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
+        """Put all calls into the log, or none: they are one transaction.
+
+        Raises:
+            PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
+            LogError: the log could not be opened or written.
+        """
+        return await self._send(checked_calls(calls))
+
+    enqueue_many_sync = blocking(enqueue_many)
+
+    async def _send(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
+        connection = self._connection
+        with telemetry.sending(connection, calls) as sending:
+            items = connection.packer.plain_items(sending.calls)
+            if items is None:
+                loose = [connection.packer.loose(call) for call in sending.calls]
+                items = await connection.pack_many(loose)
+            answers = await connection.send_many(items)
+            return sending.sent(self._handles(calls, answers))
+
+    def _handles(self, calls: list[Call[R]], answers: list[int | Duplicate]) -> list[JobHandle[R]]:
+        tag, both = self._connection.tag, zip(calls, answers, strict=True)
+        return [make_handle(self, call.task, tag, answer) for call, answer in both]
+
+    def transaction(self) -> AppTransaction:
+        """Calls enqueued and jobs cancelled together, or not at all.
+
+        ::
+
+            async with app.transaction() as tx:
+                job = tx.enqueue(send.call("a@b.c"))
+                tx.cancel(reminder)
+            print(job.id)
+        """
+        return AppTransaction(self)
+
+    def call_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
+        """A call of a task that this process may not know; then a worker checks its arguments.
+
+        Choose queue, priority and so on with the call's ``options``.
+
+        Raises:
+            InvalidCall: the arguments do not fit a task that is known here, or JSON.
+        """
+        known = self._tasks.get(task)
+        if known is not None:
+            return known.call(*args, **kwargs)
+        # Whether a large payload is allowed is known when the call is enqueued.
+        limit = self._connection.config.spill_bytes_max
+        return make_call(task, None, encode_loose(task, args, kwargs, limit), Flag(0), Options())
+
+    async def enqueue_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+        """Enqueue a task that this process may not know, with its task's or default options.
+
+        Raises:
+            InvalidCall: as ``call_by_name``.
+            LogError: the log could not be opened or written.
+        """
+        return await self.enqueue(self.call_by_name(task, *args, **kwargs))
+
+    enqueue_by_name_sync = blocking(enqueue_by_name)
+
+    async def enqueue_flow(self, flow: Flow[R]) -> FlowHandle[R]:
+        """Put all of a flow into the log: one transaction.
+
+        Raises:
+            UsageError: its jobs cannot wait for one another as asked; nothing was written.
+            PayloadTooLarge: they are over TRANSACTION_BYTES_MAX together; nothing was written.
+            LogError: the log could not be opened or written.
+        """
+        plan = plan_of(flow)
+        jobs = await self._send(list(plan.calls)) if plan.calls else []
+        return FlowHandle(self, tuple(jobs), plan.ends, plan.shape)
+
+    enqueue_flow_sync = blocking(enqueue_flow)
+
+    async def flow(self, flow_id: str) -> FlowHandle[Any]:
+        """The handle of a flow enqueued earlier, or elsewhere.
+
+        Raises:
+            UsageError: the text is no flow's id.
+            JobNotFound: the log has no such job.
+        """
+        return await find_flow(self, flow_id)
+
+    flow_sync = blocking(flow)
+
+    def job(self, job: JobId) -> JobHandle[Any]:
+        """The handle of a job enqueued earlier, or elsewhere, by its id or the number at its end.
+
+        ``task.job(id)`` gives one that knows the type of the result. For a number
+        the log is opened.
+
+        Raises:
+            InvalidJobId: the text is no job id.
+            WrongLog: the id is of another log; told at first use if the app is not open yet.
+        """
+        return self._handle(job, None)
+
+    def _handle(self, job: JobId, task: Task[..., R] | None) -> JobHandle[R]:
+        connection = self._connection
+        tag, lsn = split_job_id(job)
+        if not tag:
+            connection.store()
+        connection.check_tag(tag, lsn)
+        return JobHandle(self, task, tag or connection.tag, lsn)
+
+    def store(self) -> Store:
+        """The open log of this app; opens it, which may block on the disk."""
+        return self._connection.store()
+
+    async def open(self) -> Self:
+        """Open the directory now instead of at first use; also again after ``close``.
+
+        Raises:
+            LogError: the directory cannot be used.
+        """
+        self._connection.reopen()
+        await self._connection.opened()
+        return self
+
+    def open_sync(self) -> Self:
+        """Do as ``open``, blocking this thread."""
+        refuse_in_loop("open_sync()", "await open()")
+        self._connection.reopen()
+        self._connection.store()
+        return self
+
+    async def close(self) -> None:
+        """Finish what was asked for and close the directory. Legal twice, and before any use."""
+        await self._connection.aclose()
+
+    def close_sync(self) -> None:
+        """Do as ``close``, blocking this thread."""
+        refuse_in_loop("close_sync()", "await close()")
+        self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    def __enter__(self) -> Self:
+        refuse_in_loop("with app", "async with app")
+        return self.open_sync()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close_sync()
+
+    def worker(
+        self, concurrency: int = 8, queues: Queues | None = None, **options: Unpack[WorkerOptions]
+    ) -> AppWorker:
+        """A worker inside this process: ``async with app.worker(concurrency=8): ...``.
+
+        Args:
+            concurrency: jobs that run at the same time.
+            queues: which queues it reads, or their weights; None for all.
+            options: see ``WorkerOptions``.
+
+        Raises:
+            UsageError: the worker package is not installed, or an option is wrong.
+        """
+        workers = find_workers("worker", options)
+        worker: AppWorker = workers.Worker(self, concurrency=concurrency, queues=queues, **options)
+        return worker
+
+    def run_worker(
+        self, concurrency: int = 8, queues: Queues | None = None, **options: Unpack[WorkerOptions]
+    ) -> None:
+        """Run a worker and block until it has stopped: for programs without an event loop.
+
+        In the main thread SIGTERM and SIGINT stop it as they stop ``taskq worker``: the first one
+        drains, a second cancels what runs, a third ends the process. In another thread it runs
+        until it stops by itself (``burst=True``); ``worker_thread`` is for the others.
+
+        The arguments are those of ``worker``.
+
+        Raises:
+            UsageError: called in an event loop's thread, which it would stop; or as ``worker``.
+            LogError: the directory cannot be used, or failed under the worker.
+        """
+        workers = find_workers("run_worker", options)
+        workers.run_blocking(self, concurrency=concurrency, queues=queues, **options)
+
+    def worker_thread(
+        self, concurrency: int = 8, queues: Queues | None = None, **options: Unpack[WorkerOptions]
+    ) -> AbstractContextManager[Any]:
+        """A worker on a thread of its own: ``with app.worker_thread(): ...``.
+
+        It claims once the block is entered, and has drained once the block is left. It takes no
+        signals. What made it stop early is raised when the block is left.
+
+        The arguments are those of ``worker``.
+
+        Raises:
+            UsageError: as ``worker``.
+            LogError: on entering, the directory cannot be used.
+        """
+        workers = find_workers("worker_thread", options)
+        thread: AbstractContextManager[Any] = workers.WorkerThread(
+            self, concurrency=concurrency, queues=queues, **options
+        )
+        return thread
+
+    def on_dead(self, hook: DeathHook) -> DeathHook:
+        """Call a function with each ``DeadLetter`` that a worker of this app makes; a decorator.
+
+        It runs in the worker's loop, as a task of its own if it is async, once the death is on
+        disk. Told are jobs that died here, and those of killed workers that were taken back here.
+        What it raises is logged. Hooks are taken up when a worker starts.
+        """
+        self._death_hooks.add(hook, origin_of(hook))
+        return hook
+
+    def __repr__(self) -> str:
+        return f"<TaskQ {self._connection.path} {len(self._tasks)} task names>"
+
+    def _decorator(
+        self,
+        rule: Rule,
+        choices: ScheduleChoices,
+        name: str | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None,
+    ) -> TaskDecorator:
+        def plan(fn: Callable[..., Any]) -> Task[..., Any]:
+            task = fn if isinstance(fn, Task) else self._add_task(fn, {})
+            if task.app is not self:
+                raise UsageError(f"{task.name} is a task of another app: schedule it with that one")
+            self._planned.declare(task, rule, choices, name=name, args=args, kwargs=kwargs)
+            return task
+
+        return plan  # type: ignore[return-value]
+
+    def _add_task(self, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
+        task = make_task(self, fn, choices)
+        self._tasks = tasks_with(self._tasks, task)
+        self._task_listeners.tell()
+        return task

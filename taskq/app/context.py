@@ -1,0 +1,314 @@
+"""What a running task can ask about its own job."""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Never, TypeAlias, TypeVar, overload
+
+from taskq import telemetry
+from taskq.app.tasks import no_call
+from taskq.calls.call import Call, transaction_bytes
+from taskq.calls.serialization import shown
+from taskq.connection.handle import PendingJob, make_handle
+from taskq.core.errors import PayloadTooLarge, UsageError
+from taskq.core.model import TRANSACTION_BYTES_MAX
+from taskq.flows.building import plan_of
+from taskq.flows.handle import PendingFlow
+from taskq.log.machine.progress import Told
+from taskq.schedules.headers import MOMENT_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.app.app import TaskQ
+    from taskq.core.model import Extras
+    from taskq.flows.building import Flow
+    from taskq.log.requests import Delivery, Duplicate, EnqueueSpec
+
+
+# What a running job tells of how far it is.
+
+#: Characters of a message.
+MESSAGE_CHARACTERS_MAX: Final = 500
+
+
+class _Relay:
+    """Where a process that has no log open sends what its jobs tell; see ``relay_to``."""
+
+    send: Callable[[float, str], None] | None = None
+
+
+def relay_to(send: Callable[[float, str], None]) -> None:
+    """Have all jobs of this process tell ``send`` how far they are: it has no log open itself.
+
+    Its worker hands that on with ``tell``, and the job's own context there.
+    """
+    _Relay.send = send
+
+
+def tell(job: JobContext, fraction: float, message: object = "") -> None:
+    """Let others see how far a running job is. From any thread; writes nothing itself.
+
+    No job fails for what it tells while it does its work: a fraction outside 0 to 1 is the nearer
+    of them, one that is not a number yet (NaN, of 0 things done of 0) is 0, and of a long message
+    the beginning is told.
+
+    Raises:
+        UsageError: the fraction is no number at all.
+    """
+    fraction, message = _clipped(fraction), _shortened(str(message))
+    if _Relay.send is not None:
+        _Relay.send(fraction, message)
+        return
+    store = job.app._connection.current
+    if store is not None and store.usable:
+        delivery = job.delivery
+        told = Told(fraction, message, store.wall_ns())
+        store.progress.tell(job, delivery.job, delivery.token, told)
+
+
+def _clipped(fraction: Any) -> float:
+    if isinstance(fraction, str | bytes) or not hasattr(type(fraction), "__float__"):
+        raise UsageError(f"the fraction is {shown(fraction)}, it must be a number from 0 to 1")
+    if fraction != fraction:  # noqa: PLR0124 - only NaN differs from itself, whatever its type
+        return 0.0
+    # Compared before it is a float, which not every number fits.
+    return 0.0 if fraction < 0 else 1.0 if fraction > 1 else float(fraction)
+
+
+def _shortened(message: str) -> str:
+    if len(message) <= MESSAGE_CHARACTERS_MAX:
+        return message
+    return message[: MESSAGE_CHARACTERS_MAX - 1] + "…"
+
+
+if TYPE_CHECKING:
+    #: A job that waits for its parent's success.
+    Child: TypeAlias = tuple[PendingJob[Any], EnqueueSpec, bytes, Extras | None]
+
+R = TypeVar("R")
+
+_current: Final[ContextVar[JobContext]] = ContextVar("taskq_current_job")
+
+
+class JobContext:
+    """The job that this code runs for. Made by workers, once for each attempt.
+
+    Attributes:
+        packs: payloads of its calls are to be compressed, or to go to files.
+        until_seconds: wall time of the deadline; set only where there is one.
+    """
+
+    __slots__ = (
+        "__weakref__", "_cancel_asked", "_children", "_children_size", "app", "delivery", "packs",
+        "until_seconds",
+    )  # fmt: skip
+    until_seconds: float
+    _cancel_asked: bool
+
+    def __init__(self, delivery: Delivery, app: TaskQ) -> None:
+        self.delivery = delivery
+        self.app = app
+        self.packs = False
+        self._children: list[Child] | None = None
+        self._children_size = 0
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.delivery.job_id
+
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt; 1 is the first."""
+        return self.delivery.attempt
+
+    @property
+    def attempts_max(self) -> int:
+        """How often the job may run; 0 for no limit."""
+        return self.delivery.attempts_max
+
+    @property
+    def task(self) -> str:
+        """Name that the job was enqueued under."""
+        return self.delivery.task
+
+    @property
+    def queue(self) -> str:
+        """Name of the job's queue."""
+        return self.delivery.queue
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The job's headers."""
+        return self.delivery.headers
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the task's ``timeout`` ends this attempt, in UTC; None if it has none."""
+        seconds: float | None = getattr(self, "until_seconds", None)
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+    @property
+    def scheduled_at(self) -> datetime | None:
+        """The moment that a schedule enqueued the job for, None if none did.
+
+        It stays the same when the job runs late, or was made up for; its zone is the schedule's.
+        """
+        text = self.headers.get(MOMENT_HEADER)
+        return None if text is None else datetime.fromisoformat(text)
+
+    @property
+    def cancel_asked(self) -> bool:
+        """Whether somebody cancelled this job: for functions in threads, which nothing can stop.
+
+        What such a function still does counts for nothing, so it may return at once.
+        """
+        # Set only where it is asked: most jobs are not cancelled, and should not pay for it.
+        return getattr(self, "_cancel_asked", False)
+
+    def progress(self, fraction: float, message: str = "") -> None:
+        """Tell how far this job is; ``job.progress()`` shows it in any process.
+
+        Costs some microseconds: it is written by another thread, ten times a second at most, and
+        nothing of it is kept once the job is over. A fraction outside 0 to 1 counts as the nearer
+        of them, and of a message the first 500 characters are told.
+
+        Raises:
+            UsageError: the fraction is no number.
+        """
+        tell(self, fraction, message)
+
+    @property
+    def children(self) -> list[Child]:
+        """Jobs to enqueue together with this one's success."""
+        return [] if self._children is None else self._children
+
+    @overload
+    def enqueue(self, call: Call[R]) -> PendingJob[R]: ...
+
+    @overload
+    def enqueue(self, call: Flow[R]) -> PendingFlow[R]: ...
+
+    def enqueue(self, call: Call[R] | Flow[R], *rest: Never) -> PendingJob[R] | PendingFlow[R]:
+        """Enqueue a call or a flow together with this job's success: both are on disk, or neither.
+
+        When this attempt fails, the call is forgotten; the next attempt makes its own.
+
+        Raises:
+            PayloadTooLarge: this job's calls are over TRANSACTION_BYTES_MAX together, or the
+                payload of this one is over its limit.
+        """
+        if rest:
+            raise no_call(call, rest, "current_job().enqueue")
+        if isinstance(call, Call):
+            return self._add_child(call)
+        plan, before = plan_of(call), (len(self.children), self._children_size)
+        try:
+            pending = [self._add_child(one) for one in plan.calls]
+        except BaseException:
+            del self.children[before[0] :]  # a flow is enqueued as a whole
+            self._children_size = before[1]
+            raise
+        return PendingFlow(self.app, pending, plan.ends, plan.shape)
+
+    def _add_child(self, call: Call[R]) -> PendingJob[R]:
+        call = telemetry.created(call)
+        item = (call.spec, call.body, call.extras)
+        packer = self.app._connection.packer
+        if packer.plain_item(call) is None:
+            packer.loose(call)  # refuses it here and now, if it is too large
+            self.packs = True
+        size = self._children_size + transaction_bytes((item,))
+        if size > TRANSACTION_BYTES_MAX:
+            raise PayloadTooLarge(
+                f"the jobs enqueued by {self.task} {self.id}",
+                size,
+                TRANSACTION_BYTES_MAX,
+                "enqueue some of them outside the job's own transaction",
+            )
+        self._children_size = size
+        pending: PendingJob[R] = PendingJob(call)
+        if self._children is None:
+            self._children = []
+        self._children.append((pending, *item))
+        return pending
+
+    def resolve(self, answers: list[int | Duplicate]) -> None:
+        """Give the pending jobs their ids, in the order they were asked for."""
+        if self._children is None:
+            return  # it ran in a child process, where nobody waits for them any more
+        for (pending, *_), answer in zip(self.children, answers, strict=True):
+            task = pending.call.task
+            pending._handle = make_handle(self.app, task, self.delivery.tag, answer)
+
+    def __repr__(self) -> str:
+        return f"<JobContext {self.task} {self.id} attempt {self.attempt}>"
+
+
+def current_job() -> JobContext:
+    """The job that this code runs for.
+
+    Raises:
+        UsageError: called outside a running task.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise UsageError(
+            "current_job() is for code that runs inside a task: no job runs here"
+        ) from None
+
+
+async def progress(fraction: float, message: str = "") -> None:
+    """Tell how far the running job is, from 0 to 1, and what it does now.
+
+    ::
+
+        await progress(0.4, "uploading")
+
+    Raises:
+        UsageError: called outside a running task; or as ``JobContext.progress``.
+    """
+    progress_sync(fraction, message)
+
+
+def progress_sync(fraction: float, message: str = "") -> None:
+    """Do as ``progress``, in functions that run in threads or child processes.
+
+    Raises:
+        UsageError: as ``progress``.
+    """
+    try:
+        job = _current.get()
+    except LookupError:
+        raise UsageError(
+            "progress() is for code that runs inside a task: no job runs here"
+        ) from None
+    job.progress(fraction, message)
+
+
+# What ends an attempt from outside: its soft time limit, and the death of its process.
+
+
+class SoftTimeout(TimeoutError, CancelledError):
+    """Raised inside a task once its ``soft_timeout`` is over, so that it can clean up and end.
+
+    What the task raises then is judged as any failure is; what it returns is its result. The hard
+    ``timeout`` still holds.
+
+    A ``CancelledError`` besides, since ``asyncio.TaskGroup`` and ``asyncio.wait_for`` only take
+    that for a reason to end what they started: by any other error it would be left running.
+    """
+
+    def __init__(self, message: str = "the task's soft_timeout is over") -> None:
+        super().__init__(message)
+
+
+class ChildDied(RuntimeError):
+    """The child process of a job ended under it: a crash, ``os._exit``, or no memory left.
+
+    It costs the job one attempt, and no other job anything.
+    """

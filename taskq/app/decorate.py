@@ -1,0 +1,256 @@
+"""What ``@task(...)`` takes, and how a function becomes a task."""
+
+from __future__ import annotations
+
+import inspect
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    cast,
+    overload,
+)
+
+from taskq.app.tasks import AsyncTask, RunsIn, SyncTask, Task
+from taskq.calls.call import OptionChanges, Options
+from taskq.calls.naming import check_function, check_importable, name_of
+from taskq.conditions.base import checked_conditions
+from taskq.core.durations import Duration, seconds
+from taskq.core.errors import UsageError
+from taskq.core.parsing import rather, whole
+from taskq.core.rates import CONCURRENCY_MAX, Limit, rate_of
+from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from taskq.app.app import TaskQ
+    from taskq.calls.call import OnConflict, Until
+    from taskq.conditions.base import Check, Condition
+    from taskq.log.decide.listeners import DeadLetter
+    from taskq.log.format.bodies import Compression
+
+
+# The limits that a task declares, as the log wants them.
+
+
+def limit_of(name: str, choices: TaskChoices) -> Limit | None:
+    """What ``@task(concurrency=, rate=)`` says; None if it says nothing.
+
+    Raises:
+        UsageError: one of them is out of its range, or a key is given with none of the two.
+    """
+    concurrency = choices.get("concurrency")
+    rate = choices.get("rate")
+    if concurrency is not None:
+        concurrency = whole(concurrency, f"{name}: concurrency")
+        if not 1 <= concurrency <= CONCURRENCY_MAX:
+            raise UsageError(
+                f"{name}: concurrency is {concurrency}, it must be 1 to {CONCURRENCY_MAX}, or "
+                f"left out for no limit"
+            )
+    if concurrency is None and rate is None:
+        if choices.get("concurrency_key") is not None:
+            raise UsageError(
+                f"{name}: concurrency_key is given without concurrency or rate: add one of them"
+            )
+        return None
+    return Limit(
+        concurrency=concurrency or 0, rate=None if rate is None else rate_of(rate), scope=name
+    )
+
+
+def limits_of(tasks: Mapping[str, Task[..., object]]) -> dict[str, Limit] | None:
+    """The limits of an app's tasks by all of their names; None if there is none."""
+    return {name: task.limit for name, task in tasks.items() if task.limit is not None} or None
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskChoices(TypedDict, total=False):
+    """The keywords of ``@task(...)``; all may be left out."""
+
+    #: what jobs call the task; ``module.function`` unless given
+    name: str
+    #: earlier names, still run
+    aliases: tuple[str, ...] | list[str]
+    #: name of the queue its jobs go to
+    queue: str
+    #: 0 to 9, higher first
+    priority: int
+    #: a policy, or just the number of attempts
+    retry: RetryPolicy | int
+    #: called with each ``DeadLetter`` of its jobs that a worker of the app makes; may be async
+    on_dead: Callable[[DeadLetter], Any] | None
+    #: how long one attempt may take: then an async function is cancelled, a process killed, and a
+    #: thread, which cannot be stopped, given up
+    timeout: Duration | None
+    #: when ``SoftTimeout`` is raised in the task, so that it can end by itself
+    soft_timeout: Duration | None
+    #: makes a dedup key from the task's arguments
+    key: Callable[..., str | bytes] | None
+    #: how long a key is held; None: until the job is settled
+    window: Duration | None
+    #: "settled", with a window: hold a key until both, window and job, are over
+    until: Until | None
+    #: if a key is held: "first" answers with the job that holds it, "replace" takes the key over
+    #: unless that job runs (one that waits is cancelled), "raise" raises ``DuplicateKey``
+    on_conflict: OnConflict
+    #: give up unless the job ran so long after it was enqueued
+    expires: Duration | None
+    #: not before so long after it was enqueued
+    delay: Duration
+    #: small strings that travel with every job
+    headers: Mapping[str, str]
+    #: how long jobs and their results are kept after their end; None: as the queue or log says
+    keep_result: Duration | None
+    #: how arguments and results are compressed, "none" for not at all; None: as the queue says
+    compress: Compression | None
+    #: whether those over 1 MiB may go to files beside the log; None: as the queue says
+    spill: bool | None
+    #: False keeps no result
+    store_result: bool
+    #: how many of its jobs run at a time, over all processes on the log; None for no limit
+    concurrency: int | None
+    #: makes a key from the task's arguments: ``concurrency`` and ``rate`` hold for each one
+    concurrency_key: Callable[..., str | bytes] | None
+    #: how many of its jobs start in a time, over all processes: "10/s", "100/min", "5/30s"
+    rate: str | None
+    #: "thread" or "process"; None: sync functions in a thread, async ones in the event loop
+    runs_in: RunsIn | None
+    #: run only once the claim is on disk, so that a power loss cannot make it run twice
+    durable_claim: bool
+    #: what must hold before a job of it runs, see ``taskq.conditions``; until then it waits
+    requires: Sequence[Condition | Check]
+    #: with ``requires``: a job that runs when a condition is lost is stopped, and waits again
+    while_running: bool
+
+
+class TaskDecorator(Protocol):
+    """``@app.task(...)`` with its keywords given, waiting for the function."""
+
+    # The overloads overlap on purpose: the first that fits is the closer one.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> SyncTask[P, R]: ...
+
+
+def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
+    """The function as a task, not registered yet.
+
+    Raises:
+        UsageError: the function or a choice is wrong.
+    """
+    check_function(fn)
+    _check_choices(fn, choices)
+    policy = policy_of(choices["retry"]) if "retry" in choices else DEFAULT
+    timeout, soft = (_limit(choices, name) for name in ("timeout", "soft_timeout"))
+    if timeout is not None and soft is not None and soft >= timeout:
+        raise UsageError(
+            f"soft_timeout is {soft:g} s and timeout {timeout:g} s: the soft one must be shorter"
+        )
+    changes = {k: v for k, v in choices.items() if k in OptionChanges.__annotations__}
+    kind = AsyncTask if inspect.iscoroutinefunction(fn) else SyncTask
+    task: Task[..., Any] = kind(
+        app,
+        fn,
+        choices.get("name") or name_of(fn),
+        Options(attempts=policy.attempts).changed(cast("OptionChanges", changes)),
+        retry=policy,
+        timeout=timeout,
+        soft_timeout=soft,
+        runs_in=choices.get("runs_in"),
+        aliases=tuple(choices.get("aliases", ())),
+        store_result=choices.get("store_result", True),
+        durable_claim=choices.get("durable_claim", False),
+        on_dead=choices.get("on_dead"),
+    )
+    task.limit = limit_of(task.name, choices)
+    task.requires = checked_conditions(task.name, choices.get("requires", ()))
+    task.while_running = choices.get("while_running", False)
+    if task.while_running:
+        _check_while_running(task)
+    return task
+
+
+def _check_while_running(task: Task[..., Any]) -> None:
+    if not task.requires:
+        raise UsageError(
+            f"{task.name}: while_running=True needs requires=[...]: it stops a job when one of "
+            f"these is lost"
+        )
+    if task.runs_in == "thread":
+        raise UsageError(
+            f"{task.name}: while_running=True cannot stop a function that runs in a thread: "
+            f'make it async, or give it runs_in="process"'
+        )
+
+
+def _check_choices(fn: Callable[..., Any], choices: TaskChoices) -> None:
+    unknown = choices.keys() - TaskChoices.__annotations__.keys()
+    if unknown:
+        name, known = min(unknown), TaskChoices.__annotations__
+        raise UsageError(f"@task has no option {name!r}: {rather(name, known, 'options')}")
+    key = choices.get("key")
+    on_dead: object = choices.get("on_dead")
+    aliases: object = choices.get("aliases", ())
+    if key is not None and not callable(key):
+        raise UsageError(
+            f"key is {key!r:.60}: give a function of the task's arguments, "
+            f"or a fixed key with .options(key=...)"
+        )
+    limited_by = choices.get("concurrency_key")
+    if limited_by is not None and not callable(limited_by):
+        raise UsageError(
+            f"concurrency_key is {limited_by!r:.60}: give a function of the task's arguments, "
+            f"or a fixed key with .options(concurrency_key=...)"
+        )
+    if on_dead is not None and (isinstance(on_dead, Task) or not callable(on_dead)):
+        raise UsageError(
+            f"on_dead is {on_dead!r:.60}: give a function of the DeadLetter; it may enqueue a task"
+        )
+    if isinstance(aliases, str):
+        raise UsageError(f"aliases is {aliases!r}: give a list of names")
+    runs_in = choices.get("runs_in")
+    if runs_in not in {None, "thread", "process"}:
+        raise UsageError(f'runs_in is {runs_in!r}, it must be "thread", "process" or left out')
+    if runs_in == "process":
+        check_importable(fn)
+
+
+def _limit(choices: TaskChoices, name: Literal["timeout", "soft_timeout"]) -> float | None:
+    value = choices.get(name)
+    return None if value is None else seconds(value, name)
+
+
+def tasks_with(tasks: dict[str, Task[..., Any]], task: Task[..., Any]) -> dict[str, Task[..., Any]]:
+    """The tasks of an app, by all of their names, and one more, or another form of one of them.
+
+    Raises:
+        UsageError: a name of it is taken by another function.
+    """
+    names = (task.name, *task.aliases)
+    replaced: list[Task[..., Any]] = []
+    for name in names:
+        taken = tasks.get(name)
+        if taken is None:
+            continue
+        if not (task.origin.is_line_of(taken.origin) or task.origin.is_rerun_of(taken.origin)):
+            raise UsageError(
+                f"the task name {name!r} is taken by {taken.fn.__module__}."
+                f"{taken.fn.__qualname__}: give one of the two another with name="
+            )
+        replaced.append(taken)
+    # Jobs may wait under a name that its new form has no more.
+    renewed = [name for name, known in tasks.items() if known in replaced]
+    return tasks | dict.fromkeys((*renewed, *names), task)

@@ -1,0 +1,262 @@
+"""Schedules of an app: tasks that are enqueued by the clock. ``@app.cron`` and ``@app.every``."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
+
+from taskq.app.tasks import Task
+from taskq.calls.call import Call
+from taskq.calls.origins import origin_here
+from taskq.core.durations import Duration, nanoseconds
+from taskq.core.errors import InvalidCall, UsageError
+from taskq.core.model import SECOND_NS, Conflict
+from taskq.core.schedules import DETAILS_BYTES_MAX, SCHEDULES_MAX
+from taskq.log.requests import Enrolment, check_name
+from taskq.schedules.headers import MOMENT_HEADER, SCHEDULE_HEADER
+from taskq.schedules.times import JITTER_NS_MAX, Every, moment_in, parse_cron, parse_every
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from taskq.schedules.times import Rule
+
+
+# Who wants to hear that something has changed.
+
+
+class Listeners:
+    """Functions that are called, on whatever thread, each time that something happened."""
+
+    def __init__(self) -> None:
+        self._all: list[Callable[[], object]] = []
+
+    def listen(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """Call ``listener`` from now on. Returns what ends that, legal twice."""
+        self._all = [*self._all, listener]
+
+        def leave() -> None:
+            self._all = [one for one in self._all if one is not listener]
+
+        return leave
+
+    def tell(self) -> None:
+        """Call them all."""
+        for listener in self._all:
+            listener()
+
+
+#: What becomes of ticks that no worker was there for.
+CatchUp: TypeAlias = Literal["skip", "last", "all"]
+#: What becomes of a tick while the job of an earlier one waits or runs.
+Overlap: TypeAlias = Literal["allow", "skip"]
+
+_CATCH_UPS: Final = ("skip", "last", "all")
+_OVERLAPS: Final = ("allow", "skip")
+
+
+class ScheduleChoices(TypedDict, total=False):
+    """What a schedule takes besides its rule; all may be left out."""
+
+    #: "last": of the ticks that were missed while no worker ran, one is made up for; "all": each,
+    #: up to CATCH_UP_MAX; "skip": none
+    catch_up: CatchUp
+    #: each tick comes later by up to so long; how much is the same in all processes
+    jitter: Duration
+    #: "skip": no job for a tick while that of an earlier one waits or runs
+    overlap: Overlap
+
+
+class Schedule:
+    """When a call is enqueued, again and again. Made by ``app.cron``, ``every`` and ``schedule``.
+
+    Attributes:
+        name: what it is known by in the log.
+        rule: its moments.
+        catch_up: "skip", "last" or "all".
+        jitter_ns: its longest jitter.
+        overlap: "allow" or "skip".
+        source: the task or call that it was made of.
+        origin: where it was declared.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rule: Rule,
+        source: Task[..., Any] | Call[Any],
+        make: Callable[[], Call[Any]],
+        choices: ScheduleChoices,
+    ) -> None:
+        self.origin = origin_here()
+        check_name("schedule name", name)
+        unknown = choices.keys() - ScheduleChoices.__annotations__.keys()
+        if unknown:
+            raise UsageError(
+                f"a schedule has no option {min(unknown)!r}: its options are name, tz, args, "
+                f"kwargs, {', '.join(ScheduleChoices.__annotations__)}"
+            )
+        self.name = name
+        self.rule = rule
+        self.source = source
+        self.catch_up = choices.get("catch_up", "last")
+        self.overlap = choices.get("overlap", "allow")
+        for word, value, known in (
+            ("catch_up", self.catch_up, _CATCH_UPS),
+            ("overlap", self.overlap, _OVERLAPS),
+        ):
+            if value not in known:
+                raise UsageError(
+                    f"{word} of the schedule {name!r} is {value!r:.60}, it must be one of "
+                    f"{', '.join(map(repr, known))}"
+                )
+        self.jitter_ns = nanoseconds(choices.get("jitter", 0), "jitter")
+        most_ns = min(rule.interval_ns, JITTER_NS_MAX) if type(rule) is Every else JITTER_NS_MAX
+        if self.jitter_ns > most_ns:
+            raise UsageError(
+                f"jitter of the schedule {name!r} is {self.jitter_ns / SECOND_NS:g} s, it must be "
+                f"at most {most_ns / SECOND_NS:g} s (an hour, and not over the interval)"
+            )
+        self._make = make
+
+    @functools.cached_property
+    def call(self) -> Call[Any]:
+        """What each tick enqueues; checked when first asked for, which a worker does as it starts.
+
+        Raises:
+            InvalidCall: the arguments do not fit the task.
+            UsageError: overlap="skip" is given, and a key.
+        """
+        try:
+            call = self._make()
+        except InvalidCall as error:
+            problem = str(error).removeprefix(f"{error.task}: ")
+            raise InvalidCall(
+                error.task,
+                f"{problem}; the schedule {self.name!r} gives arguments with args= and kwargs=",
+            ) from None
+        if self.overlap == "skip":
+            if call.extras is not None and call.extras.key is not None:
+                raise UsageError(
+                    f"the schedule {self.name!r} has overlap='skip', which needs the job's key, "
+                    f"and {call.name} has a key of its own: leave one of them out"
+                )
+            return call.options(key=f"{SCHEDULE_HEADER}:{self.name}")
+        if call.extras is not None and call.extras.on_conflict is Conflict.RAISE:
+            # A tick has nobody to raise to: it is over, and the job that holds the key stands.
+            return call.options(on_conflict="first")
+        return call
+
+    def is_new_form_of(self, known: Schedule) -> bool:
+        """Whether the cell, module or function that declared ``known`` has run again."""
+        if self.origin.is_rerun_of(known.origin):
+            return True
+        ours, theirs = self.source, known.source
+        if ours is theirs or not (isinstance(ours, Task) and isinstance(theirs, Task)):
+            return False
+        return ours.origin.is_line_of(theirs.origin)
+
+    def call_at(self, moment_ns: int) -> Call[Any]:
+        """What the tick of that moment enqueues."""
+        at = moment_in(self.rule.zone, moment_ns).isoformat()
+        return self.call.options(headers={SCHEDULE_HEADER: self.name, MOMENT_HEADER: at})
+
+    def enrolment(self) -> Enrolment:
+        """What the log keeps of it.
+
+        Raises:
+            UsageError: as ``call``, or its names are too long.
+        """
+        call = self.call
+        details = {
+            "task": call.name,
+            "queue": call.chosen.queue,
+            "catch_up": self.catch_up,
+            "jitter_seconds": self.jitter_ns / SECOND_NS,
+            "overlap": self.overlap,
+        }
+        encoded = json.dumps(details, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        if len(encoded) > DETAILS_BYTES_MAX:
+            raise UsageError(f"the schedule {self.name!r}: its names are too long")
+        return Enrolment(self.name, self.rule.rule, encoded)
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.name} {self.rule}>"
+
+
+class Planned:
+    """The schedules of one app, by name.
+
+    Attributes:
+        all: the schedules.
+        listeners: who wants to hear of new ones.
+    """
+
+    def __init__(self) -> None:
+        self.all: dict[str, Schedule] = {}
+        self.listeners = Listeners()
+
+    def add(self, schedule: Schedule) -> None:
+        """Take up a schedule.
+
+        Raises:
+            UsageError: its name is taken, or there are too many.
+        """
+        name = schedule.name
+        taken = self.all.get(name)
+        if taken is not None and not schedule.is_new_form_of(taken):
+            raise UsageError(
+                f"there are two schedules named {name!r} ({taken.rule} and {schedule.rule}): "
+                f"give one of them another name with name="
+            )
+        if len(self.all) >= SCHEDULES_MAX:
+            raise UsageError(f"an app has at most {SCHEDULES_MAX} schedules")
+        self.all[name] = schedule
+        self.listeners.tell()
+
+    def declare(
+        self,
+        task: Task[..., Any],
+        rule: Rule,
+        choices: ScheduleChoices,
+        *,
+        name: str | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None,
+    ) -> None:
+        """Take up a schedule of a task, which is called with these arguments.
+
+        Raises:
+            UsageError: a choice is wrong, or the name is taken.
+        """
+        given = dict(kwargs or {})
+
+        def make() -> Call[Any]:
+            return task.call(*args, **given)
+
+        self.add(Schedule(name or task.name, rule, task, make, choices))
+
+
+def schedule_of(
+    name: str,
+    call: Call[Any],
+    choices: ScheduleChoices,
+    *,
+    cron: str | None,
+    every: Duration | None,
+    tz: object,
+) -> Schedule:
+    """A schedule of a call.
+
+    Raises:
+        UsageError: neither or both of cron and every are given, or one is wrong.
+    """
+    if not isinstance(call, Call):
+        raise UsageError(
+            f"the schedule {name!r} takes a call such as task.call(...), got {call!r:.60}"
+        )
+    if (cron is None) == (every is None):
+        raise UsageError(f"the schedule {name!r} takes either cron= or every=")
+    rule = parse_every(every) if every is not None else parse_cron(cron or "", tz)
+    return Schedule(name, rule, call, lambda: call, choices)

@@ -1,0 +1,513 @@
+"""What TaskLog and TaskQ both do with their log.
+
+A read of the past may take seconds, so it is done on a thread of its own, from the files. What was
+read there may not be on disk yet: the answer waits for a look of the storage thread, which is told
+only what is durable. What few programs need is imported where they ask for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from taskq.connection.blocking import blocking
+from taskq.connection.connection import split_job_id
+from taskq.core.durations import moment_ns, seconds
+from taskq.core.errors import JobNotFound, UsageError
+from taskq.core.parsing import whole
+from taskq.core.records import Cause
+from taskq.log.read.selection import WaitingFilter
+from taskq.log.requests import check_name
+from taskq.reading.dead import (
+    DeadLetters,
+    Swept,
+    checked_limit,
+    moment_before,
+    waiting_states,
+    withdraw,
+)
+from taskq.schedules.view import LogSchedules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from datetime import datetime
+
+    from taskq.connection.connection import Connection, JobId
+    from taskq.core.durations import Duration
+    from taskq.core.model import State
+    from taskq.core.views import AttemptView, CompactReport, JobView, LogStats
+    from taskq.core.why import Facts, Reason
+    from taskq.log.format.record import LogRecord
+    from taskq.log.read.reader import LogReader
+    from taskq.log.read.timeline import JobEvent
+    from taskq.log.segments.segments import Extent
+    from taskq.log.store.port import LoopPort
+    from taskq.reading.named import ReaderView
+    from taskq.reading.replay import ReplayReport, States
+    from taskq.reading.stream import OnDamage, Stream
+
+T = TypeVar("T")
+
+
+class LogHolder:
+    """Holds a log: the dead letters and schedules in it, whole queues, its past, its upkeep."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def dead(self) -> DeadLetters:
+        """The log's dead letters: list, requeue, purge."""
+        return DeadLetters(self._connection)
+
+    @property
+    def schedules(self) -> LogSchedules:
+        """The schedules that the log knows of: list, pause, resume, reset, remove."""
+        return LogSchedules(self._connection)
+
+    async def pause(self, queue: str) -> bool:
+        """Let no worker, of any process, claim from the queue until it is resumed.
+
+        Jobs can still be enqueued; those that run go on. It holds across restarts, and a queue that
+        has no jobs yet may be paused, too.
+
+        Returns:
+            False if it was paused already.
+
+        Raises:
+            UsageError: that is no name of a queue.
+            LogError: the log could not be opened or written.
+        """
+        return await self._set_paused(queue, paused=True)
+
+    pause_sync = blocking(pause)
+
+    async def resume(self, queue: str) -> bool:
+        """Let workers claim from the queue again; False if it was not paused.
+
+        Raises:
+            UsageError: that is no name of a queue.
+            LogError: the log could not be opened or written.
+        """
+        return await self._set_paused(queue, paused=False)
+
+    resume_sync = blocking(resume)
+
+    async def purge(self, queue: str, *, dry_run: bool = False) -> Swept:
+        """Cancel all jobs of a queue that wait, due or not; those that run are left and counted.
+
+        It is done in slices of some hundreds, of which each is all or none. Jobs that are enqueued
+        meanwhile stay.
+
+        Args:
+            queue: its name.
+            dry_run: change nothing, and count.
+
+        Raises:
+            UsageError: that is no name of a queue.
+            LogError: the log could not be opened or written.
+        """
+        check_name("queue name", queue)
+        wanted = WaitingFilter(queue=queue)
+        return await withdraw(self._connection, wanted, None, Cause.PURGE, dry_run=dry_run)
+
+    purge_sync = blocking(purge)
+
+    async def cancel_many(
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        before: Duration | datetime | None = None,
+        state: Literal["scheduled", "ready"] | State | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> Swept:
+        """Cancel the waiting jobs that fit; those that run are left and counted.
+
+        It is done in slices of some hundreds, of which each is all or none. Jobs that are enqueued
+        meanwhile stay.
+
+        Args:
+            queue: name of their queue.
+            task: name of their task.
+            before: enqueued before a datetime with a time zone, or so long ago.
+            state: "scheduled" or "ready"; None for both.
+            limit: at most so many, the oldest first.
+            dry_run: change nothing, and count.
+
+        Raises:
+            UsageError: an argument is wrong, or there is none: that would cancel everything.
+            LogError: the log could not be opened or written.
+        """
+        if queue is None and task is None and before is None and state is None:
+            raise UsageError(
+                "cancel_many() takes a queue, task, before or state: give at least one"
+            )
+        if limit is not None:
+            limit = checked_limit(limit)
+        wanted = WaitingFilter(
+            queue=queue,
+            task=task,
+            before_ns=None if before is None else moment_before(before, "before"),
+            states=waiting_states(state),
+        )
+        return await withdraw(self._connection, wanted, limit, Cause.CALLER, dry_run=dry_run)
+
+    cancel_many_sync = blocking(cancel_many)
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    async def stats(self, at: datetime | int | None = None) -> LogStats:
+        """Counts of the log and of each of its queues.
+
+        Args:
+            at: as it was then: a datetime with a time zone, or an lsn (as after its frame). None:
+                now.
+
+        Raises:
+            UsageError: the moment is none, or still to come.
+            MomentGone: compaction removed what would tell it.
+        """
+        if at is not None:
+            return await self._stats_at(at)
+        port = await self._connection.port()
+        stats: LogStats = await port.stats()
+        return stats
+
+    stats_sync = blocking(stats)
+
+    async def peek(self, count: int = 10, *, queue: str | None = None) -> list[JobView]:
+        """The next ready jobs in the order of their claims, without claiming them.
+
+        What is over 1 MiB is left out of them, and what does not read back; ``problem`` says so.
+        """
+        count = checked_limit(count, "count")
+        port = await self._connection.port()
+        views: list[JobView] = await port.peek(count, queue)
+        return await self._connection.packer.listed(views)
+
+    peek_sync = blocking(peek)
+
+    async def why(self, job: JobId) -> Reason:
+        """The one reason why a job is not running, as a code and a sentence.
+
+        ``job`` is a handle, an id, or the number at its end; the beginning of a number will do
+        where only one of the newest thousand jobs begins so.
+
+        Raises:
+            JobNotFound: the log has no such job.
+            WrongLog: the id is of another log.
+        """
+        from taskq.log.read.why import decide, facts_of, live_workers  # noqa: PLC0415 - few ask
+
+        port, lsn = await self._found(job)
+        path = self._connection.path
+        workers = await asyncio.to_thread(live_workers, path)
+        facts: Facts | None = await port.look(
+            lambda one: facts_of(one.journal, one.facets.need_agenda(), lsn, workers)
+        )
+        if facts is None:
+            raise JobNotFound(f"there is no job {_shown(job)} in {path}")
+        return await asyncio.to_thread(decide, facts, path)
+
+    why_sync = blocking(why)
+
+    async def timeline(self, job: JobId) -> tuple[JobEvent, ...]:
+        """Everything that happened to a job, oldest first, and which process did it.
+
+        Raises:
+            JobNotFound: the log has no such job.
+            WrongLog: the id is of another log.
+        """
+        from taskq.log.read.timeline import events_of, name_workers  # noqa: PLC0415 - as above
+        from taskq.log.state.story import job_records  # noqa: PLC0415 - as above
+
+        port, lsn = await self._found(job)
+        records: list[LogRecord] = await port.look(
+            lambda one: list(job_records(one.journal, lsn)), needs_agenda=False
+        )
+        if not records:
+            raise JobNotFound(f"there is no job {_shown(job)} in {self._connection.path}")
+        return await self._read(lambda reader: name_workers(reader.journal, events_of(records)))
+
+    timeline_sync = blocking(timeline)
+
+    async def attempts(self, job: JobId) -> tuple[AttemptView, ...]:
+        """The attempts of a job, oldest first: when, by which process, and what went wrong.
+
+        Of more than a hundred the latest; of a job that compaction wrote again the latest twenty
+        before that.
+
+        Raises:
+            JobNotFound: the log has no such job.
+            WrongLog: the id is of another log.
+        """
+        from taskq.log.read.timeline import name_attempts  # noqa: PLC0415 - as above
+
+        port, lsn = await self._found(job)
+        view: JobView | None = await port.view(lsn)
+        if view is None:
+            raise JobNotFound(f"there is no job {_shown(job)} in {self._connection.path}")
+        attempts = view.attempts
+        return await self._read(lambda reader: name_attempts(reader.journal, attempts))
+
+    attempts_sync = blocking(attempts)
+
+    # -- the log as a log --------------------------------------------------------------------------
+
+    def stream(
+        self,
+        *,
+        reader: str | None = None,
+        from_lsn: int | None = None,
+        from_time: datetime | None = None,
+        follow: bool = True,
+        kinds: Iterable[str] | None = None,
+        queues: Iterable[str] | None = None,
+        tasks: Iterable[str] | None = None,
+        name_all: bool = False,
+        on_damage: OnDamage = "raise",
+    ) -> Stream:
+        """The log's records in order, from the oldest that is kept; then as they are written.
+
+        ``async for record in log.stream(reader="billing")`` goes on where "billing" stopped: its
+        position is kept in the directory, saved every 1 000 records or 50 ms and put on disk every
+        second. What was handled since then comes once more after a kill, or a loss of power.
+
+        A record wakes the stream within milliseconds, whichever process wrote it; with durability
+        "interval" it comes once it is on disk.
+
+        Args:
+            reader: name to go on under; one process at a time. A new one begins at the start.
+            from_lsn: begin at this record, or the next after it.
+            from_time: begin at the first record of this time (with a time zone) or later, as the
+                log tells the time.
+            follow: wait for more at the end, instead of ending there.
+            kinds: only these, for example ["succeeded", "died"]; None for all.
+            queues: only records of jobs in these queues.
+            tasks: only records of jobs of these tasks.
+            name_all: look up queue and task of every job; without it, records of jobs that were
+                enqueued long before may not name them.
+            on_damage: "raise", or "skip" to log a warning and pass over what does not read back.
+
+        Raises:
+            UsageError: an argument is wrong. What follows is raised where the stream is read.
+            ReaderBusy: somebody else reads under that name.
+            ReaderFellBehind: compaction removed what would come next.
+            ReaderMismatch: the log was cut or replaced since the reader stopped.
+            LogDamaged: bytes do not read back.
+        """
+        from taskq.log.read.readers import check_reader_name  # noqa: PLC0415
+        from taskq.reading.record import Choice  # noqa: PLC0415
+        from taskq.reading.stream import Start, Stream  # noqa: PLC0415
+
+        if reader is not None:
+            check_reader_name(reader)
+        if from_lsn is not None:
+            from_lsn = _checked_lsn(from_lsn, "from_lsn")
+        time_ns = None if from_time is None else moment_ns(from_time, "from_time")
+        start = Start(reader, from_lsn, time_ns)
+        if sum(one is not None for one in start) > 1:
+            raise UsageError("give one of reader, from_lsn and from_time; seek() moves a reader")
+        if on_damage not in ("raise", "skip"):
+            raise UsageError(f'on_damage is {on_damage!r}, it must be "raise" or "skip"')
+        choice = Choice(kinds, queues, tasks, name_all=name_all)
+        return Stream(self._connection, start, choice, follow=follow, on_damage=on_damage)
+
+    async def readers(self) -> list[ReaderView]:
+        """The named readers, in the order of their names, and how far behind each is."""
+        from taskq.reading.named import reader_views  # noqa: PLC0415
+
+        port = await self._connection.port()
+        extent: Extent = await port.extent(-1)
+        return await asyncio.to_thread(reader_views, self._connection.store(), extent)
+
+    readers_sync = blocking(readers)
+
+    async def seek(
+        self,
+        reader: str,
+        where: Literal["start", "end"] | None = None,
+        *,
+        lsn: int | None = None,
+        time: datetime | None = None,
+    ) -> int:
+        """Let a named reader, or a new one, go on elsewhere; returns the lsn that it goes on at.
+
+        Args:
+            reader: its name.
+            where: "start" is the oldest record that is kept, "end" only what is still to come.
+            lsn: at this record, or the next after it.
+            time: at the first record of this time (with a time zone) or later.
+
+        Raises:
+            UsageError: not one place is given, or it is still to come.
+            ReaderBusy: somebody reads under the name now.
+            ReaderFellBehind: compaction removed the records there.
+        """
+        from taskq.log.read.readers import check_reader_name  # noqa: PLC0415
+        from taskq.reading.named import seek_reader  # noqa: PLC0415
+
+        check_reader_name(reader)
+        time_ns = None if time is None else moment_ns(time, "time")
+        if sum(one is not None for one in (where, lsn, time_ns)) != 1:
+            raise UsageError('seek() takes one place: "start", "end", lsn= or time=')
+        if where not in (None, "start", "end"):
+            raise UsageError(f'seek() takes "start" or "end", not {where!r:.60}')
+        if lsn is not None:
+            lsn = _checked_lsn(lsn, "lsn")
+        port = await self._connection.port()
+        extent: Extent = await port.extent()
+        store = self._connection.store()
+        place = lsn if lsn is not None else where
+        return await asyncio.to_thread(seek_reader, store, reader, place, time_ns, extent)
+
+    seek_sync = blocking(seek)
+
+    async def forget_reader(self, reader: str) -> None:
+        """Remove a named reader: compaction keeps nothing for it any more.
+
+        Raises:
+            UsageError: there is none of that name.
+            ReaderBusy: somebody reads under the name now.
+        """
+        from taskq.log.read.readers import check_reader_name  # noqa: PLC0415
+        from taskq.reading.named import forget_reader  # noqa: PLC0415
+
+        check_reader_name(reader)
+        store = await self._connection.opened()
+        await asyncio.to_thread(forget_reader, store, reader)
+
+    forget_reader_sync = blocking(forget_reader)
+
+    async def replay(
+        self,
+        *,
+        since: Duration | datetime | None = None,
+        until: Duration | datetime | None = None,
+        task: str | None = None,
+        queue: str | None = None,
+        state: States | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+        everything: bool = False,
+    ) -> ReplayReport:
+        """Enqueue jobs that are over once more, in the order in which they were enqueued.
+
+        The new ones have payload, queue, task, priority, attempts and headers of the old, and the
+        header ``replay_of`` with the old one's id. They are due at once, expire never and hold no
+        key. The old ones stay as they are, so replaying twice enqueues twice. Some hundred jobs
+        make a transaction: one that fails leaves those before it enqueued.
+
+        Args:
+            since: only jobs enqueued then or later: a datetime, or a span back from now ("2h").
+            until: only jobs enqueued before then.
+            task: only jobs of this task; "" for bytes that no task owns.
+            queue: only jobs of this queue.
+            state: what became of them: "succeeded", "dead", "cancelled", "expired", or a list.
+            limit: at most so many, the oldest first.
+            dry_run: tell which, and enqueue nothing.
+            everything: allow that none of the choices above is made.
+
+        Raises:
+            UsageError: a choice is wrong, or there is none.
+            LogError: the log could not be read or written.
+        """
+        from taskq.reading.replay import past_of, replay_all  # noqa: PLC0415
+
+        past = past_of(since=since, until=until, task=task, queue=queue, state=state, limit=limit)
+        return await replay_all(self._connection, past, everything=everything, dry_run=dry_run)
+
+    replay_sync = blocking(replay)
+
+    # -- upkeep, which workers do by themselves ----------------------------------------------------
+
+    async def compact(
+        self, *, keep: Duration | None = None, dry_run: bool = False
+    ) -> CompactReport:
+        """Remove the oldest segments as far as the log's policy allows, beside live processes.
+
+        What is needed of them is written again first: unsettled jobs, dead letters, held keys and
+        what is kept of finished jobs. The segment that is written to now always stays.
+
+        Args:
+            keep: how long finished jobs are kept, instead of what the log says.
+            dry_run: change nothing, and tell what would be done.
+
+        Raises:
+            LogError: the log could not be written, or another process is at it for too long.
+        """
+        limit = None if keep is None else seconds(keep, "keep")
+        port = await self._connection.port()
+        report: CompactReport = await port.compact(limit, dry_run=dry_run)
+        return report
+
+    compact_sync = blocking(compact)
+
+    async def adopt(self) -> int:
+        """Enqueue the jobs of all uploads that were published (``taskq.log.inbox``).
+
+        Workers do it by themselves; this is for whoever wants to see it done. If another process is
+        at it, this waits until nothing is left. Adopting needs no worker, and no other process.
+
+        Returns:
+            Jobs that came into being through this process meanwhile.
+
+        Raises:
+            UploadDamaged: an upload was refused; all others were adopted.
+            LogError: the log could not be written; what was adopted stands, and the rest waits.
+        """
+        port = await self._connection.port()
+        jobs: int = await port.adopt()
+        return jobs
+
+    adopt_sync = blocking(adopt)
+
+    async def _set_paused(self, queue: str, *, paused: bool) -> bool:
+        check_name("queue name", queue)
+        port = await self._connection.port()
+        changed: bool = await port.pause(queue, paused=paused)
+        return changed
+
+    async def _found(self, job: JobId) -> tuple[LoopPort, int]:
+        tag, lsn = split_job_id(job)
+        port = await self._connection.port()
+        self._connection.check_tag(tag, lsn)
+        if not tag:
+            lsn = await self._read(lambda reader: reader.find_job(str(job)))
+        return port, lsn
+
+    async def _stats_at(self, at: datetime | int) -> LogStats:
+        from taskq.log.read.timetravel import Moment  # noqa: PLC0415 - as above
+
+        moment = Moment.of(at)
+        return await self._read(lambda reader: reader.stats(moment))
+
+    async def _read(self, read: Callable[[LogReader], T]) -> T:
+        from taskq.log.read.reader import LogReader  # noqa: PLC0415 - as above
+
+        path = self._connection.path
+
+        def work() -> T:
+            with LogReader.open(path) as reader:
+                return read(reader)
+
+        port = await self._connection.port()
+        told = await asyncio.to_thread(work)
+        await port.look(lambda _: None, needs_agenda=False)
+        return told
+
+
+def _checked_lsn(given: int, what: str) -> int:
+    try:
+        lsn = whole(given, what)
+    except UsageError:
+        lsn = -1
+    if lsn < 0:
+        raise UsageError(f"{what} is {given!r:.60}: an lsn is a whole number, 0 or more")
+    return lsn
+
+
+def _shown(job: JobId) -> str:
+    return str(getattr(job, "id", job))

@@ -1,0 +1,326 @@
+"""TaskLog: the layer below tasks, with payloads as bytes and settling by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+
+from taskq.app.shared import LogHolder
+from taskq.app.transaction import LogTransaction, failed, released
+from taskq.calls.call import Put, PutOptions
+from taskq.connection.blocking import blocking, refuse_in_loop, run
+from taskq.connection.connection import Connection, split_job_id
+from taskq.connection.logoptions import LogOptions, log_config
+from taskq.connection.packing import check_bytes, loose_put
+from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds, seconds
+from taskq.core.errors import JobNotFound, TaskqError, UsageError
+from taskq.core.model import LATE_SECONDS_MAX
+from taskq.core.parsing import whole
+from taskq.core.records import Kind
+from taskq.core.views import JobView, Serving
+from taskq.log.decide.cancel import is_asked
+from taskq.log.requests import ClaimRequest, Delivery, Settlement, checked_queues
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    from taskq.log.format.bodies import Compression
+    from taskq.log.store.port import LoopPort
+
+_CLAIM_MAX: Final = 100_000
+
+
+class TaskLog(LogHolder):
+    """A directory of jobs, as bytes. ``async with TaskLog.open(path) as log``, or ``await`` it."""
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], **options: Unpack[LogOptions]) -> TaskLog:
+        """The log of a directory, which is made when it is missing; enter it or await it.
+
+        Args:
+            path: the directory.
+            options: see ``LogOptions``.
+
+        Raises:
+            UsageError: an option is wrong.
+        """
+        return cls(Connection(os.fspath(path), log_config(options)))
+
+    @property
+    def path(self) -> Path:
+        """The directory, as an absolute path."""
+        return Path(self._connection.path)
+
+    async def put(self, payload: bytes, **options: Unpack[PutOptions]) -> str:
+        """Put one job into the log; it is as durable as the log says when this returns.
+
+        Args:
+            payload: at most PAYLOAD_BYTES_MAX bytes, unless it may go to a file.
+            options: see ``PutOptions``.
+
+        Returns:
+            The job's id; of the job that holds the key, if it was taken.
+
+        Raises:
+            UsageError: an argument is wrong; nothing was written.
+            DuplicateKey: another job holds the key, and ``on_conflict`` is "raise".
+            LogError: the log could not be opened or written.
+        """
+        job = loose_put(Put(payload=payload, **options), self._connection.packer)
+        item = job[0] if job[1] is None else await self._connection.pack(job)
+        port = await self._connection.port()
+        return self._id_of(await port.enqueue(*item))
+
+    put_sync = blocking(put)
+
+    async def put_many(self, jobs: Iterable[Put]) -> list[str]:
+        """Put all jobs into the log, or none: they are one transaction. Returns their ids in order.
+
+        Raises:
+            UsageError: one of them is wrong, or together they are too large; nothing was written.
+            LogError: the log could not be opened or written.
+        """
+        given = [loose_put(job, self._connection.packer) for job in jobs]
+        items = await self._connection.pack_many(given)
+        answers = await self._connection.send_many(items)
+        return [self._id_of(answer) for answer in answers]
+
+    put_many_sync = blocking(put_many)
+
+    async def claim(
+        self,
+        count: int = 1,
+        *,
+        queues: Iterable[str] | None = None,
+        wait: Duration | None = 0,
+        lease: Duration | None = None,
+    ) -> list[Delivery]:
+        """Take up to ``count`` jobs, highest priority first; each counts an attempt.
+
+        Args:
+            count: at most so many.
+            queues: names of the queues to take from; None for all.
+            wait: how long to wait while there is no job at all; None for ever.
+            lease: how long a delivery may take before another claimer takes its job back, unless
+                ``extend`` is called in time; None: as long as this process lives.
+
+        Returns:
+            Deliveries to ack, nack or release; fewer than ``count`` when no more are ready. A large
+            ``payload`` is read each time that it is asked for; ``payload()`` spares the event loop.
+        """
+        count = whole(count, "count")
+        if not 1 <= count <= _CLAIM_MAX:
+            raise UsageError(f"count is {count}, it must be 1 to {_CLAIM_MAX}")
+        names = None if queues is None else checked_queues(queues)
+        port = await self._connection.port()
+        store, until = self._connection.store(), None
+        if wait is not None:
+            until = store.steady_ns() + nanoseconds(wait, "wait")
+        store.serve(self, Serving(queues=names))
+        lease_ns = 0 if lease is None else positive_nanoseconds(lease, "lease")
+        request = ClaimRequest(count, queues=names, wait_until_ns=until, lease_ns=lease_ns)
+        asked = port.claim(request)
+        # The log itself may be held up, by a lock or a disk.
+        limit = None if wait is None else seconds(wait, "wait") + LATE_SECONDS_MAX
+        try:
+            await asyncio.wait((asked,), timeout=limit)
+        except asyncio.CancelledError:
+            port.forget(asked)
+            raise
+        if not asked.done():
+            port.forget(asked)
+            return []
+        deliveries: list[Delivery] = asked.result()
+        return self._connection.packer.deliveries(deliveries)
+
+    claim_sync = blocking(claim)
+
+    async def payload(self, delivery: Delivery) -> bytes:
+        """What ``delivery.payload`` gives, read and decompressed off the event loop if it is large.
+
+        Raises:
+            LogDamaged: it does not read back; ``SpillMissing`` if its file is gone.
+            PayloadTooLarge: decompressed it would be over ``decompressed_bytes_max``.
+            CompressionUnavailable: it is compressed in a way that is not installed here.
+        """
+        return await self._connection.packer.payload(delivery)
+
+    payload_sync = blocking(payload)
+
+    async def ack(
+        self,
+        delivery: Delivery,
+        result: bytes | None = None,
+        *,
+        compress: Compression | None = None,
+        spill: bool | None = None,
+    ) -> None:
+        """End a delivery well.
+
+        Args:
+            delivery: what ``claim`` returned.
+            result: kept with the job.
+            compress: how the result is compressed; None: as the job's queue or the log says.
+            spill: whether a large one may go to a file; None: as the job's queue or the log says.
+
+        Raises:
+            StaleDelivery: the job was taken back or settled meanwhile.
+            PayloadTooLarge: the result is over its limit; the delivery goes on.
+        """
+        flags = 0
+        if result is not None:
+            check_bytes("the result", result)
+            packer = self._connection.packer
+            packing = packer.config.packing(delivery.queue, compress, spill)
+            result, flags = await packer.result(result, packing, "the result")
+        await self._settle(Settlement(Kind.SUCCEEDED, delivery, result, flags=flags))
+
+    ack_sync = blocking(ack)
+
+    async def nack(
+        self, delivery: Delivery, reason: str = "", delay: Duration | None = None
+    ) -> None:
+        """End a delivery badly: the job is due again later, or dead after its last attempt.
+
+        Args:
+            delivery: what ``claim`` returned.
+            reason: kept with the job.
+            delay: until it is due again; None for the default backoff (exponential, full jitter).
+
+        Raises:
+            StaleDelivery: the job was taken back or settled meanwhile.
+        """
+        await self._settle(failed(delivery, reason, delay))
+
+    nack_sync = blocking(nack)
+
+    async def release(self, delivery: Delivery, delay: Duration = 0) -> None:
+        """Give a delivery back without burning its attempt; it is due again after ``delay``.
+
+        Raises:
+            StaleDelivery: the job was taken back or settled meanwhile.
+        """
+        await self._settle(released(delivery, delay))
+
+    release_sync = blocking(release)
+
+    async def extend(self, delivery: Delivery, seconds: Duration = 30) -> None:
+        """Let a delivery take so long from now, whether it had a lease or not.
+
+        A delivery whose lease has ended is still its holder's until a claimer takes the job back.
+
+        Raises:
+            StaleDelivery: the job was taken back or settled meanwhile.
+        """
+        lease_ns = positive_nanoseconds(seconds, "seconds")
+        port = await self._connection.port()
+        await port.extend(delivery, lease_ns)
+
+    extend_sync = blocking(extend)
+
+    def transaction(self) -> LogTransaction:
+        """Changes that become visible together, or not at all.
+
+        ::
+
+            async with log.transaction() as tx:
+                tx.ack(delivery, result=b"...")
+                job = tx.put(b"...")
+            print(job.id)
+        """
+        return LogTransaction(self._connection)
+
+    async def cancel(self, job_id: str) -> bool:
+        """Withdraw a job that waits, ask for the end of one that runs; False when it is settled.
+
+        True means that it does not run again. Whoever holds the delivery of a job that runs learns
+        of it by ``cancel_asked``, or by ``extend``, which raises; whether it then gives the
+        delivery back or fails it, the job ends as cancelled. Only ``ack`` stands.
+
+        Raises:
+            JobNotFound: the log has no such job.
+            WrongLog: the id is of another log.
+        """
+        port, lsn = await self._located(job_id)
+        return bool(await port.cancel(lsn))
+
+    cancel_sync = blocking(cancel)
+
+    async def cancel_asked(self, delivery: Delivery) -> bool:
+        """Whether somebody wants the job of this delivery cancelled: give it back then.
+
+        Raises:
+            LogClosed: the log is closed here.
+        """
+        port = await self._connection.port()
+        return bool(await port.look(lambda one: is_asked(one.facets, delivery)))
+
+    cancel_asked_sync = blocking(cancel_asked)
+
+    async def get(self, job_id: str) -> JobView:
+        """Everything the log says of a job.
+
+        Raises:
+            JobNotFound: the log has no such job.
+            WrongLog: the id is of another log.
+            LogDamaged: its payload or result does not read back.
+        """
+        port, lsn = await self._located(job_id)
+        view: JobView | None = await port.view(lsn)
+        if view is None:
+            raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
+        return await self._connection.packer.opened_view(view)
+
+    get_sync = blocking(get)
+
+    async def close(self) -> None:
+        """Finish what was asked for and close the directory. Legal twice."""
+        store = self._connection.current
+        if store is not None and store.usable:
+            store.serve(self, None)
+        await self._connection.aclose()
+
+    close_sync = blocking(close)
+
+    async def __aenter__(self) -> Self:
+        return await self._opened()
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    def __enter__(self) -> Self:
+        refuse_in_loop("with log", "async with log")
+        return run(self._opened())
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close_sync()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Open the directory now."""
+        return self._opened().__await__()
+
+    def __repr__(self) -> str:
+        return f"<TaskLog {self._connection.path}>"
+
+    async def _opened(self) -> Self:
+        self._connection.reopen()
+        await self._connection.opened()
+        return self
+
+    async def _settle(self, settlement: Settlement) -> None:
+        port = await self._connection.port()
+        (answer,) = await port.settle([settlement])
+        if isinstance(answer, TaskqError):
+            raise answer
+
+    async def _located(self, job_id: str) -> tuple[LoopPort, int]:
+        tag, lsn = split_job_id(job_id)
+        port = await self._connection.port()
+        self._connection.check_tag(tag, lsn)
+        return port, lsn
+
+    def _id_of(self, answer: Any) -> str:
+        lsn = answer if isinstance(answer, int) else answer.lsn
+        return f"{self._connection.tag}-{lsn}"

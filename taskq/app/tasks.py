@@ -1,0 +1,487 @@
+"""Decorated functions: call them, or enqueue them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
+
+from taskq.calls.arguments import ArgumentCodec
+from taskq.calls.call import (
+    Call,
+    OptionChanges,
+    Options,
+    check_unlimited,
+    concurrency_key_bytes,
+    key_bytes,
+)
+from taskq.calls.habits import TASKS, no_attribute
+from taskq.calls.origins import origin_of
+from taskq.calls.serialization import ResultCodec
+from taskq.calls.signature import Signature
+from taskq.connection import tracing
+from taskq.connection.blocking import refuse_in_loop
+from taskq.connection.handle import JobHandle, make_handle
+from taskq.core.errors import UsageError
+from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.core.records import Flag
+from taskq.flows.building import Flow, Step, group
+from taskq.flows.plan import Leaf
+from taskq.flows.steps import StepArguments, StepMaker
+from taskq.log.format.bodies import COMPRESSED_BYTES_MIN
+from taskq.log.requests import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+
+    from taskq.app.app import TaskQ
+    from taskq.conditions.base import Condition
+    from taskq.connection.connection import JobId
+    from taskq.connection.packing import Item, Loose
+    from taskq.core.model import Extras
+    from taskq.core.rates import Limit
+    from taskq.core.retry import RetryPolicy
+    from taskq.log.config import Packing
+    from taskq.log.decide.listeners import DeadLetter
+    from taskq.log.requests import Duplicate
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RunsIn = Literal["thread", "process"]
+
+
+class Enqueuer(Generic[P, R]):
+    """A task together with options: what ``enqueue`` and its sisters start from.
+
+    Attributes:
+        spec: the part of the options that the log wants encoded once.
+    """
+
+    #: ``step(...)``: a part of a flow; its first argument is what the part before it gives
+    step = StepMaker()
+
+    def __init__(self, task: Task[P, R], chosen: Options, flags: Flag) -> None:
+        self._task = task
+        self._connection = task.app._connection
+        self._chosen = chosen
+        self._flags = flags
+        self._packing = self._connection.packer.packing(chosen)
+        #: neither a key to make nor a body to pack: the hot path
+        self._is_plain = (
+            chosen.key is None and self._packing is None and not callable(chosen.concurrency_key)
+        )
+        self._extras = chosen.extras(None, chosen.fixed_concurrency_key(task.name))
+        self.spec = chosen.spec(task.name, flags)
+
+    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to write instead of what tasks of other libraries have."""
+            task = self.__dict__.get("_task", self).__dict__.get("name", "task")
+            raise no_attribute(self, "a task", name, TASKS, task.rpartition(".")[2])
+
+    def options(self, **changes: Unpack[OptionChanges]) -> TaskOptions[P, R]:
+        """The same task with other options, for one call or many.
+
+        Raises:
+            UsageError: an option is unknown, wrong, or contradicts another.
+        """
+        if self._task.limit is None:
+            check_unlimited(self._task.name, changes)
+        return TaskOptions(self._task, self._chosen.changed(changes), self._flags)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """A checked and encoded call, to enqueue later or with others.
+
+        Raises:
+            InvalidCall: the arguments do not fit the task's signature.
+        """
+        return self._made(args, kwargs)
+
+    def _step(self, *args: Any, **kwargs: Any) -> Step[Any, R]:
+        """See ``step``.
+
+        Raises:
+            InvalidCall: the further arguments do not fit the task's signature.
+            UsageError: the task has no first parameter, or makes keys of its arguments.
+        """
+        task, chosen = self._task, self._chosen
+        if chosen.key is not None:
+            raise UsageError(
+                f"{task.name}: a job of a flow takes no dedup key, for another job might hold it: "
+                f"use {task.name}.options(key=None).step(...)"
+            )
+        if callable(chosen.concurrency_key):
+            raise UsageError(
+                f"{task.name}: concurrency_key is made of the arguments, and a step's first one "
+                f'comes later: use {task.name}.options(concurrency_key="text").step(...)'
+            )
+        codec = task.step_arguments
+        limit = self._connection.packer.bodies.limit(self._packing)
+        body = codec.dump(codec.validated(args, kwargs), limit)
+        return Step(Leaf(self._call_of(body, self._extras), takes=True))
+
+    def map(self, values: Iterable[Any]) -> Flow[list[R]]:
+        """A group of calls, one for each value; a tuple is taken for all of a call's arguments.
+
+        Raises:
+            InvalidCall: one of them does not fit; nothing was written.
+        """
+        calls = (
+            self._made(value if isinstance(value, tuple) else (value,), {}) for value in values
+        )
+        return group(calls)
+
+    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[R]:
+        return self._call_of(*self._encoded(args, kwargs))
+
+    def _call_of(self, body: bytes, extras: Extras | None) -> Call[R]:
+        return Call(
+            name=self._task.name,
+            task=self._task,
+            body=body,
+            flags=self._flags,
+            chosen=self._chosen,
+            spec=self.spec,
+            extras=extras,
+        )
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Put one job into the log; it is as durable as the app says when this returns.
+
+        A caller that is cancelled withdraws the job if it was not yet written, else it stands.
+
+        Raises:
+            InvalidCall: the arguments do not fit; nothing was written.
+            LogError: the log could not be opened or written.
+        """
+        task = self._task
+        if tracing.tracer is not None:
+            return await task.app.enqueue(self.call(*args, **kwargs))
+        if self._is_plain:
+            spec, body, extras = self.spec, task.encode(args, kwargs), self._extras
+        else:
+            spec, body, extras = await self._packed(args, kwargs)
+        store = self._connection.current
+        if store is None or not store.usable:
+            store = await self._connection.opened()
+            if self._connection.is_traced():  # a provider was looked for just now
+                return await task.app.enqueue(self.call(*args, **kwargs))
+        port = store.port()
+        if port.full:
+            await port.room()
+        answer = await port.ask(spec, body, extras)
+        if type(answer) is int:
+            return JobHandle(task.app, task, store.tag, answer)
+        return make_handle(task.app, task, store.tag, answer)
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Do as ``enqueue``, blocking this thread: for code without an event loop."""
+        refuse_in_loop("enqueue_sync()", "await enqueue()")
+        if self._connection.is_traced():
+            return self._task.app.enqueue_sync(self.call(*args, **kwargs))
+        body, extras = self._encoded(args, kwargs)
+        item = (self.spec, body, extras)
+        if self._packing is not None:
+            item = self._connection.pack_sync((item, self._packing, self._what))
+        answer = self._connection.send_sync(*item)
+        return make_handle(self._task.app, self._task, self._connection.tag, answer)
+
+    async def enqueue_many(self, calls: Iterable[tuple[Any, ...]]) -> list[JobHandle[R]]:
+        """Put one job for each tuple of arguments into the log: all of them or none.
+
+        Raises:
+            InvalidCall: one of them does not fit; nothing was written.
+            PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
+        """
+        if self._connection.is_traced():
+            return await self._task.app.enqueue_many(self._calls(calls))
+        items = self._items(calls)
+        if self._packing is not None:
+            items = await self._connection.pack_many(self._loose(items))
+        return self._handles(await self._connection.send_many(items))
+
+    def enqueue_many_sync(self, calls: Iterable[tuple[Any, ...]]) -> list[JobHandle[R]]:
+        """Do as ``enqueue_many``, blocking this thread."""
+        refuse_in_loop("enqueue_many_sync()", "await enqueue_many()")
+        if self._connection.is_traced():
+            return self._task.app.enqueue_many_sync(self._calls(calls))
+        items = self._items(calls)
+        if self._packing is not None:
+            items = self._connection.pack_many_sync(self._loose(items))
+        return self._handles(self._connection.send_many_sync(items))
+
+    def _handles(self, answers: list[int | Duplicate]) -> list[JobHandle[R]]:
+        task = self._task
+        tag = self._connection.tag
+        return [make_handle(task.app, task, tag, answer) for answer in answers]
+
+    def _items(self, calls: Iterable[tuple[Any, ...]]) -> list[Item]:
+        items: list[Item] = []
+        for args in calls:
+            body, extras = self._encoded(self._checked(args), {})
+            items.append((self.spec, body, extras))
+        return items
+
+    def _calls(self, calls: Iterable[tuple[Any, ...]]) -> list[Call[R]]:
+        return [self._made(self._checked(args), {}) for args in calls]
+
+    def _checked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not isinstance(args, tuple):
+            raise UsageError(
+                f"{self._task.name}: enqueue_many() takes a tuple of arguments for each job, "
+                f"got {args!r:.60}: write ({args!r:.20},) for a single argument"
+            )
+        return args
+
+    async def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item:
+        body, extras = self._encoded(args, kwargs)
+        item = (self.spec, body, extras)
+        if self._packing is None or len(body) < COMPRESSED_BYTES_MIN:
+            return item
+        return await self._connection.pack((item, self._packing, self._what))
+
+    def _loose(self, items: list[Item]) -> list[Loose]:
+        return [(item, self._packing, self._what) for item in items]
+
+    @property
+    def _what(self) -> str:
+        return f"{self._task.name}: the payload"
+
+    def _encoded(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bytes, Extras | None]:
+        chosen = self._chosen
+        key, other = chosen.key, chosen.concurrency_key
+        if self._is_plain:
+            return self._task.encode(args, kwargs), self._extras
+        codec = self._task.arguments
+        values = codec.validated(args, kwargs)
+        body = codec.dump(values, self._connection.packer.bodies.limit(self._packing))
+        if key is None and not callable(other):
+            return body, self._extras
+        name = self._task.name
+        if callable(key):
+            key = self._task._key_of(key, values)
+        if callable(other):
+            other = self._task._key_of(other, values, "concurrency_key")
+        held = None if key is None else key_bytes(name, key)
+        return body, chosen.extras(held, concurrency_key_bytes(name, other))
+
+
+class TaskOptions(Enqueuer[P, R]):
+    """A task with options of its own for some calls: what ``task.options(...)`` returns."""
+
+    def __repr__(self) -> str:
+        return f"<TaskOptions of {self._task.name}>"
+
+
+class Task(Enqueuer[P, R]):
+    """A function that can be enqueued. Made by ``@app.task`` or ``@task``.
+
+    Attributes:
+        app: the TaskQ it belongs to.
+        name: what jobs call it, ``module.function`` unless given.
+        aliases: earlier names of it, still run.
+        fn: the function itself.
+        origin: where it stands, and which run of that declared it.
+        is_async: whether it is a coroutine function.
+        retry: the policy after a failed attempt.
+        timeout: seconds that one attempt may take; None for no limit.
+        soft_timeout: seconds until ``SoftTimeout`` is raised in it; None for never.
+        runs_in: "thread", "process", or "" for the event loop.
+        store_result: whether its results are kept.
+        requires: conditions that must hold before a job of it runs.
+        while_running: whether a job is stopped and released when one of them is lost.
+        limit: how many of its jobs run at a time, and start in a time.
+        on_dead: told of each job of it that dies in a worker of this app.
+        encode: (args, kwargs) -> payload; raises InvalidCall.
+        decode: payload -> (args, kwargs), checked against the annotations; raises InvalidCall.
+    """
+
+    def __init__(
+        self,
+        app: TaskQ,
+        fn: Callable[P, Any],
+        name: str,
+        chosen: Options,
+        *,
+        retry: RetryPolicy,
+        timeout: float | None = None,
+        soft_timeout: float | None = None,
+        runs_in: RunsIn | None = None,
+        aliases: tuple[str, ...] = (),
+        store_result: bool = True,
+        durable_claim: bool = False,
+        on_dead: Callable[[DeadLetter], Any] | None = None,
+    ) -> None:
+        flags = Flag(0) if store_result else Flag.DROP_RESULT
+        if durable_claim:
+            flags |= Flag.DURABLE_CLAIM
+        self.app = app
+        self.name = name
+        for spelled in (name, *aliases):
+            check_name("task name", spelled)
+        super().__init__(self, chosen, flags)
+        self.fn = fn
+        self.origin = origin_of(fn)
+        self.aliases = aliases
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.runs_in: str = runs_in or ("" if self.is_async else "thread")
+        self.retry = retry
+        self.timeout = timeout
+        self.soft_timeout = soft_timeout
+        self.store_result = store_result
+        self.requires: tuple[Condition, ...] = ()
+        self.while_running = False
+        self.limit: Limit | None = None
+        self.on_dead = on_dead
+        # Built at the first call: annotations may name what the module defines further down.
+        self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes] = self._first_encode
+        self.decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]] = self._first_decode
+        functools.update_wrapper(self, fn)
+
+    def job(self, job: JobId) -> JobHandle[R]:
+        """The handle of a job of this task, whose result has the task's type; see ``TaskQ.job``.
+
+        Raises:
+            InvalidJobId: the text is no job id.
+            WrongLog: the id is of another log; told at first use if the app is not open yet.
+        """
+        return self.app._handle(job, self)
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue that its jobs go to."""
+        return self._chosen.queue
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """How the function takes its arguments."""
+        return Signature(self.name, self.fn)
+
+    @functools.cached_property
+    def arguments(self) -> ArgumentCodec:
+        """The road between calls and payloads.
+
+        Raises:
+            UsageError: an annotation has no form in JSON, or names what does not exist.
+        """
+        codec = ArgumentCodec(self.signature)
+        self.encode, self.decode = codec.encode, codec.decode
+        return codec
+
+    @functools.cached_property
+    def step_arguments(self) -> StepArguments:
+        """The same for steps of flows, whose first argument is the result of another job.
+
+        Raises:
+            UsageError: as ``arguments``, or there is no first parameter.
+        """
+        return StepArguments(self.signature)
+
+    @functools.cached_property
+    def _result(self) -> ResultCodec:
+        return ResultCodec(self.signature)
+
+    def encode_result(self, value: object, limit: int = PAYLOAD_BYTES_MAX) -> bytes | None:
+        """What is kept of a returned value; None for a None and for store_result=False.
+
+        Raises:
+            UsageError: the value does not fit the return annotation, or JSON.
+            PayloadTooLarge: it is over ``limit`` bytes.
+        """
+        return self._result.encode(value, limit) if self.store_result else None
+
+    @property
+    def packs_results(self) -> bool:
+        """Whether any of its results may be compressed, or go to a file."""
+        chosen = self._chosen
+        packs = chosen.compress not in {None, "none"} or bool(chosen.spill)
+        return self.store_result and (packs or not self._connection.config.is_plain)
+
+    def result_packing(self, queue: str) -> Packing | None:
+        """What becomes of the results of its jobs from this queue; None: they are kept as is."""
+        chosen = self._chosen
+        return self._connection.config.packing(queue, chosen.compress, chosen.spill)
+
+    def decode_result(self, body: bytes) -> R:
+        """The returned value, as the return annotation has it.
+
+        Raises:
+            UsageError: it was written by code that returned another type.
+        """
+        result: R = self._result.decode(body)
+        return result
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Run the function, here and now."""
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    def _first_encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        return self.arguments.encode(args, kwargs)
+
+    def _first_decode(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.arguments.decode(payload)
+
+    def _key_of(
+        self, key: Callable[..., str | bytes], values: dict[str, Any], what: str = "key"
+    ) -> str | bytes:
+        args, kwargs = self.signature.arguments_for(key, values)
+        try:
+            return key(*args, **kwargs)
+        except Exception as error:
+            raise UsageError(
+                f"{self.name}: {what}= failed for this call: {type(error).__name__}: {error}. "
+                f"It is called with the task's own arguments, defaults filled in"
+            ) from error
+
+
+class SyncTask(Task[P, R]):
+    """A task of a plain function, which runs in a thread."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function, here and now."""
+        value: R = self.fn(*args, **kwargs)
+        return value
+
+
+class AsyncTask(Task[P, R]):
+    """A task of a coroutine function, which runs in the worker's event loop."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Run the function, here and now: await what this returns."""
+        coroutine: Coroutine[Any, Any, R] = self.fn(*args, **kwargs)
+        return coroutine
+
+
+def no_call(given: object, args: tuple[object, ...], method: str) -> UsageError:
+    """The error of an ``enqueue`` that was given something else than one call, and what to write.
+
+    Args:
+        given: in place of the call.
+        args: what was given beside it.
+        method: the method with its object, such as "app.enqueue".
+    """
+    words = ", ".join(f"{one!r:.20}" for one in args) or "..."
+    wait = "await " if method == "app.enqueue" else ""
+    if isinstance(given, Enqueuer):
+        name = given._task.name.rpartition(".")[2]
+        remedy = f"write {wait}{method}({name}.call({words}))"
+        if method.startswith("app."):
+            remedy += f", or {wait}{name}.{method.removeprefix('app.')}({words})"
+    elif isinstance(given, str) and method.startswith("app."):
+        by_name = method.replace("enqueue", "enqueue_by_name")
+        remedy = f"write {wait}{by_name}({given!r:.60}, {words})"
+    elif isinstance(given, Call):
+        remedy = "give arguments to task.call(...), and options to call.options(...)"
+    elif callable(given) and hasattr(given, "__name__"):
+        name = given.__name__
+        remedy = f"{name} is no task: decorate it with @app.task, and give {name}.call({words})"
+    else:
+        remedy = f"got {given!r:.60}"
+    return UsageError(f"{method}() takes one call, such as task.call(...): {remedy}")

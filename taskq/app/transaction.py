@@ -1,0 +1,342 @@
+"""Changes that become visible together, or not at all, as callers write them down.
+
+Nothing is written before the block is left, and nothing at all if it is left by an exception. Then
+all goes into one frame of the log: settlements first, then cancellations, then new jobs, so that a
+new job finds the key free that another one frees.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, Never, Self, TypeVar, Unpack
+
+from taskq import telemetry
+from taskq.app.tasks import no_call
+from taskq.calls.call import Call, Put, PutOptions, transaction_bytes
+from taskq.calls.serialization import encode_reason
+from taskq.connection.blocking import refuse_in_loop, run
+from taskq.connection.connection import split_job_id
+from taskq.connection.handle import JobHandle, PendingJob, make_handle
+from taskq.connection.packing import check_bytes, loose_put
+from taskq.core.durations import Duration, nanoseconds
+from taskq.core.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
+from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX
+from taskq.core.records import Cause, Kind
+from taskq.core.retry import DEFAULT
+from taskq.log.requests import Bundle, Settlement
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from taskq.app.app import TaskQ
+    from taskq.connection.connection import Connection
+    from taskq.connection.packing import Loose
+    from taskq.log.config import Packing
+    from taskq.log.format.bodies import Compression
+    from taskq.log.requests import Delivery, Done, Duplicate
+
+
+# How a delivery ends, from the words of a caller of ``TaskLog`` to what the log is told.
+
+
+def failed(delivery: Delivery, reason: str, delay: Duration | None) -> Settlement:
+    """The attempt failed: due again later, or dead after the last one.
+
+    Args:
+        delivery: what ``claim`` returned.
+        reason: kept with the job.
+        delay: until it is due again; None for the default backoff (exponential, full jitter).
+
+    Raises:
+        UsageError: the delay is no duration.
+    """
+    body = encode_reason(reason)
+    if 0 < delivery.attempts_max <= delivery.attempt:
+        return Settlement(Kind.DIED, delivery, body, cause=Cause.EXHAUSTED)
+    if delay is None:
+        draw = random.random()  # noqa: S311 - spreads retries, guards no secret
+        delay_ns = round(DEFAULT.delay_seconds(delivery.attempt, draw) * SECOND_NS)
+    else:
+        delay_ns = nanoseconds(delay, "delay")
+    return Settlement(Kind.RETRIED, delivery, body, delay_ns=delay_ns)
+
+
+def released(delivery: Delivery, delay: Duration) -> Settlement:
+    """Given back without burning the attempt; due again after ``delay``.
+
+    Raises:
+        UsageError: the delay is no duration.
+    """
+    return Settlement(Kind.RELEASED, delivery, delay_ns=nanoseconds(delay, "delay"))
+
+
+R = TypeVar("R")
+P = TypeVar("P")
+
+#: About what a settlement or a cancellation takes besides its result or reason.
+_PART_BYTES: Final = 128
+_TOGETHER: Final = "the transaction that it belongs to"
+
+
+class PendingPut:
+    """A job that a transaction puts into the log; it has no id before that."""
+
+    __slots__ = ("_duplicate", "_id")
+
+    def __init__(self) -> None:
+        self._id = ""
+        self._duplicate = False
+
+    @property
+    def id(self) -> str:
+        """The job's id; of the job that holds the key, if it was taken.
+
+        Raises:
+            JobNotYetEnqueued: the transaction is not on disk yet.
+        """
+        if not self._id:
+            raise JobNotYetEnqueued(f"the job has no id yet: it is put together with {_TOGETHER}")
+        return self._id
+
+    @property
+    def duplicate(self) -> bool:
+        """Whether the key was taken.
+
+        Raises:
+            JobNotYetEnqueued: as ``id``.
+        """
+        return bool(self.id) and self._duplicate
+
+    def __repr__(self) -> str:
+        return f"<PendingPut {self._id or 'no id yet'}>"
+
+
+class PendingCancel:
+    """A job that a transaction cancels, if it is not settled by the time that is carried out."""
+
+    __slots__ = ("_cancelled", "job_id")
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self._cancelled: bool | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was withdrawn, or its end asked for; False when it was settled already.
+
+        Raises:
+            UsageError: the transaction is not on disk yet.
+        """
+        if self._cancelled is None:
+            raise UsageError(
+                f"whether job {self.job_id} is cancelled is known when the block is left"
+            )
+        return self._cancelled
+
+    def __repr__(self) -> str:
+        return f"<PendingCancel {self.job_id}>"
+
+
+@dataclass(slots=True)
+class _Result:
+    """A result that is packed when the transaction is carried out."""
+
+    settlement: Settlement
+    packing: Packing | None = None
+
+
+class _Transaction(ABC, Generic[P]):
+    """What both kinds have in common; ``P`` is what stands for a new job until it has an id."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._is_open = self._is_over = False
+        self._size = 0
+        self._jobs: list[tuple[P, Loose]] = []
+        self._cancels: list[tuple[PendingCancel, str, int]] = []
+        self._results: list[_Result] = []
+
+    async def __aenter__(self) -> Self:
+        self._enter()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._leave(kind):
+            items = await self._connection.pack_many([loose for _, loose in self._jobs])
+            settlements = [await self._packed(result) for result in self._results]
+            bundle = Bundle(tuple(settlements), await self._located(), tuple(items))
+            self._resolve(await self._connection.transact(bundle))
+
+    def __enter__(self) -> Self:
+        refuse_in_loop("with ... as tx", "async with ... as tx")
+        self._enter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        run(self.__aexit__(kind, error, traceback))
+
+    def cancel(self, job: str | JobHandle[Any]) -> PendingCancel:
+        """Withdraw a job that waits by then, and ask for the end of one that runs.
+
+        One that this transaction gives back waits by then.
+
+        Leaving the block raises ``JobNotFound`` if there is no such job, and ``WrongLog`` if it is
+        of another log: then nothing of the transaction was written.
+
+        Raises:
+            UsageError: the text is no job id.
+        """
+        job_id = job.id if isinstance(job, JobHandle) else job
+        tag, lsn = split_job_id(job_id)
+        self._grow(_PART_BYTES)
+        pending = PendingCancel(job_id)
+        self._cancels.append((pending, tag, lsn))
+        return pending
+
+    def _enter(self) -> None:
+        if self._is_open or self._is_over:
+            raise UsageError("a transaction is entered once: ask for another")
+        self._is_open = True
+
+    def _leave(self, kind: type[BaseException] | None) -> bool:
+        """Whether there is anything to be carried out."""
+        self._is_open, self._is_over = False, True
+        return kind is None and bool(self._jobs or self._cancels or self._results)
+
+    def _add_job(self, pending: P, loose: Loose) -> P:
+        self._grow(transaction_bytes((loose[0],)))
+        self._jobs.append((pending, loose))
+        return pending
+
+    def _grow(self, size: int) -> None:
+        if not self._is_open:
+            raise UsageError("a transaction is used within its own block: async with ... as tx")
+        if self._size + size > TRANSACTION_BYTES_MAX:
+            raise PayloadTooLarge(
+                "the transaction", self._size + size, TRANSACTION_BYTES_MAX, "make several of it"
+            )
+        self._size += size
+
+    async def _packed(self, result: _Result) -> Settlement:
+        settlement = result.settlement
+        if settlement.kind is not Kind.SUCCEEDED or settlement.body is None:
+            return settlement
+        packer = self._connection.packer
+        body, flags = await packer.result(settlement.body, result.packing, "the result")
+        return settlement._replace(body=body, flags=flags)
+
+    async def _located(self) -> tuple[int, ...]:
+        if self._cancels:
+            await self._connection.opened()
+        return self._checked()
+
+    def _checked(self) -> tuple[int, ...]:
+        for _, tag, lsn in self._cancels:
+            self._connection.check_tag(tag, lsn)
+        return tuple(lsn for _, _, lsn in self._cancels)
+
+    def _resolve(self, done: Done) -> None:
+        for (pending, _, _), cancelled in zip(self._cancels, done.cancelled, strict=True):
+            pending._cancelled = bool(cancelled)
+        for (job, _), answer in zip(self._jobs, done.jobs, strict=True):
+            self._answer(job, answer)
+
+    @abstractmethod
+    def _answer(self, pending: P, answer: int | Duplicate) -> None:
+        """Tell a new job what it became."""
+
+
+class LogTransaction(_Transaction[PendingPut]):
+    """Of a ``TaskLog``: deliveries are settled, jobs cancelled and put, all of it or nothing.
+
+    Leaving the block raises what any part meets: ``StaleDelivery``, ``JobNotFound``,
+    ``DuplicateKey``, ``PayloadTooLarge``, … Then nothing was written.
+    """
+
+    def ack(
+        self,
+        delivery: Delivery,
+        result: bytes | None = None,
+        *,
+        compress: Compression | None = None,
+        spill: bool | None = None,
+    ) -> None:
+        """End a delivery well; the arguments are those of ``TaskLog.ack``."""
+        packing = None
+        if result is not None:
+            check_bytes("the result", result)
+            packer = self._connection.packer
+            packing = packer.config.packing(delivery.queue, compress, spill)
+            packer.bodies.check_size(len(result), packing, "the result")
+        settlement = Settlement(Kind.SUCCEEDED, delivery, result)
+        self._grow(_PART_BYTES + len(result or b""))
+        self._results.append(_Result(settlement, packing))
+
+    def nack(self, delivery: Delivery, reason: str = "", delay: Duration | None = None) -> None:
+        """End a delivery badly; the arguments are those of ``TaskLog.nack``."""
+        self._settle(failed(delivery, reason, delay))
+
+    def release(self, delivery: Delivery, delay: Duration = 0) -> None:
+        """Give a delivery back without burning its attempt; it is due again after ``delay``."""
+        self._settle(released(delivery, delay))
+
+    def put(self, payload: bytes, **options: Unpack[PutOptions]) -> PendingPut:
+        """Put one job into the log; its id is known when the block is left.
+
+        Raises:
+            UsageError: an argument is wrong.
+            PayloadTooLarge: the payload, or the transaction, is over its limit.
+        """
+        loose = loose_put(Put(payload=payload, **options), self._connection.packer)
+        return self._add_job(PendingPut(), loose)
+
+    def _settle(self, settlement: Settlement) -> None:
+        self._grow(_PART_BYTES + len(settlement.body or b""))
+        self._results.append(_Result(settlement))
+
+    def _answer(self, pending: PendingPut, answer: int | Duplicate) -> None:
+        lsn = answer if isinstance(answer, int) else answer.lsn
+        pending._id = f"{self._connection.tag}-{lsn}"
+        pending._duplicate = not isinstance(answer, int)
+
+
+class AppTransaction(_Transaction[PendingJob[Any]]):
+    """Of a ``TaskQ``: calls are enqueued and jobs cancelled, all of it or nothing.
+
+    ``async with app.transaction() as tx``, or ``with`` in code that runs no event loop. Leaving the
+    block raises what any part meets, and then nothing was written.
+    """
+
+    def __init__(self, app: TaskQ) -> None:
+        super().__init__(app._connection)
+        self._app = app
+
+    def enqueue(self, call: Call[R], *rest: Never) -> PendingJob[R]:
+        """Enqueue a call; its id is known when the block is left.
+
+        Raises:
+            UsageError: it is no call.
+            PayloadTooLarge: its payload, or the transaction, is over its limit.
+        """
+        if rest or type(call) is not Call:
+            raise no_call(call, rest, "tx.enqueue")
+        call = telemetry.created(call)
+        pending = PendingJob(call, _TOGETHER)
+        self._add_job(pending, self._connection.packer.loose(call))
+        return pending
+
+    def _answer(self, pending: PendingJob[Any], answer: int | Duplicate) -> None:
+        task = pending.call.task
+        pending._handle = make_handle(self._app, task, self._connection.tag, answer)

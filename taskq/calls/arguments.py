@@ -1,0 +1,247 @@
+"""The arguments of a task's calls as JSON payloads, checked against its annotations, and back.
+
+The fast road is two calls into pydantic_core; the slow one finds the words for what is wrong.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Final, NotRequired, cast
+
+from taskq.calls.serialization import (
+    FLAT_BYTES_MAX,
+    check_size,
+    compiled,
+    is_deep,
+    json_config,
+    shown,
+    trusts_instances,
+    unusable,
+)
+from taskq.calls.signature import KEYWORDS, REST, Signature
+from taskq.core.errors import InvalidCall
+from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.core.parsing import too_deep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pydantic_core import ErrorDetails, ValidationError
+
+_PROBLEMS_MAX: Final = 3
+
+
+class ArgumentCodec:
+    """Turns calls of one function into payloads, and payloads into calls.
+
+    Attributes:
+        encode: (args, kwargs) -> payload. Raises InvalidCall or PayloadTooLarge.
+        validated: (args, kwargs) -> values by name, as annotated.
+        dump: values by name -> payload.
+        decode: payload -> (args, kwargs). Raises InvalidCall.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self._task = signature.task
+        self._hints = signature.hints()
+        shape = _typed_dict(self._fields())
+        try:
+            self._validator, self._serializer = compiled(shape)
+        except TypeError as error:
+            raise unusable(self._task, self._hints, error) from error
+        #: whether an argument may hold what nobody has looked at, so that the payload is read back
+        self._reads_back = trusts_instances(shape)
+        self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes]
+        self.decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]
+        if signature.plain:
+            self.encode, self.decode = self._plain_encoder(), self._plain_decoder()
+        else:
+            self.encode, self.decode = self._encode, self._decode
+
+    def validated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The call's values by parameter name, as their annotations have them.
+
+        Raises:
+            InvalidCall: the arguments do not fit the signature.
+        """
+        values = self.signature.bind(args, kwargs)
+        try:
+            return cast("dict[str, Any]", self._validator.validate_python(values))
+        except ValueError as error:
+            raise self._invalid(error) from None
+
+    def dump(self, values: dict[str, Any], limit: int = PAYLOAD_BYTES_MAX) -> bytes:
+        """The payload of validated values.
+
+        Raises:
+            InvalidCall: a value has no form in JSON, or one that cannot be read.
+            PayloadTooLarge: the payload is over ``limit`` bytes.
+        """
+        try:
+            body = self._serializer.to_json(values, warnings=not self._reads_back)
+        except ValueError as error:
+            raise self._unserializable(values, error) from None
+        if is_deep(body):
+            raise InvalidCall(self._task, f"the arguments are {too_deep()}: no worker reads that")
+        if self._reads_back:
+            try:
+                self._read_back(body)
+            except ValueError as error:
+                raise self._invalid(error) from None
+        check_size(f"{self._task}: the payload", body, limit)
+        return body
+
+    def _dump_read_back(self, values: dict[str, Any]) -> bytes:
+        body = self._serializer.to_json(values, warnings=False)
+        self._read_back(body)
+        return body
+
+    def _read_back(self, body: bytes) -> None:
+        """Refuse what a worker could not read: an instance holds whatever its owner put there.
+
+        Raises:
+            ValueError: it does not fit the annotations.
+        """
+        self._validator.validate_json(body)
+
+    def _plain_encoder(self) -> Callable[[tuple[Any, ...], dict[str, Any]], bytes]:
+        names = self.signature.names
+        count = len(names)
+        validate = self._validator.validate_python
+        dump = self._dump_read_back if self._reads_back else self._serializer.to_json
+        slow = self._encode
+
+        def encode(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+            if args:
+                if len(args) > count:
+                    return slow(args, kwargs)
+                values = dict(zip(names, args))  # noqa: B905 - the keyword costs half as much again
+                if kwargs:
+                    values.update(kwargs)
+                    if len(values) != len(args) + len(kwargs):
+                        return slow(args, kwargs)
+            else:
+                values = kwargs
+            try:
+                body = dump(validate(values))
+            except ValueError:
+                # Both of pydantic's errors are ValueErrors; the slow road finds the words.
+                return slow(args, kwargs)
+            if len(body) <= FLAT_BYTES_MAX:
+                return body
+            fits = len(body) <= PAYLOAD_BYTES_MAX and not is_deep(body)
+            return body if fits else slow(args, kwargs)
+
+        return encode
+
+    def _plain_decoder(self) -> Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]:
+        validate, slow = self._validator.validate_json, self._decode
+
+        def decode(payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            try:
+                return (), validate(payload)
+            except ValueError:
+                return slow(payload)
+
+        return decode
+
+    def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        return self.dump(self.validated(args, kwargs))
+
+    def _decode(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        try:
+            values = self._validator.validate_json(payload)
+        except ValueError as error:
+            values = self._decode_settled(payload, error)
+        else:
+            names = self.signature.names
+            if REST in values and any(name not in values for name in names):
+                values = self._decode_settled(payload, None)
+        return self.signature.split(values)
+
+    def _decode_settled(self, payload: bytes, first: ValueError | None) -> dict[str, Any]:
+        """Decode a payload that may come from a sender who did not know the parameters' names."""
+        from pydantic_core import from_json, to_json  # noqa: PLC0415 - slow to import
+
+        try:
+            raw = from_json(payload)
+        except ValueError as error:
+            raise InvalidCall(self._task, f"the payload is no JSON: {error}") from None
+        if not isinstance(raw, dict):
+            raise InvalidCall(self._task, "the payload is no JSON object")
+        settled = self.signature.settled(raw)
+        if first is not None and settled == raw:
+            raise self._invalid(first) from None
+        try:
+            text = to_json(settled, inf_nan_mode="strings")
+            return cast("dict[str, Any]", self._validator.validate_json(text))
+        except ValueError as error:
+            raise self._invalid(error) from None
+
+    def _fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for parameter in self.signature.signature.parameters.values():
+            hint = self._hints[parameter.name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                fields[REST] = NotRequired[list[hint]]  # type: ignore[valid-type]
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                fields[KEYWORDS] = NotRequired[dict[str, hint]]  # type: ignore[valid-type]
+            elif parameter.name in self.signature.defaults:
+                fields[parameter.name] = NotRequired[hint]
+            else:
+                fields[parameter.name] = hint
+        return fields
+
+    def _invalid(self, error: ValueError) -> InvalidCall:
+        # pydantic's validation raises one kind of ValueError only, which is slow to import.
+        checked = cast("ValidationError", error)
+        details = checked.errors(include_url=False, include_context=False)
+        problems = [self._problem(detail) for detail in details[:_PROBLEMS_MAX]]
+        if len(details) > _PROBLEMS_MAX:
+            problems.append(f"and {len(details) - _PROBLEMS_MAX} more")
+        return InvalidCall(self._task, "; ".join(problems))
+
+    def _problem(self, detail: ErrorDetails) -> str:
+        place, value = detail["loc"], detail["input"]
+        if not place:
+            return detail["msg"]
+        name, inner = str(place[0]), place[1:]
+        if name in {REST, KEYWORDS} and inner:
+            label = f"{name}{self._variadic_name(name)}[{inner[0]!r}]"
+            expected, inner = self._type_text(self._variadic_name(name)), inner[1:]
+        else:
+            label, expected = name, self._type_text(name)
+            if detail["type"] == "extra_forbidden" and not inner:
+                return self.signature.unknown(name)
+            if detail["type"] == "missing" and not inner:
+                return f"parameter {name!r} ({expected}) is missing"
+        where = "".join(f"[{part!r}]" for part in inner)
+        where = f" at {where}" if where else ""
+        return f"parameter {label!r} must be {expected}, got {shown(value)}{where}: {detail['msg']}"
+
+    def _unserializable(self, values: Mapping[str, Any], error: Exception) -> InvalidCall:
+        for name, value in values.items():
+            try:
+                # Field by field, to find the one that the serializer did not name.
+                self._serializer.to_json({name: value}, warnings=False)
+            except ValueError as cause:
+                label = f"{name}{self._variadic_name(name)}" if name in {REST, KEYWORDS} else name
+                return InvalidCall(
+                    self._task, f"parameter {label!r} cannot be written as JSON: {cause}"
+                )
+        return InvalidCall(self._task, f"the arguments cannot be written as JSON: {error}")
+
+    def _variadic_name(self, key: str) -> str:
+        return self.signature.rest if key == REST else self.signature.keywords
+
+    def _type_text(self, name: str) -> str:
+        return inspect.formatannotation(self._hints.get(name, Any))
+
+
+def _typed_dict(fields: dict[str, Any]) -> Any:
+    from typing_extensions import TypedDict  # noqa: PLC0415 - pydantic refuses typing's before 3.12
+
+    shape: Any = cast("Any", TypedDict)("Arguments", fields)
+    shape.__pydantic_config__ = json_config()
+    return shape

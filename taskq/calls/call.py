@@ -1,0 +1,498 @@
+"""What one enqueue asks for: its options, checked once, and the frozen Call that carries them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+)
+
+from taskq.calls.habits import CALLS, no_attribute
+from taskq.core.durations import NEVER, Duration, moment_ns, nanoseconds, positive_nanoseconds
+from taskq.core.errors import PayloadTooLarge, UsageError
+from taskq.core.model import (
+    ATTEMPTS_DEFAULT,
+    HEADERS_BYTES_MAX,
+    KEY_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    PRIORITY_DEFAULT,
+    TIME_NS_MAX,
+    Conflict,
+    Extras,
+)
+from taskq.core.parsing import rather, whole
+from taskq.log.format.bodies import check_storage
+from taskq.log.requests import EnqueueSpec
+
+if TYPE_CHECKING:
+    from taskq.calls.ports import TaskPort
+    from taskq.core.records import Flag
+    from taskq.log.format.bodies import Compression
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+#: A dedup key, or what makes one from a call's arguments.
+Key: TypeAlias = str | bytes | Callable[..., str | bytes]
+#: What else a key is held for, besides its window.
+Until: TypeAlias = Literal["settled"]
+#: What becomes of an enqueue whose key is held.
+OnConflict: TypeAlias = Literal["first", "replace", "raise"]
+
+_STORAGE: Final = ("compress", "spill")
+#: What makes no sense without a key: the option that it comes from, and what it is without one.
+_DEDUP_FIELDS: Final[dict[str, tuple[str, object]]] = {
+    "window_ns": ("window", 0),
+    "until_settled": ("until", False),
+    "on_conflict": ("on_conflict", Conflict.FIRST),
+}
+_HEADER_LENGTHS_BYTES: Final = 4
+_SPECS_KEPT: Final = 1_024
+#: A record's length and CRC; its optional fields but for the bytes of key and headers.
+_RECORD_EDGES_BYTES: Final = 8
+_OPTIONS_BYTES: Final = 64
+
+
+class OptionChanges(TypedDict, total=False):
+    """What ``.options(...)`` takes; each stands for this call instead of the task's own."""
+
+    #: name of the queue
+    queue: str
+    #: 0 to 9, higher first
+    priority: int
+    #: how often the job may run; 0 for no limit
+    attempts: int
+    #: not before so long from now
+    delay: Duration
+    #: not before this moment (a datetime with a time zone)
+    eta: datetime | None
+    #: give up unless it ran by then: a duration from now, or a datetime with a time zone
+    expires: Duration | datetime | None
+    #: one job at a time may hold this key in its queue
+    key: Key | None
+    #: how long the key is held; None: until the job is settled
+    window: Duration | None
+    #: "settled", with a window: hold the key until both, window and job, are over
+    until: Until | None
+    #: if the key is held: "first" answers with the job that holds it, "replace" takes the key over
+    #: unless that job runs (one that waits is cancelled), "raise" raises ``DuplicateKey``
+    on_conflict: OnConflict
+    #: small strings that travel with the job, added to the task's own
+    headers: Mapping[str, str]
+    #: limits of the task hold for the jobs of each such key; None: for all of the task together
+    concurrency_key: Key | None
+    #: how long the job and its result are kept after its end; "never": it never goes; None: as its
+    #: queue or log says
+    keep_result: Duration | None
+    #: how the payload is compressed, "none" for not at all; None: as its queue or log says
+    compress: Compression | None
+    #: whether a payload over 1 MiB may go to a file beside the log; None: as its queue or log says
+    spill: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of an enqueue, checked and in the log's units. Make one with ``changed``."""
+
+    queue: str = "default"
+    priority: int = PRIORITY_DEFAULT
+    attempts: int = ATTEMPTS_DEFAULT
+    due_ns: int = 0
+    due_is_wall: bool = False
+    expires_ns: int = 0
+    expires_is_wall: bool = False
+    key: Key | None = None
+    window_ns: int = 0
+    until_settled: bool = False
+    on_conflict: Conflict = Conflict.FIRST
+    headers: Mapping[str, str] = field(default_factory=dict)
+    concurrency_key: Key | None = None
+    keep_ns: int = 0
+    compress: Compression | None = None
+    spill: bool | None = None
+
+    def changed(self, changes: OptionChanges) -> Options:
+        """The options with these changes.
+
+        Raises:
+            UsageError: an option is unknown, wrong, or contradicts another.
+        """
+        unknown = changes.keys() - OptionChanges.__annotations__.keys()
+        if unknown:
+            name, known = min(unknown), OptionChanges.__annotations__
+            raise UsageError(f"there is no option {name!r}: {rather(name, known, 'options')}")
+        values: dict[str, Any] = {
+            name: changes[name] for name in ("queue", "key", "concurrency_key") if name in changes
+        }
+        for number in ("priority", "attempts"):
+            if number in changes:
+                values[number] = whole(changes[number], number)
+        values |= _due(changes)
+        if "expires" in changes:
+            values |= _expiry(changes["expires"])
+        values |= _dedup(changes)
+        if "headers" in changes:
+            values["headers"] = checked_headers({**self.headers, **changes["headers"]})
+        if "keep_result" in changes:
+            values["keep_ns"] = _keep_ns(changes["keep_result"])
+        values |= _storage(changes)
+        options = replace(self, **values)
+        if options.key is None:
+            for name, (word, nothing) in _DEDUP_FIELDS.items():
+                if getattr(options, name) != nothing:
+                    raise UsageError(f"{word} is given without a key: add key=, or leave it out")
+        return options
+
+    def spec(self, task: str, flags: Flag) -> EnqueueSpec:
+        """The part of an enqueue that the log wants encoded once.
+
+        Raises:
+            UsageError: queue, priority or attempts is out of its range.
+        """
+        return spec_of(self.queue, task, self.priority, self.attempts, flags)
+
+    def fixed_extras(self, task: str) -> Extras | None:
+        """The rarer part of options whose key, if any, is text or bytes.
+
+        Raises:
+            UsageError: the key is none of the two, or too long.
+        """
+        key = None if self.key is None else key_bytes(task, self.key)
+        return self.extras(key, self.fixed_concurrency_key(task))
+
+    def fixed_concurrency_key(self, task: str) -> bytes:
+        """The concurrency key if it is text or bytes; b"" if there is none, or a function of it.
+
+        Raises:
+            UsageError: it is something else, or too long.
+        """
+        key = self.concurrency_key
+        return b"" if key is None or callable(key) else concurrency_key_bytes(task, key)
+
+    def extras(self, key: bytes | None, concurrency_key: bytes = b"") -> Extras | None:
+        """The rarer part with these keys; None when there is nothing of it."""
+        if key is None and not (
+            self.due_ns or self.expires_ns or self.headers or self.keep_ns or concurrency_key
+        ):
+            return None
+        return Extras(
+            due_ns=self.due_ns,
+            due_is_wall=self.due_is_wall,
+            expires_ns=self.expires_ns,
+            expires_is_wall=self.expires_is_wall,
+            key=key,
+            window_ns=self.window_ns,
+            until_settled=self.until_settled,
+            on_conflict=self.on_conflict,
+            headers=dict(self.headers),
+            keep_ns=self.keep_ns,
+            concurrency_key=concurrency_key,
+        )
+
+
+#: By type as well: 5.0 is no priority, though it equals one.
+_kept_spec: Final = functools.lru_cache(_SPECS_KEPT, typed=True)(EnqueueSpec)
+
+
+def spec_of(queue: str, task: str, priority: int, attempts: int, flags: Flag) -> EnqueueSpec:
+    """A spec, from a small cache: making one costs more than encoding a job.
+
+    Raises:
+        UsageError: a value is wrong.
+    """
+    try:
+        return _kept_spec(queue, task, priority, attempts, flags)
+    except TypeError:  # what cannot be looked up is wrong: the spec itself says how
+        return EnqueueSpec(queue, task, priority, attempts, flags)
+
+
+class Runnable(Generic[R_co]):
+    """What gives an ``R`` once it is enqueued and run: a call, or a flow of them."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Runnable[R_co]):
+    """One call of a task, checked and encoded, not enqueued yet. Enqueue it as often as you like.
+
+    Attributes:
+        name: name of the task.
+        task: the task, None when this process does not know it.
+        body: the encoded arguments; how they are stored is decided when they are enqueued.
+        flags: what the task fixed for its jobs.
+        chosen: queue, priority and the other options.
+        spec: the part of them that the log wants encoded once.
+        extras: the rest of them, None when there is none.
+    """
+
+    name: str
+    task: TaskPort[R_co] | None
+    body: bytes
+    flags: Flag
+    chosen: Options
+    spec: EnqueueSpec
+    extras: Extras | None
+
+    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to write instead of what calls of other libraries have."""
+            raise no_attribute(self, "a call", name, CALLS, "call")
+
+    def options(self, **changes: Unpack[OptionChanges]) -> Call[R_co]:
+        """A new call with these options changed; a key is kept unless another is given.
+
+        Raises:
+            UsageError: an option is wrong, or a key is a function: its arguments are encoded.
+        """
+        key = changes.get("key")
+        if callable(key):
+            raise UsageError(f"{self.name}: a Call takes its key as text or bytes, not a function")
+        if callable(changes.get("concurrency_key")):
+            raise UsageError(f"{self.name}: a Call takes its concurrency_key as text or bytes")
+        if self.task is not None and self.task.limit is None:
+            check_unlimited(self.name, changes)
+        held = self.extras or Extras()
+        chosen = replace(
+            self.chosen, key=held.key, concurrency_key=held.concurrency_key or None
+        ).changed(changes)
+        return replace(
+            self,
+            chosen=chosen,
+            spec=chosen.spec(self.name, self.flags),
+            extras=chosen.fixed_extras(self.name),
+        )
+
+
+def make_call(
+    name: str, task: TaskPort[Any] | None, body: bytes, flags: Flag, chosen: Options
+) -> Call[Any]:
+    """A call whose key, if any, is text or bytes.
+
+    Raises:
+        UsageError: an option is out of its range.
+    """
+    return Call(
+        name=name,
+        task=task,
+        body=body,
+        flags=flags,
+        chosen=chosen,
+        spec=chosen.spec(name, flags),
+        extras=chosen.fixed_extras(name),
+    )
+
+
+def checked_calls(calls: Iterable[Call[R]]) -> list[Call[R]]:
+    """What ``enqueue_many`` was given, as a list; raises UsageError if one is no call."""
+    given = list(calls)
+    for call in given:
+        if not isinstance(call, Call):
+            raise UsageError(f"enqueue_many() takes calls such as task.call(...), got {call!r:.60}")
+    return given
+
+
+def key_bytes(task: str, key: object, what: str = "key") -> bytes:
+    """A dedup key, or ``what`` it is else, as the log takes it.
+
+    Raises:
+        UsageError: it is no text or bytes, or is not 1 to KEY_BYTES_MAX bytes long.
+    """
+    encoded = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
+    if not isinstance(encoded, bytes):
+        kinds = "text or bytes" if what == "key" else "text, bytes or a whole number"
+        raise UsageError(f"{task}: the {what} is {key!r:.60}, it must be {kinds}")
+    if not 1 <= len(encoded) <= KEY_BYTES_MAX:
+        remedy = "use a hash of it" if encoded else "None stands for no key"
+        raise UsageError(
+            f"{task}: the {what} has {len(encoded)} bytes, it must have 1 to {KEY_BYTES_MAX}: "
+            f"{remedy}"
+        )
+    return encoded
+
+
+def check_unlimited(task: str, changes: OptionChanges) -> None:
+    """Refuse a concurrency key for jobs of a task that has no limit, where it would do nothing.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if changes.get("concurrency_key") is not None:
+        raise UsageError(
+            f"{task}: concurrency_key is given, but the task has no limit: give @task "
+            f"concurrency= or rate=, or leave it out"
+        )
+
+
+def concurrency_key_bytes(task: str, key: object) -> bytes:
+    """A concurrency key as the log takes it; b"" for None.
+
+    Raises:
+        UsageError: it is no text, bytes or whole number, or not 1 to KEY_BYTES_MAX bytes long.
+    """
+    if key is None:
+        return b""
+    return key_bytes(task, str(key) if type(key) is int else key, "concurrency_key")
+
+
+def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers, with text for names and values.
+
+    Raises:
+        UsageError: a name or value is no text.
+        PayloadTooLarge: together they are over HEADERS_BYTES_MAX.
+    """
+    pairs: Iterable[tuple[object, object]] = headers.items()
+    for name, value in pairs:
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(f"header {name!r} is {value!r:.60}: names and values must be text")
+    try:
+        size = _headers_bytes(headers)
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the headers hold text that UTF-8 cannot write: {error}") from None
+    if size > HEADERS_BYTES_MAX:
+        raise PayloadTooLarge("the headers", size, HEADERS_BYTES_MAX, "put data in the arguments")
+    return dict(headers)
+
+
+def transaction_bytes(items: Iterable[tuple[EnqueueSpec, bytes, Extras | None]]) -> int:
+    """What the jobs of one transaction take in the log at most, options counted generously."""
+    size = 0
+    for spec, body, extras in items:
+        # What is larger goes to a file.
+        size += len(spec.tail) + min(len(body), PAYLOAD_BYTES_MAX) + _RECORD_EDGES_BYTES
+        if extras is not None:
+            size += _OPTIONS_BYTES + len(extras.key or b"") + len(extras.concurrency_key)
+            size += _headers_bytes(extras.headers)
+            if extras.flow is not None:
+                size += extras.flow.size
+    return size
+
+
+def _headers_bytes(headers: Mapping[str, str]) -> int:
+    return sum(
+        len(name.encode()) + len(value.encode()) + _HEADER_LENGTHS_BYTES
+        for name, value in headers.items()
+    )
+
+
+def _due(changes: OptionChanges) -> dict[str, Any]:
+    eta = changes.get("eta")
+    if "delay" in changes and eta is not None:
+        raise UsageError("delay and eta are both given: a job has one due time")
+    if eta is not None:
+        return {"due_ns": moment_ns(eta, "eta"), "due_is_wall": True}
+    if "delay" in changes:
+        return {"due_ns": nanoseconds(changes["delay"], "delay"), "due_is_wall": False}
+    return {"due_ns": 0, "due_is_wall": False} if "eta" in changes else {}
+
+
+def _expiry(expires: Duration | datetime | None) -> dict[str, Any]:
+    if expires is None:
+        return {"expires_ns": 0, "expires_is_wall": False}
+    if isinstance(expires, datetime):
+        return {"expires_ns": moment_ns(expires, "expires"), "expires_is_wall": True}
+    return {"expires_ns": positive_nanoseconds(expires, "expires"), "expires_is_wall": False}
+
+
+def _keep_ns(keep: Duration | None) -> int:
+    if keep is None:
+        return 0
+    return TIME_NS_MAX if keep == NEVER else positive_nanoseconds(keep, "keep_result")
+
+
+def _dedup(changes: OptionChanges) -> dict[str, Any]:
+    """How keys are held. Who takes a task's key away takes away what was said of it, too."""
+    values: dict[str, Any] = {}
+    if "key" in changes and changes["key"] is None:
+        values = {name: nothing for name, (_, nothing) in _DEDUP_FIELDS.items()}
+    if "window" in changes:
+        window = changes["window"]
+        values["window_ns"] = 0 if window is None else positive_nanoseconds(window, "window")
+    if "until" in changes:
+        until: object = changes["until"]
+        if until not in {None, "settled"}:
+            raise UsageError(f'until is {until!r:.60}, it must be "settled" or left out')
+        values["until_settled"] = until is not None
+    if "on_conflict" in changes:
+        try:
+            values["on_conflict"] = Conflict(changes["on_conflict"])
+        except ValueError:
+            raise UsageError(
+                f'on_conflict is {changes["on_conflict"]!r:.60}, it must be "first", "replace" '
+                f'or "raise"'
+            ) from None
+    return values
+
+
+def _storage(changes: OptionChanges) -> dict[str, Any]:
+    values: dict[str, Any] = {name: changes[name] for name in _STORAGE if name in changes}
+    check_storage(values.get("compress"), values.get("spill"))
+    return values
+
+
+# One job of the layer below tasks: bytes and options, as a caller of ``TaskLog`` gives them.
+
+
+class PutOptions(TypedDict, total=False):
+    """What ``TaskLog.put`` takes beside the payload."""
+
+    #: name of the queue
+    queue: str
+    #: 0 to 9, higher first
+    priority: int
+    #: not before so long from now
+    delay: Duration
+    #: give up unless it ran by then: a duration, or a datetime with a time zone
+    expires: Duration | datetime | None
+    #: small strings that travel with the job
+    headers: Mapping[str, str]
+    #: one job at a time may hold it in the queue
+    key: str | bytes | None
+    #: how long the key is held; None: until the job is settled
+    window: Duration | None
+    #: "settled", with a window: hold the key until both, window and job, are over
+    until: Until | None
+    #: if the key is held: "first" answers with the job that holds it, "replace" takes the key over
+    #: unless that job runs (one that waits is cancelled), "raise" raises ``DuplicateKey``
+    on_conflict: OnConflict
+    #: how often the job may be claimed; 0 for no limit
+    attempts: int
+    #: how long the job and its result are kept after its end; None: as its queue or log says
+    keep_result: Duration | None
+    #: how the payload is compressed; None: as its queue or log says
+    compress: Compression | None
+    #: whether a larger one may go to a file; None: as its queue or log says
+    spill: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put:
+    """One job of ``put_many``; the words are those of ``PutOptions``."""
+
+    payload: bytes
+    queue: str = "default"
+    priority: int = PRIORITY_DEFAULT
+    delay: Duration = 0
+    expires: Duration | datetime | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    key: str | bytes | None = None
+    window: Duration | None = None
+    until: Until | None = None
+    on_conflict: OnConflict = "first"
+    attempts: int = ATTEMPTS_DEFAULT
+    keep_result: Duration | None = None
+    compress: Compression | None = None
+    spill: bool | None = None

@@ -1,0 +1,241 @@
+"""Results as JSON, and what arguments and results share.
+
+Built at a task's first use, since pydantic is slow to import and annotations may name what is
+defined later. Bytes are base64 and infinite floats are strings, at every depth but inside pydantic
+models, which bring a configuration of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Final, Optional
+
+from taskq.calls.signature import REST, Signature
+from taskq.core.errors import InvalidCall, PayloadTooLarge, UsageError
+from taskq.core.model import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX
+from taskq.core.parsing import DEPTH_MAX, too_deep
+from taskq.log.config import SPILL_HINT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic import ConfigDict
+    from pydantic_core import SchemaSerializer, SchemaValidator
+
+
+#: Kinds of schemas that take an instance as it is, whatever it holds.
+_TRUSTED: Final = frozenset({"model", "dataclass"})
+
+
+#: Shorter than this, nothing is nested too deeply.
+FLAT_BYTES_MAX: Final = 2 * DEPTH_MAX
+
+
+def is_deep(body: bytes) -> bool:
+    """Whether JSON that was written here is nested deeper than it can be read."""
+    if len(body) <= FLAT_BYTES_MAX or body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
+        return False
+    from pydantic_core import from_json  # noqa: PLC0415 - see the module's docstring
+
+    try:
+        from_json(body)
+    except ValueError:
+        return True
+    return False
+
+
+def json_config() -> ConfigDict:
+    """How values without a configuration of their own are written."""
+    from pydantic import ConfigDict  # noqa: PLC0415 - see the module's docstring
+
+    return ConfigDict(
+        extra="forbid",
+        ser_json_bytes="base64",
+        val_json_bytes="base64",
+        ser_json_inf_nan="strings",
+    )
+
+
+def compiled(
+    annotation: Any, config: ConfigDict | None = None
+) -> tuple[SchemaValidator, SchemaSerializer]:
+    """A validator and a serializer of one type.
+
+    Raises:
+        TypeError: pydantic knows no way to read or write the type.
+    """
+    from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
+    from pydantic.errors import PydanticUserError  # noqa: PLC0415
+    from pydantic_core import SchemaError, SchemaSerializer, SchemaValidator  # noqa: PLC0415
+    from pydantic_core.core_schema import CoreConfig  # noqa: PLC0415
+
+    # Given at the root as well: the one of a typed dict does not reach its floats.
+    root = CoreConfig(ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings")
+    try:
+        schema = TypeAdapter(annotation, config=config).core_schema
+        return SchemaValidator(schema, root), SchemaSerializer(schema, root)
+    except (PydanticUserError, SchemaError) as error:
+        raise TypeError(_cause(error)) from error
+
+
+def trusts_instances(annotation: Any, config: ConfigDict | None = None) -> bool:
+    """Whether the type holds models or dataclasses, whose instances pydantic takes unseen."""
+    from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
+
+    left: list[object] = [TypeAdapter(annotation, config=config).core_schema]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            if one.get("type") in _TRUSTED:
+                return True
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one
+    return False
+
+
+def unusable(task: str, hints: Mapping[str, Any], error: TypeError) -> UsageError:
+    """Says which of the annotations cannot be written as JSON."""
+    for name, hint in hints.items():
+        try:
+            compiled(hint)
+        except TypeError:
+            return UsageError(
+                f"{task}: the annotation {inspect.formatannotation(hint)} of {name!r} has no form "
+                f"in JSON: use a built-in type, a dataclass or a pydantic model"
+            )
+    return UsageError(f"{task}: the annotations cannot be used: {error}")
+
+
+class ResultCodec:
+    """Turns what one function returns into bytes, and back.
+
+    A None is written as no bytes at all.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self._task = signature.task
+        annotation = signature.resolve("the result", signature.signature.return_annotation)
+        self._text = inspect.formatannotation(annotation)
+        try:
+            plain, _ = compiled(annotation)
+            # pydantic takes no configuration beside a bare dataclass, but beside an optional one.
+            optional = Optional.__getitem__(annotation)
+            self._validator, self._serializer = compiled(optional, json_config())
+        except TypeError as error:
+            raise unusable(self._task, {"the result": annotation}, error) from error
+        self._takes_none = plain.isinstance_python(None)
+
+    def encode(self, value: object, limit: int = PAYLOAD_BYTES_MAX) -> bytes | None:
+        """The result as JSON, None for a None.
+
+        Raises:
+            UsageError: the value does not fit the return annotation, or JSON.
+            PayloadTooLarge: it is over ``limit`` bytes.
+        """
+        if value is None:
+            if self._takes_none:
+                return None
+            raise UsageError(
+                f"{self._task}: returned None, but is annotated to return {self._text}"
+            )
+        try:
+            body = self._serializer.to_json(value, warnings="error")
+        except ValueError:
+            body = self._encode_coerced(value)
+        if is_deep(body):
+            raise UsageError(f"{self._task}: the returned value is {too_deep()}: nobody reads that")
+        check_size(f"{self._task}: the result", body, limit)
+        return body
+
+    def decode(self, body: bytes) -> Any:
+        """The result as the return annotation has it.
+
+        Raises:
+            UsageError: it was written by code that returned another type.
+        """
+        try:
+            return self._validator.validate_json(body)
+        except ValueError as error:
+            raise UsageError(
+                f"{self._task}: the stored result {shown(body)} does not fit the return "
+                f"annotation {self._text} ({_cause(error)}): was it changed since?"
+            ) from None
+
+    def _encode_coerced(self, value: object) -> bytes:
+        """Encode what can become the annotated type, such as a tuple for a list."""
+        try:
+            return self._serializer.to_json(self._validator.validate_python(value))
+        except ValueError as error:
+            raise UsageError(
+                f"{self._task}: returned {shown(value)}, but is annotated to return {self._text} "
+                f"({_cause(error)})"
+            ) from None
+
+
+def encode_loose(
+    task: str, args: tuple[Any, ...], kwargs: dict[str, Any], limit: int = PAYLOAD_BYTES_MAX
+) -> bytes:
+    """The payload of a call whose signature is not known here.
+
+    Raises:
+        InvalidCall: a value has no form in JSON.
+        PayloadTooLarge: the payload is over ``limit`` bytes.
+    """
+    from pydantic_core import to_json  # noqa: PLC0415
+
+    values = {REST: args, **kwargs} if args else kwargs
+    try:
+        body = to_json(values, bytes_mode="base64", inf_nan_mode="strings")
+    except ValueError as error:
+        raise InvalidCall(task, f"the arguments cannot be written as JSON: {error}") from None
+    check_size(f"{task}: the payload", body, limit)
+    return body
+
+
+def check_size(what: str, body: bytes, limit: int) -> None:
+    """Refuse a payload or result that is too large.
+
+    Raises:
+        PayloadTooLarge: it is over ``limit`` bytes.
+    """
+    if len(body) > limit:
+        remedy = SPILL_HINT if limit == PAYLOAD_BYTES_MAX else "raise spill_bytes_max"
+        raise PayloadTooLarge(what, len(body), limit, remedy)
+
+
+def decode_loose(body: bytes) -> Any:
+    """A result whose annotation is not known here, as plain JSON values."""
+    from pydantic_core import from_json  # noqa: PLC0415
+
+    return from_json(body)
+
+
+def encode_reason(reason: str) -> bytes:
+    """A reason in UTF-8, without its middle when it is longer than REASON_BYTES_MAX."""
+    encoded = reason.encode("utf-8", "replace")
+    if len(encoded) <= REASON_BYTES_MAX:
+        return encoded
+    gap = b"\n...\n"
+    half = (REASON_BYTES_MAX - len(gap)) // 2
+    head = encoded[:half].decode("utf-8", "ignore").encode()
+    return head + gap + encoded[-half:].decode("utf-8", "ignore").encode()
+
+
+def shown(value: object) -> str:
+    """A value and its type, short, for an error."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a caller's repr must not hide what is wrong with the call
+        text = "a value"
+    return f"{text:.60} ({type(value).__name__})"
+
+
+def _cause(error: Exception) -> str:
+    """What pydantic says, without its links and its many lines."""
+    details = getattr(error, "errors", None)
+    if details is None:
+        return str(error).split("\n", 1)[0]
+    first = details(include_url=False, include_context=False, include_input=False)[0]
+    place = "".join(f"[{part!r}]" for part in first["loc"])
+    return f"at {place}: {first['msg']}" if place else str(first["msg"])

@@ -1,0 +1,404 @@
+"""How a function takes its arguments: from a call to values by parameter name, and back.
+
+Payloads name every argument, so that a task may reorder or add parameters while jobs wait. Two keys
+that no parameter can have stand for the rest: ``"*"`` for the list of further positional arguments,
+``"**"`` for the further keyword arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
+
+from taskq.calls.call import OptionChanges
+from taskq.core.errors import InvalidCall, UsageError
+from taskq.core.parsing import nearest, same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+# Shared resources that a task takes by annotation, and how each finds its own.
+#
+# ::
+#
+#     @app.task
+#     async def store(row: int, db: Inject[Database] = injected()) -> None: ...
+#
+# Such a parameter is no part of the call: enqueuing, payloads, keys and validation leave it out,
+# and the worker fills it in from what the app's lifespans yield. Who calls the function himself
+# gives it.
+
+T = TypeVar("T")
+
+
+class _Mark:
+    """Stands in the annotation of an injected parameter."""
+
+    def __repr__(self) -> str:
+        return "injected"
+
+
+class _NotGiven:
+    """The default of an injected parameter: any use of it says what is missing."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UsageError(
+            f"{name!r} was asked of an injected parameter, which only workers fill in: "
+            f"give it where you call the function yourself"
+        )
+
+    def __repr__(self) -> str:
+        return "injected()"
+
+
+_MARK: Final = _Mark()
+_NOT_GIVEN: Final = _NotGiven()
+#: ``db: Inject[Database]``: the worker gives what a lifespan yields of this type.
+Inject: TypeAlias = Annotated[T, _MARK]
+
+
+def injected() -> Any:
+    """The default of an injected parameter, so that type checkers let calls leave it out."""
+    return _NOT_GIVEN
+
+
+def injected_type(hint: Any) -> Any:
+    """What a resolved annotation asks to be injected; None if it is an argument like any other."""
+    if typing.get_origin(hint) is Annotated and _MARK in hint.__metadata__:
+        return hint.__origin__
+    return None
+
+
+class Resources:
+    """What the lifespans of one worker yielded, found by type.
+
+    A plain tuple is several resources, anything else is one; None is none.
+    """
+
+    def __init__(self, values: Iterable[object] = ()) -> None:
+        self._values: list[object] = []
+        for value in values:
+            self.add(value)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, value: object) -> None:
+        """Keep what one lifespan yielded."""
+        if type(value) is tuple:
+            self._values += value
+        elif value is not None:
+            self._values.append(value)
+
+    def arguments(self, task: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The resource of each parameter.
+
+        Args:
+            task: whose parameters they are, for errors.
+            wanted: type by parameter name, as ``Signature.injected``.
+
+        Raises:
+            UsageError: no resource is of the type, or more than one is.
+        """
+        return {name: self._find(task, name, kind) for name, kind in wanted.items()}
+
+    def _find(self, task: str, name: str, wanted: Any) -> Any:
+        kinds = _members(wanted)
+        # The very type goes before its subclasses.
+        found = [one for one in self._values if type(one) in kinds]
+        found = found or [one for one in self._values if _fits(one, kinds, task, name)]
+        if len(found) == 1:
+            return found[0]
+        what = f"{task}: parameter {name!r} takes {inspect.formatannotation(wanted)}"
+        if found:
+            raise UsageError(
+                f"{what}, and the app's lifespans yield {len(found)} of it ({_listed(found)}): "
+                f"give each a type of its own"
+            )
+        if types.NoneType in kinds:
+            return None
+        held = f"yield {_listed(self._values)}" if self._values else "yield nothing"
+        raise UsageError(f"{what}, but the app's lifespans {held}: yield one in an @app.lifespan")
+
+
+def _members(wanted: Any) -> tuple[Any, ...]:
+    """The classes that will do, of a class, a generic one or a union."""
+    origin = typing.get_origin(wanted)
+    if origin in {typing.Union, types.UnionType}:
+        return tuple(kind for member in typing.get_args(wanted) for kind in _members(member))
+    return (origin or wanted,)
+
+
+def _fits(value: object, kinds: tuple[Any, ...], task: str, name: str) -> bool:
+    try:
+        return isinstance(value, kinds)
+    except TypeError as error:
+        raise UsageError(
+            f"{task}: parameter {name!r}: resources cannot be told by "
+            f"{inspect.formatannotation(kinds[0])} ({error}): "
+            f"take a class, or a Protocol that is @runtime_checkable"
+        ) from error
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(type(value).__qualname__ for value in values)
+
+
+REST: Final = "*"
+KEYWORDS: Final = "**"
+
+_Kind: Final = inspect.Parameter
+_FUNCTIONS_KEPT: Final = 256
+
+
+class Signature:
+    """A function's parameters, resolved once.
+
+    Attributes:
+        task: name of the task, for errors.
+        names: parameters that take a positional argument, in order.
+        plain: every argument can be passed by its name, and there is no ``*args`` or ``**kwargs``.
+        defaults: by name, of the parameters that have one.
+        injected: type by name, of the parameters that workers fill in; everything else here leaves
+            them out.
+    """
+
+    def __init__(self, task: str, function: Callable[..., Any]) -> None:
+        self.task = task
+        self._function = function
+        self._resolved: dict[str, Any] = {}
+        self.signature, self.injected = self._without_injected(inspect.signature(function))
+        parameters = self.signature.parameters.values()
+        only = [p.name for p in parameters if p.kind is _Kind.POSITIONAL_ONLY]
+        by_keyword = [p.name for p in parameters if p.kind is _Kind.POSITIONAL_OR_KEYWORD]
+        self.names = (*only, *by_keyword)
+        self.rest = self._variadic(_Kind.VAR_POSITIONAL)
+        self.keywords = self._variadic(_Kind.VAR_KEYWORD)
+        self.plain = not only and not self.rest and not self.keywords
+        self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._positional_only = tuple(only)
+        self._by_keyword = frozenset(
+            (*by_keyword, *(p.name for p in parameters if p.kind is _Kind.KEYWORD_ONLY))
+        )
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The call's values by name; types and missing ones are not looked at.
+
+        Raises:
+            InvalidCall: an argument has no parameter, or a parameter two arguments.
+        """
+        values: dict[str, Any] = dict(zip(self.names, args, strict=False))
+        further = list(args[len(self.names) :])
+        if further:
+            if not self.rest:
+                raise self._too_many(len(args))
+            values[REST] = further
+        keywords: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if name in self._by_keyword:
+                if name in values:
+                    raise InvalidCall(self.task, f"parameter {name!r} is given twice")
+                values[name] = value
+            elif self.keywords:
+                keywords[name] = value
+            else:
+                raise InvalidCall(self.task, self.unknown(name))
+        if keywords:
+            values[KEYWORDS] = keywords
+        return values
+
+    def split(self, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments to call the function with, from values by name; takes ``values`` apart.
+
+        Raises:
+            InvalidCall: a value is positional, and one before it is missing.
+        """
+        further = values.pop(REST, ())
+        keywords = values.pop(KEYWORDS, None)
+        positional = self.names if further else self._positional_only
+        args: list[Any] = []
+        for name in positional:
+            if name not in values:
+                break
+            args.append(values.pop(name))
+        if len(args) < len(positional) and (further or any(name in values for name in positional)):
+            raise InvalidCall(self.task, f"parameter {positional[len(args)]!r} is missing")
+        if keywords:
+            values.update(keywords)
+        return (*args, *further), values
+
+    def arguments_for(
+        self, function: Callable[..., Any], values: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments for another function that looks at this one's call, defaults filled in.
+
+        It gets those it names; a function with other names gets all of them, in order.
+        """
+        filled = {**self.defaults, **values}
+        asked = _names_asked(function)
+        if asked is not None and all(name in filled for name in asked):
+            return (), {name: filled[name] for name in asked}
+        further, keywords = filled.pop(REST, ()), filled.pop(KEYWORDS, {})
+        args = (*(filled.pop(name) for name in self.names), *further)
+        return args, {**filled, **keywords}
+
+    def settled(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """A payload whose sender did not know the function, with its values put under their names.
+
+        Raises:
+            InvalidCall: a parameter has two values, or there are too many positional ones.
+        """
+        further, keywords = raw.get(REST, []), raw.get(KEYWORDS, {})
+        if not isinstance(further, list) or not isinstance(keywords, dict):
+            raise InvalidCall(self.task, f"{REST!r} must hold a list and {KEYWORDS!r} an object")
+        known = {*self._by_keyword, *self._positional_only}
+        values = {name: value for name, value in raw.items() if name in known}
+        others = {n: v for n, v in raw.items() if n not in known and n not in {REST, KEYWORDS}}
+        # With a value for each of them, the list holds what comes after the named parameters.
+        if any(name not in values for name in self.names):
+            for name, value in zip(self.names, further, strict=False):
+                if name in values:
+                    raise InvalidCall(self.task, f"parameter {name!r} is given twice")
+                values[name] = value
+            further = further[len(self.names) :]
+        if further:
+            if not self.rest:
+                raise self._too_many(len(self.names) + len(further))
+            values[REST] = further
+        if keywords or others:
+            if not self.keywords:
+                raise InvalidCall(self.task, self.unknown(next(iter({**keywords, **others}))))
+            values[KEYWORDS] = {**keywords, **others}
+        return values
+
+    def hints(self) -> dict[str, Any]:
+        """The resolved annotation of each parameter, ``Any`` where there is none.
+
+        Raises:
+            UsageError: an annotation names what does not exist.
+        """
+        for parameter in self.signature.parameters.values():
+            if parameter.name not in self._resolved:
+                self._resolved[parameter.name] = self._hint(parameter)
+        return {name: self._resolved[name] for name in self.signature.parameters}
+
+    def resolve(self, what: str, annotation: Any) -> Any:
+        """The annotation with its names looked up where the function was written.
+
+        Raises:
+            UsageError: a name is not found.
+        """
+        if annotation is inspect.Parameter.empty:
+            return Any
+        function = inspect.unwrap(self._function)
+        # A closure's cells hold the types that an enclosing function defined and this one uses.
+        names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+        cells = getattr(function, "__closure__", None) or ()
+        scope = {n: c.cell_contents for n, c in zip(names, cells, strict=False) if _filled(c)}
+        holder = types.SimpleNamespace(__annotations__={"it": annotation})
+        try:
+            return typing.get_type_hints(
+                holder, getattr(function, "__globals__", {}), scope, include_extras=True
+            )["it"]
+        except NameError as error:
+            raise UsageError(
+                f"{self.task}: the annotation {annotation!r} of {what} cannot be resolved "
+                f"({error}). Define or import the type at module level, not in a function or "
+                f"under TYPE_CHECKING"
+            ) from error
+        except (TypeError, SyntaxError) as error:
+            raise UsageError(
+                f"{self.task}: the annotation {annotation!r} of {what} is no type ({error})"
+            ) from error
+
+    def unknown(self, name: str) -> str:
+        """Says that no parameter takes this keyword, and which one may have been meant."""
+        if name in self._positional_only:
+            return f"parameter {name!r} is positional only: {self.signature}"
+        options = OptionChanges.__annotations__
+        option = name if name in options else same(name, options)
+        near = "" if option else nearest(name, self._by_keyword)
+        hint = f" (did you mean {near!r}?)" if near else ""
+        problem = f"there is no parameter {name!r}{hint}: {self.signature}"
+        if not (option or near):
+            option = nearest(name, options)
+        if not option:
+            return problem
+        short = self.task.rpartition(".")[2]
+        return f"{problem}. For the option write {short}.options({option}=...).enqueue(...)"
+
+    def _without_injected(
+        self, whole: inspect.Signature
+    ) -> tuple[inspect.Signature, dict[str, Any]]:
+        injected: dict[str, Any] = {}
+        parameters = list(whole.parameters.values())
+        for parameter in parameters:
+            try:
+                hint = self._resolved[parameter.name] = self._hint(parameter)
+            except UsageError:
+                continue  # told by ``hints``, when the types are needed
+            kind = injected_type(hint)
+            if kind is not None:
+                injected[parameter.name] = kind
+        if not injected:
+            return whole, injected
+        rest = any(parameter.kind is _Kind.VAR_POSITIONAL for parameter in parameters)
+        for parameter in parameters:
+            if parameter.name in injected and not _by_name_alone(parameter, rest=rest):
+                raise UsageError(
+                    f"{self.task}: the injected parameter {parameter.name!r} is passed by its "
+                    f"name: put it behind a *"
+                )
+        others = [parameter for parameter in parameters if parameter.name not in injected]
+        return whole.replace(parameters=others), injected
+
+    def _hint(self, parameter: inspect.Parameter) -> Any:
+        return self.resolve(f"parameter {parameter.name!r}", parameter.annotation)
+
+    def _variadic(self, kind: Any) -> str:
+        for parameter in self.signature.parameters.values():
+            if parameter.kind is kind:
+                return parameter.name
+        return ""
+
+    def _too_many(self, count: int) -> InvalidCall:
+        return InvalidCall(
+            self.task,
+            f"takes {len(self.names)} positional arguments, {count} were given: {self.signature}",
+        )
+
+
+@functools.lru_cache(_FUNCTIONS_KEPT)
+def _names_asked(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """The names of a function's parameters; None when not all of them can be passed by name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return None
+    named = {_Kind.POSITIONAL_OR_KEYWORD, _Kind.KEYWORD_ONLY}
+    if any(parameter.kind not in named for parameter in parameters):
+        return None
+    return tuple(parameter.name for parameter in parameters)
+
+
+def _by_name_alone(parameter: inspect.Parameter, *, rest: bool) -> bool:
+    """Whether nothing that is passed by place can end up in it."""
+    if parameter.kind is _Kind.POSITIONAL_OR_KEYWORD:
+        return not rest
+    return parameter.kind is _Kind.KEYWORD_ONLY
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - an empty cell raises
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,83 @@
+"""Circuit breakers: a queue whose jobs meet one network failure after the other backs off whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from taskq.conditions.base import checked_conditions
+from taskq.core.durations import Duration, seconds
+from taskq.core.errors import UsageError
+from taskq.core.parsing import whole
+from taskq.log.requests import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.conditions.base import Check, Condition
+
+FAILURES_DEFAULT: Final = 5
+FAILURES_MAX: Final = 1_000_000
+PAUSE_SECONDS_DEFAULT: Final = 1.0
+PAUSE_SECONDS_MAX_DEFAULT: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerRule:
+    """When a queue backs off, and how it comes back.
+
+    Attributes:
+        queue: name of the queue.
+        failures: network failures in a row that open it.
+        pause_seconds: before the first try; each pause is twice the one before.
+        pause_seconds_max: the longest.
+        probe: what must hold before a try; None: nothing.
+        is_failure: whether an error is a network failure.
+    """
+
+    queue: str
+    failures: int
+    pause_seconds: float
+    pause_seconds_max: float
+    probe: Condition | None
+    is_failure: Callable[[BaseException], bool]
+
+
+def breaker_rule(
+    queue: str,
+    failures: int,
+    pause: Duration,
+    pause_max: Duration,
+    probe: Condition | Check | None,
+    is_failure: Callable[[BaseException], bool],
+) -> BreakerRule:
+    """Check what ``app.breaker`` was given.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+    check_name("queue name", queue)
+    failures = whole(failures, f"breaker({queue!r}): failures")
+    if not 1 <= failures <= FAILURES_MAX:
+        raise UsageError(
+            f"breaker({queue!r}): failures is {failures}, it must be 1 to {FAILURES_MAX}"
+        )
+    first, longest = seconds(pause, "pause"), seconds(pause_max, "pause_max")
+    if not 0 < first <= longest:
+        raise UsageError(
+            f"breaker({queue!r}): pause is {first:g} s and pause_max {longest:g} s: "
+            f"the first must be above 0 and not above the second"
+        )
+    if not callable(is_failure):
+        raise UsageError(
+            f"breaker({queue!r}): is_failure is {is_failure!r:.60}: give a function of an error"
+        )
+    probes = () if probe is None else checked_conditions(f"breaker({queue!r})", [probe], "probe")
+    return BreakerRule(
+        queue=queue,
+        failures=failures,
+        pause_seconds=first,
+        pause_seconds_max=longest,
+        probe=probes[0] if probes else None,
+        is_failure=is_failure,
+    )

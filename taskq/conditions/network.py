@@ -1,0 +1,260 @@
+"""Conditions of the network: whether a host answers, and whether the line is paid by volume."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import os
+import shutil
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from taskq.conditions.base import Condition, aside, say_once
+from taskq.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: A host that does not answer is tried anew so often while the earlier tries go on, as the kernel
+#: itself waits 1, 2, 4 … seconds between two.
+ATTEMPT_SECONDS: Final = 0.5
+ATTEMPTS_MAX: Final = 6
+#: Addresses of one host that are tried at a time.
+ADDRESSES_MAX: Final = 4
+_PORT_MAX: Final = 65_535
+#: Set aside for documentation, so nobody is there; no packet is sent to them either.
+_ANYWHERE: Final = (
+    (socket.AF_INET, "192.0.2.1"),
+    (socket.AF_INET6, "2001:db8::1"),
+)
+_DISCARD_PORT: Final = 9
+_ROUTES: Final = Path("/proc/net/route")
+
+
+@dataclass(frozen=True)
+class Online(Condition):
+    """A host accepts TCP connections at a port."""
+
+    host: str
+    port: int
+    timeout_seconds: float = ATTEMPTS_MAX * ATTEMPT_SECONDS + 1.0
+    is_network: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        """``online(host:port)``."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"online({host}:{self.port})"
+
+    async def problem(self) -> str:
+        """Ask the kernel for a route first, which costs microseconds; then connect."""
+        if not has_route(self.host):
+            return "this machine has no route to it"
+        return await _reach(self.host, self.port)
+
+
+@dataclass(frozen=True)
+class Unmetered(Condition):
+    """The line to the world is not paid by volume, as NetworkManager sees it."""
+
+    #: asking takes a process each time
+    interval_seconds: float = 2.0
+
+    @property
+    def name(self) -> str:
+        """``unmetered()``."""
+        return "unmetered()"
+
+    async def problem(self) -> str:
+        """Ask NetworkManager; where there is none, it holds."""
+        told = await _ask_network_manager()
+        if told is None:
+            say_once(
+                "unmetered() cannot tell here, since it needs NetworkManager (nmcli): "
+                "it counts as holding"
+            )
+            return ""
+        return metered_devices(told)
+
+
+def online(address: str) -> Condition:
+    """Holds while a host accepts TCP connections: ``online("api.example.com:443")``.
+
+    Raises:
+        UsageError: that is no host with a port.
+    """
+    given: object = address
+    host, _, port = address.rpartition(":") if isinstance(given, str) else ("", "", "")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    fits = host and host.isprintable() and not set(host) & set("/[] @") and port.isascii()
+    if not fits or not port.isdecimal() or not 0 < int(port) <= _PORT_MAX or _bad_colons(host):
+        raise UsageError(
+            f"online({address!r:.80}): give a host and a port, such as "
+            f'online("api.example.com:443") or online("[::1]:8080")'
+        )
+    return Online(host, int(port))
+
+
+def unmetered() -> Condition:
+    """Holds while the network is not known to be metered; see ``Unmetered``."""
+    return Unmetered()
+
+
+def has_route(host: str) -> bool:
+    """Whether the kernel knows any way to the host; for a name, to anywhere. Sends no packet."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        if "." not in host:
+            return True  # localhost, and names of the local network
+        return any(_is_routed(*one) for one in _ANYWHERE) or _has_routes()
+    is_old = isinstance(address, ipaddress.IPv4Address)
+    family = socket.AF_INET if is_old else socket.AF_INET6
+    return _is_routed(family, str(address))
+
+
+def is_anywhere_routed() -> bool:
+    """Whether the kernel would send a packet to the world at large."""
+    return any(_is_routed(*one) for one in _ANYWHERE)
+
+
+def metered_devices(told: str) -> str:
+    """What is metered among the connected devices of ``nmcli -t device show``; "" for nothing."""
+    device, connected = "", False
+    metered: list[str] = []
+    for line in told.splitlines():
+        field, _, value = line.partition(":")
+        if field == "GENERAL.DEVICE":
+            device, connected = value, False
+        elif field == "GENERAL.STATE":
+            connected = value.startswith("100")
+        elif field == "GENERAL.METERED" and connected and value.startswith("yes"):
+            metered.append(device)
+    return f"the network is metered ({', '.join(metered)})" if metered else ""
+
+
+def _bad_colons(host: str) -> bool:
+    if ":" not in host:
+        return False
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return True
+    return False
+
+
+def _is_routed(family: socket.AddressFamily, address: str) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, _DISCARD_PORT))
+    except OSError as error:
+        # Any other answer of the kernel says nothing about routes.
+        return error.errno not in {
+            errno.ENETUNREACH,
+            errno.EHOSTUNREACH,
+            errno.ENETDOWN,
+            errno.EADDRNOTAVAIL,
+            errno.EAFNOSUPPORT,
+        }
+    return True
+
+
+def _has_routes() -> bool:
+    """Whether there is any network at all, such as one without a way out of it (Linux)."""
+    try:
+        with _ROUTES.open(encoding="ascii") as routes:
+            next(routes, "")
+            return bool(next(routes, ""))
+    except (OSError, ValueError):
+        return False
+
+
+async def _reach(host: str, port: int) -> str:
+    """Try until one connection stands; "" then, else what the last try met."""
+    tries: set[asyncio.Task[None]] = set()
+    problem = f"it does not answer within {ATTEMPTS_MAX * ATTEMPT_SECONDS:g} s"
+    try:
+        for _ in range(ATTEMPTS_MAX):
+            tries.add(asyncio.create_task(_connect(host, port)))
+            done, tries = await asyncio.wait(
+                tries, timeout=ATTEMPT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            for one in done:
+                error = one.exception()
+                if error is None:
+                    return ""
+                problem = _told(error)
+            if not tries:
+                break
+    finally:
+        await _give_up(tries)
+    return problem
+
+
+async def _connect(host: str, port: int) -> None:
+    """Connect to any of the host's addresses, and hang up."""
+    found = await aside(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    tries = {
+        asyncio.create_task(_connect_to(family, address))
+        for family, _, _, _, address in found[:ADDRESSES_MAX]
+    }
+    error: BaseException | None = None
+    try:
+        while tries:
+            done, tries = await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                failure = one.exception()
+                if failure is None:
+                    return
+                error = failure
+    finally:
+        await _give_up(tries)
+    raise error or OSError(f"{host} has no address")
+
+
+async def _connect_to(family: int, address: tuple[object, ...]) -> None:
+    with socket.socket(family, socket.SOCK_STREAM) as connection:
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, address)
+
+
+async def _give_up(tries: Iterable[asyncio.Task[None]]) -> None:
+    tries = list(tries)
+    for one in tries:
+        one.cancel()
+    if tries:
+        await asyncio.gather(*tries, return_exceptions=True)
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
+        return os.strerror(error.errno)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+async def _ask_network_manager() -> str | None:
+    """The devices in nmcli's terse form; None if it cannot tell."""
+    program = shutil.which("nmcli")
+    if program is None:
+        return None
+    fields = "GENERAL.DEVICE,GENERAL.STATE,GENERAL.METERED"
+    process = await asyncio.create_subprocess_exec(
+        program, "-t", "-f", fields, "device", "show",
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "LC_ALL": "C"},
+    )  # fmt: skip
+    try:
+        output, _ = await process.communicate()
+    except asyncio.CancelledError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        raise
+    return output.decode("utf-8", "replace") if process.returncode == 0 else None

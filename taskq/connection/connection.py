@@ -1,0 +1,308 @@
+"""One directory as one object holds it: opened at first use, in this process, once.
+
+The store is imported here and not at first use: that takes 40 ms, which would fall on the first
+enqueue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import weakref
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+from taskq.calls.call import transaction_bytes
+from taskq.connection import tracing
+from taskq.connection.packing import Packer
+from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog, install
+from taskq.core.model import TRANSACTION_BYTES_MAX
+from taskq.core.parsing import split_id
+from taskq.log.requests import Done
+from taskq.log.store.store import open_store
+
+if TYPE_CHECKING:
+    from taskq.connection.packing import Item, Loose
+    from taskq.core.model import Extras
+    from taskq.log.config import LogConfig
+    from taskq.log.requests import Bundle, Duplicate, EnqueueSpec
+    from taskq.log.store.port import LoopPort, ThreadPort
+    from taskq.log.store.store import Store
+
+#: Where pytest runs it is loaded, and says so if a test opens a log of production.
+_PYTEST_PLUGIN: Final = "taskq.testing.plugin"
+
+install()
+
+
+class HasId(Protocol):
+    """A handle of a job."""
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        ...
+
+
+#: A handle, an id, or the number at its end.
+JobId: TypeAlias = str | int | HasId
+
+
+class Connection:
+    """Opens the store of a directory when it is needed, off the event loop, and again after a fork.
+
+    Attributes:
+        path: absolute path of the directory.
+        config: what the store is opened with.
+        current: the store, None before the first use; ``usable`` tells whether it still serves.
+        packer: packs what goes into the log, and unpacks what comes out.
+    """
+
+    def __init__(self, path: str, config: LogConfig) -> None:
+        # A later chdir, of a daemon for example, must not move the directory.
+        self.path = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
+        self.config = config
+        self.current: Store | None = None
+        self.packer = Packer(self.path, config)
+        self._closed = False
+        self._tag = ""
+        self._lock = threading.Lock()
+        self._opening: Future[Store] | None = None
+        _CONNECTIONS.add(self)
+
+    @property
+    def tag(self) -> str:
+        """First part of the log's job ids; known since the directory was first opened."""
+        return self._tag
+
+    def is_traced(self) -> bool:
+        """Whether enqueues are traced."""
+        if self.current is None:
+            tracing.look()
+        return tracing.tracer is not None
+
+    def move(self, path: str) -> None:
+        """Use another directory.
+
+        Raises:
+            UsageError: the present one is open.
+        """
+        with self._lock:
+            if self.current is not None and self.current.usable:
+                raise UsageError(f"{self.path} is open: set the data directory before first use")
+            self.path = os.path.abspath(path)  # noqa: PTH100 - as above
+            self.packer = Packer(self.path, self.config)
+
+    def store(self) -> Store:
+        """The open store; opens it here, which may block on the disk and on the writer lock.
+
+        Raises:
+            LogClosed: after ``close``, until ``open``.
+            LogError: the directory cannot be used.
+            UsageError: it is open in this process with another configuration.
+        """
+        with self._lock:
+            return self._store_locked()
+
+    async def opened(self) -> Store:
+        """The open store; opens it on a thread, once for all that wait for it."""
+        store = self.current
+        if store is not None and store.usable:
+            return store
+        return await asyncio.wrap_future(self._open_on_thread())
+
+    async def port(self) -> LoopPort:
+        """The running loop's way to the store, with room for a request."""
+        store = self.current
+        if store is None or not store.usable:
+            store = await self.opened()
+        port = store.port()
+        if port.full:
+            await port.room()
+        return port
+
+    def reopen(self) -> None:
+        """Let the next use open the directory again after ``close``."""
+        with self._lock:
+            self._closed = False
+
+    def close(self) -> None:
+        """Drain and close, blocking until every request is answered. Legal twice."""
+        with self._lock:
+            store, self.current = self.current, None
+            self._closed = True
+            if store is not None:
+                store.close()
+
+    async def aclose(self) -> None:
+        """Do as ``close``, off the event loop."""
+        if self.current is None and self._opening is None:
+            self._closed = True
+            return
+        await asyncio.to_thread(self.close)
+
+    def check_tag(self, tag: str, lsn: int) -> None:
+        """Refuse an id of another log, once the store is open.
+
+        Raises:
+            WrongLog: the tag is not the store's.
+        """
+        store = self.current
+        if tag and store is not None and store.tag != tag:
+            raise WrongLog(
+                f"job {tag}-{lsn} belongs to log {tag}, but {self.path} is log {store.tag}: "
+                f"open the directory that the job was enqueued in"
+            )
+
+    def send_sync(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> int | Duplicate:
+        """Enqueue one job from a thread, blocking until the answer is durable."""
+        return self._thread_port().enqueue(spec, body, extras).result()
+
+    async def pack(self, given: Loose) -> Item:
+        """The job as the ports take it, its payload packed.
+
+        Raises:
+            PayloadTooLarge: it is over its limit.
+            LogError: the log could not be opened, or the disk refused a file.
+        """
+        (item,) = await self.pack_many([given])
+        return item
+
+    def pack_sync(self, given: Loose) -> Item:
+        """Do as ``pack``, blocking this thread."""
+        (item,) = self.pack_many_sync([given])
+        return item
+
+    async def pack_many(self, given: list[Loose]) -> list[Item]:
+        """Do as ``pack`` for many; nobody is enqueued if one of them is refused."""
+        if given:
+            await self.opened()
+        return await self.packer.items(given)
+
+    def pack_many_sync(self, given: list[Loose]) -> list[Item]:
+        """Do as ``pack_many``, blocking this thread."""
+        if given:
+            self.store()
+        return self.packer.items_sync(given)
+
+    async def send_many(self, items: list[Item]) -> list[int | Duplicate]:
+        """Enqueue a transaction; an empty one does not even open the directory.
+
+        Raises:
+            PayloadTooLarge: it is over TRANSACTION_BYTES_MAX.
+        """
+        _check_size(items)
+        if not items:
+            return []
+        port = await self.port()
+        answers: list[int | Duplicate] = await port.enqueue_many(items)
+        return answers
+
+    def send_many_sync(self, items: list[Item]) -> list[int | Duplicate]:
+        """Do as ``send_many`` from a thread, blocking until the answer is durable."""
+        _check_size(items)
+        if not items:
+            return []
+        answers: list[int | Duplicate] = self._thread_port().enqueue_many(items).result()
+        return answers
+
+    async def transact(self, bundle: Bundle) -> Done:
+        """Carry a transaction out; raises what its parts meet, and then nothing was written."""
+        if not (bundle.settlements or bundle.cancels):
+            # Only new jobs: when the disk fills up, they are refused before what empties it.
+            return Done([], await self.send_many(list(bundle.items)))
+        port = await self.port()
+        done: Done = await port.transact(bundle)
+        return done
+
+    def transact_sync(self, bundle: Bundle) -> Done:
+        """Do as ``transact``, blocking this thread."""
+        if not (bundle.settlements or bundle.cancels):
+            return Done([], self.send_many_sync(list(bundle.items)))
+        done: Done = self._thread_port().transact(bundle).result()
+        return done
+
+    def _thread_port(self) -> ThreadPort:
+        port = self.store().thread_port
+        if port.full:
+            port.room()
+        return port
+
+    def _store_locked(self) -> Store:
+        store = self.current
+        if store is not None and store.usable:
+            return store
+        if self._closed:
+            raise LogClosed(
+                f"{self.path}: closed; to go on, await open() or enter it with async with"
+            )
+        plugin = sys.modules.get(_PYTEST_PLUGIN)
+        if plugin is not None:
+            plugin.on_open(self.path)
+        tracing.look()
+        store = open_store(self.path, self.config)
+        self._tag = store.tag
+        self.current = store
+        return store
+
+    def _open_on_thread(self) -> Future[Store]:
+        with self._lock:
+            opening = self._opening
+            if opening is None:
+                opening = self._opening = Future()
+                # Running from the start, so that a caller who gives up cannot cancel it.
+                opening.set_running_or_notify_cancel()
+                # A daemon: waiting for the lock of a stopped process must not keep this one alive.
+                threading.Thread(
+                    target=self._open_for, args=(opening,), name="taskq-open", daemon=True
+                ).start()
+            return opening
+
+    def _open_for(self, opening: Future[Store]) -> None:
+        try:
+            store = self.store()
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
+            self._opening = None
+            opening.set_exception(error)
+        else:
+            self._opening = None
+            opening.set_result(store)
+
+    def _renew_after_fork(self) -> None:
+        # A thread of the parent may have held the lock at the fork, and does not exist here.
+        self._lock = threading.Lock()
+        self._opening = None
+
+
+_CONNECTIONS: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
+
+
+def _renew_all_after_fork() -> None:
+    for connection in list(_CONNECTIONS):
+        connection._renew_after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_all_after_fork)
+
+
+def _check_size(items: list[Item]) -> None:
+    size = transaction_bytes(items)
+    if size > TRANSACTION_BYTES_MAX:
+        raise PayloadTooLarge(
+            f"the transaction of {len(items)} jobs",
+            size,
+            TRANSACTION_BYTES_MAX,
+            "enqueue them in several calls",
+        )
+
+
+def split_job_id(job: JobId) -> tuple[str, int]:
+    """The log's tag, "" where a number alone was given, and the job's lsn.
+
+    Raises:
+        InvalidJobId: the text is no job id.
+    """
+    job_id = getattr(job, "id", job)
+    return split_id(str(job_id).strip() if type(job_id) is int else job_id)

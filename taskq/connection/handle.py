@@ -1,0 +1,354 @@
+"""A caller's hold on a job: its id, its state, its result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from taskq.calls.habits import JOBS, no_attribute
+from taskq.calls.serialization import decode_loose
+from taskq.connection.blocking import blocking
+from taskq.core.durations import Duration, seconds
+from taskq.core.errors import (
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    JobNotYetEnqueued,
+    ResultGone,
+    ResultTimeout,
+)
+from taskq.core.model import LATE_SECONDS_MAX, LIVE_STATES, SECOND_NS, State
+from taskq.log.read.why import find_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from taskq.calls.call import Call
+    from taskq.calls.ports import AppPort, TaskPort
+    from taskq.connection.connection import Connection
+    from taskq.core.views import AttemptView, JobView
+    from taskq.core.why import Reason
+    from taskq.log.journal.journal import Journal
+    from taskq.log.requests import Duplicate
+    from taskq.log.store.port import LoopPort
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a running job told last.
+
+    Attributes:
+        fraction: how much of it is done, 0 to 1.
+        message: what it does now, "" if it said nothing.
+        at: when it told that, in UTC.
+    """
+
+    fraction: float
+    message: str
+    at: datetime
+
+
+class JobHandle(Generic[R]):
+    """A hold on one job, from any process that opens its directory.
+
+    Attributes:
+        lsn: the job's position in the log.
+        duplicate: the key was taken: this is the job that holds it, enqueued earlier.
+    """
+
+    __slots__ = ("_app", "_tag", "_task", "duplicate", "lsn")
+
+    def __init__(
+        self,
+        app: AppPort[Connection],
+        task: TaskPort[R] | None,
+        tag: str,
+        lsn: int,
+        duplicate: bool = False,
+    ) -> None:
+        self._app = app
+        self._task = task
+        self._tag = tag
+        self.lsn = lsn
+        self.duplicate = duplicate
+
+    @property
+    def id(self) -> str:
+        """The job's id, unique for ever; ``app.job(id)`` makes a handle of it again."""
+        return f"{self._tag}-{self.lsn}"
+
+    def __await__(self) -> Generator[Any, None, R]:
+        """Wait for the job's end, as ``result()`` does."""
+        return self.result().__await__()
+
+    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to write instead of what jobs of other libraries have."""
+            raise no_attribute(self, "a job", name, JOBS, "job")
+
+    async def result(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
+        """Wait until the job is settled, by whichever process, and return what the task returned.
+
+        Args:
+            timeout: how long to wait; None for ever. The job goes on when it passes.
+
+        Raises:
+            JobFailed: the job is dead.
+            JobCancelled: it was cancelled.
+            JobExpired: its ``expires`` passed before it ran.
+            ResultGone: it succeeded, but its task keeps no results.
+            ResultTimeout: it is not settled yet.
+            JobNotFound: the log has no such job.
+            LogDamaged: the result does not read back; ``SpillMissing`` if its file is gone.
+        """
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        future = (await self._port()).outcome(self.lsn)
+        try:
+            await asyncio.wait((future,), timeout=limit)
+            if not future.done():
+                with self._late(limit):
+                    now = await asyncio.wait_for(self._view(), LATE_SECONDS_MAX)
+                # A job that was settled meanwhile has its outcome on the way.
+                if now.state in LIVE_STATES:
+                    raise await asyncio.to_thread(self._explained, limit or 0.0, now)
+            outcome = await future
+        finally:
+            future.cancel()
+        state, body, flags = outcome
+        if flags:
+            packer = self._app._connection.packer
+            body = await packer.unpacked(body or b"", flags, self._result_name)
+        view = await self._view() if self._needs_view(state) else None
+        return self._value(state, body, view)
+
+    result_sync = blocking(result)
+
+    async def view(self) -> JobView:
+        """Everything the log says of the job.
+
+        Raises:
+            JobNotFound: the log has no such job.
+            LogDamaged: its payload or result does not read back.
+        """
+        return await self._app._connection.packer.opened_view(await self._view())
+
+    view_sync = blocking(view)
+
+    async def status(self) -> State:
+        """Where the job is in its life, now."""
+        return (await self._view()).state
+
+    status_sync = blocking(status)
+
+    async def cancel(self) -> bool:
+        """Withdraw the job if it waits, stop it if it runs; False when it is settled already.
+
+        True means that it does not run again, whatever happens to its worker. One that runs is
+        stopped by its own process, within 100 ms if that is not busy: an async task is cancelled
+        and may clean up, a child process is killed, and a function in a thread goes on unheard.
+        ``result()`` tells when it is over: it raises ``JobCancelled``, or returns what the task
+        returned if that came first.
+
+        Raises:
+            JobNotFound: the log has no such job.
+        """
+        port = await self._port()
+        return bool(await port.cancel(self.lsn))
+
+    cancel_sync = blocking(cancel)
+
+    async def why(self) -> Reason:
+        """The one reason why the job is not running, as a code and a sentence.
+
+        Raises:
+            JobNotFound: the log has no such job.
+        """
+        return await self._app.why(self.id)
+
+    why_sync = blocking(why)
+
+    async def attempts(self) -> tuple[AttemptView, ...]:
+        """Its attempts, oldest first: when, by which process, and what went wrong.
+
+        Raises:
+            JobNotFound: the log has no such job.
+        """
+        return await self._app.attempts(self.id)
+
+    attempts_sync = blocking(attempts)
+
+    async def requeue(self) -> None:
+        """Make the job, a dead letter, ready again; its attempts are counted from 0 again.
+
+        Raises:
+            NotDead: it is no dead letter (any more).
+            KeyHeld: another job holds its dedup key now.
+            JobNotFound: the log has no such job.
+        """
+        await self._app.dead.requeue(self.id)
+
+    requeue_sync = blocking(requeue)
+
+    async def progress(self) -> Progress | None:
+        """How far the job is, as it told last; None if it does not run, or told nothing yet.
+
+        Raises:
+            JobNotFound: the log has no such job.
+        """
+        port = await self._port()
+        told: Progress | None = await port.look(
+            lambda one: _progress_of(one.journal, self.lsn), needs_agenda=False
+        )
+        return told
+
+    progress_sync = blocking(progress)
+
+    async def _view(self) -> JobView:
+        """The view with payload and result as they are stored: reading them may take long."""
+        port = await self._port()
+        return self._found(await port.view(self.lsn))
+
+    async def _port(self) -> LoopPort:
+        port = await self._app._connection.port()
+        self._app._connection.check_tag(self._tag, self.lsn)
+        return port
+
+    def _found(self, view: JobView | None) -> JobView:
+        if view is None:
+            raise JobNotFound(f"there is no job {self.id} in {self._app.data_dir}")
+        return view
+
+    @property
+    def _result_name(self) -> str:
+        return f"the result of job {self.id}"
+
+    def _needs_view(self, state: State) -> bool:
+        # A handle made from an id learns its task, and with it the result's type, from the log.
+        return self._task is None and state is State.SUCCEEDED
+
+    def _value(self, state: State, body: bytes | None, view: JobView | None) -> R:
+        if state is State.DEAD:
+            raise JobFailed(self.id, (body or b"").decode("utf-8", "replace"))
+        if state is State.CANCELLED:
+            raise JobCancelled(self.id)
+        if state is State.EXPIRED:
+            raise JobExpired(self.id)
+        task: TaskPort[Any] | None = self._task
+        if task is None and view is not None:
+            task = self._app._tasks.get(view.task)
+        if body is None:
+            # The job says what it was enqueued with, also where its task is not registered.
+            keeps_result = view.keeps_result if view is not None else True
+            if not keeps_result or (task is not None and not task.store_result):
+                raise ResultGone(self.id)
+            return cast("R", None)
+        return cast("R", decode_loose(body) if task is None else task.decode_result(body))
+
+    @contextlib.contextmanager
+    def _late(self, limit: float | None) -> Iterator[None]:
+        """Where the log itself does not answer in time: on a lock or a disk that takes long."""
+        try:
+            yield
+        except TimeoutError:
+            path = self._app._connection.path
+            raise ResultTimeout(self.id, limit or 0.0, "unknown to be settled", "", path) from None
+
+    def _explained(self, seconds: float, view: JobView) -> ResultTimeout:
+        """What to raise when it is not settled in time. Reads the log."""
+        from taskq.log.read.reader import explain  # noqa: PLC0415 - most are in time
+
+        connection = self._app._connection
+        why = explain(connection.path, self.lsn, seconds, connection.config.clock)
+        return ResultTimeout(self.id, seconds, view.state.name.lower(), why, connection.path)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, JobHandle):
+            return NotImplemented
+        return self.lsn == other.lsn and self._tag == other._tag
+
+    def __hash__(self) -> int:
+        return hash((self._tag, self.lsn))
+
+    def __repr__(self) -> str:
+        name = "job" if self._task is None else self._task.name
+        return f"<JobHandle {name} {self.id}{' duplicate' if self.duplicate else ''}>"
+
+
+class PendingJob(Generic[R]):
+    """A job that joins the success of the task that asked for it, and has no id before that.
+
+    Likewise with another transaction.
+    """
+
+    __slots__ = ("_handle", "_together_with", "call")
+
+    def __init__(
+        self, call: Call[R], together_with: str = "the success of the task that asked for it"
+    ) -> None:
+        self.call = call
+        self._together_with = together_with
+        self._handle: JobHandle[R] | None = None
+
+    @property
+    def handle(self) -> JobHandle[R]:
+        """The hold on the job.
+
+        Raises:
+            JobNotYetEnqueued: the transaction that it belongs to is not on disk yet.
+        """
+        if self._handle is None:
+            raise JobNotYetEnqueued(
+                f"the {self.call.name} job has no id yet: it is enqueued together with "
+                f"{self._together_with}"
+            )
+        return self._handle
+
+    @property
+    def id(self) -> str:
+        """The job's id.
+
+        Raises:
+            JobNotYetEnqueued: as ``handle``.
+        """
+        return self.handle.id
+
+    @property
+    def duplicate(self) -> bool:
+        """Whether the key was taken.
+
+        Raises:
+            JobNotYetEnqueued: as ``handle``.
+        """
+        return self.handle.duplicate
+
+    def __repr__(self) -> str:
+        return f"<PendingJob {self.call.name} {self._handle.id if self._handle else 'no id yet'}>"
+
+
+def make_handle(
+    app: AppPort[Connection], task: TaskPort[R] | None, tag: str, answer: int | Duplicate
+) -> JobHandle[R]:
+    """The handle of an enqueue's answer."""
+    if isinstance(answer, int):
+        return JobHandle(app, task, tag, answer)
+    return JobHandle(app, task, tag, answer.lsn, duplicate=True)
+
+
+def _progress_of(journal: Journal, job: int) -> Progress | None:
+    """What a running job told last; None if it does not run, or told nothing.
+
+    Raises:
+        JobNotFound: there is no such job in this log.
+    """
+    told = find_progress(journal, job)
+    if told is None:
+        return None
+    at = datetime.fromtimestamp(told.at_ns / SECOND_NS, UTC)
+    return Progress(fraction=told.fraction, message=told.message, at=at)

@@ -1,0 +1,249 @@
+"""A caller's hold on a flow: its result, how far it is, its end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from taskq.connection.blocking import blocking
+from taskq.connection.connection import split_job_id
+from taskq.connection.handle import JobHandle, PendingJob
+from taskq.core.durations import Duration, seconds
+from taskq.core.errors import JobCancelled, JobExpired, JobFailed, JobNotFound, UsageError
+from taskq.core.flows import nested
+from taskq.core.model import WAITING_STATES, State
+from taskq.log.read.flows import (
+    ENDS_MAX,
+    STATES_MAX,
+    End,
+    look_at_ends,
+    look_at_states,
+    look_at_ties,
+)
+from taskq.log.requests import WITHDRAWN_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from taskq.calls.ports import AppPort
+    from taskq.connection.connection import Connection
+    from taskq.log.format.flows import Takes
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowProgress:
+    """How far a flow is, in jobs.
+
+    Attributes:
+        total: all of them.
+        waiting: for their inputs, their time, or a worker.
+        running: now.
+        succeeded: also those that compaction has forgotten since.
+        failed: dead, cancelled or expired.
+    """
+
+    total: int
+    waiting: int
+    running: int
+    succeeded: int
+    failed: int
+
+
+class FlowHandle(Generic[R]):
+    """A hold on a flow, from any process that opens its directory.
+
+    Attributes:
+        jobs: its jobs, the last to run first.
+    """
+
+    __slots__ = ("_app", "_ends", "_shape", "jobs")
+
+    def __init__(
+        self,
+        app: AppPort[Connection] | None,
+        jobs: tuple[JobHandle[Any], ...],
+        ends: int,
+        shape: bytes,
+    ) -> None:
+        self._app = app  # None where there are no jobs
+        self.jobs = jobs
+        self._ends = ends
+        self._shape = shape
+
+    @property
+    def id(self) -> str:
+        """Id of its first job, of which ``app.flow(id)`` makes a handle again.
+
+        That is the one whose result is the flow's, or the first of these.
+
+        Raises:
+            UsageError: the flow is an empty group, which is no job at all.
+        """
+        if not self.jobs:
+            raise UsageError("an empty group is no job, so it has no id")
+        return self.jobs[0].id
+
+    def __await__(self) -> Generator[Any, None, R]:
+        """Wait until the flow is through, as ``result()`` does."""
+        return self.result().__await__()
+
+    async def result(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
+        """Wait until the flow is through, and return what it gives.
+
+        Args:
+            timeout: how long to wait; None for ever. The flow goes on when it passes.
+
+        Raises:
+            JobFailed: one of its jobs is dead, so that its result will not come.
+            JobCancelled: it was cancelled.
+            JobExpired: the ``expires`` of a job passed before it ran.
+            ResultGone: a job keeps no result.
+            ResultTimeout: it is not through yet.
+        """
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        until = None if limit is None else time.monotonic() + limit
+        values: list[Any] = []
+        for job in self.jobs[: self._ends]:
+            left = None if until is None else max(until - time.monotonic(), 0.0)
+            try:
+                values.append(await job.result(left))
+            except JobCancelled:
+                await self._raise_cause()
+                raise
+        return cast("R", nested(self._shape, values))
+
+    async def progress(self) -> FlowProgress:
+        """How many of its jobs wait, run, succeeded and failed, now."""
+        states = await self._states()
+        succeeded = sum(state is State.SUCCEEDED or state is State.ABSENT for state in states)
+        waiting = sum(state in WAITING_STATES for state in states)
+        running = sum(state is State.RUNNING for state in states)
+        return FlowProgress(
+            total=len(states),
+            waiting=waiting,
+            running=running,
+            succeeded=succeeded,
+            failed=len(states) - waiting - running - succeeded,
+        )
+
+    async def cancel(self) -> int:
+        """Withdraw its jobs that wait, and have those stopped that run; returns how many.
+
+        What waits for others goes first, so nothing follows what is stopped.
+        """
+        withdrawn = 0
+        for start in range(0, len(self.jobs), WITHDRAWN_MAX):
+            port = await self._connection.port()
+            lsns = [job.lsn for job in self.jobs[start : start + WITHDRAWN_MAX]]
+            withdrawn += len(await port.withdraw(lsns))
+        stopped = 0
+        for job, state in zip(self.jobs, await self._live_states(), strict=True):
+            if state is not State.ABSENT and await job.cancel():
+                stopped += 1
+        return withdrawn + stopped
+
+    result_sync = blocking(result)
+    progress_sync = blocking(progress)
+    cancel_sync = blocking(cancel)
+
+    @property
+    def _connection(self) -> Connection:
+        assert self._app is not None
+        return self._app._connection
+
+    async def _live_states(self) -> list[State]:
+        """The states of its jobs; ABSENT for one that has ended."""
+        states: list[State] = []
+        for start in range(0, len(self.jobs), STATES_MAX):
+            port = await self._connection.port()
+            count = min(len(self.jobs) - start, STATES_MAX)
+            first = self.jobs[start].lsn
+            states += await port.look(partial(look_at_states, first=first, count=count))
+        return states
+
+    async def _states(self) -> list[State]:
+        """The states of its jobs; ABSENT for one of which nothing is known any more."""
+        states = await self._live_states()
+        ended = [number for number, state in enumerate(states) if state is State.ABSENT]
+        for start in range(0, len(ended), ENDS_MAX):
+            some = ended[start : start + ENDS_MAX]
+            port = await self._connection.port()
+            jobs = [self.jobs[number].lsn for number in some]
+            ends: list[End] = await port.look(partial(look_at_ends, jobs=jobs))
+            for number, end in zip(some, ends, strict=True):
+                states[number] = end.state
+        return states
+
+    async def _raise_cause(self) -> None:
+        """A job was cancelled: raise what it was cancelled for, if another job failed."""
+        states = await self._states()
+        for job, state in reversed(list(zip(self.jobs, states, strict=True))):
+            if state is State.DEAD:
+                view = await job.view()
+                raise JobFailed(job.id, view.reason)
+            if state is State.EXPIRED:
+                raise JobExpired(job.id)
+
+    def __repr__(self) -> str:
+        return f"<FlowHandle {self.jobs[0].id if self.jobs else 'empty'} {len(self.jobs)} jobs>"
+
+
+class PendingFlow(Generic[R]):
+    """A flow that joins the success of the task that asked for it, and has no id before that."""
+
+    __slots__ = ("_app", "_ends", "_pending", "_shape")
+
+    def __init__(
+        self, app: AppPort[Connection], pending: list[PendingJob[Any]], ends: int, shape: bytes
+    ) -> None:
+        self._app = app
+        self._pending = pending
+        self._ends = ends
+        self._shape = shape
+
+    @property
+    def handle(self) -> FlowHandle[R]:
+        """The hold on the flow.
+
+        Raises:
+            JobNotYetEnqueued: the transaction that it belongs to is not on disk yet.
+        """
+        jobs = tuple(one.handle for one in self._pending)
+        return FlowHandle(self._app, jobs, self._ends, self._shape)
+
+    @property
+    def id(self) -> str:
+        """The flow's id.
+
+        Raises:
+            JobNotYetEnqueued: as ``handle``.
+        """
+        return self.handle.id
+
+
+async def find_flow(app: AppPort[Connection], flow_id: str) -> FlowHandle[Any]:
+    """Find a flow that was enqueued earlier, or elsewhere.
+
+    Raises:
+        UsageError: the text is no flow's id.
+        JobNotFound: the log has no such job.
+    """
+    connection = app._connection
+    tag, lsn = split_job_id(flow_id)
+    port = await connection.port()
+    connection.check_tag(tag, lsn)
+    ties: Takes | None = await port.look(partial(look_at_ties, job=lsn))
+    if ties is None:
+        raise JobNotFound(f"there is no job {flow_id} in {app.data_dir}")
+    if ties.root is None:
+        raise UsageError(
+            f"{flow_id} is no flow's id: a flow has that of its last job, as handle.id tells"
+        )
+    jobs, ends, shape = ties.root
+    tag = connection.tag
+    handles = (JobHandle[Any](app, None, tag, lsn + number) for number in range(jobs))
+    return FlowHandle(app, tuple(handles), ends, shape)

@@ -1,0 +1,420 @@
+"""The dead letters of a log, as its callers see them: ``log.dead`` and ``app.dead``."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypedDict, Unpack
+
+from taskq.connection.blocking import blocking
+from taskq.connection.connection import split_job_id
+from taskq.core.durations import Duration, moment_ns, nanoseconds
+from taskq.core.errors import TaskqError, UsageError
+from taskq.core.parsing import rather, whole
+from taskq.log.read.selection import (
+    WAITING,
+    DeadFilter,
+    WaitingFilter,
+    check_dead,
+    count_dead,
+    count_running,
+    dead_page,
+    letters,
+    newest_dead,
+    waiting_page,
+)
+from taskq.log.requests import LETTERS_MAX, WITHDRAWN_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from taskq.connection.connection import Connection
+    from taskq.core.model import State
+    from taskq.core.records import Cause
+    from taskq.core.views import JobView
+    from taskq.log.read.selection import Page, PageEnd
+    from taskq.log.requests import Letter
+
+
+# What is done to many jobs at once: how its answers are counted, and how its filters are read.
+
+_STATES: Final = {state.name.lower(): state for state in WAITING}
+#: Refusals that are kept with their reason; of more only the number.
+REFUSED_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What became of a selection of jobs.
+
+    Attributes:
+        count: jobs that it was done to.
+        refused_count: jobs that it could not be done to.
+        refused: why, by job id, for the first 1 000 of these.
+        running: jobs that were meant, but run and were left alone.
+    """
+
+    count: int = 0
+    refused_count: int = 0
+    refused: Mapping[str, TaskqError] = field(default_factory=dict)
+    running: int = 0
+
+
+class Sweeping:
+    """Counts answers.
+
+    Args:
+        tag: what every job id of the log starts with.
+    """
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self._refused: dict[str, TaskqError] = {}
+        self._refused_count = 0
+        self.count = 0
+
+    def take(self, jobs: list[int], answers: list[TaskqError | None]) -> None:
+        """The answers to one slice: None where it was done."""
+        refused = [
+            (job, error) for job, error in zip(jobs, answers, strict=True) if error is not None
+        ]
+        self.count += len(jobs) - len(refused)
+        self.refuse(refused)
+
+    def refuse(self, refused: Iterable[tuple[int, TaskqError]]) -> None:
+        """Jobs that it was not done to."""
+        for job, error in refused:
+            self._refused_count += 1
+            if len(self._refused) < REFUSED_MAX:
+                self._refused[f"{self._tag}-{job}"] = error
+
+    def swept(self, running: int = 0) -> Swept:
+        """The sum of it."""
+        return Swept(
+            count=self.count,
+            refused_count=self._refused_count,
+            refused=self._refused,
+            running=running,
+        )
+
+
+def moment_before(value: Duration | datetime, what: str) -> int:
+    """Wall time in nanoseconds of a datetime with a time zone, or of so long ago.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if isinstance(value, datetime):
+        return moment_ns(value, what)
+    return max(time.time_ns() - nanoseconds(value, what), 0)
+
+
+def checked_limit(limit: int, what: str = "limit") -> int:
+    """The most of something that is asked for.
+
+    Raises:
+        UsageError: it is below 1, or no whole number.
+    """
+    limit = whole(limit, what)
+    if limit < 1:
+        raise UsageError(f"{what} is {limit}, it must be 1 or more")
+    return limit
+
+
+async def withdraw(
+    connection: Connection, wanted: WaitingFilter, limit: int | None, cause: Cause, *, dry_run: bool
+) -> Swept:
+    """Cancel the waiting jobs that fit, slice by slice; those that run are counted."""
+    port = await connection.port()
+    end: int = await port.look(lambda one: one.journal.next_lsn)
+    sweeping = Sweeping(connection.tag)
+    start, left = 1, limit
+    while start and left != 0:
+        count = WITHDRAWN_MAX if left is None else min(left, WITHDRAWN_MAX)
+        look = partial(waiting_page, wanted=wanted, start=start, end=end, limit=count)
+        port = await connection.port()
+        page: Page[int] = await port.look(look)
+        jobs = page.items
+        if jobs and not dry_run:
+            port = await connection.port()
+            jobs = await port.withdraw(jobs, cause)
+        sweeping.count += len(jobs)
+        left = None if left is None else left - len(jobs)
+        start = page.following
+    port = await connection.port()
+    running = partial(count_running, queue=wanted.queue, task=wanted.task)
+    return sweeping.swept(await port.look(running))
+
+
+def waiting_states(state: Literal["scheduled", "ready"] | State | None) -> frozenset[State]:
+    """The states that are meant; raises UsageError if that is no state of a waiting job."""
+    if state is None:
+        return WAITING
+    chosen = _STATES.get(state) if isinstance(state, str) else state
+    if chosen not in WAITING:
+        raise UsageError(f'state is {state!r:.60}, it must be "scheduled" or "ready"')
+    return frozenset({chosen})
+
+
+if TYPE_CHECKING:
+    # The class has a method of that name.
+    Views: TypeAlias = list[JobView]
+    Jobs: TypeAlias = list[int]
+    Letters: TypeAlias = list[Letter]
+    Answers: TypeAlias = list[TaskqError | None]
+    #: Does something to the dead letters of one slice, and counts.
+    Act: TypeAlias = Callable[[Jobs, Sweeping], Awaitable[None]]
+
+_LIST_DEFAULT: Final = 100
+
+
+class DeadFilters(TypedDict, total=False):
+    """Which dead letters are meant; what is left out or None does not matter."""
+
+    #: name of their queue
+    queue: str | None
+    #: name of their task
+    task: str | None
+    #: text that the reason holds, or a compiled pattern that is found in it
+    error: str | re.Pattern[str] | None
+    #: died at this time (with a time zone) or later; a duration: so long ago. In whole seconds
+    since: Duration | datetime | None
+    #: likewise, died before
+    before: Duration | datetime | None
+
+
+class DeadLetters:
+    """Jobs that used up their attempts or were rejected, kept until they are requeued or purged.
+
+    What is done to many is done in slices of some hundreds. A slice is all or none, whatever
+    crashes; jobs that it cannot be done to (somebody else was faster, the key is held) are left out
+    of it and told in ``Swept.refused``.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def list(self, *, limit: int = _LIST_DEFAULT, **filters: Unpack[DeadFilters]) -> Views:
+        """At most ``limit`` dead letters that fit, the latest death first.
+
+        What is over 1 MiB is left out of them, and what does not read back; ``problem`` says so.
+
+        Args:
+            limit: at most so many.
+            filters: see ``DeadFilters``.
+
+        Raises:
+            UsageError: an argument is wrong.
+        """
+        limit = checked_limit(limit)
+        wanted = dead_filter(filters)
+        views: Views = []
+        place: PageEnd | None = None
+        while len(views) < limit:
+            port = await self._connection.port()
+            look = partial(newest_dead, wanted=wanted, limit=limit - len(views), below=place)
+            found: tuple[Views, PageEnd | None] = await port.look(look)
+            views += found[0]
+            place = found[1]
+            if place is None:
+                break
+        return await self._connection.packer.listed(views)
+
+    list_sync = blocking(list)  # noqa: A003 - the method of that name is what is meant
+
+    async def count(self, **filters: Unpack[DeadFilters]) -> int:
+        """How many dead letters fit.
+
+        Raises:
+            UsageError: an argument is wrong.
+        """
+        wanted = dead_filter(filters)
+        if wanted.error is not None:
+            return (await self._sweep(wanted, None, _count)).count
+        port = await self._connection.port()
+        count: int = await port.look(partial(count_dead, wanted=wanted))
+        return count
+
+    count_sync = blocking(count)
+
+    async def requeue(self, job_id: str) -> None:
+        """Make one dead letter ready again, with its id and all that it was enqueued with.
+
+        Its attempts are counted from 0 again; those before stay visible in its timeline. It is due
+        at once. It expires when it was to, but if that has passed it does not expire any more.
+
+        Raises:
+            NotDead: it is no dead letter (any more).
+            KeyHeld: another job holds its dedup key now.
+            JobNotFound: the log has no such job.
+            WrongLog: the id is of another log.
+        """
+        _raise_first(await self.requeue_many([job_id]))
+
+    requeue_sync = blocking(requeue)
+
+    async def requeue_many(self, job_ids: Iterable[str]) -> Swept:
+        """Make these dead letters ready again.
+
+        Raises:
+            UsageError: one of them is no job id, or of another log; nothing was done.
+        """
+        return await self._many(job_ids, self._requeue)
+
+    requeue_many_sync = blocking(requeue_many)
+
+    async def requeue_all(
+        self, *, limit: int | None = None, dry_run: bool = False, **filters: Unpack[DeadFilters]
+    ) -> Swept:
+        """Make all dead letters that fit ready again, or the ``limit`` oldest jobs among them.
+
+        Letters that die while it goes on are left as they are.
+
+        Args:
+            limit: at most so many.
+            dry_run: change nothing, and count.
+            filters: see ``DeadFilters``.
+
+        Raises:
+            UsageError: an argument is wrong; nothing was done.
+        """
+        return await self._sweep(dead_filter(filters), limit, _count if dry_run else self._requeue)
+
+    requeue_all_sync = blocking(requeue_all)
+
+    async def purge(self, job_id: str) -> None:
+        """Forget one dead letter: its job is unknown afterwards.
+
+        Raises:
+            NotDead: it is no dead letter (any more).
+            JobNotFound: the log has no such job.
+            WrongLog: the id is of another log.
+        """
+        _raise_first(await self.purge_many([job_id]))
+
+    purge_sync = blocking(purge)
+
+    async def purge_many(self, job_ids: Iterable[str]) -> Swept:
+        """Forget these dead letters.
+
+        Raises:
+            UsageError: one of them is no job id, or of another log; nothing was done.
+        """
+        return await self._many(job_ids, self._purge_checked)
+
+    purge_many_sync = blocking(purge_many)
+
+    async def purge_all(
+        self, *, limit: int | None = None, dry_run: bool = False, **filters: Unpack[DeadFilters]
+    ) -> Swept:
+        """Forget all dead letters that fit, or the ``limit`` oldest jobs among them.
+
+        Args:
+            limit: at most so many.
+            dry_run: change nothing, and count.
+            filters: see ``DeadFilters``.
+
+        Raises:
+            UsageError: an argument is wrong; nothing was done.
+        """
+        return await self._sweep(dead_filter(filters), limit, _count if dry_run else self._purge)
+
+    purge_all_sync = blocking(purge_all)
+
+    def __repr__(self) -> str:
+        return f"<DeadLetters {self._connection.path}>"
+
+    # -- slice by slice ---------------------------------------------------------------------------
+
+    async def _many(self, job_ids: Iterable[str], act: Act) -> Swept:
+        if isinstance(job_ids, str):
+            raise UsageError(f"job_ids is the text {job_ids!r:.60}: give a list of ids")
+        named = {split_job_id(job_id) for job_id in job_ids}
+        if not named:
+            return Swept()
+        await self._connection.opened()
+        for tag, job in named:
+            self._connection.check_tag(tag, job)
+        jobs = sorted({job for _, job in named})
+        sweeping = Sweeping(self._connection.tag)
+        for start in range(0, len(jobs), LETTERS_MAX):
+            await act(jobs[start : start + LETTERS_MAX], sweeping)
+        return sweeping.swept()
+
+    async def _sweep(self, wanted: DeadFilter, limit: int | None, act: Act) -> Swept:
+        """Act upon the letters that fit, by job, among those of jobs that were there by now."""
+        if limit is not None:
+            limit = checked_limit(limit)
+        port = await self._connection.port()
+        end: int = await port.look(lambda one: one.journal.next_lsn)
+        sweeping = Sweeping(self._connection.tag)
+        start, left = 1, limit
+        while start and left != 0:
+            count = LETTERS_MAX if left is None else min(left, LETTERS_MAX)
+            look = partial(dead_page, wanted=wanted, start=start, end=end, limit=count)
+            port = await self._connection.port()
+            page: Page[int] = await port.look(look)
+            if page.items:
+                await act(page.items, sweeping)
+            left = None if left is None else left - len(page.items)
+            start = page.following
+        return sweeping.swept()
+
+    async def _requeue(self, jobs: Jobs, sweeping: Sweeping) -> None:
+        while jobs:
+            port = await self._connection.port()
+            page: Page[Letter] = await port.look(partial(letters, jobs=jobs))
+            sweeping.refuse(page.refused)
+            if page.items:
+                port = await self._connection.port()
+                answers: Answers = await port.requeue(page.items)
+                sweeping.take([letter.job for letter in page.items], answers)
+            jobs = [job for job in jobs if page.following and job >= page.following]
+
+    async def _purge(self, jobs: Jobs, sweeping: Sweeping) -> None:
+        port = await self._connection.port()
+        sweeping.take(jobs, await port.purge(jobs))
+
+    async def _purge_checked(self, jobs: Jobs, sweeping: Sweeping) -> None:
+        port = await self._connection.port()
+        page: Page[int] = await port.look(partial(check_dead, jobs=jobs))
+        sweeping.refuse(page.refused)
+        if page.items:
+            await self._purge(page.items, sweeping)
+
+
+async def _count(jobs: Jobs, sweeping: Sweeping) -> None:
+    sweeping.count += len(jobs)
+
+
+def _raise_first(swept: Swept) -> None:
+    for error in swept.refused.values():
+        raise error
+
+
+def dead_filter(filters: DeadFilters) -> DeadFilter:
+    """The filters in the log's words.
+
+    Raises:
+        UsageError: one is unknown or wrong.
+    """
+    unknown = filters.keys() - DeadFilters.__annotations__.keys()
+    if unknown:
+        name, known = min(unknown), DeadFilters.__annotations__
+        raise UsageError(f"there is no filter {name!r}: {rather(name, known, 'filters')}")
+    error = filters.get("error")
+    pattern = error.pattern if isinstance(error, re.Pattern) else error
+    if not isinstance(pattern, str | None):
+        raise UsageError(f"error is {error!r:.60}: give text, or a compiled pattern of text")
+    since, before = filters.get("since"), filters.get("before")
+    wanted = DeadFilter(queue=filters.get("queue"), task=filters.get("task"), error=error)
+    return DeadFilter(
+        queue=wanted.queue,
+        task=wanted.task,
+        error=error,
+        since_ns=wanted.since_ns if since is None else moment_before(since, "since"),
+        before_ns=wanted.before_ns if before is None else moment_before(before, "before"),
+    )

@@ -1,0 +1,119 @@
+"""Looking at a log's records without having it open: nothing is locked, and nothing written."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from taskq.log.config import LogConfig
+from taskq.log.format.record import decode_record
+from taskq.log.read.follow import FrameReader, Onlooker
+from taskq.log.read.positions import find_latest, read_record
+from taskq.log.read.reader import open_journal
+from taskq.log.read.readers import Position
+from taskq.log.segments.bodystore import BodyStore
+from taskq.reading.record import RecordReader, kind_at, open_files
+from taskq.reading.stream import gap_handler
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from taskq.log.format.frames import Cursor
+    from taskq.log.segments.segments import Extent, SegmentFiles
+    from taskq.reading.record import Choice, Record
+
+#: Who only looks is woken by nobody, since whoever writes would have to know of it. So the end of
+#: the log is looked at again and again: one read of 84 bytes (write.lock says where the log ends),
+#: 20 µs. Soon after something came, since more is likely to; then less and less often, down to ten
+#: times a second, which costs 0.02 % of a core.
+_PAUSE_SECONDS_MIN: Final = 0.005
+_PAUSE_SECONDS_MAX: Final = 0.1
+_PAUSE_GROWTH: Final = 1.5
+
+
+async def look(
+    path: str,
+    count: int,
+    choice: Choice,
+    *,
+    follow: bool,
+    body_bytes_max: int | None = None,
+    on_pause: Callable[[], None] = lambda: None,
+) -> AsyncGenerator[Record, None]:
+    """The latest ``count`` records that the choice wants; then, if so asked, what is written.
+
+    What was written is shown, on disk or not. Damage is passed over with a warning.
+
+    Args:
+        path: directory of the log.
+        count: how many of those that are there already.
+        choice: which.
+        follow: wait for more, for ever.
+        body_bytes_max: payloads and results that are packed and larger are left out; 0: all packed
+            ones, without a word.
+        on_pause: called whenever there is nothing more to show yet; may raise to end.
+
+    Raises:
+        LogError: there is no log, or a file cannot be read.
+    """
+    onlooker = await asyncio.to_thread(lambda: Onlooker(open_journal(path)))
+    records: RecordReader | None = None
+    try:
+        journal = onlooker.journal
+        files = await asyncio.to_thread(open_files, path, journal.identity.log_id)
+        if not await _begun(files, follow=follow, on_pause=on_pause):
+            return
+        extent = onlooker.look()
+        cursor, lsn = await asyncio.to_thread(_find, files, extent, count, choice)
+        records = RecordReader(
+            FrameReader(files, cursor, "", gap_handler(files, "skip")),
+            choice,
+            journal.tag,
+            BodyStore(path, LogConfig()),
+            Position(cursor.segment, lsn),
+            body_bytes_max=body_bytes_max,
+        )
+        pause = _PAUSE_SECONDS_MIN
+        while True:
+            record = await records.next(extent)
+            if record is not None:
+                yield record
+                pause = _PAUSE_SECONDS_MIN
+                continue
+            if not follow:
+                return
+            before = extent
+            while (extent := onlooker.look()) == before:
+                on_pause()
+                await asyncio.sleep(pause)
+                pause = min(pause * _PAUSE_GROWTH, _PAUSE_SECONDS_MAX)
+    finally:
+        if records is not None:
+            records.close()
+        onlooker.close()
+
+
+async def _begun(files: SegmentFiles, *, follow: bool, on_pause: Callable[[], None]) -> bool:
+    """Whether there is a segment; a log that is being made is waited for."""
+    while not files.lsns:
+        if not follow:
+            return False
+        on_pause()
+        await asyncio.sleep(_PAUSE_SECONDS_MAX)
+        await asyncio.to_thread(files.refresh)
+    return True
+
+
+def _find(files: SegmentFiles, extent: Extent, count: int, choice: Choice) -> tuple[Cursor, int]:
+    def wanted(lsn: int, data: bytes) -> bool:
+        if choice.skips(kind_at(data, 0)):
+            return False
+        record = decode_record(data, lsn, 0, 0)
+        choice.note(record)
+        if choice.lacks(record):
+            born = read_record(files, record.job, extent)
+            if born is not None:
+                choice.note(decode_record(born, record.job, 0, 0))
+        return choice.fits(record) is not None
+
+    return find_latest(files, extent, count, wanted)

@@ -1,0 +1,262 @@
+"""Enqueueing past jobs once more: ``await log.replay(since="2h", state="dead")``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from taskq.calls.call import spec_of
+from taskq.core.durations import Duration, moment_ns, nanoseconds
+from taskq.core.errors import TaskqError, UsageError
+from taskq.core.model import SETTLED_STATES, Extras, State
+from taskq.core.records import Flag
+from taskq.log.format.codec import PREFIX
+from taskq.log.format.options import encode_extras
+from taskq.log.read.reader import open_journal
+from taskq.log.read.walks import Past, PastJob, past_jobs
+from taskq.log.requests import check_name
+from taskq.reading.dead import checked_limit
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from taskq.connection.connection import Connection
+    from taskq.connection.packing import Item
+    from taskq.log.config import Packing
+    from taskq.log.format.bodies import Compression
+    from taskq.log.requests import Duplicate
+
+#: A state, its name, or several.
+States: TypeAlias = State | str | Iterable[State | str]
+
+#: Name of the header that tells which job was enqueued again.
+REPLAY_HEADER: Final = "replay_of"
+#: So much is enqueued in one transaction.
+_TRANSACTION_JOBS: Final = 256
+_TRANSACTION_BYTES: Final = 1024 * 1024
+#: Jobs that ``replay`` lists one by one; the rest are counted.
+REPLAYED_MAX: Final = 10_000
+_KEPT_FLAGS: Final = int(Flag.DROP_RESULT | Flag.DURABLE_CLAIM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """One job that was enqueued again, or would be.
+
+    Attributes:
+        job_id: the job of the past.
+        new_id: the new one; "" with ``dry_run``, and where there is a problem.
+        queue, task: of both.
+        state: what became of the job of the past.
+        problem: why it was not enqueued again; "" if it was.
+    """
+
+    job_id: str
+    new_id: str
+    queue: str
+    task: str
+    state: State
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayReport:
+    """What a replay did, or would do.
+
+    Attributes:
+        count: jobs enqueued again.
+        problems: jobs that could not be.
+        jobs: both kinds one by one, the first 10 000 of them.
+        dry_run: whether nothing was enqueued.
+    """
+
+    count: int
+    problems: int
+    jobs: tuple[Replayed, ...]
+    dry_run: bool = False
+
+
+def past_of(
+    *,
+    since: Duration | datetime | None = None,
+    until: Duration | datetime | None = None,
+    task: str | None = None,
+    queue: str | None = None,
+    state: States | None = None,
+    limit: int | None = None,
+) -> Past:
+    """The choice in the log's units.
+
+    Raises:
+        UsageError: a part of it is wrong, or no job of the past can fit.
+    """
+    if queue is not None:
+        check_name("queue name", queue)
+    if task:
+        check_name("task name", task)
+    return Past(
+        states=_states(state),
+        queue=queue,
+        task=task,
+        since_ns=_moment_ns(since, "since"),
+        until_ns=_moment_ns(until, "until"),
+        limit=None if limit is None else checked_limit(limit),
+    )
+
+
+def is_everything(past: Past) -> bool:
+    """Whether every past job would fit."""
+    return past._replace(limit=None) == Past()
+
+
+async def replay(connection: Connection, past: Past, *, dry_run: bool) -> AsyncIterator[Replayed]:
+    """Enqueue the jobs that fit once more, some in each transaction, and tell of each.
+
+    As of now: what is enqueued meanwhile is not looked at. A dry run does not even open the log.
+
+    Raises:
+        LogError: the log could not be read or written; what was told of is done.
+    """
+    if not dry_run:
+        # What the choice rests on is on disk before anything new is.
+        await (await connection.port()).extent()
+    found = await asyncio.to_thread(_Chosen, connection, past)
+    try:
+        while items := await asyncio.to_thread(found.take, dry_run=dry_run):
+            new = iter(await connection.send_many([one for _, one in items if one is not None]))
+            for told, item in items:
+                yield told if item is None else replace(told, new_id=_id_of(found.tag, next(new)))
+    finally:
+        found.close()
+
+
+class _Chosen:
+    """The jobs to enqueue, in portions; made and used on threads, by one at a time."""
+
+    def __init__(self, connection: Connection, past: Past) -> None:
+        self._connection = connection
+        self._journal = open_journal(connection.path)
+        self.tag = self._journal.tag
+        self._jobs: Iterator[PastJob] = past_jobs(self._journal, past)
+
+    def take(self, *, dry_run: bool) -> list[tuple[Replayed, Item | None]]:
+        """The next portion; empty when there are no more."""
+        portion: list[tuple[Replayed, Item | None]] = []
+        size = 0
+        for job in islice(self._jobs, _TRANSACTION_JOBS):
+            told, item = self._again(job, dry_run=dry_run)
+            portion.append((told, item))
+            size += len(item[1]) if item is not None else 0
+            if size >= _TRANSACTION_BYTES:
+                break
+        return portion
+
+    def close(self) -> None:
+        """Close the files."""
+        self._journal.close()
+
+    def _again(self, job: PastJob, *, dry_run: bool) -> tuple[Replayed, Item | None]:
+        record = job.record
+        told = Replayed(
+            job_id=f"{self.tag}-{record.job}",
+            new_id="",
+            queue=record.queue.decode("utf-8", "replace"),
+            task=record.task.decode("utf-8", "replace"),
+            state=job.state,
+        )
+        if dry_run:
+            return told, None
+        try:
+            return told, self._item(job, told)
+        except TaskqError as error:
+            return replace(told, problem=str(error)), None
+
+    def _item(self, job: PastJob, told: Replayed) -> Item:
+        record, packer = job.record, self._connection.packer
+        what = f"the payload of job {told.job_id}"
+        body = packer.bodies.unpack(record.body or b"", record.body_flags, what)
+        flags = record.flags if record.carried is None else _flags_of(record.carried.born)
+        old = record.extras or Extras()
+        # Neither its due time nor its end nor its key: those were the old job's.
+        headers = {**old.headers, REPLAY_HEADER: told.job_id}
+        extras = Extras(headers=headers, keep_ns=old.keep_ns, concurrency_key=old.concurrency_key)
+        encode_extras(extras, 0)  # headers that leave no room for one more are this job's alone
+        spec = spec_of(
+            told.queue, told.task, record.priority, record.attempts_max, Flag(flags & _KEPT_FLAGS)
+        )
+        packing = self._packing(told.queue, record.body_flags)
+        (item,) = packer.items_sync([((spec, body, extras), packing, what)])
+        return item
+
+    def _packing(self, queue: str, flags: int) -> Packing | None:
+        """As queue and log say, and as the job was stored, where they say nothing."""
+        compress: Compression | None = None
+        if flags & Flag.ZLIB:
+            compress = "zlib"
+        elif flags & Flag.ZSTD:
+            compress = "zstd"
+        return self._connection.config.packing(queue, compress, bool(flags & Flag.SPILLED) or None)
+
+
+def _flags_of(born: bytes) -> int:
+    flags: int = PREFIX.unpack_from(born)[4]
+    return flags
+
+
+def _id_of(tag: str, answer: int | Duplicate) -> str:
+    return f"{tag}-{answer if isinstance(answer, int) else answer.lsn}"
+
+
+def _moment_ns(moment: Duration | datetime | None, what: str) -> int | None:
+    """A datetime, or a span back from now."""
+    if moment is None:
+        return None
+    if isinstance(moment, datetime):
+        return moment_ns(moment, what)
+    return max(time.time_ns() - nanoseconds(moment, what), 0)
+
+
+def _states(state: States | None) -> frozenset[State]:
+    if state is None:
+        return SETTLED_STATES
+    given = [state] if isinstance(state, State | str) else list(state)
+    known = {one.name.lower(): one for one in SETTLED_STATES}
+    states: set[State] = set()
+    for one in given:
+        name = one.name.lower() if isinstance(one, State) else one
+        if name not in known:
+            raise UsageError(
+                f"state is {name!r:.60}: only jobs that are over can be replayed, "
+                f"which are {', '.join(sorted(known))}"
+            )
+        states.add(known[name])
+    return frozenset(states)
+
+
+async def replay_all(
+    connection: Connection, past: Past, *, everything: bool, dry_run: bool
+) -> ReplayReport:
+    """Do as ``replay``, and count.
+
+    Raises:
+        UsageError: no choice was made.
+        LogError: the log could not be read or written.
+    """
+    if is_everything(past) and not (everything or dry_run):
+        raise UsageError(
+            "replay() without a choice would enqueue every job there ever was: "
+            "choose some with since=, task=, queue= or state=, or say everything=True"
+        )
+    jobs: list[Replayed] = []
+    count = problems = 0
+    async for job in replay(connection, past, dry_run=dry_run):
+        count += not job.problem
+        problems += bool(job.problem)
+        if len(jobs) < REPLAYED_MAX:
+            jobs.append(job)
+    return ReplayReport(count=count, problems=problems, jobs=tuple(jobs), dry_run=dry_run)
