@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 # Shared resources that a task takes by annotation, and how each finds its own.
 #
-# ::
-#
-#     @app.task
-#     async def store(row: int, db: Inject[Database] = injected()) -> None: ...
+# ``async def store(row: int, db: Inject[Database] = injected()) -> None``
 #
 # Such a parameter is no part of the call: enqueuing, payloads, keys and validation leave it out,
 # and the worker fills it in from what the app's lifespans yield. Who calls the function himself

@@ -150,7 +150,6 @@ class AttemptView:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as a document of JSON."""
-
         return attempt_document(self) | process_document(self)
 
     @property
@@ -242,8 +241,6 @@ class JobView:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON: what ``taskq show --json`` prints, but for progress and flow."""
-        # noqa: PLC0415 - it knows this class
-
         return job_document(self)
 
 

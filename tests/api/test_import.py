@@ -76,7 +76,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 def test_task_stays_a_decorator_whatever_is_imported() -> None:
     """A module taskq/task.py would replace it on the package, as soon as anything imported it."""
-    code = "import taskq.app.app, taskq.app.tasks, taskq.retry, taskq; from taskq import task; task(print)"
+    code = "import taskq.app.tasks, taskq.retry, taskq; from taskq import task; task(print)"
     done = subprocess.run(
         [sys.executable, "-c", code + "; print(callable(task))"],
         capture_output=True,

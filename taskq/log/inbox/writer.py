@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from taskq.log.machine.ports import Clock, Disk
 
-__all__ = ["Job", "Part", "PartWriter", "decode_tail", "discard", "encode_tail", "publish"]
-
 #: After so many bytes of a part its writer looks whether the disk has room for more.
 _LOOK_BYTES: Final = 8 * 1024 * 1024
 

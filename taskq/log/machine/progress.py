@@ -117,6 +117,7 @@ class ProgressBoard:
 
 
 def read_told(path: Path, job: int, token: int) -> Told | None:
+    """Read what the run under this token told last; ``None`` if it was another run."""
     try:
         rows = parse_json(read_file(path, _BYTES_MAX))
     except (OSError, ValueError, RecursionError):

@@ -200,8 +200,8 @@ class _Walk:
                 check_known(kind, entry.lsn)
         waiting = ((place[0], place) for place in self._births)
         others = ((job, self._open[job]) for job in sorted(self._open))
-        for job, places in merge(waiting, others, key=lambda one: one[0]):
-            yield from self._tell(job, places, None)
+        for job, stands in merge(waiting, others, key=lambda one: one[0]):
+            yield from self._tell(job, stands, None)
 
     def _add(self, entry: Entry, kind: int, job: int) -> State | None:
         """Take in a record that concerns a job; returns its state if it is over."""
