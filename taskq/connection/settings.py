@@ -9,7 +9,7 @@ import os
 import stat
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -43,9 +43,7 @@ from taskq.log.config import (
     QueuePolicy,
 )
 from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression
-
-if TYPE_CHECKING:
-    from taskq.log.machine.access import Mode
+from taskq.log.machine.access import Mode
 
 #: Where settings are looked for in the working directory; those of a later file give way.
 _DOTENV, _TOML, _PYPROJECT = ".env", "taskq.toml", "pyproject.toml"
