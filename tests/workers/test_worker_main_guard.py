@@ -7,10 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from taskq_workers.importing import importing
 
 from taskq import TaskQ
 from taskq.errors import UsageError
+from taskq_workers.runs.guards import importing
 
 if TYPE_CHECKING:
     from pathlib import Path
