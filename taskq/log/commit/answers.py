@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from taskq.core.errors import TaskqError, refusal
 from taskq.log.requests import Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.core.errors import TaskqError
     from taskq.log.requests import Answer, Request
 
 
@@ -109,3 +109,12 @@ def refusals(requests: Iterable[Request], error: TaskqError) -> list[Answer]:
 def tell_all(waiting: Iterable[tuple[Any, Any]], error: TaskqError) -> list[Answer]:
     """Answer each (port, future) with the same error."""
     return [(port, future, error) for port, future in waiting]
+
+
+def failure(error: BaseException) -> TaskqError:
+    """An error as the caller gets it."""
+    if isinstance(error, TaskqError):
+        return error
+    if isinstance(error, OSError):
+        return refusal("the log", error)
+    return TaskqError(f"{type(error).__name__}: {error}")

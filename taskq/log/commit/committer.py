@@ -22,12 +22,12 @@ from taskq.core.errors import (
 from taskq.core.model import SECOND_NS, Durability
 from taskq.core.records import Flag
 from taskq.core.views import EngineStats
-from taskq.log.commit.answers import Answers, Undecided, refusals, tell_all
+from taskq.log.commit.answers import Answers, Undecided, failure, refusals, tell_all
 from taskq.log.commit.room import Room, is_full
 from taskq.log.commit.survey import BatchNeeds, parted
 from taskq.log.commit.waiters import Waiters, claim_requests
 from taskq.log.decide.batch import Batch
-from taskq.log.decide.operations import Operations, failure
+from taskq.log.decide.operations import Operations
 from taskq.log.format import codec
 from taskq.log.machine.ports import INTEREST_GROWTH
 from taskq.log.read.gauges import Gauges

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import JobNotFound, LogFailed
 from taskq.core.model import Durability
-from taskq.log.decide.operations import failure
+from taskq.log.commit.answers import failure
 from taskq.log.machine.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import Op
 from taskq.log.segments.segments import Extent, SegmentGone

@@ -1,4 +1,4 @@
-"""Deciding what an enqueue becomes: a record in the batch, applied to the facets at once."""
+"""Enqueues: one, a run, many, and slices of uploads; who holds a key, and who gets it then."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from taskq.log.requests import Item, Slice
 
 
-# Who holds a dedup key, and what becomes of it when another job comes with the same.
-
 _NOBODY: Final[frozenset[int]] = frozenset()
 
 
@@ -56,7 +54,7 @@ class Wanted:
 
 
 class Keys:
-    """The decisions about keys."""
+    """Who holds a dedup key, and what becomes of it when another job comes with the same."""
 
     def __init__(self, context: Context, ends: Ends) -> None:
         self._context = context
@@ -358,11 +356,6 @@ class Enqueues:
         return lsn
 
 
-# Deciding what becomes of a slice of an upload; under the writer lock.
-#
-# Each job is decided by what decides every other enqueue, and how far the upload has come is
-# written in the same frame: whoever is killed when, no job is left out and none comes twice.
-
 #: A slice ends when it took so long: others wait for the lock.
 _SLICE_NS: Final = SECOND_NS // 250
 #: Jobs between two looks at the clock: plain ones, and those with options.
@@ -371,7 +364,11 @@ _ITEMS_STEP: Final = 32
 
 
 class Uploads:
-    """The decisions about uploads."""
+    """The decisions about slices of uploads.
+
+    Each job is decided by what decides every other enqueue, and how far the upload has come is
+    written in the same frame: whoever is killed when, no job is left out and none comes twice.
+    """
 
     def __init__(self, context: Context, enqueues: Enqueues) -> None:
         self._clock = context.journal.clock

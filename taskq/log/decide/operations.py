@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskq.core.errors import TaskqError, refusal
 from taskq.log.decide.cancel import Cancels
 from taskq.log.decide.carry import Rewrites
 from taskq.log.decide.claim import Claims
@@ -86,12 +85,3 @@ class Operations:
         if agenda is not None and agenda.groups.freed and agenda.groups.is_freed():
             batch.interest |= INTEREST_READY  # a place is free that nobody here takes
         batch.close()
-
-
-def failure(error: BaseException) -> TaskqError:
-    """An error as the caller gets it."""
-    if isinstance(error, TaskqError):
-        return error
-    if isinstance(error, OSError):
-        return refusal("the log", error)
-    return TaskqError(f"{type(error).__name__}: {error}")

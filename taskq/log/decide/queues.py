@@ -1,4 +1,4 @@
-"""Queues that are paused and resumed."""
+"""Queues that are paused and resumed, and schedules that tick."""
 
 from __future__ import annotations
 

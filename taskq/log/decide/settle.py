@@ -1,4 +1,4 @@
-"""Deliveries end: their jobs are settled, or go back, and their children are enqueued with that."""
+"""Deliveries end, one by one, by the many, or together with other changes in a transaction."""
 
 from __future__ import annotations
 
@@ -146,18 +146,17 @@ class Settles:
         return self._enqueues.add(batch, children, prepared)
 
 
-# Changes of several kinds that become visible together, or not at all.
-#
-# They go into one frame, which is on disk as a whole or not there. Every part is checked before the
-# first is added, as it will stand then: settlements come first, then cancellations, then new jobs,
-# in whatever order they were asked for, so that a new job finds the key free that another one
-# frees.
-
 _ENDS: Final = frozenset({Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED})
 
 
 class Transactions:
-    """The decisions about transactions."""
+    """Changes of several kinds that become visible together, or not at all.
+
+    They go into one frame, which is on disk as a whole or not there. Every part is checked before
+    the first is added, as it will stand then: settlements come first, then cancellations, then new
+    jobs, in whatever order they were asked for, so that a new job finds the key free that another
+    one frees.
+    """
 
     def __init__(
         self, context: Context, enqueues: Enqueues, cancels: Cancels, settles: Settles

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import AppendFailed, LogClosed, LogError, TaskqError, UploadDamaged
 from taskq.core.model import SECOND_NS
+from taskq.log.commit.answers import failure
 from taskq.log.commit.chores import Chore
 from taskq.log.commit.room import with_reserve
-from taskq.log.decide.operations import failure
 from taskq.log.format.notes import UploadProgress
 from taskq.log.inbox.directory import Inbox
 from taskq.log.inbox.manifest import Ended, Upload

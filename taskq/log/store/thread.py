@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import SECOND_NS, Durability
-from taskq.log.commit.answers import refusals, tell_all
+from taskq.log.commit.answers import failure, refusals, tell_all
 from taskq.log.commit.committer import CHECK_NS, LOOK_AROUND_NS, Committer
 from taskq.log.commit.room import with_reserve
 from taskq.log.commit.survey import BatchNeeds
 from taskq.log.config import BATCH_BYTES_MAX
-from taskq.log.decide.operations import failure
 from taskq.log.inbox.adopter import Adopter
 from taskq.log.journal.chain import describe_loss
 from taskq.log.journal.journal import Journal

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import LogClosed, LogDamaged, LogError, TaskqError
 from taskq.core.model import SECOND_NS
 from taskq.core.views import CompactedSegment, CompactReport
+from taskq.log.commit.answers import failure
 from taskq.log.commit.chores import Chore
-from taskq.log.decide.operations import failure
 from taskq.log.format.frames import segment_name
 from taskq.log.requests import Op
 from taskq.log.segments.segments import SegmentGone, sweep_gone
