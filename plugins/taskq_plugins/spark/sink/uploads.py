@@ -124,10 +124,12 @@ def adopt_all(data_dir: Path) -> int:
     Raises:
         LogError: an upload does not read back, or the log could not be written.
     """
-    # Without an event loop of its own: there may be one in this thread already.
+    # In a notebook an event loop runs in this thread, where what blocks refuses to; a data frame's
+    # writer blocks there anyway.
     log = TaskLog.open(data_dir, upkeep=False)
     try:
-        return log.adopt_sync()
+        jobs: int = log._connection.store().thread_port.adopt().result()
+        return jobs
     finally:
         log._connection.close()
 
