@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.log.requests import Outcome
-    from taskq.log.segments.lookup import Found
+    from taskq.log.segments.lookup import RecordFound
     from tests.log.world import Process
 
 
@@ -81,7 +81,7 @@ def test_jobs_are_looked_up_without_the_writer_lock(monkeypatch: pytest.MonkeyPa
     about = indexes.about
     looked: list[bool] = []
 
-    def watch(job: int) -> Iterator[Found]:
+    def watch(job: int) -> Iterator[RecordFound]:
         looked.append(writer.held)
         return about(job)
 

@@ -314,7 +314,7 @@ class PartFile:
             raise UploadDamaged(f"{self.path} holds {jobs} jobs, {part.jobs} were published")
 
 
-class _Place(NamedTuple):
+class _ChunkPlace(NamedTuple):
     """A chunk of an upload."""
 
     part: int
@@ -337,7 +337,7 @@ class UploadReader:
         self._path = path
         self._upload = upload
         self._tails: dict[bytes, Job] = {}
-        self._next = self._place = _Place(0, 0, 0)
+        self._next = self._place = _ChunkPlace(0, 0, 0)
         #: of the chunk at ``_place``, up to the job ``_end``
         self._runs: list[Plain | list[_Item]] = []
         self._end = 0
@@ -353,7 +353,7 @@ class UploadReader:
             UploadDamaged: they do not read back.
         """
         if start < self._place.row:
-            self._next = self._place = _Place(0, 0, 0)
+            self._next = self._place = _ChunkPlace(0, 0, 0)
             self._runs, self._end = [], 0
         while start >= self._end:
             self._load_next(start)
@@ -389,13 +389,13 @@ class UploadReader:
             raise UploadDamaged(f"{self._path}: {self._upload.name} holds fewer jobs than it says")
         part = self._upload.parts[number]
         if row + part.jobs <= start and not offset:
-            self._next = _Place(number + 1, 0, row + part.jobs)
+            self._next = _ChunkPlace(number + 1, 0, row + part.jobs)
             return
         file = PartFile(self._disk, f"{self._path}/{part.name}")
         chunk = file.chunk(offset)
         end = offset + CHUNK_HEADER.size + chunk.size
         following = (number, end) if end < part.size_bytes else (number + 1, 0)
-        self._place, self._next = self._next, _Place(*following, row + chunk.jobs)
+        self._place, self._next = self._next, _ChunkPlace(*following, row + chunk.jobs)
         self._end, self._runs = row + chunk.jobs, []
         if self._end > start:
             self._runs = self._parse(file.entries(chunk, offset), file.path)

@@ -172,7 +172,7 @@ def letters(sight: Sight, jobs: list[int]) -> Page[Letter]:
     """
     journal, agenda = sight.journal, sight.facets.need_agenda()
     page: Page[Letter] = Page([], [], 0)
-    births = _Births(journal)
+    births = _BirthTimes(journal)
     size = 0
     for job in jobs:
         if len(page.items) == LETTERS_MAX or size >= LETTERS_BYTES_MAX:
@@ -237,7 +237,7 @@ def _lanes(agenda: Agenda, queue: str | None, task: str | None) -> frozenset[int
     )
 
 
-class _Births:
+class _BirthTimes:
     """When jobs were enqueued: the times of the frames that hold them, the last one kept."""
 
     def __init__(self, journal: Journal) -> None:
@@ -263,7 +263,9 @@ class _Births:
         return self._time_ns
 
 
-def _letter(journal: Journal, job: int, location: int, births: _Births, shift_ns: int) -> Letter:
+def _letter(
+    journal: Journal, job: int, location: int, births: _BirthTimes, shift_ns: int
+) -> Letter:
     """A dead letter whose ENQUEUED record stands at a location, or in the record there.
 
     ``shift_ns`` is by how much the clock was set so far.

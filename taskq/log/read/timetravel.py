@@ -82,7 +82,7 @@ class Moment:
             raise UsageError(f"{what} is {text!r:.60}: {_FORMS}") from None
 
 
-class _Survey(NamedTuple):
+class _Steps(NamedTuple):
     #: sum of all steps of the clock
     steps_ns: int
     #: lsn and time of the record behind which the log can be told; 0 for the whole of it
@@ -98,7 +98,7 @@ def stand_at(journal: Journal, moment: Moment) -> int:
         MomentGone: compaction removed what would tell it.
     """
     _refuse_future(journal, moment)
-    survey = _survey(journal)
+    steps = _steps_of(journal)
     cursor = journal.start()
     end = _copy(cursor)
     steps_ns = time_ns = 0
@@ -108,18 +108,18 @@ def stand_at(journal: Journal, moment: Moment) -> int:
                 break
         else:
             sum_ns = steps_ns + _step_of(item)
-            if _is_beyond(moment, item.header, survey.steps_ns - sum_ns):
+            if _is_beyond(moment, item.header, steps.steps_ns - sum_ns):
                 break
             steps_ns, time_ns = sum_ns, item.header.time_ns
         end = _copy(cursor)
-    if end.next_lsn <= survey.floor_lsn:
-        raise MomentGone(journal.path, survey.floor_lsn, _said(survey.floor_ns))
+    if end.next_lsn <= steps.floor_lsn:
+        raise MomentGone(journal.path, steps.floor_lsn, _said(steps.floor_ns))
     journal.segment, journal.offset, journal.next_lsn = end.segment, end.offset, end.next_lsn
     journal.time_ns = time_ns
     journal.is_past = True
     if moment.time_ns is None:
         return time_ns
-    return max(moment.time_ns - survey.steps_ns + steps_ns, time_ns)
+    return max(moment.time_ns - steps.steps_ns + steps_ns, time_ns)
 
 
 def _refuse_future(journal: Journal, moment: Moment) -> None:
@@ -138,7 +138,7 @@ def _is_beyond(moment: Moment, header: codec.FrameHeader, later_steps_ns: int) -
     return moment.lsn is not None and header.first_lsn > moment.lsn
 
 
-def _survey(journal: Journal) -> _Survey:
+def _steps_of(journal: Journal) -> _Steps:
     """What must be known of the whole log before a moment in it can be found."""
     kept = journal.files.lsns[0] if journal.files.lsns else 0
     steps_ns = floor_lsn = floor_ns = 0
@@ -150,7 +150,7 @@ def _survey(journal: Journal) -> _Survey:
             # While the segments that it names are still there, nothing is missing.
             if below <= kept:
                 floor_lsn, floor_ns = lsn, item.header.time_ns
-    return _Survey(steps_ns, floor_lsn, floor_ns)
+    return _Steps(steps_ns, floor_lsn, floor_ns)
 
 
 def _step_of(frame: Frame) -> int:

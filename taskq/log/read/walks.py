@@ -172,7 +172,7 @@ class _Walk:
         segments = journal.files.lsns
         self._oldest = segments[0] if segments else 0
         self._second = segments[1] if len(segments) > 1 else 0
-        self._births = _Births()
+        self._births = _Newborns()
         #: jobs of which more than one record was seen: their places
         self._open: dict[int, array[int]] = {}
         self._steps: list[tuple[int, int]] = []
@@ -260,7 +260,7 @@ class _Walk:
         return is_named(data, at, self._queue, self._task)
 
 
-class _Births:
+class _Newborns:
     """Where the enqueue records of jobs stand of which nothing else was seen yet."""
 
     def __init__(self) -> None:
@@ -337,10 +337,10 @@ def past_jobs(journal: Journal, past: Past) -> Iterator[PastJob]:
     if past.since_ns is not None:
         start = journal.indexes.cursor_at_time(past.since_ns)
     oldest = journal.files.lsns[0] if journal.files.lsns else 0
-    survey = _Survey(past, oldest)
+    found = _Ends(past, oldest)
     for frame, lsn, at, length in _records(journal, start):
-        survey.look_at(frame, lsn, at, length)
-    jobs, ends = survey.chosen()
+        found.look_at(frame, lsn, at, length)
+    jobs, ends = found.chosen()
     told: set[int] = set()
     for frame, lsn, at, length in _records(journal, start) if jobs else ():
         job = _born(frame, lsn, at)
@@ -357,7 +357,7 @@ def past_jobs(journal: Journal, past: Past) -> Iterator[PastJob]:
         yield PastJob(State(ends[place]), record)
 
 
-class _Survey:
+class _Ends:
     """What became of the jobs that fit."""
 
     def __init__(self, past: Past, oldest: int) -> None:

@@ -23,7 +23,7 @@ from taskq.log.segments.index_file import (
     save_steps,
 )
 from taskq.log.segments.index_memory import Entry
-from taskq.log.segments.lookup import Found, Lookup
+from taskq.log.segments.lookup import Lookup, RecordFound
 from taskq.log.segments.segments import hop
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class SegmentIndexes:
         self._pages.clear()
         self._lookup.forget()
 
-    def find(self, lsn: int) -> Found | None:
+    def find(self, lsn: int) -> RecordFound | None:
         """The record of that number, None if it is not in the log."""
         segments = self._segments()
         home = bisect_right(segments, lsn) - 1
@@ -100,7 +100,7 @@ class SegmentIndexes:
             return self._lookup.from_entry(segment, entry, lsn, self._end_of(segment))
         return self._ask(segment, lambda index: self._lookup.by_lsn(segment, index, lsn))
 
-    def about(self, job: int) -> Iterator[Found]:
+    def about(self, job: int) -> Iterator[RecordFound]:
         """Every record that concerns a job, in the order of the log, none twice.
 
         The first is its ENQUEUED record, or where that is gone one that carries it; nothing, if
@@ -175,7 +175,7 @@ class SegmentIndexes:
             segment, lambda index: index.job_places(job) if index.may_hold(job) else []
         )
 
-    def _at(self, segment: int, offset: int) -> Found | None:
+    def _at(self, segment: int, offset: int) -> RecordFound | None:
         return self._ask(segment, lambda index: self._lookup.by_offset(segment, index, offset))
 
     def _entry_at(self, segment: int, lsn: int) -> Entry | None:

@@ -28,7 +28,7 @@ _BODIES_MAX: Final = 8
 _BODY_BYTES_MAX: Final = 512 * 1024
 
 
-class Found(NamedTuple):
+class RecordFound(NamedTuple):
     """A record, and where it stands."""
 
     lsn: int
@@ -54,7 +54,7 @@ class Lookup:
         """What was read may not be true any more."""
         self._bodies.clear()
 
-    def by_lsn(self, segment: int, index: Index, lsn: int) -> Found | None:
+    def by_lsn(self, segment: int, index: Index, lsn: int) -> RecordFound | None:
         """The record of that number, None if it is not in the segment."""
         entry = index.at_lsn(lsn)
         if entry is None:
@@ -63,7 +63,7 @@ class Lookup:
             return self._salvaged(segment, index, entry) if entry.lsn == lsn else None
         return self.from_entry(segment, entry, lsn, index.offset)
 
-    def from_entry(self, segment: int, entry: Entry, lsn: int, end: int) -> Found | None:
+    def from_entry(self, segment: int, entry: Entry, lsn: int, end: int) -> RecordFound | None:
         """The record of that number, which stands behind an entry and before ``end``."""
         for frame, header in hop(self._files, segment, entry.frame, end):
             if header.next_lsn > lsn:
@@ -72,7 +72,7 @@ class Lookup:
                 return self._walk(segment, frame, header, entry, lsn, -1)
         return None
 
-    def by_offset(self, segment: int, index: Index, offset: int) -> Found | None:
+    def by_offset(self, segment: int, index: Index, offset: int) -> RecordFound | None:
         """The record that starts at an offset, None if none does."""
         entry = index.at_offset(offset)
         if entry is None:
@@ -92,7 +92,7 @@ class Lookup:
         entry: Entry,
         lsn: int,
         offset: int,
-    ) -> Found | None:
+    ) -> RecordFound | None:
         """The record of a frame that has this number, or this offset."""
         start = frame + codec.FRAME_HEADER_SIZE
         at, number = start, header.first_lsn
@@ -116,7 +116,7 @@ class Lookup:
             if not record:
                 return None
         location = self._files.base(segment) + at
-        return Found(
+        return RecordFound(
             number, header.epoch, header.time_ns, location, frame, header.first_lsn, record
         )
 
@@ -136,14 +136,14 @@ class Lookup:
             self._bodies[key] = body
         return body
 
-    def _salvaged(self, segment: int, index: Index, entry: Entry) -> Found | None:
+    def _salvaged(self, segment: int, index: Index, entry: Entry) -> RecordFound | None:
         """A record that stands alone in a damaged frame, by its own CRC."""
         header = index.salvaged[entry.frame]
         location = self._files.base(segment) + entry.offset
         record = _checked(self._files.unchecked_record(location), 0, entry.lsn)
         if not record:
             return None
-        return Found(
+        return RecordFound(
             entry.lsn, header.epoch, header.time_ns, location, entry.frame, header.first_lsn, record
         )
 

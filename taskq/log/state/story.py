@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from taskq.log.format.carried import Carried
     from taskq.log.format.frames import Cursor
     from taskq.log.journal.journal import Journal
-    from taskq.log.segments.lookup import Found
+    from taskq.log.segments.lookup import RecordFound
 
 if TYPE_CHECKING:
     Answer = TypeVar("Answer")
@@ -302,12 +302,12 @@ def job_records(journal: Journal, job: int) -> Iterator[LogRecord]:
         yield decode_record(found.record, found.lsn, found.epoch, found.time_ns)
 
 
-def _about(journal: Journal, job: int) -> list[Found]:
+def _about(journal: Journal, job: int) -> list[RecordFound]:
     """The records that concern a job, up to one after which there are none."""
     return _patiently(journal, lambda: list(_until_final(journal.indexes.about(job))))
 
 
-def _until_final(found: Iterator[Found]) -> Iterator[Found]:
+def _until_final(found: Iterator[RecordFound]) -> Iterator[RecordFound]:
     begun = False
     for one in found:
         yield one

@@ -126,25 +126,25 @@ class Retained:
         self._kept = {}
         files = self._journal.files
         following = min(lsn for lsn in files.lsns if lsn > segment)
-        survey = _Births(segment, following)
+        births = _Births(segment, following)
         scanner = files.scanner(segment, files.size(segment), segment, sealed=True)
         for frame in scanner.frames(codec.SEGMENT_HEADER.size):
             if not isinstance(frame, Gap):
-                yield from self._look(frame, survey)
+                yield from self._look(frame, births)
         agenda = self._committer.facets.need_agenda()
-        for number, (job, offset) in enumerate(survey.open()):
+        for number, (job, offset) in enumerate(births.open()):
             if not number % 64:
                 yield
-            if self._drops_finished and job not in survey.keeps:
+            if self._drops_finished and job not in births.keeps:
                 continue
             if agenda.table.find(job) is None and agenda.dead.find(job) is None:
                 end = _end(self._journal, job, following)
-                if end is not None and self._is_kept(end, survey.keeps.get(job, self._keep_ns)):
+                if end is not None and self._is_kept(end, births.keeps.get(job, self._keep_ns)):
                     self._keep(job, offset, end, needed)
-        for job, (offset, end) in survey.kept.items():
+        for job, (offset, end) in births.kept.items():
             self._keep(job, offset, end, needed)
 
-    def _look(self, frame: Frame, survey: _Births) -> Iterator[None]:
+    def _look(self, frame: Frame, births: _Births) -> Iterator[None]:
         header = frame.header
         base = frame.offset + codec.FRAME_HEADER_SIZE - frame.at
         for number, (lsn, at, length) in enumerate(places(frame)):
@@ -152,47 +152,47 @@ class Retained:
                 yield
             kind = frame.data[at + 4]
             if kind == _ENQUEUED:
-                survey.born(lsn, base + at)
+                births.born(lsn, base + at)
                 if self._drops_finished:
                     is_special = frame.data[at + FLAGS_AT] & FLOW_FLAG != 0
                 else:
                     is_special = bool(self._queues or frame.data[at + 6] or frame.data[at + 7])
                 if is_special:
-                    self._note_keep(survey, lsn, frame.data[at : at + length])
+                    self._note_keep(births, lsn, frame.data[at : at + length])
             elif kind in _CARRYING:
-                self._look_at_carried(survey, frame, base, at, length)
+                self._look_at_carried(births, frame, base, at, length)
             elif kind in FINAL_KINDS:
                 job = codec.JOB.unpack_from(frame.data, at)[6]
-                offset = survey.ended(job)
+                offset = births.ended(job)
                 # A dead letter is known to the agenda, until it is one no more.
-                if offset and kind != Kind.DIED and job in survey.keeps:
+                if offset and kind != Kind.DIED and job in births.keeps:
                     end = _final(frame.data[at : at + length], lsn, header.epoch, header.time_ns)
-                    if self._is_kept(end, survey.keeps[job]):
-                        survey.kept[job] = (offset, end)
+                    if self._is_kept(end, births.keeps[job]):
+                        births.kept[job] = (offset, end)
 
     def _look_at_carried(
-        self, survey: _Births, frame: Frame, base: int, at: int, length: int
+        self, births: _Births, frame: Frame, base: int, at: int, length: int
     ) -> None:
         record = frame.data[at : at + length]
         carried = decode_carried(record)
         if carried.state is State.ABSENT or carried.state is State.DEAD:
             return
-        survey.carried[carried.job] = base + at
-        self._note_keep(survey, carried.job, carried.born)
+        births.carried[carried.job] = base + at
+        self._note_keep(births, carried.job, carried.born)
         if carried.state in LIVE_STATES:
             return
-        survey.ended(carried.job)
+        births.ended(carried.job)
         end = _final(record, 0, 0, carried.ended_ns)
-        if self._drops_finished and carried.job not in survey.keeps:
+        if self._drops_finished and carried.job not in births.keeps:
             return
-        if self._is_kept(end, survey.keeps.get(carried.job, self._keep_ns)):
-            survey.kept[carried.job] = (base + at, end)
+        if self._is_kept(end, births.keeps.get(carried.job, self._keep_ns)):
+            births.kept[carried.job] = (base + at, end)
 
-    def _note_keep(self, survey: _Births, job: int, born: bytes) -> None:
+    def _note_keep(self, births: _Births, job: int, born: bytes) -> None:
         """Remember a job that is kept for another time than the rest."""
         keep_ns = self._own_keep_ns(born)
         if keep_ns:
-            survey.keeps[job] = keep_ns
+            births.keeps[job] = keep_ns
 
     def _own_keep_ns(self, born: bytes) -> int:
         """How long a job is kept that says so itself, or its queue does; else 0."""
