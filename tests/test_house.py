@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import graphlib
 import inspect
 import re
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import taskq
 from taskq.cli.main import BROUGHT_IN, BUILT_IN
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 ROOT = Path(__file__).parents[1]
 SOURCE_FOLDERS = ("taskq", "workers", "plugins", "examples")
 LINES_MAX = 600
 TEST_LINES_MAX = 700
 FUNCTION_LINES_MAX = 60
+FOLDER_MODULES_MAX = 14
 TOP_LEVEL = {
     "CHANGELOG.md",
     "LICENSE",
@@ -72,6 +78,58 @@ def imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         return [node.module or ""]
     return []
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] in {"workers", "plugins"} else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def hints(tree: ast.AST) -> set[int]:
+    """The imports that only type hints need."""
+    return {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+
+
+def needs(path: Path, modules: Mapping[str, Path]) -> set[str]:
+    """The modules of ours that a file needs, but for hints at classes in its own folder."""
+    tree, found = ast.parse(path.read_text()), set()
+    only_hints = hints(tree)
+    for node in ast.walk(tree):
+        names = imported(node)
+        if isinstance(node, ast.ImportFrom):
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [
+                *(set(whole) & modules.keys()),
+                *(names if set(whole) - modules.keys() else ()),
+            ]
+        for name in names:
+            beside = name in modules and modules[name].parent == path.parent
+            if name in modules and not (beside and id(node) in only_hints):
+                found.add(name)
+    return found
+
+
+def test_no_folder_holds_more_than_a_person_keeps_in_mind() -> None:
+    counts = Counter(path.parent for path in SOURCES if path.name != "__init__.py")
+    crowded = {place(folder): count for folder, count in counts.items()}
+    assert not {name: count for name, count in crowded.items() if count > FOLDER_MODULES_MAX}
+
+
+def test_no_modules_know_each_other_in_a_circle() -> None:
+    """Imports inside functions count, and type hints, but for classes of one folder.
+
+    The front page ``taskq`` is not asked: it looks its names up when somebody wants them.
+    """
+    modules = {module_of(path): path for path in SOURCES if not place(path).startswith("examples")}
+    del modules["taskq"]
+    graph = {name: needs(path, modules) - {name} for name, path in modules.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # or a CycleError, which shows the circle
 
 
 def test_no_file_is_longer_than_a_person_reads_at_a_sitting() -> None:

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a failure that the message explains, 2 wrong usage, 130 in
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -15,11 +16,48 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 from click.exceptions import Exit
 
-from taskq.cli.streams import silence
 from taskq.core.errors import TaskqError, UsageError
+from taskq.log.machine.forks import fill_standard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import TextIO
+
+
+# Standard streams that may be missing, full, or read by nobody: no reason for a command to fail.
+#
+# A worker's exit code tells of its jobs; what became of its output changes nothing about them.
+
+
+@contextlib.contextmanager
+def whole_streams() -> Iterator[None]:
+    """Let missing streams lead nowhere; and what cannot be written to its end fails no exit."""
+    fill_standard()
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # its descriptor was closed, or there is no console
+            descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                silence(stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Let what is left in a stream's buffer, and what still comes, go nowhere."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2

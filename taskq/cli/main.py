@@ -2,47 +2,121 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskq.cli.errors import Failure, WrongUsage, readable_errors
-from taskq.cli.lazy import LazyGroup
-from taskq.cli.streams import whole_streams
+from taskq.cli.errors import Failure, WrongUsage, readable_errors, whole_streams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from importlib.metadata import EntryPoint
 
+
+# A group of commands that are imported only when one of them runs.
+
+
+class LazyGroup(click.Group):
+    """Commands by a table: name -> (module, one line of help).
+
+    A command is the attribute of its module that has its name. The line stands in the table, so
+    that help needs no import.
+    """
+
+    table: Mapping[str, tuple[str, str]] = {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command's name, in the order of the table."""
+        del ctx
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command; None if there is none of that name."""
+        del ctx
+        if cmd_name not in self.table:
+            return None
+        module = importlib.import_module(self.table[cmd_name][0])
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with a hint at the nearest name for a mistyped one."""
+        known = self.list_commands(ctx)
+        name = args[0]
+        if not name.startswith("-") and name not in known and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"see {ctx.command_path} --help"
+            raise WrongUsage(f"there is no command {name!r}: {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands, section by section, without importing them."""
+        sections = self.sections(ctx)
+        width = max(len(name) for names in sections.values() for name in names)
+        for title, names in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", self.line(name)) for name in names])
+
+    def sections(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
+        """The commands as help groups them: title -> names."""
+        return {"Commands": self.list_commands(ctx)}
+
+    def line(self, name: str) -> str:
+        """What help says of a command."""
+        return self.table[name][1]
+
+
 DISTRIBUTION: Final = "taskq-local"
 
 #: name -> (module, one line of help). The line stands here so that help needs no import.
 BUILT_IN: Final[dict[str, tuple[str, str]]] = {
-    "demo": ("taskq.cli.demo", "Sync a real directory through crashes, and check every byte."),
-    "put": ("taskq.cli.write", "Enqueue bytes, or a call of a task by its name."),
-    "ls": ("taskq.cli.read", "List the newest jobs."),
-    "peek": ("taskq.cli.peek", "Show the jobs that are claimed next."),
-    "show": ("taskq.cli.read", "Show everything about one job."),
-    "timeline": ("taskq.cli.history", "Show everything that happened to one job, in order."),
-    "why": ("taskq.cli.history", "Tell the one reason why a job is not running."),
-    "stats": ("taskq.cli.read", "Count the jobs of each queue by state."),
-    "workers": ("taskq.cli.read", "List the processes that have the task log open."),
-    "health": ("taskq.cli.health", "Tell by the exit code whether jobs are worked on."),
-    "tail": ("taskq.cli.stream", "Show the log's latest records, and those that are written."),
-    "reader": ("taskq.cli.reader", "Look at named readers, move or forget them."),
-    "replay": ("taskq.cli.stream", "Enqueue past jobs once more."),
-    "cancel": ("taskq.cli.queues", "Cancel jobs: by id, also running ones, or many."),
-    "dead": ("taskq.cli.dead", "Look at dead letters, requeue or purge them."),
-    "pause": ("taskq.cli.queues", "Let no worker claim from a queue."),
-    "resume": ("taskq.cli.queues", "Let workers claim from a queue again."),
-    "schedules": ("taskq.cli.schedules", "List what ticks by the clock, pause or resume it."),
-    "purge": ("taskq.cli.queues", "Cancel all jobs of a queue that wait."),
-    "export": ("taskq.cli.export", "Write jobs or records as JSON lines or Parquet."),
-    "verify": ("taskq.cli.read", "Read the whole log and report damage."),
-    "compact": ("taskq.cli.compact", "Remove what need not be kept from the log's oldest end."),
-    "repair": ("taskq.cli.repair", "Write damaged segments anew from all that still reads."),
+    "demo": (
+        "taskq.cli.commands.demo",
+        "Sync a real directory through crashes, and check every byte.",
+    ),
+    "put": ("taskq.cli.commands.put", "Enqueue bytes, or a call of a task by its name."),
+    "ls": ("taskq.cli.commands.jobs", "List the newest jobs."),
+    "peek": ("taskq.cli.commands.jobs", "Show the jobs that are claimed next."),
+    "show": ("taskq.cli.commands.jobs", "Show everything about one job."),
+    "timeline": (
+        "taskq.cli.commands.history",
+        "Show everything that happened to one job, in order.",
+    ),
+    "why": ("taskq.cli.commands.history", "Tell the one reason why a job is not running."),
+    "stats": ("taskq.cli.commands.jobs", "Count the jobs of each queue by state."),
+    "workers": ("taskq.cli.commands.jobs", "List the processes that have the task log open."),
+    "health": ("taskq.cli.commands.upkeep", "Tell by the exit code whether jobs are worked on."),
+    "tail": (
+        "taskq.cli.commands.stream",
+        "Show the log's latest records, and those that are written.",
+    ),
+    "reader": ("taskq.cli.commands.stream", "Look at named readers, move or forget them."),
+    "replay": ("taskq.cli.commands.stream", "Enqueue past jobs once more."),
+    "cancel": ("taskq.cli.commands.queues", "Cancel jobs: by id, also running ones, or many."),
+    "dead": ("taskq.cli.commands.dead", "Look at dead letters, requeue or purge them."),
+    "pause": ("taskq.cli.commands.queues", "Let no worker claim from a queue."),
+    "resume": ("taskq.cli.commands.queues", "Let workers claim from a queue again."),
+    "schedules": (
+        "taskq.cli.commands.schedules",
+        "List what ticks by the clock, pause or resume it.",
+    ),
+    "purge": ("taskq.cli.commands.queues", "Cancel all jobs of a queue that wait."),
+    "export": ("taskq.cli.commands.export", "Write jobs or records as JSON lines or Parquet."),
+    "verify": ("taskq.cli.commands.jobs", "Read the whole log and report damage."),
+    "compact": (
+        "taskq.cli.commands.upkeep",
+        "Remove what need not be kept from the log's oldest end.",
+    ),
+    "repair": (
+        "taskq.cli.commands.upkeep",
+        "Write damaged segments anew from all that still reads.",
+    ),
 }
 
 #: Help of commands that other packages of this distribution bring, for the same reason.

@@ -154,7 +154,7 @@ def test_records_are_chosen_alike_in_every_format(
 def test_records_without_what_decodes_them_say_what_to_install(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskq.cli.parquetrecords.entry_points", lambda **_: ())
+    monkeypatch.setattr("taskq.cli.commands.parquet.entry_points", lambda **_: ())
     result = taskq("export", "-d", sample.path, "--records", "-o", tmp_path / "records.parquet")
     assert result.exit_code == 1
     assert 'pip install --upgrade "taskq-local[parquet]"' in result.stderr
@@ -167,7 +167,7 @@ def test_a_file_gets_its_name_when_it_is_whole(
     target = tmp_path / "jobs.jsonl"
     target.write_text("before")
     with monkeypatch.context() as patch:
-        patch.setattr("taskq.cli.export.json.dumps", _fail)
+        patch.setattr("taskq.cli.commands.export.json.dumps", _fail)
         assert taskq("export", "-d", sample.path, "-o", target).exit_code == 1
     assert target.read_text() == "before"
     assert list(tmp_path.iterdir()) == [target]
@@ -190,7 +190,7 @@ def test_without_the_extra_parquet_names_it(
             raise ImportError(name)
         return real(name, *rest, **more)
 
-    monkeypatch.delitem(sys.modules, "taskq.cli.parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "taskq.cli.commands.parquet", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
     result = taskq("export", "-d", sample.path, "-o", tmp_path / "jobs.parquet")
     assert result.exit_code == 1

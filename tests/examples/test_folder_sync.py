@@ -16,7 +16,7 @@ from examples.folder_sync.display import Lines
 from examples.folder_sync.enqueue import priority
 from examples.folder_sync.run import Options, run
 from examples.folder_sync.scan import scan
-from taskq.cli import demo
+from taskq.cli.commands import demo
 from taskq.cli.main import main
 from taskq.log.read.reader import LogReader
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final, TextIO
 
-from taskq.cli.streams import silence
+from taskq.cli.errors import silence
 from taskq.core.records import Kind
 
 if TYPE_CHECKING:

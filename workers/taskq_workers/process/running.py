@@ -13,8 +13,7 @@ import click
 from click.exceptions import Exit
 
 import taskq
-from taskq.cli.errors import EXIT_FAILED, EXIT_USAGE, Failure
-from taskq.cli.streams import silence
+from taskq.cli.errors import EXIT_FAILED, EXIT_USAGE, Failure, silence
 from taskq.core.errors import TaskqError, UsageError
 from taskq_workers.pool import Worker
 from taskq_workers.process.elsewhere import Order, find_executor

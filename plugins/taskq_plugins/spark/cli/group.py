@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from taskq.cli.errors import Failure
-from taskq.cli.lazy import LazyGroup
+from taskq.cli.main import LazyGroup
 from taskq_plugins.spark.errors import missing_package
 
 #: name -> (module, one line of help)

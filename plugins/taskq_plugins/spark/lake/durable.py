@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import uuid
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from taskq.log.journal.lock import flock_holders, process_state
+from taskq_plugins.spark.lake.errors import LakeBusy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,3 +56,39 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+# One writer at a time.
+
+FILE: Final = "_lock"
+_PID_SIZE_MAX: Final = 20
+
+
+@contextmanager
+def writer_lock(lake: Path) -> Iterator[None]:
+    """Hold the lake's lock; it goes with the process, however that ends.
+
+    Raises:
+        LakeBusy: another process, or another part of this one, has it.
+    """
+    path = lake / FILE
+    # Whoever may open it can lock out all writers, or has put something else in its place.
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            pid = flock_holders(path)[0] or _noted(descriptor)
+            raise LakeBusy(lake, pid, process_state(pid)) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _noted(descriptor: int) -> int:
+    """The process that the file names: where the system does not tell who holds a lock."""
+    text = os.pread(descriptor, _PID_SIZE_MAX, 0).strip()
+    return int(text) if text.isdigit() else 0

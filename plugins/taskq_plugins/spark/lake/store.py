@@ -17,10 +17,9 @@ import pyarrow as pa
 from pyarrow import dataset
 
 from taskq_plugins.spark.lake import identity
-from taskq_plugins.spark.lake.durable import publish
+from taskq_plugins.spark.lake.durable import publish, writer_lock
 from taskq_plugins.spark.lake.errors import LakeConflict, LakeDamaged, LakeDiskError, LakeError
 from taskq_plugins.spark.lake.history import History, manifest_path
-from taskq_plugins.spark.lake.locking import writer_lock
 from taskq_plugins.spark.lake.manifest import Change, Manifest, apply, encode
 from taskq_plugins.spark.lake.staging import Staged, stage
 

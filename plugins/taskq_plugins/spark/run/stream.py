@@ -13,7 +13,6 @@ from taskq.core.errors import TaskqError
 from taskq_plugins.spark.lake.merging import merge_small_files
 from taskq_plugins.spark.lake.vacuum import vacuum
 from taskq_plugins.spark.run.checkpoint import batch_of, check
-from taskq_plugins.spark.run.command import MAX_BYTES_DEFAULT
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.folding import Folds, fold_batch
 from taskq_plugins.spark.run.interrupting import interruptible
@@ -43,8 +42,8 @@ class RunOptions:
     """What is read, and how."""
 
     journals: Path
+    max_bytes: int
     tables: Sequence[str] = DERIVED
-    max_bytes: int = MAX_BYTES_DEFAULT
     corrupt: str = "fail"
     fail_on_data_loss: bool = True
 

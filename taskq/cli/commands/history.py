@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskq.cli import render
+from taskq.cli.commands.jobs import no_such_job
 from taskq.cli.options import data_dir_option, json_option, open_reader
-from taskq.cli.read import no_such_job
 from taskq.core import views as documents
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
+from taskq.cli.commands.jobs import STATES
+from taskq.cli.commands.parquet import learn
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import log_argument, open_reader
-from taskq.cli.read import STATES
 from taskq.core import views as documents
 from taskq.core.parsing import parse_json
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from taskq.core.model import State
     from taskq.core.views import JobView
     from taskq.log.read.reader import LogReader
-    from taskq.reading.record import Choice, Record
+    from taskq.reading.record import Record
 
 _JSONL: Final = "jsonl"
 _PARQUET: Final = "parquet"
@@ -61,7 +62,7 @@ class JsonLines:
 
     def record(self, record: Record) -> None:
         """Write one record."""
-        from taskq.cli.stream import record_json  # noqa: PLC0415 - what jobs need not
+        from taskq.cli.commands.stream import record_json  # noqa: PLC0415 - what jobs need not
 
         told = record_json(record)
         del told["payload"], told["result"]
@@ -171,7 +172,7 @@ def _time(text: str | None, option: str, now_ns: int) -> int | None:
 def _sink(kind: str, path: Path | None) -> Iterator[Sink]:
     """Where to write jobs."""
     if kind == _PARQUET and path is not None:
-        from taskq.cli.parquet import JobsFile  # noqa: PLC0415 - it imports pyarrow
+        from taskq.cli.commands.parquet import JobsFile  # noqa: PLC0415 - it imports pyarrow
 
         with _whole(path) as temporary, JobsFile(temporary) as sink:
             yield sink
@@ -226,7 +227,7 @@ def _write_records(
 ) -> int:
     """Write records, as (queue, task, since, until) say; returns how many."""
     if kind == _PARQUET and path is not None:
-        from taskq.cli.parquetrecords import Wanted, write_records  # noqa: PLC0415 - pyarrow
+        from taskq.cli.commands.parquet import Wanted, write_records  # noqa: PLC0415 - pyarrow
 
         with _whole(path) as temporary:
             return write_records(reader, temporary, Wanted(*wanted))
@@ -261,10 +262,3 @@ def _records(
         names = choice.fits(record)
         if names is not None:
             yield make_record(record, reader.tag, names, reader.bodies)
-
-
-def learn(reader: LogReader, choice: Choice, job: int) -> None:
-    """Find out a job's queue and task, which only its first record names."""
-    view = reader.job(job, body_bytes_max=0)
-    if view is not None:
-        choice.learn(job, view.queue, view.task)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.app.app import TaskQ
-    from taskq.core.errors import TaskqError
     from taskq.reading.dead import Swept
 
 

@@ -121,7 +121,7 @@ def _row(job: JobView, now_ns: int) -> tuple[str, ...]:
 @json_option
 def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Show everything about one dead letter: its attempts, reason and payload."""
-    from taskq.cli.read import show_job  # noqa: PLC0415 - help must not import the log
+    from taskq.cli.commands.jobs import show_job  # noqa: PLC0415 - help must not import the log
     from taskq.log.segments.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - likewise
 
     with open_reader(data_dir) as reader:

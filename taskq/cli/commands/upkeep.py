@@ -1,0 +1,208 @@
+"""Commands about the log's own state: ``compact``, ``repair`` and ``health``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from taskq.cli import render
+from taskq.cli.commands.jobs import damage_json, print_damage
+from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
+from taskq.cli.many import count_of
+from taskq.cli.options import json_option, log_argument, open_reader, resolve, span
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq.core.views import CompactReport
+    from taskq.log.upkeep.repair import RepairReport
+
+
+@click.command()
+@log_argument
+@json_option
+@click.option("--keep", help='Keep finished jobs so long, for example "12h".  [default: settings]')
+@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: bool) -> None:
+    """Remove the oldest segments as far as the settings allow, beside live workers.
+
+    Unsettled jobs, dead letters, held keys and finished jobs that are kept are written again first.
+    Workers do this by themselves.
+    """
+    from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+    from taskq.connection.settings import settings_files  # noqa: PLC0415 - likewise
+
+    limit = None if keep is None else span(keep)
+    open_reader(data_dir).close()
+    # Before anything goes: in a stranger's directory one obeys a stranger's settings.
+    obeyed = [str(file) for file in settings_files()]
+    if obeyed:
+        click.echo(f"taskq: with the settings of {render.printable(', '.join(obeyed))}", err=True)
+    app = TaskQ(resolve(data_dir), upkeep=False)
+    try:
+        report = app.compact_sync(keep=limit, dry_run=dry_run)
+    finally:
+        app.close_sync()
+    if as_json:
+        render.print_json(
+            {
+                "dry_run": report.dry_run,
+                "settings_files": obeyed,
+                "carried": report.carried,
+                "freed_bytes": report.freed,
+                "segments": [
+                    {
+                        "segment": one.segment,
+                        "size_bytes": one.size,
+                        "needed_bytes": one.needed,
+                        "removed": one.removed,
+                        "reason": one.reason,
+                    }
+                    for one in report.segments
+                ],
+            }
+        )
+        return
+    _print(report)
+
+
+def _print(report: CompactReport) -> None:
+    if not report.segments:
+        click.echo("Nothing to do: no segment is due.")
+        return
+    done = "would go" if report.dry_run else "gone"
+    render.print_table(
+        ("SEGMENT", ">SIZE?", ">NEEDED?", "", "WHY~"),
+        [
+            (
+                one.segment,
+                render.size(one.size),
+                render.size(one.needed),
+                done if one.removed else "stays",
+                one.reason,
+            )
+            for one in report.segments
+        ],
+    )
+    verb = "would be freed" if report.dry_run else "freed"
+    carried = count_of(report.carried)
+    click.echo(f"\n{render.size(max(report.freed, 0))} {verb}, {carried} written again")
+
+
+# ``taskq repair``: damaged segments are written anew, when a person says so.
+
+
+@click.command()
+@log_argument
+@json_option
+@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def repair(data_dir: Path | None, as_json: bool, dry_run: bool, yes: bool) -> None:
+    """Write damaged segments anew from all that still reads, and keep the originals in torn/.
+
+    Where segments are gone, or were cut, the loss is accepted: the log goes on without them.
+
+    Nobody may have the log open meanwhile. What does not read is lost: a job whose record is
+    damaged is gone, one whose outcome is damaged runs again.
+    """
+    from taskq.log.upkeep.repair import repair_directory, survey_damage  # noqa: PLC0415 - as in options
+
+    if as_json and not (yes or dry_run):
+        raise WrongUsage("--json asks nothing: add --yes, or --dry-run")
+    with open_reader(data_dir) as reader:
+        path = reader.journal.path
+        report = survey_damage(reader.journal)
+    if dry_run or not report.damage:
+        _repair_print(report, [], path, as_json=as_json)
+        return
+    if not yes:
+        _repair_print(report, [], path, as_json=False)
+        if not _confirmed():
+            raise Failure("nothing was changed; --yes does not ask")
+    report, notes = repair_directory(path)
+    _repair_print(report, notes, path, as_json=as_json)
+
+
+def _confirmed() -> bool:
+    try:
+        return click.confirm("Write damaged segments anew, accept what is lost?", err=True)
+    except click.Abort:  # nobody is there to be asked
+        click.echo(err=True)
+        return False
+
+
+def _repair_print(report: RepairReport, notes: list[str], path: str, *, as_json: bool) -> None:
+    if as_json:
+        render.print_json(
+            {
+                "damage": [damage_json(damage) for damage in report.damage],
+                "kept": list(report.kept),
+                "accepted": [damage_json(loss) for loss in report.accepted],
+                "lost_jobs": list(report.lost_jobs),
+                "lost_records": report.lost_records,
+                "notes": notes,
+            }
+        )
+        return
+    for note in notes:
+        click.echo(note)
+    if not report.damage:
+        click.echo("no damage: nothing to repair")
+        return
+    saved = sum(damage.salvaged for damage in report.damage)
+    if report.kept or report.accepted:
+        click.echo(f"records in damaged frames: {saved} saved, {report.lost_records} lost")
+    else:
+        print_damage(report.damage, path)
+        click.echo(f"records in damaged frames: {saved} to be saved, {report.lost_records} lost")
+    for job in report.lost_jobs:
+        click.echo(f"lost job {job}")
+    for loss in report.accepted:
+        click.echo(f"accepted: {loss.lost} records were lost at lsn {loss.first_lsn}")
+    for kept in report.kept:
+        click.echo(f"written anew; the original is {kept}")
+
+
+# ``taskq health``: readiness and liveness for scripts, containers and service managers.
+
+
+@click.command()
+@log_argument
+@json_option
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Only what a restart would mend: a worker that starts or drains is well.",
+)
+@click.pass_context
+def health(context: click.Context, data_dir: Path | None, as_json: bool, live: bool) -> None:
+    """Exit with 0 if jobs are worked on, with 1 if not; nothing is locked or written.
+
+    Looks whether the log reads, no failed write is marked, a process has it open and is not
+    stopped, a worker claims jobs, none waits that no worker would take, and the disk has room. With
+    --live the last three do not count.
+    Tells, too, who could use the log's files.
+    """
+    from taskq.connection.settings import load_settings  # noqa: PLC0415 - as above
+    from taskq.log.upkeep.health import check_health  # noqa: PLC0415 - help must not import the log
+
+    path = resolve(data_dir)
+    config = load_settings(None, data_dir=path).log_config()
+    checks = check_health(path, config, with_jobs=not live)
+    well = all(check.ok for check in checks if check.vital or not live)
+    if as_json:
+        render.print_json(
+            {
+                "ok": well,
+                "checks": [
+                    {"name": check.name, "ok": check.ok, "detail": check.detail} for check in checks
+                ],
+            }
+        )
+    else:
+        for check in checks:
+            sign = "ok" if check.ok else "FAILED"
+            click.echo(f"{sign:<7} {check.name:<8} {render.printable(check.detail)}")
+    if not well:
+        context.exit(EXIT_FAILED)
