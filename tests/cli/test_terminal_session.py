@@ -103,6 +103,7 @@ def matches(shown: str, expected: str) -> bool:
     return len(lines) in taken
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_first_hour_at_a_terminal_reads_as_it_is_written(tmp_path: Path) -> None:
     shell = Shell(tmp_path)

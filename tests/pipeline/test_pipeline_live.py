@@ -97,6 +97,7 @@ def test_successive_triggers_read_every_record_once_while_two_processes_write(
     assert all(row["value"] is not None for row in rows if row["kind"] == "enqueued")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_query_of_spark_reads_every_record_once_while_two_processes_write(
     spark: SparkSession, tmp_path: Path

@@ -154,7 +154,9 @@ def check_chaos(path: Path, durability: Durability, seed: int, rounds: int) -> N
     )
 
 
-@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+@pytest.mark.parametrize(
+    "durability", [Durability.FSYNC, pytest.param(Durability.OS, marks=pytest.mark.slow)]
+)
 def test_chaos_leaves_a_log_in_which_everything_told_is_true(
     tmp_path: Path, durability: Durability
 ) -> None:
