@@ -26,7 +26,7 @@ from taskq_plugins.spark.decode import DETAILS, Corrupt, SegmentDamaged
 from taskq_plugins.spark.decode.export import batches_of
 from tests.log.acts import History
 from tests.log.simulation import Simulation
-from tests.log.test_compaction_mix import CONFIGS, Mix
+from tests.log.upkeep.test_compaction_mix import CONFIGS, Mix
 from tests.pipeline.rows_of_log import (
     Row,
     decoded_rows,

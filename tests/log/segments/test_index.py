@@ -18,7 +18,7 @@ from taskq.log.format.frames import Gap
 from taskq.log.segments.index_build import IndexBuilder
 from taskq.log.segments.index_memory import JobPlaces
 from taskq.log.state.story import Story, find_end, records, tell
-from tests.log.plainscan import Scan, Writer
+from tests.log.segments.plainscan import Scan, Writer
 from tests.log.simulation import Simulation
 from tests.log.world import PATH, Process, World
 

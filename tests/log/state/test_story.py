@@ -10,8 +10,8 @@ from taskq.core.model import LIVE_STATES, Extras, State
 from taskq.core.records import Kind
 from taskq.log.format.record import decode_record, places
 from taskq.log.state.story import Story
-from tests.core.history import ALL, SPECS, History, Step, frames_of
-from tests.core.test_fold import STEPS
+from tests.log.state.history import ALL, SPECS, History, Step, frames_of
+from tests.log.state.test_fold import STEPS
 
 if TYPE_CHECKING:
     from taskq.core.views import JobView

@@ -19,7 +19,7 @@ from taskq.log.inbox.adopter import Adopter
 from taskq.log.read.selection import letters
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
-from tests.log.jobmodel import ATTEMPTS, Model, ModelJob, later
+from tests.log.store.jobmodel import ATTEMPTS, Model, ModelJob, later
 from tests.log.tending import FILLER, keeping, tend
 from tests.log.uploading import adopt as adopt_all
 from tests.log.uploading import order, publish, step, write_part

@@ -15,7 +15,7 @@ from taskq.log.format import codec
 from taskq.log.state import fold as fold_module
 from taskq.log.state.fold import fold_frame
 from taskq.log.state.fold_rare import Watch
-from tests.core.history import ALL, BASE, SPECS, History, Step, frames_of
+from tests.log.state.history import ALL, BASE, SPECS, History, Step, frames_of
 
 if TYPE_CHECKING:
     import pytest

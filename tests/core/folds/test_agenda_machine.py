@@ -17,7 +17,7 @@ from taskq.core.folds.queues import GONE
 from taskq.core.model import State
 from taskq.core.rates import RATE_WINDOW_NS_MIN, Limit, Rate
 from taskq.core.records import Kind
-from tests.core.agenda_model import Job, Model
+from tests.core.folds.agenda_model import Job, Model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

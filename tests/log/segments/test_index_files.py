@@ -14,8 +14,8 @@ from taskq.log.requests import Op
 from taskq.log.segments.index_file import index_name, remove_index
 from taskq.log.state.story import tell
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
-from tests.log.plainscan import Scan
-from tests.log.test_index import check_lookups, check_times, index_files, random_log, save
+from tests.log.segments.plainscan import Scan
+from tests.log.segments.test_index import check_lookups, check_times, index_files, random_log, save
 from tests.log.world import PATH, PLAIN, World
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from taskq.log.format import codec
 from taskq.log.requests import ClaimRequest, Op, Settlement
 from taskq.log.store.thread import seconds_until_due
 from taskq.testing.crashable import CrashableDisk
-from tests.log.faults import CODES, Fault, Faults
+from tests.log.store.faults import CODES, Fault, Faults
 from tests.log.world import PLAIN, SMALL, World
 
 if TYPE_CHECKING:

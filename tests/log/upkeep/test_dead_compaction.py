@@ -14,7 +14,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log.read.selection import WaitingFilter, letters, waiting_page
 from taskq.log.requests import Duplicate, Op, Withdrawal
 from tests.log.tending import fill_segment, meaning, tend
-from tests.log.test_compaction import KEYS, OTHER, SMALL, Random
+from tests.log.upkeep.test_compaction import KEYS, OTHER, SMALL, Random
 from tests.log.world import World
 
 if TYPE_CHECKING:

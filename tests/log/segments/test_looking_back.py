@@ -11,7 +11,7 @@ from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import Op
-from tests.log.test_index import save
+from tests.log.segments.test_index import save
 from tests.log.world import World
 
 if TYPE_CHECKING:
