@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from taskq import TaskQ
+from tests.recorder import Recorder, record
 
 # The examples are the same in every run, so that a red run means a change; and none has a deadline,
 # which a busy machine would miss. New ones are looked for with --hypothesis-profile=explore.
@@ -17,6 +22,21 @@ settings.load_profile("taskq")
 #: A torture takes what it takes, and more on a busy machine: this only ends one that hangs.
 SLOW_SECONDS: Final = 1_800
 
+TESTS: Final = Path(__file__).parent
+#: Folders whose tests use the library as a program does: settings and a directory of their own.
+PROGRAMS: Final = {
+    "api",
+    "app",
+    "calls",
+    "conditions",
+    "connection",
+    "flows",
+    "reading",
+    "schedules",
+    "testing",
+    "workers",
+}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each slow test the same time, whatever its neighbours have."""
@@ -29,3 +49,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def anyio_backend() -> str:
     """Async tests run on asyncio: the library is asyncio-native."""
     return "asyncio"
+
+
+@pytest.fixture
+def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No test reads the settings of whoever runs it."""
+    for name in [name for name in os.environ if name.upper().startswith("TASKQ_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def settings_of_programs(request: pytest.FixtureRequest) -> None:
+    if request.path.relative_to(TESTS).parts[0] in PROGRAMS:
+        request.getfixturevalue("own_settings")
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> TaskQ:
+    """An app on a real log."""
+    return TaskQ(tmp_path / "data")
+
+
+@pytest.fixture
+def recorder(app: TaskQ) -> Recorder:
+    return record(app)

@@ -1,4 +1,4 @@
-"""Flows that the type checker accepts, and some that it must not; see ``tests/api/test_typing``."""
+"""Flows that the type checker accepts, and some that it must not; see ``tests/app/test_typing``."""
 
 from __future__ import annotations
 

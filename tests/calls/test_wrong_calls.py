@@ -12,7 +12,7 @@ from taskq.errors import InvalidCall, PayloadTooLarge, UsageError
 
 if TYPE_CHECKING:
     from taskq import TaskQ
-    from tests.api.recorder import Recorder
+    from tests.recorder import Recorder
 
 WRONG = [
     ((), {}, "parameter 'to' (str) is missing; parameter 'count' (int) is missing"),

@@ -20,7 +20,7 @@ from taskq.errors import (
 
 if TYPE_CHECKING:
     from taskq import Task
-    from tests.api.recorder import Recorder
+    from tests.recorder import Recorder
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq import Task, TaskQ
-    from tests.api.recorder import Recorder
+    from tests.recorder import Recorder
 
 HOUR_NS = 3_600 * 10**9
 MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
