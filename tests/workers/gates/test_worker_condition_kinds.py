@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from taskq import TaskQ
 from taskq_workers.pool import Worker
-from tests.workers.switches import Switch, records
+from tests.workers.gates.switches import Switch, records
 
 if TYPE_CHECKING:
     import pytest

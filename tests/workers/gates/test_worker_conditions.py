@@ -13,7 +13,7 @@ from taskq.testing.clock import TravelClock, use_clock
 from taskq_workers.pool import Worker
 from taskq_workers.slots.slots import Slots
 from tests.cli.helpers import taskq
-from tests.workers.switches import Switch, records
+from tests.workers.gates.switches import Switch, records
 
 if TYPE_CHECKING:
     import pytest

@@ -13,7 +13,7 @@ from taskq_workers import pool
 from taskq_workers.gates import breaker
 from taskq_workers.pool import Worker
 from taskq_workers.slots import slot
-from tests.workers.resting import Schedule
+from tests.workers.slots.resting import Schedule
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus

@@ -10,7 +10,7 @@ from taskq.conditions.network import Online
 from taskq.core.why import Why
 from taskq_workers.gates.gate import Mode
 from taskq_workers.pool import Worker
-from tests.workers.switches import Switch, records
+from tests.workers.gates.switches import Switch, records
 
 if TYPE_CHECKING:
     import pytest
