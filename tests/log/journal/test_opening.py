@@ -100,7 +100,8 @@ def test_a_damaged_segment_header_costs_no_record(offset: int, *, same_boot: boo
     first = world.process()
     jobs = [first.enqueue(bytes([number])) for number in range(3)]
     first.close()
-    world.machine.corrupt(_FIRST, offset, b"\xff")
+    (byte,) = world.machine.content(_FIRST)[offset : offset + 1]
+    world.machine.corrupt(_FIRST, offset, bytes([byte ^ 0xFF]))
     if not same_boot:
         world.machine.put(f"{PATH}/write.lock", b"")
         world.lose_power()
