@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.model import SECOND_NS
@@ -80,7 +81,7 @@ class InnerPort:
                 inner.set_result(value)
 
 
-class Chore:
+class Chore(ABC):
     """Work in steps that one process of those that share a directory does at a time.
 
     The storage thread takes a step between batches, and while there is nothing else to do. A class
@@ -100,23 +101,23 @@ class Chore:
 
     # -- what a chore says ------------------------------------------------------------------------
 
+    @abstractmethod
     def _is_ours(self) -> bool:
         """Whether this process looks for something to do; else it does what it is asked for."""
-        raise NotImplementedError
 
-    def _is_asked(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _is_asked(self) -> bool: ...
 
+    @abstractmethod
     def _next_steps(self) -> Steps | None:
         """The steps that are due now, if any are."""
-        raise NotImplementedError
 
-    def _finished(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _finished(self) -> None: ...
 
+    @abstractmethod
     def _trouble(self, error: Exception) -> None:
         """Tell of what ended the steps, and stop for a while."""
-        raise NotImplementedError
 
     def _next_look_ns(self) -> int:
         """Steady time of the next look for something to do."""
