@@ -149,7 +149,7 @@ async def a_job_that_succeeded(names: Names) -> None:
 async def it_was_billed(names: Names) -> None:
     assert names["billed"] == [(names["job"].id, "shop.add", b"5")]
     (reader,) = await names["app"].readers()
-    assert (reader.name, reader.is_alive) == ("billing", False)
+    assert (reader.name, reader.alive) == ("billing", False)
 
 
 async def one_is_scheduled_and_three_are_ready(names: Names) -> None:

@@ -11,7 +11,7 @@ from taskq import TaskQ
 jobs = TaskQ(os.environ.get("WORDS_DIR", "jobs"))
 
 
-@jobs.task(queue="words", retry=3, keep_result="1d")
+@jobs.task(queue="words", retry=3, keep="1d")
 def count_words(text: str) -> dict[str, int]:
     """How often each word occurs, the three most frequent ones."""
     words = text.split()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HOUR_NS: Final = 3_600_000_000_000
 _SECOND_NS: Final = 1_000_000_000
 _SETTLED: Final = frozenset({"succeeded", "dead", "cancelled", "expired"})
-_FAILED: Final = frozenset({"retried", "died", "lost"})
+_FAILED: Final = frozenset({"retried", "dead", "lost"})
 PERCENTILES: Final = (50, 95, 99)
 
 

@@ -52,7 +52,7 @@ def _hours(lake: Lake) -> Table:
         total = totals.setdefault(row["hour"], dict.fromkeys((*names, "failed"), 0))
         for name in names:
             total[name] += row[name]
-        total["failed"] += sum(row[f"attempts_{name}"] for name in ("retried", "died", "lost"))
+        total["failed"] += sum(row[f"attempts_{name}"] for name in ("retried", "dead", "lost"))
     busiest = sorted(totals, key=lambda hour: -totals[hour]["attempts_ended"])[:ROWS_MAX]
     table = _table(
         "The fleet by the hour", "hour (UTC)", *(f">{name}" for name in names), ">failed"

@@ -109,7 +109,7 @@ class TaskChoices(TypedDict, total=False):
     #: small strings that travel with every job
     headers: Mapping[str, str]
     #: how long jobs and their results are kept after their end; None: as the queue or log says
-    keep_result: Duration | None
+    keep: Duration | None
     #: how arguments and results are compressed, "none" for not at all; None: as the queue says
     compress: Compression | None
     #: whether those over 1 MiB may go to files beside the log; None: as the queue says

@@ -15,7 +15,6 @@ from taskq.connection.connection import split_job_id
 from taskq.core.durations import moment_ns, seconds
 from taskq.core.errors import JobNotFound, UsageError
 from taskq.core.parsing import whole
-from taskq.core.records import Cause
 from taskq.log.read.selection import WaitingFilter
 from taskq.log.requests import check_name
 from taskq.reading.dead import (
@@ -62,7 +61,7 @@ class LogHolder:
 
     @property
     def schedules(self) -> LogSchedules:
-        """The schedules that the log knows of: list, pause, resume, reset, remove."""
+        """The schedules that the log knows of: list, pause, resume, reset, forget."""
         return LogSchedules(self._connection)
 
     async def pause(self, queue: str) -> bool:
@@ -92,26 +91,6 @@ class LogHolder:
         return await self._set_paused(queue, paused=False)
 
     resume_sync = blocking(resume)
-
-    async def purge(self, queue: str, *, dry_run: bool = False) -> Swept:
-        """Cancel all jobs of a queue that wait, due or not; those that run are left and counted.
-
-        It is done in slices of some hundreds, of which each is all or none. Jobs that are enqueued
-        meanwhile stay.
-
-        Args:
-            queue: its name.
-            dry_run: change nothing, and count.
-
-        Raises:
-            UsageError: that is no name of a queue.
-            LogError: the log could not be opened or written.
-        """
-        check_name("queue name", queue)
-        wanted = WaitingFilter(queue=queue)
-        return await withdraw(self._connection, wanted, None, Cause.PURGE, dry_run=dry_run)
-
-    purge_sync = blocking(purge)
 
     async def cancel_many(
         self,
@@ -144,6 +123,8 @@ class LogHolder:
             raise UsageError(
                 "cancel_many() takes a queue, task, before or state: give at least one"
             )
+        if queue is not None:
+            check_name("queue name", queue)
         if limit is not None:
             limit = checked_limit(limit)
         wanted = WaitingFilter(
@@ -152,7 +133,7 @@ class LogHolder:
             before_ns=None if before is None else moment_before(before, "before"),
             states=waiting_states(state),
         )
-        return await withdraw(self._connection, wanted, limit, Cause.CALLER, dry_run=dry_run)
+        return await withdraw(self._connection, wanted, limit, dry_run=dry_run)
 
     cancel_many_sync = blocking(cancel_many)
 
@@ -284,7 +265,7 @@ class LogHolder:
             from_time: begin at the first record of this time (with a time zone) or later, as the
                 log tells the time.
             follow: wait for more at the end, instead of ending there.
-            kinds: only these, for example ["succeeded", "died"]; None for all.
+            kinds: only these, for example ["succeeded", "dead"]; None for all.
             queues: only records of jobs in these queues.
             tasks: only records of jobs of these tasks.
             name_all: look up queue and task of every job; without it, records of jobs that were
@@ -385,7 +366,7 @@ class LogHolder:
         self,
         *,
         since: Duration | datetime | None = None,
-        until: Duration | datetime | None = None,
+        before: Duration | datetime | None = None,
         task: str | None = None,
         queue: str | None = None,
         state: States | None = None,
@@ -402,7 +383,7 @@ class LogHolder:
 
         Args:
             since: only jobs enqueued then or later: a datetime, or a span back from now ("2h").
-            until: only jobs enqueued before then.
+            before: only jobs enqueued before then.
             task: only jobs of this task; "" for bytes that no task owns.
             queue: only jobs of this queue.
             state: what became of them: "succeeded", "dead", "cancelled", "expired", or a list.
@@ -416,7 +397,7 @@ class LogHolder:
         """
         from taskq.reading.replay import past_of, replay_all  # noqa: PLC0415
 
-        past = past_of(since=since, until=until, task=task, queue=queue, state=state, limit=limit)
+        past = past_of(since=since, before=before, task=task, queue=queue, state=state, limit=limit)
         return await replay_all(self._connection, past, everything=everything, dry_run=dry_run)
 
     replay_sync = blocking(replay)

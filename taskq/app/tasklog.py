@@ -49,7 +49,7 @@ class TaskLog(LogHolder):
         return cls(Connection(os.fspath(path), log_config(options)))
 
     @property
-    def path(self) -> Path:
+    def data_dir(self) -> Path:
         """The directory, as an absolute path."""
         return Path(self._connection.path)
 

@@ -54,7 +54,7 @@ def failed(delivery: Delivery, reason: str, delay: Duration | None) -> Settlemen
     """
     body = encode_reason(reason)
     if 0 < delivery.attempts_max <= delivery.attempt:
-        return Settlement(Kind.DIED, delivery, body, cause=Cause.EXHAUSTED)
+        return Settlement(Kind.DEAD, delivery, body, cause=Cause.EXHAUSTED)
     if delay is None:
         draw = random.random()  # noqa: S311 - spreads retries, guards no secret
         delay_ns = round(DEFAULT.delay_seconds(delivery.attempt, draw) * SECOND_NS)

@@ -94,7 +94,7 @@ class OptionChanges(TypedDict, total=False):
     concurrency_key: Key | None
     #: how long the job and its result are kept after its end; "never": it never goes; None: as its
     #: queue or log says
-    keep_result: Duration | None
+    keep: Duration | None
     #: how the payload is compressed, "none" for not at all; None: as its queue or log says
     compress: Compression | None
     #: whether a payload over 1 MiB may go to a file beside the log; None: as its queue or log says
@@ -144,8 +144,8 @@ class Options:
         values |= _dedup(changes)
         if "headers" in changes:
             values["headers"] = checked_headers({**self.headers, **changes["headers"]})
-        if "keep_result" in changes:
-            values["keep_ns"] = _keep_ns(changes["keep_result"])
+        if "keep" in changes:
+            values["keep_ns"] = _keep_ns(changes["keep"])
         values |= _storage(changes)
         options = replace(self, **values)
         if options.key is None:
@@ -410,7 +410,7 @@ def _expiry(expires: Duration | datetime | None) -> dict[str, Any]:
 def _keep_ns(keep: Duration | None) -> int:
     if keep is None:
         return 0
-    return TIME_NS_MAX if keep == NEVER else positive_nanoseconds(keep, "keep_result")
+    return TIME_NS_MAX if keep == NEVER else positive_nanoseconds(keep, "keep")
 
 
 def _dedup(changes: OptionChanges) -> dict[str, Any]:
@@ -471,7 +471,7 @@ class PutOptions(TypedDict, total=False):
     #: how often the job may be claimed; 0 for no limit
     attempts: int
     #: how long the job and its result are kept after its end; None: as its queue or log says
-    keep_result: Duration | None
+    keep: Duration | None
     #: how the payload is compressed; None: as its queue or log says
     compress: Compression | None
     #: whether a larger one may go to a file; None: as its queue or log says
@@ -493,6 +493,6 @@ class Put:
     until: Until | None = None
     on_conflict: OnConflict = "first"
     attempts: int = ATTEMPTS_DEFAULT
-    keep_result: Duration | None = None
+    keep: Duration | None = None
     compress: Compression | None = None
     spill: bool | None = None

@@ -106,7 +106,6 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
         "taskq.cli.commands.schedules",
         "List what ticks by the clock, pause or resume it.",
     ),
-    "purge": ("taskq.cli.commands.queues", "Cancel all jobs of a queue that wait."),
     "export": ("taskq.cli.commands.export", "Write jobs or records as JSON lines or Parquet."),
     "verify": ("taskq.cli.commands.jobs", "Read the whole log and report damage."),
     "compact": (
@@ -132,7 +131,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         *("ls", "show", "why", "timeline", "peek", "stats"),
         *("workers", "health", "schedules", "tail"),
     ),
-    "Act": ("put", "cancel", "dead", "pause", "resume", "purge", "replay", "reader"),
+    "Act": ("put", "cancel", "dead", "pause", "resume", "replay", "reader"),
     "Files": ("export", "verify", "repair", "compact"),
     "Pipeline": ("pipeline",),
 }

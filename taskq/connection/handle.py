@@ -245,8 +245,8 @@ class JobHandle(Generic[R]):
             task = self._app._tasks.get(view.task)
         if body is None:
             # The job says what it was enqueued with, also where its task is not registered.
-            keeps_result = view.keeps_result if view is not None else True
-            if not keeps_result or (task is not None and not task.store_result):
+            stores_result = view.stores_result if view is not None else True
+            if not stores_result or (task is not None and not task.store_result):
                 raise ResultGone(self.id)
             return cast("R", None)
         return cast("R", decode_loose(body) if task is None else task.decode_result(body))

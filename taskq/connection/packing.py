@@ -188,7 +188,7 @@ def loose_put(job: Put, packer: Packer) -> Loose:
 def _put_item(job: Put) -> Item:
     spec = spec_of(job.queue, "", job.priority, job.attempts, Flag(0))
     is_keyed = not (job.key is job.window is job.until is None) or job.on_conflict != "first"
-    if not (job.delay or job.headers or is_keyed) and job.expires is job.keep_result is None:
+    if not (job.delay or job.headers or is_keyed) and job.expires is job.keep is None:
         return spec, job.payload, None
     changes: OptionChanges = {
         "delay": job.delay,
@@ -198,7 +198,7 @@ def _put_item(job: Put) -> Item:
         "until": job.until,
         "on_conflict": job.on_conflict,
         "headers": job.headers,
-        "keep_result": job.keep_result,
+        "keep": job.keep,
     }
     return spec, job.payload, _PLAIN.changed(changes).fixed_extras("put")
 

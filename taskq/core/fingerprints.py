@@ -92,7 +92,7 @@ _PLACEHOLDER: Final = re.compile(r"<(?:str|url|email|uuid|time|path|addr|hex|id|
 #: What is passed over before the first line.
 BLANK: Final = " \t\r\n\f\x0b"
 #: How attempts end that failed, or whose worker did.
-FAILED: Final = frozenset({"retried", "died", "lost"})
+FAILED: Final = frozenset({"retried", "dead", "lost"})
 
 
 def pattern_of(reason: str) -> str:

@@ -18,6 +18,7 @@ class Kind(enum.IntEnum):
     #: it failed and is due again later (body: reason)
     RETRIED = 4
     #: it failed for good (body: reason)
+    DEAD = 5
     DIED = 5
     #: it was given back; the cause says by whom, and the attempt count says whether one was burnt
     RELEASED = 6
@@ -151,7 +152,7 @@ class Cause(enum.IntEnum):
     LEASE_OVER = 6
     #: another job took over the key
     REPLACED = 7
-    #: its queue was purged
+    #: its queue was cancelled as a whole; written no more
     PURGE = 8
     #: what a held job waited for is there
     INPUTS = 9

@@ -18,7 +18,7 @@ TRANSITIONS: Final[dict[tuple[State, Kind], tuple[State, ...]]] = {
     (State.RUNNING, Kind.SUCCEEDED): (State.SUCCEEDED,),
     (State.RUNNING, Kind.RETRIED): (State.READY, State.SCHEDULED),
     (State.RUNNING, Kind.RELEASED): (State.READY, State.SCHEDULED),
-    (State.RUNNING, Kind.DIED): (State.DEAD,),
+    (State.RUNNING, Kind.DEAD): (State.DEAD,),
     (State.SCHEDULED, Kind.RELEASED): (State.READY, State.SCHEDULED),
     (State.READY, Kind.CANCELLED): (State.CANCELLED,),
     (State.SCHEDULED, Kind.CANCELLED): (State.CANCELLED,),

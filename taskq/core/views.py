@@ -118,7 +118,7 @@ class AttemptView:
     started_ns: int
     #: 0 while it runs
     ended_ns: int = 0
-    #: "succeeded", "retried", "died", "released", "lost", … or "" while it runs
+    #: "succeeded", "retried", "dead", "released", "lost", … or "" while it runs
     outcome: str = ""
     reason: str = ""
     #: of the job
@@ -129,12 +129,12 @@ class AttemptView:
     host: str = field(default="", compare=False)
 
     @property
-    def started(self) -> datetime:
+    def started_at(self) -> datetime:
         """When it began, in UTC."""
         return _moment(self.started_ns)
 
     @property
-    def ended(self) -> datetime | None:
+    def ended_at(self) -> datetime | None:
         """When it ended, in UTC; None while it runs."""
         return _moment(self.ended_ns) if self.ended_ns else None
 
@@ -196,7 +196,7 @@ class JobView:
     #: None unless the job succeeded and keeps a result
     result: bytes | None = None
     #: False for a job that was enqueued with store_result=False
-    keeps_result: bool = True
+    stores_result: bool = True
     #: as ``payload_flags``
     result_flags: int = 0
     #: why payload or result are left out here

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -43,14 +44,16 @@ class FlowProgress:
         waiting: for their inputs, their time, or a worker.
         running: now.
         succeeded: also those that compaction has forgotten since.
-        failed: dead, cancelled or expired.
+        dead, cancelled, expired: those that ended so.
     """
 
     total: int
     waiting: int
     running: int
     succeeded: int
-    failed: int
+    dead: int
+    cancelled: int
+    expired: int
 
 
 class FlowHandle(Generic[R]):
@@ -117,17 +120,16 @@ class FlowHandle(Generic[R]):
         return cast("R", nested(self._shape, values))
 
     async def progress(self) -> FlowProgress:
-        """How many of its jobs wait, run, succeeded and failed, now."""
-        states = await self._states()
-        succeeded = sum(state is State.SUCCEEDED or state is State.ABSENT for state in states)
-        waiting = sum(state in WAITING_STATES for state in states)
-        running = sum(state is State.RUNNING for state in states)
+        """How many of its jobs wait, run and have ended, and how, now."""
+        counts = Counter(await self._states())
         return FlowProgress(
-            total=len(states),
-            waiting=waiting,
-            running=running,
-            succeeded=succeeded,
-            failed=len(states) - waiting - running - succeeded,
+            total=len(self.jobs),
+            waiting=sum(counts[state] for state in WAITING_STATES),
+            running=counts[State.RUNNING],
+            succeeded=counts[State.SUCCEEDED] + counts[State.ABSENT],
+            dead=counts[State.DEAD],
+            cancelled=counts[State.CANCELLED],
+            expired=counts[State.EXPIRED],
         )
 
     async def cancel(self) -> int:

@@ -395,7 +395,7 @@ class Delivery(_DeliveryFields):
 class Settlement(NamedTuple):
     """How a delivery ended.
 
-    ``kind`` is SUCCEEDED, RETRIED, DIED, RELEASED or CANCELLED. ``body`` is the result or reason.
+    ``kind`` is SUCCEEDED, RETRIED, DEAD, RELEASED or CANCELLED. ``body`` is the result or reason.
     ``delay_ns`` is counted from the settling frame. ``children`` are enqueued in the same frame, or
     not at all. ``flags`` are those of a result that is not stored as it was given (``bodies``).
     """
@@ -531,7 +531,7 @@ class Enrolment(NamedTuple):
 
 
 class Steer(NamedTuple):
-    """What a person wants of a schedule: "pause", "resume", "reset" or "remove"."""
+    """What a person wants of a schedule: "pause", "resume", "reset" or "forget"."""
 
     name: str
     action: str

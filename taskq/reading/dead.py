@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from taskq.connection.connection import Connection
     from taskq.core.model import State
-    from taskq.core.records import Cause
     from taskq.core.views import JobView
     from taskq.log.read.selection import Page, PageEnd
     from taskq.log.requests import Letter
@@ -125,7 +124,7 @@ def checked_limit(limit: int, what: str = "limit") -> int:
 
 
 async def withdraw(
-    connection: Connection, wanted: WaitingFilter, limit: int | None, cause: Cause, *, dry_run: bool
+    connection: Connection, wanted: WaitingFilter, limit: int | None, *, dry_run: bool
 ) -> Swept:
     """Cancel the waiting jobs that fit, slice by slice; those that run are counted."""
     port = await connection.port()
@@ -140,7 +139,7 @@ async def withdraw(
         jobs = page.items
         if jobs and not dry_run:
             port = await connection.port()
-            jobs = await port.withdraw(jobs, cause)
+            jobs = await port.withdraw(jobs)
         sweeping.count += len(jobs)
         left = None if left is None else left - len(jobs)
         start = page.following

@@ -28,7 +28,7 @@ class ReaderView:
         name: under which it reads.
         lsn: of the record that comes next.
         lag_records, lag_bytes: what the log holds from there on; all of it if ``problem`` is set.
-        is_alive: whether somebody reads under the name now.
+        alive: whether somebody reads under the name now.
         problem: why it cannot go on where it stopped; "" if it can.
     """
 
@@ -36,7 +36,7 @@ class ReaderView:
     lsn: int
     lag_records: int
     lag_bytes: int
-    is_alive: bool
+    alive: bool
     problem: str = ""
 
 
@@ -67,7 +67,7 @@ def reader_views(store: Store, extent: Extent) -> list[ReaderView]:
                     lsn=position.lsn,
                     lag_records=records,
                     lag_bytes=size,
-                    is_alive=is_read(disk, store.path, name),
+                    alive=is_read(disk, store.path, name),
                     problem=problem,
                 )
             )

@@ -40,7 +40,7 @@ _BIRTHS: Final = _CARRYING | {int(Kind.ENQUEUED)}
 _WITH_CAUSE: Final = frozenset(
     map(
         int,
-        (Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED),
+        (Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED),
     )
 )
 _WITH_OWNER: Final = frozenset({int(Kind.CLAIMED), int(Kind.OWNER)})
@@ -62,7 +62,7 @@ class Record:
         lsn: position in the log: rising, not dense.
         epoch: number of the stretch of the log between two unclean starts.
         time_ns: when it was written.
-        kind: "enqueued", "claimed", "succeeded", "retried", "died", "released", "cancelled",
+        kind: "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled",
             "expired"; "carried" (compaction wrote the job again as it stands), "requeued",
             "purged", "extended", "cancel_asked"; of the log "clock", "paused", "resumed",
             "tallied", "compacted", "adopted", "owner". More may come: pass over those you do not

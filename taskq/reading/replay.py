@@ -84,7 +84,7 @@ class ReplayReport:
 def past_of(
     *,
     since: Duration | datetime | None = None,
-    until: Duration | datetime | None = None,
+    before: Duration | datetime | None = None,
     task: str | None = None,
     queue: str | None = None,
     state: States | None = None,
@@ -104,7 +104,7 @@ def past_of(
         queue=queue,
         task=task,
         since_ns=_moment_ns(since, "since"),
-        until_ns=_moment_ns(until, "until"),
+        until_ns=_moment_ns(before, "before"),
         limit=None if limit is None else checked_limit(limit),
     )
 

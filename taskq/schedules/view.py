@@ -38,7 +38,7 @@ class ScheduleView:
         catch_up: "skip", "last" or "all".
         overlap: "allow" or "skip".
         jitter_seconds: by how much later its ticks may come.
-        is_paused: whether it ticks only once it is resumed.
+        paused: whether it ticks only once it is resumed.
         last_tick: the latest moment that it ticked for; None: it never did.
         done_until: all its moments up to there are done with.
         next_ticks: moments to come, jitter not counted; of a paused one those that it would have.
@@ -52,7 +52,7 @@ class ScheduleView:
     catch_up: str
     overlap: str
     jitter_seconds: float
-    is_paused: bool
+    paused: bool
     last_tick: datetime | None
     done_until: datetime
     next_ticks: tuple[datetime, ...]
@@ -122,16 +122,16 @@ class LogSchedules:
 
     reset_sync = blocking(reset)
 
-    async def remove(self, name: str) -> bool:
+    async def forget(self, name: str) -> bool:
         """Forget a schedule that the code has no more; a worker that has it brings it back.
 
         Raises:
             UsageError: the log knows no such schedule.
             LogError: the log could not be opened or written.
         """
-        return await self._steer(name, "remove")
+        return await self._steer(name, "forget")
 
-    remove_sync = blocking(remove)
+    forget_sync = blocking(forget)
 
     async def _steer(self, name: str, action: str) -> bool:
         check_name("schedule name", name)
@@ -171,7 +171,7 @@ def _view(name: str, state: ScheduleState, now_ns: int, next_count: int) -> Sche
         catch_up=str(facts.get("catch_up", "")),
         overlap=str(facts.get("overlap", "")),
         jitter_seconds=float(jitter) if isinstance(jitter, int | float) else 0.0,
-        is_paused=state.is_paused,
+        paused=state.is_paused,
         last_tick=_moment(zone, state.last_ns) if state.last_ns else None,
         done_until=_moment(zone, state.done_ns),
         next_ticks=tuple(moment_in(zone, at_ns) for at_ns in moments),

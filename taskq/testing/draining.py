@@ -22,7 +22,7 @@ DRAINED_MAX: Final = 100_000
 _SHOWN_MAX: Final = 5
 #: A float of seconds may fall a little short of a moment in nanoseconds.
 _LATER_SECONDS: Final = 0.001
-_FAILURES: Final = frozenset({"retried", "died"})
+_FAILURES: Final = frozenset({"retried", "dead"})
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Drained:
     """What a drain ran.
 
     Attributes:
-        outcomes: how many attempts ended "succeeded", "retried", "died", "released", "cancelled".
+        outcomes: how many attempts ended "succeeded", "retried", "dead", "released", "cancelled".
         failures: one text for each failed attempt: task, job, attempt and reason.
     """
 

@@ -116,7 +116,7 @@ async def test_a_result_that_takes_too_long_can_be_asked_for_again(live: TaskQ) 
 async def test_a_dead_job_raises_its_reason(live: TaskQ) -> None:
     job = await add_task(live).enqueue(1)
     (delivery,) = await claim(live)
-    await settle(live, Settlement(Kind.DIED, delivery, b"ValueError: too small"))
+    await settle(live, Settlement(Kind.DEAD, delivery, b"ValueError: too small"))
     with pytest.raises(JobFailed, match="ValueError: too small") as raised:
         await job.result()
     assert raised.value.reason == "ValueError: too small"

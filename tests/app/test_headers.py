@@ -108,7 +108,7 @@ async def test_headers_go_with_the_job_through_retries_dead_letters_and_requeue(
     (delivery,) = await log.claim(1)
     assert delivery.headers == HEADERS
     await log.nack(delivery, "no", delay=0)
-    with LogReader.open(str(log.path)) as reader:
+    with LogReader.open(str(log.data_dir)) as reader:
         (listed,) = reader.jobs(None, None, None, 9)
         shown = reader.job(listed.lsn)
     assert shown is not None

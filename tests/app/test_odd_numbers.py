@@ -96,7 +96,7 @@ def of_options() -> dict[str, Callable[[Any, Any], Any]]:
 
 def of_spans() -> dict[str, Callable[[Any, Any], Any]]:
     """Where a span of time is taken."""
-    names = ("delay", "expires", "keep_result")
+    names = ("delay", "expires", "keep")
     options = {
         name: lambda app, n, name=name: app.task(work).options(**{name: n}) for name in names
     }

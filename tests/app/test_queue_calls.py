@@ -77,9 +77,11 @@ async def test_a_worker_leaves_a_paused_queue_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "a\x00b", "a\nb", "x" * 256])
 async def test_what_is_no_name_of_a_queue_is_refused(log: TaskLog, name: str) -> None:
-    for call in (log.pause, log.resume, log.purge):
+    for call in (log.pause, log.resume):
         with pytest.raises(UsageError, match="queue name"):
             await call(name)
+    with pytest.raises(UsageError, match="queue name"):
+        await log.cancel_many(queue=name)
     assert (await log.stats()).next_lsn == 1
 
 
@@ -92,24 +94,24 @@ async def test_strange_names_of_queues_are_names(log: TaskLog, name: str) -> Non
     (delivery,) = await log.claim()
     assert (delivery.job_id, delivery.queue) == (job, name)
     await log.release(delivery)
-    assert (await log.purge(name)).count == 1
+    assert (await log.cancel_many(queue=name)).count == 1
 
 
-async def test_a_purge_cancels_what_waits_and_counts_what_runs(log: TaskLog) -> None:
+async def test_a_whole_queue_is_cancelled_but_for_what_runs_which_is_counted(log: TaskLog) -> None:
     await log.put_many([Put(payload=b"x", queue="mail") for _ in range(MANY)])
     late = await log.put(b"x", queue="mail", delay="1h")
     other = await log.put(b"x", queue="other")
     (running,) = await log.claim(1, queues=["mail"])
-    dry = await log.purge("mail", dry_run=True)
+    dry = await log.cancel_many(queue="mail", dry_run=True)
     assert (dry.count, dry.running) == (MANY, 1)
-    done = await log.purge("mail")
+    done = await log.cancel_many(queue="mail")
     assert (done.count, done.running, done.refused_count) == (MANY, 1, 0)
     assert (await log.get(late)).state is State.CANCELLED
     assert (await log.get(other)).state is State.READY
     await log.ack(running)
     counts = {queue.queue: queue for queue in (await log.stats()).queues}
     assert (counts["mail"].cancelled, counts["mail"].succeeded) == (MANY, 1)
-    assert (await log.purge("never used")).count == 0
+    assert (await log.cancel_many(queue="never used")).count == 0
 
 
 async def test_jobs_are_cancelled_by_queue_task_age_and_state(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ async def test_a_log_is_opened_by_await_too_and_closed_twice(tmp_path: Path) -> 
         await log.put(b"y")
     async with log:
         assert (await log.get(job_id)).payload == b"x"
-    assert repr(log) == f"<TaskLog {log.path}>"
+    assert repr(log) == f"<TaskLog {log.data_dir}>"
 
 
 async def test_tasks_and_bytes_share_a_directory(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ class Findings:
             self._accounts[record.lsn] = record.extras.concurrency_key.decode()
         elif record.kind == Kind.CLAIMED:
             self._claimed(record.job, record.token, record.time_ns)
-        elif record.kind in {Kind.SUCCEEDED, Kind.RELEASED, Kind.RETRIED, Kind.DIED}:
+        elif record.kind in {Kind.SUCCEEDED, Kind.RELEASED, Kind.RETRIED, Kind.DEAD}:
             self._left(record.job, is_end=record.kind == Kind.SUCCEEDED)
 
     def _claimed(self, job: int, owner: int, time_ns: int) -> None:

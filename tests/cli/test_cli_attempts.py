@@ -36,7 +36,7 @@ def test_show_tells_programs_class_message_fingerprint_and_process(sample: Sampl
 
 def test_a_timeline_for_programs_tells_the_same_where_an_attempt_failed(sample: Sample) -> None:
     events = taskq_json("timeline", sample.ids["retried"], "-d", sample.path)
-    told = {event["event"]: (event["error"], event["fingerprint"]) for event in events}
+    told = {event["kind"]: (event["error"], event["fingerprint"]) for event in events}
     assert told == {
         "enqueued": (None, None),
         "claimed": (None, None),

@@ -67,7 +67,7 @@ def test_what_only_python_takes_for_json_is_exported_as_bytes(tmp_path: Path) ->
         (["--queue", "mail"], {"task"}),
         (["--task", "mail.send"], {"task"}),
         (["--since", "1h"], {"succeeded", "dead", "retried", "cancelled", "bytes", "task"}),
-        (["--until", "1h"], set()),
+        (["--before", "1h"], set()),
     ],
 )
 def test_jobs_are_chosen(sample: Sample, options: list[str], names: set[str]) -> None:
@@ -79,11 +79,11 @@ def test_records_are_exported_in_their_order(sample: Sample) -> None:
     records = lines("-d", sample.path, "--records")
     lsns = [record["lsn"] for record in records]
     assert lsns == sorted(lsns)
-    assert {"enqueued", "claimed", "succeeded", "died", "owner"} <= {r["kind"] for r in records}
+    assert {"enqueued", "claimed", "succeeded", "dead", "owner"} <= {r["kind"] for r in records}
     mail = lines("-d", sample.path, "--records", "--queue", "mail")
     assert [record["kind"] for record in mail] == ["enqueued"]
     assert mail[0]["payload"] == {"to": "a@b.c"}
-    assert lines("-d", sample.path, "--records", "--until", "1h") == []
+    assert lines("-d", sample.path, "--records", "--before", "1h") == []
 
 
 def test_parquet_holds_the_same_jobs(sample: Sample, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_parquet_holds_the_same_jobs(sample: Sample, tmp_path: Path) -> None:
     dead = by_id[sample.ids["dead"]]
     assert dead["payload"] == b"\xff\x00"
     assert dict(dead["headers"]) == {"from": "here"}
-    assert [attempt["outcome"] for attempt in dead["attempts"]] == ["died"]
+    assert [attempt["outcome"] for attempt in dead["attempts"]] == ["dead"]
     assert [row["enqueued_at"].isoformat() for row in rows] == [job["enqueued_at"] for job in told]
 
 
@@ -137,9 +137,9 @@ def test_parquet_holds_the_same_records_with_the_columns_of_the_spark_source(
         ["--task", "mail.send"],
         ["--queue", "none"],
         ["--since", "1h"],
-        ["--until", "1h"],
+        ["--before", "1h"],
         ["--since", "1h", "--queue", "mail"],
-        ["--until", "1h", "--queue", "mail"],
+        ["--before", "1h", "--queue", "mail"],
     ],
 )
 def test_records_are_chosen_alike_in_every_format(

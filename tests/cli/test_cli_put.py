@@ -97,7 +97,7 @@ def test_a_taken_key_is_refused_or_taken_over_as_asked(tmp_path: Path) -> None:
     refused = taskq("put", "-d", tmp_path, "b", "--key", "k", "--on-conflict", "raise")
     assert refused.exit_code == 1
     assert first in refused.stderr
-    second = put(tmp_path, "c", *held, "--on-conflict", "replace", "--keep-result", "never")
+    second = put(tmp_path, "c", *held, "--on-conflict", "replace", "--keep", "never")
     assert second != first
     assert taskq_json("show", first, "-d", tmp_path)["state"] == "cancelled"
     assert taskq_json("show", second, "-d", tmp_path)["key"] == "k"
@@ -114,7 +114,7 @@ def test_a_taken_key_is_refused_or_taken_over_as_asked(tmp_path: Path) -> None:
         (["x", "--until", "dead", "--key", "k"], "'dead' is not 'settled'"),
         (["x", "--on-conflict", "fail", "--key", "k"], "'fail' is not one of 'first', 'replace'"),
         (["x", "--on-conflict", "raise"], "on_conflict is given without a key"),
-        (["x", "--keep-result", "0"], "keep_result is"),
+        (["x", "--keep", "0"], "keep is"),
         (["x", "--header", "a"], "write it as NAME=VALUE"),
         (["x", "--priority", "10"], "10 is not in the range"),
         (["x", "-Q", ""], "queue name"),

@@ -69,11 +69,11 @@ def test_a_wrong_name_changes_no_queue(path: Path, ids: dict[str, str]) -> None:
     assert "paused" not in taskq("stats", "-d", path).stdout
 
 
-def test_purge_wants_a_yes_and_counts(path: Path, ids: dict[str, str]) -> None:
-    assert taskq("purge", "mail", "-d", path).exit_code == 2
-    result = taskq("purge", "mail", "-d", path, "--dry-run")
+def test_a_cancel_of_a_whole_queue_wants_a_yes_and_counts(path: Path, ids: dict[str, str]) -> None:
+    assert taskq("cancel", "-Q", "mail", "-d", path).exit_code == 2
+    result = taskq("cancel", "-Q", "mail", "-d", path, "--dry-run")
     assert (result.exit_code, result.stdout) == (0, "would have cancelled 3 jobs\n")
-    assert taskq_json("purge", "mail", "-d", path, "--yes") == {
+    assert taskq_json("cancel", "-Q", "mail", "-d", path, "--yes") == {
         "dry_run": False, "cancelled": 3, "running": 0, "refused": 0, "errors": [],
     }  # fmt: skip
     assert state(path, ids["late"]) == "cancelled"
@@ -132,7 +132,7 @@ def test_what_cannot_be_meant_is_refused(
     assert state(path, ids["mail"]) == "ready"
 
 
-@pytest.mark.parametrize("command", [("pause", "q"), ("resume", "q"), ("purge", "q", "-y")])
+@pytest.mark.parametrize("command", [("pause", "q"), ("resume", "q"), ("cancel", "-Q", "q", "-y")])
 def test_where_there_is_no_log_none_is_made(tmp_path: Path, command: tuple[str, ...]) -> None:
     result = taskq(*command, "-d", tmp_path / "none")
     assert result.exit_code == 1

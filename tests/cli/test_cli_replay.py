@@ -50,14 +50,14 @@ def test_a_dry_run_shows_the_same_and_leaves_no_trace(sample: Sample) -> None:
 def test_without_a_choice_nothing_is_replayed(sample: Sample, options: list[str]) -> None:
     result = taskq("replay", "-d", sample.path, *options)
     assert result.exit_code == 2
-    assert "choose jobs with --since, --until, --task, --queue or --state" in result.stderr
+    assert "choose jobs with --since, --before, --task, --queue or --state" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--since", "yesterday"], "--since 'yesterday': give a span back from now"),
-        (["--until", "2h2"], "--until '2h2': give a span back from now"),
+        (["--before", "2h2"], "--before '2h2': give a span back from now"),
         (["--state", "running"], "'running' is not one of"),
         (["--limit", "0"], "0 is not in the range x>=1"),
     ],
@@ -71,7 +71,7 @@ def test_a_wrong_choice_is_named(sample: Sample, options: list[str], message: st
 @pytest.mark.parametrize(
     ("options", "count"),
     [
-        (["--until", "2020-01-01T00:00"], 0),
+        (["--before", "2020-01-01T00:00"], 0),
         (["--since", "2020-01-01"], 3),
         (["--since", "1h", "--task", "mail.send"], 0),
     ],

@@ -59,9 +59,9 @@ def test_pause_and_resume_say_what_they_did(path: Path) -> None:
     }  # fmt: skip
     assert taskq("schedules", "resume", "often", "-d", path).stdout == "often: was not paused\n"
     assert taskq("schedules", "reset", "often", "-d", path).stdout == "often: counts from now\n"
-    assert taskq("schedules", "remove", "often", "-d", path).stdout == "often: forgotten\n"
+    assert taskq("schedules", "forget", "often", "-d", path).stdout == "often: forgotten\n"
     assert [one["name"] for one in taskq_json("schedules", "-d", path)] == ["nightly"]
-    taskq("schedules", "remove", "nightly", "-d", path)
+    taskq("schedules", "forget", "nightly", "-d", path)
     assert taskq("schedules", "-d", path).stdout.startswith("This log knows no schedule")
 
 

@@ -66,7 +66,7 @@ def test_tail_shows_what_happened_last_and_to_whom(sample: Sample) -> None:
     # Jobs that were enqueued before what is shown have their queue, too.
     assert [words[:3] for words in told] == [
         ["succeeded", ids["succeeded"], "default"],
-        ["died", ids["dead"], "default"],
+        ["dead", ids["dead"], "default"],
         ["retried", ids["retried"], "default"],
         ["enqueued", ids["cancelled"], "default"],
         ["cancelled", ids["cancelled"], "default"],
@@ -93,8 +93,8 @@ def test_tail_tells_programs_everything(sample: Sample) -> None:
     ("options", "kinds"),
     [
         (["-n", "0"], []),
-        (["--kind", "died"], ["died"]),
-        (["--kind", "died", "--kind", "retried", "-n", "1"], ["retried"]),
+        (["--kind", "dead"], ["dead"]),
+        (["--kind", "dead", "--kind", "retried", "-n", "1"], ["retried"]),
         (["-Q", "other"], ["enqueued"]),
         (["-Q", "default", "-n", "2"], ["enqueued", "cancelled"]),
         (["-t", "mail.send"], ["enqueued"]),

@@ -17,12 +17,12 @@ def test_a_timeline_shows_each_event_with_its_worker_and_note(sample: Sample) ->
 
 def test_a_timeline_tells_programs_everything(sample: Sample) -> None:
     events = taskq_json("timeline", sample.ids["dead"], "-d", sample.path)
-    assert [event["event"] for event in events] == ["enqueued", "claimed", "died"]
-    died = events[-1]
-    assert (died["attempt"], died["worker"], died["cause"]) == (1, "sample", "exhausted")
-    assert died["reason"].endswith("line 2 of the traceback")
-    assert died["lsn"] > events[0]["lsn"]
-    assert died["time"].endswith("+00:00")
+    assert [event["kind"] for event in events] == ["enqueued", "claimed", "dead"]
+    dead = events[-1]
+    assert (dead["attempt"], dead["worker"], dead["cause"]) == (1, "sample", "exhausted")
+    assert dead["reason"].endswith("line 2 of the traceback")
+    assert dead["lsn"] > events[0]["lsn"]
+    assert dead["time"].endswith("+00:00")
 
 
 def test_a_reason_does_not_drive_the_terminal(sample: Sample) -> None:

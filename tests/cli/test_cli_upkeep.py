@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     [
         ("put", "x"),
         ("cancel", "-Q", "default", "--yes"),
-        ("purge", "default", "--yes"),
         ("pause", "default"),
         ("dead", "requeue", "--all", "--yes"),
         ("replay", "--all"),

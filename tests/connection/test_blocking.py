@@ -102,9 +102,9 @@ def test_a_program_without_a_loop_enqueues_runs_and_looks_after_its_jobs(app: Ta
     assert app.pause_sync("default")
     waiting = app.enqueue_by_name_sync("add", 3, 4)
     assert "paused" in app.why_sync(waiting.id).text
-    assert app.purge_sync("default").count == 1
+    assert app.cancel_many_sync(queue="default").count == 1
     assert app.resume_sync("default")
-    assert [event.what for event in app.timeline_sync(good.id)][-1] == "succeeded"
+    assert [event.kind for event in app.timeline_sync(good.id)][-1] == "succeeded"
 
 
 def test_attempts_tell_who_ran_the_job_and_what_went_wrong(app: TaskQ) -> None:
@@ -113,13 +113,13 @@ def test_attempts_tell_who_ran_the_job_and_what_went_wrong(app: TaskQ) -> None:
         with pytest.raises(JobFailed):
             job.result_sync(timeout=20)
         (attempt,) = job.attempts_sync()
-    assert (attempt.number, attempt.outcome, attempt.pid) == (1, "died", os.getpid())
+    assert (attempt.number, attempt.outcome, attempt.pid) == (1, "dead", os.getpid())
     assert attempt.worker
     assert attempt.host
     assert (attempt.error, attempt.message) == ("ValueError", "order 17 is bad")
     assert len(attempt.fingerprint) == 16
-    assert attempt.ended is not None
-    assert attempt.started < attempt.ended
+    assert attempt.ended_at is not None
+    assert attempt.started_at < attempt.ended_at
     with pytest.raises(JobNotFound):
         app.attempts_sync(f"{job.id}9")
 

@@ -48,8 +48,7 @@ async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
 
 
 def spilled(log: TaskLog | TaskQ) -> list[Path]:
-    path = log.path if isinstance(log, TaskLog) else log.data_dir
-    return sorted((path / "spill").glob("*"))
+    return sorted((log.data_dir / "spill").glob("*"))
 
 
 async def stored(log: TaskLog, job_id: str) -> JobView:
@@ -78,7 +77,7 @@ async def test_a_compressed_payload_comes_back_wherever_it_is_asked_for(
     assert (view.payload, view.result, view.payload_flags, view.result_flags) == (
         TEXT, TEXT + b"!", 0, 0,
     )  # fmt: skip
-    with LogReader.open(str(log.path)) as reader:
+    with LogReader.open(str(log.data_dir)) as reader:
         (listed,) = reader.jobs(None, None, None, 9)
         shown = reader.job(listed.lsn)
     assert shown is not None
@@ -287,7 +286,7 @@ async def test_a_file_that_is_gone_or_changed_is_named(log: TaskLog) -> None:
     file.unlink()
     with pytest.raises(SpillMissing, match=f"{file} is missing"):
         await log.payload(delivery)
-    with LogReader.open(str(log.path)) as reader:
+    with LogReader.open(str(log.data_dir)) as reader:
         shown = reader.job(delivery.job)
     assert shown is not None
     assert (shown.payload, shown.state) == (b"", State.RUNNING)
@@ -298,10 +297,10 @@ async def test_a_file_that_is_gone_or_changed_is_named(log: TaskLog) -> None:
 
 
 async def test_a_file_that_cannot_be_written_enqueues_nothing(log: TaskLog) -> None:
-    (log.path / "spill").write_bytes(b"in the way")
+    (log.data_dir / "spill").write_bytes(b"in the way")
     with pytest.raises(Exception, match="could not write"):
         await log.put(NOISE, spill=True)
-    (log.path / "spill").unlink()
+    (log.data_dir / "spill").unlink()
     assert await log.peek() == []
 
 
@@ -397,10 +396,10 @@ def test_a_file_that_does_not_hold_the_body_costs_no_memory(tmp_path: Path) -> N
 
 async def test_what_no_log_may_hold_is_not_read(log: TaskLog) -> None:
     """The record tells the size: beyond ``spill_bytes_max`` the file is not even opened."""
-    spill = Spill(str(log.path))
+    spill = Spill(str(log.data_dir))
     stored = bytes(32) + (2**40).to_bytes(8, "little")
     with pytest.raises(PayloadTooLarge, match="raise spill_bytes_max"):
-        BodyStore(str(log.path), LogConfig(), spill).unpack(stored, int(Flag.SPILLED), "it")
+        BodyStore(str(log.data_dir), LogConfig(), spill).unpack(stored, int(Flag.SPILLED), "it")
 
 
 async def test_tail_show_and_names_read_no_large_body(
@@ -414,7 +413,7 @@ async def test_tail_show_and_names_read_no_large_body(
 
     def run(*words: str) -> str:
         with pytest.raises(SystemExit) as ended:
-            main([*words, "-d", str(log.path)])
+            main([*words, "-d", str(log.data_dir)])
         assert not ended.value.code
         return capsys.readouterr().out
 

@@ -274,7 +274,7 @@ class Driven:
 
     def end(self, number: int, kind: int, _: bool) -> object:
         state = (State.RUNNING, State.READY, State.SCHEDULED)[kind % 3]
-        kinds = (Kind.SUCCEEDED, Kind.DIED) if state is State.RUNNING else (Kind.CANCELLED,)
+        kinds = (Kind.SUCCEEDED, Kind.DEAD) if state is State.RUNNING else (Kind.CANCELLED,)
         job = self._pick(number, state)
         self.lsn += 1
         ended = self.agenda.apply_ended(kinds[number % len(kinds)], job, self.time_ns)

@@ -77,7 +77,7 @@ def test_a_moment_is_told_to_the_microsecond(micros: int, rest: int) -> None:
     assert view.due_at == view.expires_at == view.settled_at == expected
     assert datetime.fromisoformat(moment(told_ns) or "") == expected
     attempt = AttemptView(number=1, owner=1, started_ns=told_ns, ended_ns=told_ns)
-    assert attempt.started == attempt.ended == expected
+    assert attempt.started_at == attempt.ended_at == expected
 
 
 @pytest.mark.parametrize("never", [0, -1, TIME_NS_MAX, TIME_NS_MAX + 1])
@@ -87,7 +87,7 @@ def test_never_is_no_moment(never: int) -> None:
     assert moment(1) == "1970-01-01T00:00:00+00:00"
     assert moment(TIME_NS_MAX - 1) is not None
     assert job(due_ns=TIME_NS_MAX - 1).due_at is not None
-    assert AttemptView(number=1, owner=1, started_ns=1).ended is None
+    assert AttemptView(number=1, owner=1, started_ns=1).ended_at is None
 
 
 @pytest.mark.parametrize(

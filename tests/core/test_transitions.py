@@ -20,7 +20,7 @@ ORIGINS = {
     Kind.CLAIMED: {State.READY},
     Kind.SUCCEEDED: {State.RUNNING},
     Kind.RETRIED: {State.RUNNING},
-    Kind.DIED: {State.RUNNING},
+    Kind.DEAD: {State.RUNNING},
     Kind.RELEASED: {State.RUNNING, State.SCHEDULED},
     Kind.CANCELLED: {State.READY, State.SCHEDULED, State.RUNNING},
     Kind.EXPIRED: {State.READY, State.SCHEDULED},

@@ -107,9 +107,9 @@ class History:
         if mine:
             held = self.chance.choice(mine)
             self.held.remove(held)
-            kind = self.chance.choice((Kind.SUCCEEDED, Kind.DIED, Kind.RETRIED, Kind.RELEASED))
+            kind = self.chance.choice((Kind.SUCCEEDED, Kind.DEAD, Kind.RETRIED, Kind.RELEASED))
             delay_ns = self.chance.choice((0, 60 * SECOND_NS))
-            rest = {} if kind in (Kind.SUCCEEDED, Kind.DIED) else {"delay_ns": delay_ns}
+            rest = {} if kind in (Kind.SUCCEEDED, Kind.DEAD) else {"delay_ns": delay_ns}
             process.settle(held[1], kind, body=b"because", **rest)
 
     def _cancel(self, process: Process) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _STEP_NS: Final = STARVATION_NS // 64
 _FINAL: Final = {
     Kind.SUCCEEDED: State.SUCCEEDED,
-    Kind.DIED: State.DEAD,
+    Kind.DEAD: State.DEAD,
     Kind.CANCELLED: State.CANCELLED,
     Kind.EXPIRED: State.EXPIRED,
 }
@@ -237,7 +237,7 @@ class Reference:
 
     def _ended(self, record: LogRecord) -> None:
         job = self.jobs[record.job]
-        if record.kind in (Kind.SUCCEEDED, Kind.DIED):
+        if record.kind in (Kind.SUCCEEDED, Kind.DEAD):
             assert job.state is State.RUNNING, f"{job} was settled"
             self._check_lease(record, job)
             assert record.token == job.token

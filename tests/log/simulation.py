@@ -51,7 +51,7 @@ _SPECS: Final = [
         ("sync", 0, 3),
     )
 ]  # fmt: skip
-_ENDS: Final = {Kind.SUCCEEDED: State.SUCCEEDED, Kind.DIED: State.DEAD}
+_ENDS: Final = {Kind.SUCCEEDED: State.SUCCEEDED, Kind.DEAD: State.DEAD}
 _ROOM_BYTES: Final = 50_000_000
 
 
@@ -389,7 +389,7 @@ class Simulation(Care, Uploads):
 
     def _settlement(self, delivery: Delivery) -> Settlement:
         last = delivery.attempts_max and delivery.attempt >= delivery.attempts_max
-        kind = self.chance.choice((Kind.SUCCEEDED, Kind.SUCCEEDED, Kind.RELEASED, Kind.DIED))
+        kind = self.chance.choice((Kind.SUCCEEDED, Kind.SUCCEEDED, Kind.RELEASED, Kind.DEAD))
         if not last and self.chance.random() < 0.3:
             kind = Kind.RETRIED
         self._bodies += 1

@@ -126,7 +126,7 @@ def fill(process: Process) -> None:
     process.enqueue(b"later", _HOUR)
     process.enqueue(b"soon", Extras(due_ns=SECOND_NS, expires_ns=60 * SECOND_NS))
     for number, delivery in enumerate(process.claim(6)):
-        kind = (Kind.SUCCEEDED, Kind.DIED, Kind.RETRIED)[number % 3]
+        kind = (Kind.SUCCEEDED, Kind.DEAD, Kind.RETRIED)[number % 3]
         process.settle(delivery, kind, delay_ns=SECOND_NS if kind is Kind.RETRIED else 0)
     process.claim(2)
     process.catch_up()

@@ -130,7 +130,7 @@ def _row(view: JobView) -> Row:
         "payload": view.payload,
         "result": view.result,
         "reason": view.reason or None,
-        "keeps_result": view.keeps_result,
+        "stores_result": view.stores_result,
         "replay_of": view.headers.get("replay_of"),
         "is_over": view.state.name.lower() in {"succeeded", "cancelled", "expired"},
         "attempts": [

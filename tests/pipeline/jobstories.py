@@ -38,7 +38,7 @@ def _requeue(process: Process, job: int) -> None:
 
 def _dead(process: Process, body: bytes = _REASON, extras: Extras | None = None) -> int:
     job = process.enqueue(b"to die", extras)
-    process.settle(_one(process), Kind.DIED, body=body, cause=Cause.REJECTED)
+    process.settle(_one(process), Kind.DEAD, body=body, cause=Cause.REJECTED)
     return job
 
 
@@ -112,7 +112,7 @@ def dead_letters_that_still_expire(world: World) -> None:
     world.clock.step(600)
     claimed = {one.job: one for one in process.claim(9)}
     process.settle(claimed[spans[0]])
-    process.settle(claimed[spans[1]], Kind.DIED, body=b"again", cause=Cause.REJECTED)
+    process.settle(claimed[spans[1]], Kind.DEAD, body=b"again", cause=Cause.REJECTED)
     world.clock.step(-60)
     process.enqueue()
     _requeue(process, spans[1])
@@ -175,7 +175,7 @@ def flows(world: World) -> None:
     for delivery in process.claim(6):
         world.clock.advance(1)
         is_bad = delivery.job in {fails[1], waits[1]}
-        kind = Kind.DIED if is_bad else Kind.SUCCEEDED
+        kind = Kind.DEAD if is_bad else Kind.SUCCEEDED
         process.settle(delivery, kind, body=b"1")
     world.clock.advance(5)
     callback = _one(process)

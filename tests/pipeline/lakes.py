@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _TEXT: Final = pa.list_(pa.string())
-_OUTCOMES: Final = ("succeeded", "retried", "died", "released", "lost", "ended")
+_OUTCOMES: Final = ("succeeded", "retried", "dead", "released", "lost", "ended")
 _COUNTS: Final = (
     *("enqueued", "succeeded", "dead", "cancelled", "expired", "settled"),
     *(f"attempts_{name}" for name in _OUTCOMES),

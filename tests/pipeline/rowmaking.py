@@ -81,7 +81,7 @@ def _job(draw: random.Random) -> Put:
         delay=draw.choice([0, 0, 0, 3_600]),
         key=draw.choice([None, draw.randbytes(8)]),
         headers=draw.choice([{}, {"replay_of": "x-1", "a": "b"}]),
-        keep_result=draw.choice([None, "1d"]),
+        keep=draw.choice([None, "1d"]),
     )
 
 

@@ -39,7 +39,7 @@ DEVICE: Final = "edge-7"
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
 _BIRTHS: Final = _CARRYING | {int(Kind.ENQUEUED)}
 _JOB_KINDS: Final = frozenset(map(int, JOB_KINDS))
-_WITH_CAUSE: Final = (Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED)
+_WITH_CAUSE: Final = (Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED)
 _OFFSET_MASK: Final = 2**32 - 1
 
 

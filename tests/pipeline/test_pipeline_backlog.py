@@ -123,8 +123,8 @@ def test_the_last_attempt_is_death_and_wishes_are_granted(app: TaskQ) -> None:
     call = fail.options(attempts=2).call()
     last = make_delivery(call.spec, call.body, attempt=2)
     dead, discarded, snoozed = run(last, claimed(discard), claimed(snooze))
-    assert (dead.kind, dead.cause) == (Kind.DIED, Cause.EXHAUSTED)
-    assert (discarded.kind, discarded.cause) == (Kind.DIED, Cause.REJECTED)
+    assert (dead.kind, dead.cause) == (Kind.DEAD, Cause.EXHAUSTED)
+    assert (discarded.kind, discarded.cause) == (Kind.DEAD, Cause.REJECTED)
     assert (snoozed.kind, snoozed.delay_ns) == (Kind.RELEASED, 60_000_000_000)
 
 
@@ -134,7 +134,7 @@ def test_arguments_that_no_longer_fit_are_death_without_a_retry(app: TaskQ) -> N
         return a
 
     ended = run(make_delivery(add.spec, b'{"a":"many"}'))[0]
-    assert (ended.kind, ended.cause) == (Kind.DIED, Cause.REJECTED)
+    assert (ended.kind, ended.cause) == (Kind.DEAD, Cause.REJECTED)
     assert b"InvalidCall" in (ended.body or b"")
 
 
@@ -143,7 +143,7 @@ def test_a_result_that_does_not_fit_its_annotation_is_death(app: TaskQ) -> None:
     def lie() -> int:
         return "many"  # type: ignore[return-value]
 
-    assert run_one(lie).kind == Kind.DIED
+    assert run_one(lie).kind == Kind.DEAD
 
 
 def test_async_jobs_run_together_but_no_more_than_the_limit(app: TaskQ) -> None:

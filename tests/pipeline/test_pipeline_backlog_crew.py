@@ -200,7 +200,7 @@ async def test_a_job_that_kills_its_executor_alone_uses_up_its_attempts(
         first, last = sorted(await fake.fake.settlements(2), key=lambda one: one.delivery.job)
     assert first.kind is Kind.RETRIED
     assert b"the executor that ran it died" in (first.body or b"")
-    assert (last.kind, last.cause) == (Kind.DIED, Cause.EXHAUSTED)
+    assert (last.kind, last.cause) == (Kind.DEAD, Cause.EXHAUSTED)
 
 
 async def test_what_may_run_only_once_is_not_given_back_when_its_executor_dies(
@@ -220,7 +220,7 @@ async def test_what_may_run_only_once_is_not_given_back_when_its_executor_dies(
     async with worker_of(fake, here):
         settled = await fake.fake.settlements(6)
     assert Kind.RELEASED not in by_kind(settled)
-    assert by_kind(settled)[Kind.DIED] == sum(len(one) for one in here.sent if len(one) > 1)
+    assert by_kind(settled)[Kind.DEAD] == sum(len(one) for one in here.sent if len(one) > 1)
 
 
 async def test_a_drain_lets_what_is_out_come_home(fake: FakeApp, here: Here) -> None:
@@ -289,7 +289,7 @@ async def test_spark_that_fails_stops_the_worker_and_keeps_the_jobs(
     with pytest.raises(SparkError, match="its Java is gone"):
         await worker_of(fake, here).run()
     # What may run only once may have run, on a Spark that failed behind it.
-    assert by_kind(fake.fake.settled) == {Kind.RELEASED: 1, Kind.DIED: 1}
+    assert by_kind(fake.fake.settled) == {Kind.RELEASED: 1, Kind.DEAD: 1}
 
 
 async def test_no_more_slow_jobs_are_claimed_than_executors_are_free(

@@ -32,7 +32,7 @@ def attempt(number: int, wait: int | None, run: int | None) -> dict[str, Any]:
 
 
 ROLLUP = [
-    hour(0, settled=7, succeeded=4, dead=2, cancelled=1, attempts_ended=9, attempts_died=2,
+    hour(0, settled=7, succeeded=4, dead=2, cancelled=1, attempts_ended=9, attempts_dead=2,
          attempts_succeeded=4, attempts_retried=1, attempts_lost=1, attempts_released=1),
     hour(0, settled=1, expired=1, task="app.other"),
     hour(2, settled=1, succeeded=1),

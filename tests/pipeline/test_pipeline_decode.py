@@ -83,7 +83,7 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
         _JOB | {"value": b"42", "key_hash": -(2**63)},
     ),
     (
-        codec.encode_job(Kind.DIED, Cause.EXHAUSTED, 2, 1, 30, b"no", 31),
+        codec.encode_job(Kind.DEAD, Cause.EXHAUSTED, 2, 1, 30, b"no", 31),
         _JOB | {"value": b"no", "cause": "exhausted"},
     ),
     (

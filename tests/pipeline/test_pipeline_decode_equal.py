@@ -210,7 +210,7 @@ def _carried(draw: st.DrawFn) -> Callable[[int], bytes]:
 def _of_jobs(draw: st.DrawFn) -> Callable[[int], bytes]:
     kind = draw(
         st.sampled_from(
-            [Kind.CLAIMED, Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.PURGED,
+            [Kind.CLAIMED, Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.PURGED,
              Kind.EXTENDED, Kind.CANCEL_ASKED]
         )
     )  # fmt: skip

@@ -87,7 +87,7 @@ def test_other_options_or_another_directory_are_another_upload(tmp_path: Path) -
 def test_options_are_those_of_an_enqueue(tmp_path: Path) -> None:
     file = write(tmp_path / "rows.parquet", [{"to": "a", "n": 7}])
     words = ["-Q", "mail", "--priority", 9, "--attempts", 0, "--key", "n", "--window", "1h",
-             "--until", "settled", "--header", "a=b=c", "--keep-result", "30d"]  # fmt: skip
+             "--until", "settled", "--header", "a=b=c", "--keep", "30d"]  # fmt: skip
     assert enqueue(file, *words).exit_code == 0
     (job,) = jobs(tmp_path / "data")
     extras = job.extras

@@ -29,7 +29,7 @@ JOB_ROWS = [
 ]
 ATTEMPT_ROWS = [
     attempt(1, outcome="retried", reason=OFFLINE.format(1), owner=1),
-    attempt(1, outcome="died", reason=OFFLINE.format(3), owner=1, ended_ns=NOON + 3 * SECOND),
+    attempt(1, outcome="dead", reason=OFFLINE.format(3), owner=1, ended_ns=NOON + 3 * SECOND),
     attempt(2, outcome="retried", reason=OFFLINE.format(4), owner=2, ended_ns=NOON),
     attempt(2, outcome="lost", owner=2),
     attempt(2, outcome="released", reason="CompressionUnavailable: zstd", owner=2),
@@ -103,7 +103,7 @@ def poisoned(
 
 
 def test_poison_is_a_call_that_was_exhausted_in_two_places(spark: SparkSession) -> None:
-    died_at_1, died_at_2 = [tried("died", 1)], [tried("died", 2)]
+    died_at_1, died_at_2 = [tried("dead", 1)], [tried("dead", 2)]
     same = {"payload": b'{"x":1}'}
     cases: dict[str, Iterable[dict[str, Any]]] = {
         "same payload, two devices": [
@@ -116,7 +116,7 @@ def test_poison_is_a_call_that_was_exhausted_in_two_places(spark: SparkSession) 
         ],
         "requeued, died at another": [job(5, attempts=[*died_at_1, *died_at_2], **same)],
         "cost two workers": [
-            job(6, attempts=[tried("lost", 1), tried("died", 2, LOST)], reason=LOST, **same)
+            job(6, attempts=[tried("lost", 1), tried("dead", 2, LOST)], reason=LOST, **same)
         ],
         "attempts not known": [job(7, **same), job(7, device="d2", **same)],
         "no: failed at two, died once": [

@@ -148,7 +148,7 @@ def test_these_logs_have_all_kinds_of_life_in_them(folded: Folded) -> None:
     states = {row["state"] for row in rows}
     assert states == {"scheduled", "ready", "running", "succeeded", "dead", "cancelled", "expired"}
     outcomes = {one["outcome"] for row in rows for one in row["attempts"]}
-    assert outcomes == {None, "succeeded", "retried", "died", "released", "lost", "cancelled"}
+    assert outcomes == {None, "succeeded", "retried", "dead", "released", "lost", "cancelled"}
     assert "cancel_asked" in kinds
 
 

@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
         ("priority", pa.int32()), ("state", pa.string()), ("attempts_max", pa.int32()),
         ("enqueued_at", pa.timestamp("us", "UTC")), ("enqueued_ns", pa.int64()),
         ("settled_ns", pa.int64()), ("headers", _MAP), ("payload", pa.binary()),
-        ("reason", pa.string()), ("keeps_result", pa.bool_()),
+        ("reason", pa.string()), ("stores_result", pa.bool_()),
     ]
 )  # fmt: skip
 
@@ -50,7 +50,7 @@ def job(number: int, state: str = "dead", **changes: Any) -> dict[str, Any]:
         "device": "edge-1", "log_id": "log", "job_id": f"aa-{number}", "job": number,
         "queue": "mail", "task": "mail.send", "priority": 5, "state": state, "attempts_max": 3,
         "enqueued_at": dt.datetime(2024, 1, 1, tzinfo=dt.UTC), "enqueued_ns": 1000 - number,
-        "settled_ns": number, "payload": b'{"n":%d}' % number, "keeps_result": True,
+        "settled_ns": number, "payload": b'{"n":%d}' % number, "stores_result": True,
     }  # fmt: skip
     return {**row, **changes}
 
@@ -90,7 +90,7 @@ def test_nothing_is_enqueued_until_it_is_said_twice(tmp_path: Path) -> None:
 
 def test_new_jobs_are_the_old_ones_but_for_key_and_times(tmp_path: Path) -> None:
     rows = [
-        job(1, headers=[("a", "ä")], priority=9, attempts_max=None, keeps_result=False),
+        job(1, headers=[("a", "ä")], priority=9, attempts_max=None, stores_result=False),
         job(2, task=None, payload=None, queue="raw"),
     ]
     lake(tmp_path / "lake", rows)

@@ -31,12 +31,12 @@ JOB_ROWS = [
 ATTEMPT_ROWS = [
     attempt(1, wait_ns=2 * SECOND, run_ns=1 * SECOND),
     attempt(2, outcome="retried", wait_ns=4 * SECOND, run_ns=3 * SECOND),
-    attempt(2, outcome="died", wait_ns=-1, run_ns=5 * SECOND, number=2),
+    attempt(2, outcome="dead", wait_ns=-1, run_ns=5 * SECOND, number=2),
     attempt(3, outcome="lost", ended_ns=NOON + HOUR - 1),
     attempt(3, ended_ns=NOON + HOUR, wait_ns=SECOND, run_ns=SECOND),
     attempt(6, outcome=None, ended_ns=None, wait_ns=SECOND),
     attempt(4, outcome="released", wait_ns=0, run_ns=0),
-    attempt(1, outcome="died", wait_ns=9 * SECOND, run_ns=7 * SECOND, device="d2"),
+    attempt(1, outcome="dead", wait_ns=9 * SECOND, run_ns=7 * SECOND, device="d2"),
 ]
 
 
@@ -87,7 +87,7 @@ def test_each_thing_counts_in_the_hour_in_which_it_happened(by_device: Rows) -> 
 
 def test_attempts_count_by_outcome_and_released_ones_do_not_make_a_rate(by_device: Rows) -> None:
     row = by_device["d1", "app.send", at(NOON_HOUR)]
-    names = ("succeeded", "retried", "died", "released", "lost", "ended")
+    names = ("succeeded", "retried", "dead", "released", "lost", "ended")
     assert [row[f"attempts_{name}"] for name in names] == [1, 1, 1, 1, 1, 5]
     assert row["failure_rate"] == pytest.approx(3 / 4)
     assert row["dead_rate"] == pytest.approx(1 / 2)

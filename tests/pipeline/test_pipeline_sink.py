@@ -100,7 +100,7 @@ OPTIONS: list[tuple[dict[str, str], dict[str, Any], OptionChanges]] = [
     ({"headers": '{"a": "1", "b": "2"}'}, {}, {"headers": {"a": "1", "b": "2"}}),
     ({"headers": '{"a": "1"}'}, {"headers": {"a": "3", "c": "ä"}},
      {"headers": {"a": "3", "c": "ä"}}),
-    ({"keepResult": "30d"}, {}, {"keep_result": "30d"}),
+    ({"keep": "30d"}, {}, {"keep": "30d"}),
     ({"compress": "zlib"}, {"text": "x" * 4000}, {"compress": "zlib"}),
     ({"compress": "zlib"}, {"text": "x" * 4000, "key": "k"}, {"compress": "zlib", "key": "k"}),
 ]  # fmt: skip

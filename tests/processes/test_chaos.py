@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskq.log.format.record import LogRecord
 
 PROCESSES = 3
-ENDS = {"succeeded": Kind.SUCCEEDED, "died": Kind.DIED}
+ENDS = {"succeeded": Kind.SUCCEEDED, "dead": Kind.DEAD}
 
 
 class Chaos:

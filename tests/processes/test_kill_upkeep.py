@@ -27,7 +27,7 @@ class Run:
         self.chance = random.Random(seed)
         self.started = 0
         self.told: dict[str, list[str]] = {
-            "delayed": [], "held": [], "succeeded": [], "died": [],
+            "delayed": [], "held": [], "succeeded": [], "dead": [],
         }  # fmt: skip
 
     def note(self, lines: list[str]) -> None:
@@ -73,11 +73,11 @@ def check(run: Run) -> None:
         assert not facets.damage
         for job in run.jobs("delayed"):
             assert agenda.table.state(job) is State.SCHEDULED, f"job {job} was lost"
-        ended = run.jobs("succeeded") + run.jobs("died")
+        ended = run.jobs("succeeded") + run.jobs("dead")
         assert len(set(ended)) == len(ended), "a job ended twice"
         for job in ended:
             assert agenda.table.state(job) is State.ABSENT, f"job {job} came back"
-        for job in run.jobs("died"):
+        for job in run.jobs("dead"):
             assert agenda.dead.find(job) is not None, f"dead letter {job} was lost"
             view = reader.job(job)
             assert view is not None

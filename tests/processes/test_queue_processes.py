@@ -37,7 +37,7 @@ async def test_what_one_process_requeues_another_ones_worker_runs(tmp_path: Path
             await job.requeue()
             assert await job.result(timeout=20) == worker.pid
             view = await job.view()
-            assert [one.outcome for one in view.attempts] == ["died", "succeeded"]
+            assert [one.outcome for one in view.attempts] == ["dead", "succeeded"]
 
 
 async def test_a_worker_of_another_process_heeds_a_pause_and_wakes_at_the_resume(

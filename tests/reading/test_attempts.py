@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("outcome", "reason", "error", "message"),
     [
-        ("died", "ValueError: order 17 is bad\n  File x", "ValueError", "order 17 is bad"),
+        ("dead", "ValueError: order 17 is bad\n  File x", "ValueError", "order 17 is bad"),
         ("retried", "sqlite3.OperationalError: locked", "sqlite3.OperationalError", "locked"),
-        ("died", "ValueError", "ValueError", ""),
-        ("died", "no such task here", "", "no such task here"),
+        ("dead", "ValueError", "ValueError", ""),
+        ("dead", "no such task here", "", "no such task here"),
         ("lost", "", "WorkerLost", "the worker process died"),
-        ("died", "", "", "(no reason given)"),
+        ("dead", "", "", "(no reason given)"),
         ("released", "OSError: down", "OSError", "down"),
     ],
 )
@@ -52,7 +52,7 @@ def test_an_attempt_that_did_not_fail_has_no_fingerprint(outcome: str) -> None:
 def test_failures_of_one_kind_share_a_fingerprint_and_tasks_do_not() -> None:
     def of(task: str, reason: str) -> str:
         view = AttemptView(
-            number=1, owner=7, started_ns=1, outcome="died", reason=reason, task=task
+            number=1, owner=7, started_ns=1, outcome="dead", reason=reason, task=task
         )
         return view.fingerprint
 
@@ -63,10 +63,10 @@ def test_failures_of_one_kind_share_a_fingerprint_and_tasks_do_not() -> None:
 
 def test_moments_are_datetimes_with_a_time_zone() -> None:
     view = AttemptView(number=1, owner=7, started_ns=1_500_000_000, ended_ns=2 * SECOND_NS)
-    assert view.started.isoformat() == "1970-01-01T00:00:01.500000+00:00"
-    assert view.ended is not None
-    assert (view.ended - view.started).total_seconds() == 0.5
-    assert AttemptView(number=1, owner=7, started_ns=1).ended is None
+    assert view.started_at.isoformat() == "1970-01-01T00:00:01.500000+00:00"
+    assert view.ended_at is not None
+    assert (view.ended_at - view.started_at).total_seconds() == 0.5
+    assert AttemptView(number=1, owner=7, started_ns=1).ended_at is None
 
 
 def told(attempts: tuple[AttemptView, ...]) -> list[tuple[int, str, str, str]]:
@@ -100,13 +100,13 @@ def test_attempts_stay_through_requeue_and_compaction(tmp_path: Path) -> None:
         after = job.attempts_sync()
     expected = [
         (1, "retried", "ValueError", "order 0 is bad"),
-        (2, "died", "ValueError", "order 1 is bad"),
+        (2, "dead", "ValueError", "order 1 is bad"),
         (1, "retried", "ValueError", "order 2 is bad"),
-        (2, "died", "ValueError", "order 3 is bad"),
+        (2, "dead", "ValueError", "order 3 is bad"),
     ]
     assert told(before) == expected
     assert {one.pid for one in before} == {os.getpid()}
     assert told(after)[:4] == expected
-    assert len({one.fingerprint for one in after if one.outcome == "died"}) == 1
+    assert len({one.fingerprint for one in after if one.outcome == "dead"}) == 1
     assert [one.started_ns for one in after[:4]] == [one.started_ns for one in before]
     assert [one.owner for one in after[:4]] == [one.owner for one in before]

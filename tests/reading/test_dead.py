@@ -75,7 +75,7 @@ async def test_a_requeued_job_goes_on_under_its_old_handle(tmp_path: Path) -> No
             await requeue()
         assert await job.result(timeout=10) == "at last"
         view = await job.view()
-        assert [one.outcome for one in view.attempts] == ["died", "died", "succeeded"]
+        assert [one.outcome for one in view.attempts] == ["dead", "dead", "succeeded"]
         assert view.attempt == 1
 
 

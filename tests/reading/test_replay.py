@@ -95,7 +95,7 @@ async def test_only_jobs_that_are_over_are_replayed(log: TaskLog) -> None:
         ({"task": ""}, {"succeeded", "dead", "cancelled", "expired"}),
         ({"task": "mail.send"}, set()),
         ({"since": "1h"}, {"succeeded", "dead", "cancelled", "expired"}),
-        ({"until": "1h"}, set()),
+        ({"before": "1h"}, set()),
         ({"since": datetime(2000, 1, 1, tzinfo=UTC), "limit": 2}, {"succeeded", "dead"}),
     ],
 )
@@ -120,7 +120,7 @@ async def test_jobs_are_chosen_by_when_they_were_enqueued(log: TaskLog) -> None:
         datetime.fromtimestamp(ns // 10**9, UTC) + timedelta(microseconds=ns % 10**9 // 1_000)
         for ns in times
     )
-    report = await log.replay(since=since, until=until)
+    report = await log.replay(since=since, before=until)
     assert [job.job_id for job in report.jobs] in (ids[30:60], ids[29:60], ids[30:59], ids[29:59])
 
 
@@ -140,7 +140,7 @@ async def test_without_a_choice_nothing_is_replayed(log: TaskLog) -> None:
         ({"state": "ready"}, "state is 'ready': only jobs that are over can be replayed"),
         ({"state": ["dead", State.RUNNING]}, "state is 'running': only jobs that are over"),
         ({"since": "soon"}, "since is 'soon'"),
-        ({"until": datetime(2024, 1, 1)}, "without a time zone"),  # noqa: DTZ001
+        ({"before": datetime(2024, 1, 1)}, "without a time zone"),  # noqa: DTZ001
         ({"queue": ""}, "queue name '' has 0 bytes"),
         ({"limit": 0}, "limit is 0, it must be 1 or more"),
     ],

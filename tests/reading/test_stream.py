@@ -71,7 +71,7 @@ async def test_a_stream_tells_what_happened_in_order(log: TaskLog) -> None:
         ("succeeded", ids["won"]),
         ("retried", ids["lost"]),
         ("claimed", ids["lost"]),
-        ("died", ids["lost"]),
+        ("dead", ids["lost"]),
         ("cancelled", ids["late"]),
     ]
     assert all(one.lsn < another.lsn for one, another in pairwise(found))
@@ -91,8 +91,8 @@ async def test_a_record_says_all_that_the_log_does(log: TaskLog) -> None:
     assert claimed.owner == owner.owner != 0
     assert (claimed.attempt, claimed.queue) == (1, "mail")
     assert found["succeeded", ids["won"]].result == b"done"
-    assert found["died", ids["lost"]].reason == "second try"
-    assert found["died", ids["lost"]].cause == "exhausted"
+    assert found["dead", ids["lost"]].reason == "second try"
+    assert found["dead", ids["lost"]].cause == "exhausted"
     assert found["enqueued", ids["lost"]].expires_ns > born.time_ns
     assert found["enqueued", ids["late"]].due_ns > born.time_ns
 
@@ -200,10 +200,10 @@ async def test_a_stream_from_a_time_to_come_passes_over_what_is_before(log: Task
 async def test_what_compaction_took_is_no_place_to_begin(log: TaskLog) -> None:
     for _ in range(200):
         await log.put(b"y" * 1_000)
-    (first, *_rest, last) = sorted((log.path / "log").glob("*.log"))
+    (first, *_rest, last) = sorted((log.data_dir / "log").glob("*.log"))
     await log.close()
     first.unlink()
-    oldest = int(min((log.path / "log").glob("*.log")).stem)
+    oldest = int(min((log.data_dir / "log").glob("*.log")).stem)
     async with log:
         with pytest.raises(ReaderFellBehind, match=f"everything before lsn {oldest}") as caught:
             await read(log.stream(from_lsn=1, follow=False))
@@ -259,7 +259,7 @@ async def test_a_job_that_nothing_is_known_of_passes_every_filter(log: TaskLog) 
     await log.put(b"x")
     await log.ack(delivery)
     await log.close()
-    min((log.path / "log").glob("*.log")).unlink()
+    min((log.data_dir / "log").glob("*.log")).unlink()
     async with log:
         found = await read(log.stream(follow=False, queues=["other"]))
     assert ("succeeded", "") in [(one.kind, one.queue) for one in found]
@@ -274,7 +274,7 @@ async def test_a_job_that_nothing_is_known_of_passes_every_filter(log: TaskLog) 
         ({"from_lsn": "7"}, "from_lsn is '7': an lsn is a whole number, 0 or more"),
         ({"from_time": datetime(2024, 1, 1)}, "from_time .* without a time zone"),  # noqa: DTZ001
         ({"kinds": "died"}, "kinds is 'died': give a list of names"),
-        ({"kinds": ["dead"]}, "there is no kind 'dead': the kinds are enqueued, claimed"),
+        ({"kinds": ["died"]}, "there is no kind 'died': the kinds are enqueued, claimed"),
         ({"queues": "mail"}, "queues is 'mail': give a list of names"),
         ({"tasks": "send"}, "tasks is 'send': give a list of names"),
         ({"on_damage": "ignore"}, 'on_damage is \'ignore\', it must be "raise" or "skip"'),
@@ -331,7 +331,7 @@ async def test_a_stream_that_is_closed_ends_for_whoever_reads_it(log: TaskLog) -
             await asyncio.sleep(0.001)
         await stream.aclose()
         assert [one.lsn for one in await reading] == [1]
-    assert not (await log.readers())[0].is_alive
+    assert not (await log.readers())[0].alive
 
 
 async def test_a_stream_is_read_by_one_task(log: TaskLog) -> None:

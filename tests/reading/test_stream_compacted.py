@@ -155,7 +155,7 @@ async def test_a_payload_whose_file_is_gone_is_a_problem_of_its_record_alone(
         await log.put(b"3")
         whole = await read(log.stream(follow=False))
         assert [len(one.payload or b"") for one in whole] == [1, 2_000_000, 1]
-        (file,) = (log.path / "spill").iterdir()
+        (file,) = (log.data_dir / "spill").iterdir()
         file.unlink()
         first, lost, last = await read(log.stream(follow=False))
         assert (first.payload, last.payload) == (b"1", b"3")

@@ -66,7 +66,7 @@ def found_position(log: TaskLog) -> Position:
 
 
 def segments(log: TaskLog) -> list[Path]:
-    return sorted((log.path / "log").glob("*.log"))
+    return sorted((log.data_dir / "log").glob("*.log"))
 
 
 # -- at least once ---------------------------------------------------------------------------------
@@ -105,8 +105,8 @@ async def test_a_stream_left_by_an_error_keeps_no_name(log: TaskLog) -> None:
                     async for _ in stream:
                         pass
             (billing, other) = await log.readers()
-            assert not billing.is_alive
-            assert not other.is_alive
+            assert not billing.alive
+            assert not other.alive
             assert (billing.lsn, other.lsn) == (1, 4)
     finally:
         gc.enable()
@@ -124,7 +124,7 @@ async def test_the_last_record_is_handled_only_once_the_next_is_asked_for(log: T
 
 async def test_what_no_filter_wanted_is_not_read_again(log: TaskLog) -> None:
     await put(log, 50)
-    assert await lsns(log.stream(reader="billing", follow=False, kinds=["died"])) == []
+    assert await lsns(log.stream(reader="billing", follow=False, kinds=["dead"])) == []
     (view,) = await log.readers()
     assert (view.lsn, view.lag_records, view.lag_bytes) == (51, 0, 0)
 
@@ -204,8 +204,8 @@ async def test_a_second_reader_of_a_name_is_refused_by_the_pid_of_the_first(log:
             await log.seek("billing", "start")
         with pytest.raises(ReaderBusy):
             await log.forget_reader("billing")
-        assert [view.is_alive for view in await log.readers()] == [True, True]
-    assert [view.is_alive for view in await log.readers()] == [False, False]
+        assert [view.alive for view in await log.readers()] == [True, True]
+    assert [view.alive for view in await log.readers()] == [False, False]
     assert await lsns(log.stream(reader="billing"), 1) == [1]
 
 
@@ -289,7 +289,7 @@ async def test_a_forgotten_reader_begins_anew(log: TaskLog) -> None:
     await lsns(log.stream(reader="billing"), 2)
     await log.forget_reader("billing")
     assert await log.readers() == []
-    assert list((log.path / "readers").iterdir()) == []
+    assert list((log.data_dir / "readers").iterdir()) == []
     with pytest.raises(UsageError, match="has no reader 'billing'; it has none"):
         await log.forget_reader("billing")
     assert await lsns(log.stream(reader="billing", follow=False)) == [1, 2, 3]
@@ -348,7 +348,7 @@ async def test_a_reader_that_had_read_all_that_was_removed_goes_on(
             await put(log, 5, 1_000)
         read = await lsns(log.stream(reader="billing", follow=False))
     if how != "one after the other":
-        (log.path / "write.lock").unlink()
+        (log.data_dir / "write.lock").unlink()
     async with log:
         await put(log, 5, 1_000)
     while len(segments(log)) > 1:
@@ -445,7 +445,7 @@ async def test_the_compactor_sees_where_readers_stand(log: TaskLog) -> None:
     await lsns(log.stream(reader="billing"), 150)
     await log.seek("audit", "start")
     homes = [int(path.stem) for path in segments(log)]
-    positions = reader_positions(LocalDisk(), str(log.path))
+    positions = reader_positions(LocalDisk(), str(log.data_dir))
     home = max(lsn for lsn in homes if lsn <= 150)
     assert positions == {"billing": (home, 151), "audit": (1, 1)}
     assert found_position(log).segment == home

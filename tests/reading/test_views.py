@@ -93,7 +93,7 @@ async def test_a_job_is_found_by_handle_id_and_number(app: TaskQ) -> None:
         for name in (job, job.id, str(job.lsn), job.lsn, f" {job.id} "):
             assert app.job(name) == task.job(name) == job
             assert (await app.why(name)).code == (await job.why()).code
-            assert [event.what for event in await app.timeline(name)] == ["enqueued"]
+            assert [event.kind for event in await app.timeline(name)] == ["enqueued"]
             assert await app.attempts(name) == ()
         assert await task.job(job.id).cancel()
         assert await app.job(job).status() is State.CANCELLED

@@ -119,7 +119,7 @@ async def test_time_passes_when_it_is_told_to(shop: _Shop, box: Sandbox) -> None
 async def test_a_drain_can_go_ahead_to_the_end_of_all_retries(shop: _Shop, box: Sandbox) -> None:
     job = await shop.send.enqueue("nobody", "x")
     report = await box.drain(with_scheduled=True, raises=False)
-    assert report.outcomes == {"retried": 2, "died": 1}
+    assert report.outcomes == {"retried": 2, "dead": 1}
     with pytest.raises(JobFailed, match="no such host"):
         await job.result()
 

@@ -50,7 +50,7 @@ async def test_a_drain_does_not_go_ahead_to_what_waits_for_a_dead_letter(app: Ta
         await chord([fail.call(1)], total.step(), on_failure="wait").enqueue()
         before_ns = box.clock.wall_ns()
         report = await box.drain(with_scheduled=True, raises=False)
-        assert report.outcomes == {"retried": 1, "died": 1}
+        assert report.outcomes == {"retried": 1, "dead": 1}
         assert box.clock.wall_ns() - before_ns < 2 * 3_600 * 10**9
         assert [job.kwargs for job in box.enqueued(total, state=State.SCHEDULED)] == [{}]
 

@@ -66,7 +66,7 @@ async def test_a_chain_hands_each_result_on(parts: Parts) -> None:
         assert await handle.result(SECONDS) == 60
         assert parts.ran == ["one 3", "double 3", "double 6"]
         assert await handle.progress() == FlowProgress(
-            total=3, waiting=0, running=0, succeeded=3, failed=0
+            total=3, waiting=0, running=0, succeeded=3, dead=0, cancelled=0, expired=0
         )
 
 
@@ -139,7 +139,8 @@ async def test_what_waits_for_a_job_that_died_is_cancelled(parts: Parts) -> None
         assert [await job.status() for job in handle.jobs] == [
             State.CANCELLED, State.CANCELLED, State.DEAD,
         ]  # fmt: skip
-        assert (await handle.progress()).failed == 3
+        progress = await handle.progress()
+        assert (progress.dead, progress.cancelled, progress.expired) == (1, 2, 0)
 
 
 async def test_a_callback_that_is_to_run_gets_what_failed(parts: Parts) -> None:
@@ -173,7 +174,7 @@ async def test_a_flow_is_cancelled_as_a_whole(parts: Parts) -> None:
         flow = chord([parts.one.call(n) for n in range(5)], parts.total.step())
         handle = await flow.enqueue()
         assert await handle.cancel() == 6
-        assert (await handle.progress()).failed == 6
+        assert (await handle.progress()).cancelled == 6
         with pytest.raises(JobCancelled):
             await handle.result(SECONDS)
 

@@ -272,7 +272,7 @@ async def test_a_success_that_the_log_can_never_take_is_dead_with_the_reason(
     fake.fake.refuse = refuse
     async with Worker(fake):
         (settled,) = await fake.fake.settlements(1)
-    assert (settled.kind, settled.cause) == (Kind.DIED, Cause.REJECTED)
+    assert (settled.kind, settled.cause) == (Kind.DEAD, Cause.REJECTED)
     assert settled.body is not None
     assert b"a transaction has 9 bytes" in settled.body
 

@@ -219,5 +219,5 @@ async def test_events_tell_of_every_end(app: TaskQ) -> None:
         job = await fail.enqueue()
         with pytest.raises(JobFailed):
             await job.result(SECONDS)
-    assert [(one.outcome, one.attempt) for one in events] == [("retried", 1), ("died", 2)]
+    assert [(one.outcome, one.attempt) for one in events] == [("retried", 1), ("dead", 2)]
     assert {one.job_id for one in events} == {job.id}

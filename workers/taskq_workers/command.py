@@ -54,7 +54,7 @@ def work_options(command: F) -> F:
             help="Replace a child process that takes more memory after a job, such as 500MB.",
         ),
         click.option(
-            "--threads",
+            "--thread-limit",
             "thread_limit",
             type=click.IntRange(min=1),
             metavar="N",
@@ -222,7 +222,7 @@ def _check(executor: str | None, chosen: Mapping[str, Any]) -> None:
         raise click.UsageError("--master and --py-files are for --executor: add --executor spark")
     if executor is not None and any(chosen[name] is not None for name in ONLY_HERE):
         raise click.UsageError(
-            "--max-jobs, --threads and those of child processes are for jobs that run here: "
+            "--max-jobs, --thread-limit and those of child processes are for jobs that run here: "
             "leave --executor out"
         )
 

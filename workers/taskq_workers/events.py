@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq.worker")
 
-JobEnd: TypeAlias = Literal["succeeded", "retried", "died", "released", "cancelled"]
+JobEnd: TypeAlias = Literal["succeeded", "retried", "dead", "released", "cancelled"]
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ Hook: TypeAlias = "Callable[[JobFinished], object]"
 _OUTCOMES: Final[dict[Kind, JobEnd]] = {
     Kind.SUCCEEDED: "succeeded",
     Kind.RETRIED: "retried",
-    Kind.DIED: "died",
+    Kind.DEAD: "dead",
     Kind.RELEASED: "released",
     Kind.CANCELLED: "cancelled",
 }

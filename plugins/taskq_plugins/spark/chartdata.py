@@ -113,8 +113,8 @@ class ChartData:
         found = self._duck.execute(
             "SELECT epoch(hour)::BIGINT // ?, sum(succeeded)::BIGINT, sum(dead)::BIGINT, "
             "sum(cancelled + expired)::BIGINT, "
-            "sum(attempts_retried + attempts_died + attempts_lost)::BIGINT, "
-            "sum(attempts_retried + attempts_died + attempts_lost + attempts_succeeded)::BIGINT "
+            "sum(attempts_retried + attempts_dead + attempts_lost)::BIGINT, "
+            "sum(attempts_retried + attempts_dead + attempts_lost + attempts_succeeded)::BIGINT "
             "FROM rollup GROUP BY 1",
             [HOUR_SECONDS],
         ).fetchall()

@@ -72,7 +72,7 @@ class Finding:
             actions.append(Action("poison", _show(lake, "jobs", f"job_id IN ({some})")))
             dead += f" AND job_id NOT IN ({', '.join(ids)})"
         if self.failed_attempts:
-            failed = f"outcome IN ('retried', 'died') AND {own}"
+            failed = f"outcome IN ('retried', 'dead') AND {own}"
             if self.pattern == LOST_REASON:
                 failed = f"outcome = 'lost' AND {_equals('task', self.task)}"
             actions.append(Action("look", _show(lake, "attempts", failed)))

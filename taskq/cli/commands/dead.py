@@ -103,7 +103,7 @@ def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) 
         return
     now_ns = time.time_ns()
     render.print_table(
-        ("ID", "QUEUE~?", "TASK~", ">ATTEMPT??", ">DIED?", "REASON~"),
+        ("ID", "QUEUE~?", "TASK~", ">ATTEMPT??", ">SETTLED?", "REASON~"),
         [_row(job, now_ns) for job in jobs],
     )
 
@@ -111,8 +111,8 @@ def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) 
 def _row(job: JobView, now_ns: int) -> tuple[str, ...]:
     attempts = f"{job.attempt}/{job.attempts_max}" if job.attempts_max else str(job.attempt)
     reason = job.reason.partition("\n")[0][:_REASON_COLUMNS]
-    died = render.when(job.settled_ns, now_ns)
-    return job.job_id, job.queue, job.task or "-", attempts, died, reason
+    settled = render.when(job.settled_ns, now_ns)
+    return job.job_id, job.queue, job.task or "-", attempts, settled, reason
 
 
 @dead.command("show")

@@ -106,7 +106,7 @@ def _finite(text: str) -> float:
 @click.option("-o", "--output", metavar="FILE", help="Write to this file, not to standard output.")
 @click.option("--jobs/--records", "is_jobs", default=True, help="What a line is.  [default: jobs]")
 @click.option("--since", metavar="MOMENT", help='Enqueued (written) then or later: "2h", a time.')
-@click.option("--until", metavar="MOMENT", help="Enqueued (written) before then.")
+@click.option("--before", metavar="MOMENT", help="Enqueued (written) before then.")
 @click.option("-Q", "--queue", help="Only this queue.")
 @click.option("-t", "--task", help="Only this task.")
 @click.option(
@@ -118,7 +118,7 @@ def export(
     output: str | None,
     is_jobs: bool,
     since: str | None,
-    until: str | None,
+    before: str | None,
     queue: str | None,
     task: str | None,
     states: tuple[str, ...],
@@ -135,7 +135,7 @@ def export(
     if kind == _PARQUET and path is None:
         raise WrongUsage("Parquet cannot be written to standard output: name a file with -o")
     now_ns = time.time_ns()
-    since_ns, until_ns = _time(since, "--since", now_ns), _time(until, "--until", now_ns)
+    since_ns, until_ns = _time(since, "--since", now_ns), _time(before, "--before", now_ns)
     with open_reader(data_dir) as reader:
         if not is_jobs:
             count = _write_records(reader, kind, path, (queue, task, since_ns, until_ns))

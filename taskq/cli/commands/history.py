@@ -58,7 +58,7 @@ def timeline(job_id: str, data_dir: Path | None, as_json: bool) -> None:
             (
                 (documents.moment(event.time_ns) or "")[:_MILLISECONDS],
                 f"+{render.precise(event.time_ns - before_ns)}",
-                event.what + (f" ({event.cause})" if event.cause not in ("", "caller") else ""),
+                event.kind + (f" ({event.cause})" if event.cause not in ("", "caller") else ""),
                 str(event.attempt or ""),
                 render.process(event.owner, event.pid, event.worker),
                 _note(event),

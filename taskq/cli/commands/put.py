@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskq.app.app import TaskQ
     from taskq.calls.call import Call, OptionChanges
 
-_SPANS: Final = ("delay", "expires", "window", "keep_result")
+_SPANS: Final = ("delay", "expires", "window", "keep")
 
 
 @click.command()
@@ -49,7 +49,7 @@ _SPANS: Final = ("delay", "expires", "window", "keep_result")
     type=click.Choice([one.value for one in Conflict]),
     help="If the key is held: return the first job, replace it unless it runs, or fail.",
 )
-@click.option("--keep-result", help='How long it is kept after its end, for example "30d".')
+@click.option("--keep", help='How long it is kept after its end, for example "30d".')
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
 @click.option("--compress", type=click.Choice(get_args(Compression)), help="Store it smaller.")
 @click.option(

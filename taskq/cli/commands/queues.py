@@ -1,4 +1,4 @@
-"""Commands on whole queues: pause, resume and purge them; cancel jobs, by id or by the many."""
+"""Commands that pause and resume queues, and cancel jobs, by id or by the many."""
 
 from __future__ import annotations
 
@@ -69,33 +69,6 @@ def _set_paused(
     already = "was paused already" if paused else "was not paused"
     for queue, new in changed.items():
         click.echo(f"{render.printable(queue)}: {state if new else already}")
-
-
-@click.command()
-@click.argument("queue")
-@data_dir_option
-@json_option
-@dry_run_option
-@yes_option
-@click.pass_context
-def purge(
-    context: click.Context,
-    /,
-    queue: str,
-    data_dir: Path | None,
-    as_json: bool,
-    dry_run: bool,
-    yes: bool,
-) -> None:
-    """Cancel all jobs of QUEUE that wait, due or not. Those that run are left alone."""
-
-    async def act(app: TaskQ, dry: bool) -> Swept:
-        return await app.purge(queue, dry_run=dry)
-
-    question = f"Cancel {{jobs}} of the queue {queue}?"
-    swept = sweep(data_dir, act, question, dry_run=dry_run, yes=yes)
-    print_swept(swept, "cancelled", dry_run=dry_run, as_json=as_json)
-    exit_if_refused(context, swept)
 
 
 @click.command()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskq.app.app import TaskQ
     from taskq.schedules.view import ScheduleView
 
-_DONE = {"pause": "paused", "resume": "resumed", "reset": "counts from now", "remove": "forgotten"}
+_DONE = {"pause": "paused", "resume": "resumed", "reset": "counts from now", "forget": "forgotten"}
 _ALREADY = {"pause": "was paused already", "resume": "was not paused"}
 
 
@@ -30,7 +30,7 @@ _ALREADY = {"pause": "was paused already", "resume": "was not paused"}
 @json_option
 @click.pass_context
 def schedules(context: click.Context, data_dir: Path | None, as_json: bool) -> None:
-    """List the schedules, or pause, resume, reset and remove one.
+    """List the schedules, or pause, resume, reset and forget one.
 
     A schedule is known to the log once a worker that has it was started. Every command takes
     -d/--data-dir.
@@ -73,7 +73,7 @@ def _list(data_dir: Path | None, as_json: bool, count: int) -> None:
                 one.task,
                 _time(one.last_tick),
                 ", ".join(_time(moment) for moment in one.next_ticks),
-                "paused" if one.is_paused else "active",
+                "paused" if one.paused else "active",
             )
             for one in views
         ],
@@ -94,7 +94,7 @@ def _view_json(one: ScheduleView) -> dict[str, Any]:
         "catch_up": one.catch_up,
         "overlap": one.overlap,
         "jitter_seconds": one.jitter_seconds,
-        "paused": one.is_paused,
+        "paused": one.paused,
         "last_tick": None if one.last_tick is None else one.last_tick.isoformat(),
         "done_until": one.done_until.isoformat(),
         "next_ticks": [moment.isoformat() for moment in one.next_ticks],
@@ -128,13 +128,13 @@ def reset(name: str, data_dir: Path | None, as_json: bool) -> None:
     _steer(name, "reset", data_dir, as_json)
 
 
-@schedules.command("remove")
+@schedules.command("forget")
 @click.argument("name")
 @data_dir_option
 @json_option
-def remove(name: str, data_dir: Path | None, as_json: bool) -> None:
+def forget(name: str, data_dir: Path | None, as_json: bool) -> None:
     """Forget NAME, which the code has no more; a worker that has it brings it back."""
-    _steer(name, "remove", data_dir, as_json)
+    _steer(name, "forget", data_dir, as_json)
 
 
 def _steer(name: str, action: str, data_dir: Path | None, as_json: bool) -> None:
@@ -142,7 +142,7 @@ def _steer(name: str, action: str, data_dir: Path | None, as_json: bool) -> None
         of_log = app.schedules
         acts = {
             "pause": of_log.pause, "resume": of_log.resume, "reset": of_log.reset,
-            "remove": of_log.remove,
+            "forget": of_log.forget,
         }  # fmt: skip
         return await acts[action](name)
 

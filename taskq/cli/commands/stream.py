@@ -157,7 +157,7 @@ def _show(record: Record) -> None:
 def _note(record: Record) -> str:
     """What else is worth knowing of a record, in a few words."""
     parts: list[str] = []
-    if record.kind in ("claimed", "retried", "died"):
+    if record.kind in ("claimed", "retried", "dead"):
         parts.append(f"attempt {record.attempt}")
     if record.owner:
         parts.append(f"by {documents.owner(record.owner)}")
@@ -212,7 +212,7 @@ def record_json(record: Record) -> dict[str, Any]:
 @data_dir_option
 @json_option
 @click.option("--since", metavar="MOMENT", help='Enqueued then or later: "2h" ago, or a time.')
-@click.option("--until", metavar="MOMENT", help="Enqueued before then.")
+@click.option("--before", metavar="MOMENT", help="Enqueued before then.")
 @click.option("-t", "--task", help="Only jobs of this task.")
 @click.option("-Q", "--queue", help="Only jobs of this queue.")
 @click.option(
@@ -228,7 +228,7 @@ def replay(
     data_dir: Path | None,
     as_json: bool,
     since: str | None,
-    until: str | None,
+    before: str | None,
     states: tuple[str, ...],
     everything: bool,
     dry_run: bool,
@@ -243,13 +243,13 @@ def replay(
 
     past = past_of(
         since=moment_of("--since", since),
-        until=moment_of("--until", until),
+        before=moment_of("--before", before),
         state=states or None,
         **chosen,
     )
     if is_everything(past) and not everything:
         raise WrongUsage(
-            "choose jobs with --since, --until, --task, --queue or --state; "
+            "choose jobs with --since, --before, --task, --queue or --state; "
             "--all means every job there ever was"
         )
     open_reader(data_dir).close()
@@ -338,7 +338,7 @@ def ls(data_dir: Path | None, as_json: bool) -> None:
                 str(one.lsn),
                 str(one.lag_records),
                 render.size(one.lag_bytes),
-                "reads" if one.is_alive else "idle",
+                "reads" if one.alive else "idle",
                 one.problem,
             )
             for one in readers
@@ -352,7 +352,7 @@ def _view_json(one: ReaderView) -> dict[str, str | int | bool | None]:
         "lsn": one.lsn,
         "lag_records": one.lag_records,
         "lag_bytes": one.lag_bytes,
-        "alive": one.is_alive,
+        "alive": one.alive,
         "problem": one.problem or None,
     }
 

@@ -47,7 +47,7 @@ _SUCCEEDED: Final = Kind.SUCCEEDED
 _NOW_DUE: Final = int(BY_TIME[State.SCHEDULED])
 _ENDS: Final = {
     Kind.SUCCEEDED: "succeeded",
-    Kind.DIED: "dead",
+    Kind.DEAD: "dead",
     Kind.CANCELLED: "cancelled",
     Kind.EXPIRED: "expired",
 }
@@ -249,7 +249,7 @@ class Agenda:
             setattr(home, name, getattr(home, name) + 1)
         location = chunk.locations[index]
         self.table.remove(chunk, index)
-        if kind is Kind.DIED:
+        if kind is Kind.DEAD:
             self.dead.insert(job, location, home.number, max(now_ns // SECOND_NS, 1))
         if meta & META_FLOW:
             self.flows.drop(job)

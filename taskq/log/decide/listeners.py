@@ -41,7 +41,7 @@ class DeadLetter:
         attempt: how many attempts it had.
         reason: first line ``Type: message``, then the last lines of the traceback.
         cause: "exhausted", "rejected", "worker lost", "lease over", or "" for another.
-        died_ns: wall time, in nanoseconds.
+        settled_ns: wall time, in nanoseconds.
     """
 
     job_id: str
@@ -51,7 +51,7 @@ class DeadLetter:
     attempt: int
     reason: str
     cause: str
-    died_ns: int
+    settled_ns: int
 
 
 class _Listeners(Generic[T]):
@@ -109,7 +109,7 @@ class Deaths:
                 attempt=attempt,
                 reason=(reason or b"").decode("utf-8", "replace"),
                 cause=_CAUSES.get(Cause(cause), ""),
-                died_ns=now_ns,
+                settled_ns=now_ns,
             )
             self._noted.append(letter)
 

@@ -94,7 +94,7 @@ class Ticks:
             self._write(batch, Ticked(one.name, state))
 
     def steer(self, batch: Batch, wish: Steer) -> bool:
-        """Pause, resume, reset or remove a schedule; False if it is so already.
+        """Pause, resume, reset or forget a schedule; False if it is so already.
 
         Raises:
             UsageError: the log knows no such schedule.
@@ -106,7 +106,7 @@ class Ticks:
                 f"this log knows no schedule {wish.name!r} (it knows {known}): a schedule is "
                 f"known once a worker with it was started"
             )
-        if wish.action == "remove":
+        if wish.action == "forget":
             self._write(batch, Ticked(wish.name, state, is_gone=True))
             return True
         if wish.action == "reset":
@@ -134,7 +134,7 @@ class Ticks:
             raise UsageError(
                 f"this log would know {len(after)} schedules of {size} bytes, the most is "
                 f"{SCHEDULES_MAX} of {SCHEDULES_BYTES_MAX} bytes: forget old ones with "
-                f"{command(self._context.facets.path, 'schedules', 'remove', 'NAME')}"
+                f"{command(self._context.facets.path, 'schedules', 'forget', 'NAME')}"
             )
 
     def _write(self, batch: Batch, ticked: Ticked) -> None:

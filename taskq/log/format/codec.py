@@ -67,7 +67,7 @@ ENQUEUED   16    byte: priority; attempts allowed u16, length of queue u8, lengt
                  body: payload
 CLAIMED    32    byte: 0; attempt u32, job u64, owner u64
 SUCCEEDED  32    byte: 0; attempt u32, job u64, token u64; body: result
-DIED       32    byte: cause; attempt u32, job u64, token u64; body: reason
+DEAD       32    byte: cause; attempt u32, job u64, token u64; body: reason
 CANCELLED  32    byte: cause; attempt u32, job u64, 0 u64, of one that ran its token;
                  body: why its last attempt ended, if anything says so
 EXPIRED    32    byte: cause; attempt u32, job u64, 0 u64
@@ -181,7 +181,7 @@ FIXED_SIZES: Final[dict[int, int]] = {
     Kind.ENQUEUED: ENQUEUED.size,
     Kind.CLAIMED: JOB.size,
     Kind.SUCCEEDED: JOB.size,
-    Kind.DIED: JOB.size,
+    Kind.DEAD: JOB.size,
     Kind.CANCELLED: JOB.size,
     Kind.EXPIRED: JOB.size,
     Kind.RETRIED: BACK.size,
@@ -404,7 +404,7 @@ def encode_job(
     options: bytes = b"",
     flags: int = 0,
 ) -> bytes:
-    """A CLAIMED, SUCCEEDED, DIED, CANCELLED or EXPIRED record; ``flags`` are those of a body."""
+    """A CLAIMED, SUCCEEDED, DEAD, CANCELLED or EXPIRED record; ``flags`` are those of a body."""
     if body is None:
         size = JOB.size + len(options)
         return JOB.pack(size, kind, cause, len(options), 0, attempt, job, token) + options

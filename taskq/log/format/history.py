@@ -20,7 +20,7 @@ HISTORY_BYTES_MAX: Final = 32 * 1024
 REASON_KEPT_BYTES: Final = 1_024
 _ATTEMPT: Final = struct.Struct("<IQqqBH")
 #: Outcomes by their number, which never changes.
-OUTCOMES: Final = ("", "succeeded", "retried", "died", "released", "lost", "cancelled", "expired")
+OUTCOMES: Final = ("", "succeeded", "retried", "dead", "released", "lost", "cancelled", "expired")
 
 
 def encode_history(attempts: Sequence[AttemptView]) -> bytes:

@@ -73,7 +73,7 @@ class LogRecord(NamedTuple):
         return self._born_flags & PACKED
 
     @property
-    def keeps_result(self) -> bool:
+    def stores_result(self) -> bool:
         """Of a record that brings a job: whether the job's result is to be kept."""
         return not self._born_flags & Flag.DROP_RESULT
 
@@ -187,7 +187,7 @@ BORN: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 ENDINGS: Final[dict[int, int]] = {
     int(kind): int(after(State.ABSENT, kind))
     for kind in (
-        Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.REQUEUED, Kind.PURGED,
+        Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.REQUEUED, Kind.PURGED,
     )
 }  # fmt: skip
 

@@ -36,7 +36,7 @@ _NAMED_MAX: Final = 5
 _LOOKED_AT_MAX: Final = 16
 _FAILED: Final = SETTLED_STATES - {after(State.RUNNING, Kind.SUCCEEDED)}
 _ENQUEUED: Final = int(Kind.ENQUEUED)
-_ENDS: Final = frozenset(map(int, (Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED)))
+_ENDS: Final = frozenset(map(int, (Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED)))
 
 
 class End(NamedTuple):

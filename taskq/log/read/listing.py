@@ -49,7 +49,7 @@ _STATE_MASK: Final = (1 << _STATE_BITS) - 1
 #: When too many of the latest jobs are purged, so many times as many are looked at.
 _MORE: Final = 4
 #: States whose jobs the agenda knows.
-_KNOWN: Final = LIVE_STATES | {after(State.RUNNING, Kind.DIED)}
+_KNOWN: Final = LIVE_STATES | {after(State.RUNNING, Kind.DEAD)}
 
 
 class Wanted(NamedTuple):

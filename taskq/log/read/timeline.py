@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 #: Records that end a claim or a job, and say why.
 _WITH_CAUSE: Final = frozenset(
-    {Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED}
+    {Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED}
 )
 #: Those that end the claim of a worker.
 _OF_WORKER: Final = frozenset(
-    {Kind.SUCCEEDED, Kind.DIED, Kind.RETRIED, Kind.RELEASED, Kind.CANCELLED}
+    {Kind.SUCCEEDED, Kind.DEAD, Kind.RETRIED, Kind.RELEASED, Kind.CANCELLED}
 )
 
 
@@ -42,7 +42,7 @@ class JobEvent:
 
     Attributes:
         time_ns: when.
-        what: "enqueued", "claimed", "succeeded", "retried", "died", "released", "cancelled",
+        kind: "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled",
             "cancel_asked" (while it ran), "expired", "extended", "requeued", "purged", or "carried"
             (compaction wrote it again).
         lsn: of its record; 0 if that is gone, and another tells of it.
@@ -56,7 +56,7 @@ class JobEvent:
     """
 
     time_ns: int
-    what: str
+    kind: str
     lsn: int = 0
     attempt: int = 0
     owner: int = 0
@@ -73,7 +73,7 @@ class JobEvent:
         error, message, fingerprint = self.failure
         return {
             "time": documents.moment(self.time_ns),
-            "event": self.what,
+            "kind": self.kind,
             "lsn": self.lsn or None,
             "attempt": self.attempt,
             "owner": documents.owner(self.owner) if self.owner else None,
@@ -94,8 +94,8 @@ class JobEvent:
 
         See ``AttemptView.fingerprint``.
         """
-        is_lost = self.what == "released" and self.cause == Cause.OWNER_LOST.name.lower()
-        return failure_of(self.task, "lost" if is_lost else self.what, self.reason)
+        is_lost = self.kind == "released" and self.cause == Cause.OWNER_LOST.name.lower()
+        return failure_of(self.task, "lost" if is_lost else self.kind, self.reason)
 
 
 def timeline(journal: Journal, job: int) -> tuple[JobEvent, ...]:
@@ -149,7 +149,7 @@ def _event(record: LogRecord, owner: int) -> JobEvent:
     due_ns = record.extras.due_ns if record.extras is not None else record.due_ns
     return JobEvent(
         time_ns=record.time_ns,
-        what=kind.name.lower(),
+        kind=kind.name.lower(),
         lsn=record.lsn,
         attempt=record.attempt,
         owner=owner if is_claim else 0,
@@ -161,23 +161,23 @@ def _event(record: LogRecord, owner: int) -> JobEvent:
 
 def _from_carried(carried: Carried) -> Iterator[JobEvent]:
     """What a record tells that was written for those that are gone."""
-    yield JobEvent(time_ns=carried.enqueued_ns, what="enqueued")
+    yield JobEvent(time_ns=carried.enqueued_ns, kind="enqueued")
     last_ns = 0
     for attempt in decode_history(carried.history):
         claimed = JobEvent(
             time_ns=attempt.started_ns,
-            what="claimed",
+            kind="claimed",
             attempt=attempt.number,
             owner=attempt.owner,
         )
         yield claimed
         if attempt.ended_ns:
             last_ns = attempt.ended_ns
-            yield replace(claimed, time_ns=last_ns, what=attempt.outcome, reason=attempt.reason)
+            yield replace(claimed, time_ns=last_ns, kind=attempt.outcome, reason=attempt.reason)
     state = carried.state
     if state not in LIVE_STATES and carried.ended_ns > last_ns:
-        what = "died" if state is State.DEAD else state.name.lower()
-        yield JobEvent(time_ns=carried.ended_ns, what=what, attempt=carried.attempt)
+        what = "dead" if state is State.DEAD else state.name.lower()
+        yield JobEvent(time_ns=carried.ended_ns, kind=what, attempt=carried.attempt)
 
 
 def _describe(

@@ -29,7 +29,7 @@ _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
 _WITH_TOKEN: Final = frozenset(
     {
         Kind.SUCCEEDED,
-        Kind.DIED,
+        Kind.DEAD,
         Kind.RETRIED,
         Kind.RELEASED,
         Kind.EXTENDED,

@@ -87,7 +87,7 @@ _CLAIMED: Final = int(Kind.CLAIMED)
 _SUCCEEDED: Final = int(Kind.SUCCEEDED)
 _CANCEL_ASKED: Final = int(Kind.CANCEL_ASKED)
 _OF_CLAIMS: Final = frozenset({int(Kind.RETRIED), int(Kind.RELEASED), _CANCEL_ASKED})
-_ENDED: Final = frozenset({int(Kind.DIED), int(Kind.CANCELLED), int(Kind.EXPIRED)})
+_ENDED: Final = frozenset({int(Kind.DEAD), int(Kind.CANCELLED), int(Kind.EXPIRED)})
 #: Records that settle a job for good.
 FINAL_KINDS: Final = _ENDED | {_SUCCEEDED}
 _CLOCK: Final = int(Kind.CLOCK)

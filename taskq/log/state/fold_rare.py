@@ -79,7 +79,7 @@ class Watch:
         """A job that is watched was settled, by a record of that kind."""
         self.jobs.discard(job)
         self.settled.append((job, location))
-        if kind == Kind.DIED:
+        if kind == Kind.DEAD:
             self.dead.add(job)
 
     def see_again(self, job: int, location: int = 0) -> None:
@@ -169,7 +169,7 @@ def _watch_carried(kind: int, carried: Carried, location: int, watch: Watch) -> 
     if kind == Kind.REQUEUED:
         watch.see_again(carried.job)
     elif carried.job in watch.jobs and carried.state not in LIVE_STATES:
-        watch.see(carried.job, location, Kind.DIED if carried.state is State.DEAD else kind)
+        watch.see(carried.job, location, Kind.DEAD if carried.state is State.DEAD else kind)
 
 
 def _fold_purged(record: bytes, location: int, agenda: Agenda | None, watch: Watch | None) -> None:

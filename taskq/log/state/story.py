@@ -38,13 +38,13 @@ _CARRIED: Final = int(Kind.CARRIED)
 _REQUEUED: Final = int(Kind.REQUEUED)
 _PURGED: Final = int(Kind.PURGED)
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
-_OVER: Final = SETTLED_STATES - {after(State.RUNNING, Kind.DIED)}
+_OVER: Final = SETTLED_STATES - {after(State.RUNNING, Kind.DEAD)}
 #: Records that tell nothing new of a job whose story has begun.
 _PASSED_OVER: Final = frozenset({Kind.CARRIED, Kind.EXTENDED, Kind.CANCEL_ASKED})
 #: Records that end a job, and those among them that it does not come back from.
 _ENDS: Final = FINAL_KINDS | {_PURGED}
-_FOR_GOOD: Final = _ENDS - {int(Kind.DIED)}
-_STATES: Final = {kind: after(State.RUNNING, kind) for kind in (Kind.SUCCEEDED, Kind.DIED)} | {
+_FOR_GOOD: Final = _ENDS - {int(Kind.DEAD)}
+_STATES: Final = {kind: after(State.RUNNING, kind) for kind in (Kind.SUCCEEDED, Kind.DEAD)} | {
     kind: after(State.READY, kind) for kind in (Kind.CANCELLED, Kind.EXPIRED)
 }
 
@@ -206,7 +206,7 @@ class Story:
         if record.kind in FINAL_KINDS:
             self._settled_ns = record.time_ns
             # When a dead letter expires matters once it is requeued.
-            self._ended_lsn = LSN_MAX if kind is Kind.DIED else record.lsn
+            self._ended_lsn = LSN_MAX if kind is Kind.DEAD else record.lsn
         if self._attempts and not self._attempts[-1].ended_ns:
             last = self._attempts[-1]
             self._attempts[-1] = AttemptView(
@@ -270,7 +270,7 @@ class Story:
             payload=born.body or b"",
             payload_flags=born.body_flags,
             result=self._result,
-            keeps_result=born.keeps_result,
+            stores_result=born.stores_result,
             result_flags=self._result_flags,
             reason=self._reason,
             attempts=tuple(replace(one, task=task) for one in self._attempts),

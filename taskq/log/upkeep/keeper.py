@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 _ENQUEUED: Final = int(Kind.ENQUEUED)
-_DEAD: Final = after(State.RUNNING, Kind.DIED)
+_DEAD: Final = after(State.RUNNING, Kind.DEAD)
 _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
 _ENDED_NO_MORE: Final = frozenset({int(Kind.REQUEUED), int(Kind.PURGED)})
 _BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
@@ -165,7 +165,7 @@ class Retained:
                 job = codec.JOB.unpack_from(frame.data, at)[6]
                 offset = births.ended(job)
                 # A dead letter is known to the agenda, until it is one no more.
-                if offset and kind != Kind.DIED and job in births.keeps:
+                if offset and kind != Kind.DEAD and job in births.keeps:
                     end = _final(frame.data[at : at + length], lsn, header.epoch, header.time_ns)
                     if self._is_kept(end, births.keeps[job]):
                         births.kept[job] = (offset, end)

@@ -115,7 +115,7 @@ class Model:
     def end(self, number: int, kind: Kind) -> None:
         ends = {
             Kind.SUCCEEDED: State.SUCCEEDED,
-            Kind.DIED: State.DEAD,
+            Kind.DEAD: State.DEAD,
             Kind.CANCELLED: State.CANCELLED,
             Kind.EXPIRED: State.EXPIRED,
         }

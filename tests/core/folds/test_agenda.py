@@ -324,7 +324,7 @@ def bring_to(agenda: Agenda, state: State) -> None:
     if state in {State.RUNNING, State.DEAD}:
         claim(agenda)
     if state is State.DEAD:
-        agenda.apply_ended(Kind.DIED, 1)
+        agenda.apply_ended(Kind.DEAD, 1)
 
 
 def test_the_location_of_an_unknown_job_is_an_error() -> None:

@@ -227,7 +227,7 @@ class AgendaMachine(RuleBasedStateMachine):
     # -- jobs go -----------------------------------------------------------------------------------
 
     @precondition(lambda self: self.model.in_state(State.RUNNING))
-    @rule(pick=PICK, count=st.integers(1, 9), kind=st.sampled_from((Kind.SUCCEEDED, Kind.DIED)))
+    @rule(pick=PICK, count=st.integers(1, 9), kind=st.sampled_from((Kind.SUCCEEDED, Kind.DEAD)))
     def settle(self, pick: int, count: int, kind: Kind) -> None:
         running = self.model.in_state(State.RUNNING)
         for number in running[pick % len(running) :][:count]:

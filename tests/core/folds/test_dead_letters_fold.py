@@ -19,7 +19,7 @@ def dead_letter(agenda: Agenda, job: int, meta: int = 0) -> None:
     agenda.apply_enqueued(job, job * 8, agenda.queues.lane(5, KEY), meta)
     assert agenda.taking.take(1, None, None)[0][0] == job
     agenda.running[job] = (1, 1, 1)
-    agenda.apply_ended(Kind.DIED, job, NOW)
+    agenda.apply_ended(Kind.DEAD, job, NOW)
 
 
 def test_a_requeued_job_is_ready_in_its_old_place_with_no_attempt_counted() -> None:
@@ -40,7 +40,7 @@ def test_a_requeued_job_does_not_expire_by_the_moment_of_its_first_life() -> Non
     agenda.apply_enqueued(1, 8, agenda.queues.lane(5, KEY), META_EXPIRES)
     agenda.apply_expiry(1, NOW + SECOND, is_wall=False)
     assert agenda.taking.take(1, None, None)
-    agenda.apply_ended(Kind.DIED, 1, NOW)
+    agenda.apply_ended(Kind.DEAD, 1, NOW)
     apply_requeued(agenda, 1, 800, agenda.queues.lane(5, KEY), 0)
     assert agenda.expired(NOW + 2 * SECOND, 9) == []
     assert agenda.table.state(1) is State.READY
@@ -72,12 +72,12 @@ def test_a_paused_queue_is_told_among_the_counts_even_if_it_never_had_a_job() ->
 def test_whoever_waits_for_a_dead_letter_that_is_requeued_waits_on() -> None:
     watch = Watch()
     watch.jobs = {1, 2, 3}
-    watch.see(1, 100, Kind.DIED)
+    watch.see(1, 100, Kind.DEAD)
     watch.see(2, 200, Kind.SUCCEEDED)
     watch.see_again(1)
     watch.see_again(2)
     watch.see_again(9)
     assert (watch.jobs, watch.take()) == ({1, 3}, [(2, 200)])
-    watch.see(1, 300, Kind.DIED)
+    watch.see(1, 300, Kind.DEAD)
     watch.see_again(1, 400)
     assert (watch.jobs, watch.take(), watch.dead) == ({3}, [(1, 400)], set())

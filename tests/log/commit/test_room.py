@@ -106,7 +106,7 @@ def test_dead_letters_are_not_requeued_while_there_is_no_room_for_new_jobs() -> 
     first = world.process()
     jobs = [first.enqueue(b"x" * 500), first.enqueue(b"x" * 500)]
     for delivery in first.claim(2):
-        first.settle(delivery, Kind.DIED)
+        first.settle(delivery, Kind.DEAD)
     found = letters(first.committer.sight, jobs).items
     world.machine.free = _MIN_FREE - 1
     world.clock.advance(10)

@@ -54,8 +54,8 @@ def test_each_state_has_its_answer(world: World) -> None:
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [
-        (Kind.RETRIED, Cause.EXHAUSTED), (Kind.RELEASED, Cause.DRAIN), (Kind.DIED, Cause.REJECTED),
-        (Kind.RELEASED, Cause.SNOOZE), (Kind.RELEASED, Cause.CALLER), (Kind.DIED, Cause.EXHAUSTED),
+        (Kind.RETRIED, Cause.EXHAUSTED), (Kind.RELEASED, Cause.DRAIN), (Kind.DEAD, Cause.REJECTED),
+        (Kind.RELEASED, Cause.SNOOZE), (Kind.RELEASED, Cause.CALLER), (Kind.DEAD, Cause.EXHAUSTED),
         (Kind.CANCELLED, Cause.ASKED), (Kind.RELEASED, Cause.CONDITION),
     ],
 )  # fmt: skip

@@ -38,12 +38,12 @@ def test_every_cut_of_the_log_has_the_job_either_alive_or_dead() -> None:
     world = World()
     process = world.process()
     job = process.enqueue(b"payload")
-    for kind in (Kind.RETRIED, Kind.DIED):
+    for kind in (Kind.RETRIED, Kind.DEAD):
         (delivery,) = process.claim()
         process.settle(delivery, kind, body=b"reason")
     process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items)
     (delivery,) = process.claim()
-    process.settle(delivery, Kind.DIED, body=b"reason")
+    process.settle(delivery, Kind.DEAD, body=b"reason")
     process.ask(Op.PURGE, [job])
     (path,) = world.segments()
     whole = world.machine.content(path)
@@ -65,7 +65,7 @@ def test_every_cut_of_the_log_has_the_job_either_alive_or_dead() -> None:
 def die(process: Process, jobs: list[int]) -> Future[Any]:
     deliveries = process.claim(99)
     assert [one.job for one in deliveries] == jobs
-    items = [Settlement(Kind.DIED, one, b"no", cause=Cause.EXHAUSTED) for one in deliveries]
+    items = [Settlement(Kind.DEAD, one, b"no", cause=Cause.EXHAUSTED) for one in deliveries]
     return process.send(Op.SETTLE, items)
 
 

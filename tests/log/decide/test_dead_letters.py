@@ -31,7 +31,7 @@ ALL = 2**62
 def kill(process: Process, job: int, reason: bytes = b"ValueError: no") -> None:
     """Claim the job and settle it as dead."""
     (delivery,) = [one for one in process.claim(99) if one.job == job]
-    process.settle(delivery, Kind.DIED, body=reason, cause=Cause.EXHAUSTED)
+    process.settle(delivery, Kind.DEAD, body=reason, cause=Cause.EXHAUSTED)
 
 
 def dead_letter(
@@ -85,7 +85,7 @@ def test_a_requeued_job_keeps_its_id_and_counts_its_attempts_anew() -> None:
     view = world.view(job)
     assert view is not None
     assert (view.state, view.result) == (State.SUCCEEDED, b"done")
-    assert [(one.number, one.outcome) for one in view.attempts] == [(1, "died"), (1, "succeeded")]
+    assert [(one.number, one.outcome) for one in view.attempts] == [(1, "dead"), (1, "succeeded")]
     assert view.attempts[0].reason == "first reason"
 
 
@@ -278,7 +278,7 @@ def test_a_window_says_nothing_of_a_requeue() -> None:
     world.clock.advance(3_601)
     other = process.enqueue(extras=Extras(key=b"k", window_ns=hour))
     for delivery in process.claim(9):
-        process.settle(delivery, Kind.DIED, body=b"")
+        process.settle(delivery, Kind.DEAD, body=b"")
     assert requeue(process, job) == [None]
     assert process.offer(extras=Extras(key=b"k", window_ns=hour)) == (other,)
 
@@ -334,7 +334,7 @@ def test_letters_are_listed_by_the_latest_death() -> None:
     deliveries = {one.job: one for one in process.claim(3)}
     for number in (1, 0, 2):
         world.clock.advance(60)
-        process.settle(deliveries[jobs[number]], Kind.DIED, body=b"reason %d" % number)
+        process.settle(deliveries[jobs[number]], Kind.DEAD, body=b"reason %d" % number)
     views, _ = newest_dead(process.committer.sight, DeadFilter(), 9, None)
     assert [(one.lsn, one.reason) for one in views] == [
         (jobs[2], "reason 2"), (jobs[0], "reason 0"), (jobs[1], "reason 1"),
@@ -419,7 +419,7 @@ def test_a_settlement_of_the_first_life_is_stale_in_the_second() -> None:
     process = World().process()
     job = process.enqueue()
     (old,) = process.claim()
-    process.settle(old, Kind.DIED, body=b"")
+    process.settle(old, Kind.DEAD, body=b"")
     requeue(process, job)
     (new,) = process.claim()
     answers = process.ask(Op.SETTLE, [Settlement(Kind.SUCCEEDED, old, b"late")])

@@ -291,7 +291,7 @@ def test_a_finished_job_that_is_kept_shows_the_moment_that_it_had() -> None:
     world.clock.step(_HOUR)
     first, second = process.claim(2)
     process.settle(first, body=b"result")
-    process.settle(second, Kind.DIED, body=b"why")
+    process.settle(second, Kind.DEAD, body=b"why")
     before = [_view(world, job) for job in (done, dead)]
     _fill(process, 2)
     world.clock.advance(9 * _YEAR)

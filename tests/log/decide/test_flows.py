@@ -78,7 +78,7 @@ def test_a_death_cancels_all_that_waits_for_it() -> None:
     world = World()
     process = world.process()
     jobs = put(process, Chain((chord(2), *(step() for _ in range(40))), Policy.CANCEL))
-    process.settle(process.claim()[0], Kind.DIED, body=b"no")
+    process.settle(process.claim()[0], Kind.DEAD, body=b"no")
     assert states(process, jobs[:-2]) == [State.ABSENT] * 41
     causes = {one.cause for one in world.records() if one.kind == Kind.CANCELLED}
     assert causes == {Cause.UPSTREAM}
@@ -91,7 +91,7 @@ def test_what_runs_whatever_fails_counts_each_input_once() -> None:
     process = world.process()
     callback, *_ = put(process, chord(2, Policy.RUN))
     first, second = process.claim(2)
-    process.settle(first, Kind.DIED, body=b"no")
+    process.settle(first, Kind.DEAD, body=b"no")
     process.ask(Op.REQUEUE, letters(process.committer.sight, [first.job]).items)
     process.settle(second)
     assert states(process, [callback]) == [State.SCHEDULED]
@@ -107,7 +107,7 @@ def test_what_waits_for_a_dead_letter_goes_on_or_goes_with_it(ends: str) -> None
     process = world.process()
     callback, _ = put(process, chord(1, Policy.WAIT))
     (delivery,) = process.claim()
-    process.settle(delivery, Kind.DIED, body=b"no")
+    process.settle(delivery, Kind.DEAD, body=b"no")
     assert states(process, [callback]) == [State.SCHEDULED]
     if ends == "purge":
         process.ask(Op.PURGE, [delivery.job])
@@ -210,7 +210,7 @@ class Crashing:
             held += process.claim(draw.randint(1, 3))
         elif what == "settle" and held:
             delivery = held.pop(draw.randrange(len(held)))
-            kinds = [Kind.SUCCEEDED] * 5 + [Kind.DIED, Kind.RELEASED]
+            kinds = [Kind.SUCCEEDED] * 5 + [Kind.DEAD, Kind.RELEASED]
             settled = [Settlement(draw.choice(kinds), delivery, b"1")]
             future = process.send(Op.SETTLE, settled)
             if draw.random() < 0.5:
@@ -251,9 +251,9 @@ def check(world: World, process: Process) -> None:
     died: set[int] = set()
     released: dict[int, int] = {}
     for record in world.records():
-        if record.kind in (Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED):
+        if record.kind in (Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED):
             assert ended.setdefault(record.job, record.lsn) == record.lsn
-            if record.kind == Kind.DIED:
+            if record.kind == Kind.DEAD:
                 died.add(record.job)
         elif record.kind == Kind.RELEASED and record.cause is Cause.INPUTS:
             assert released.setdefault(record.job, record.lsn) == record.lsn

@@ -86,7 +86,7 @@ def test_a_key_for_both_outlives_its_job_until_its_window_is_over(
     assert process.enqueue(extras=BOTH) != first
 
 
-@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED])
+@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED])
 def test_a_key_for_both_is_held_on_however_its_job_ends(world: World, kind: Kind) -> None:
     process = world.process()
     extras = key(window_ns=MINUTE, both=True)

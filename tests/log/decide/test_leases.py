@@ -81,7 +81,7 @@ def test_a_stale_token_is_refused_even_from_the_same_worker(world: World) -> Non
     (new,) = claim(process)
     assert (new.job, new.epoch, new.attempt) == (job, old.epoch, 2)
     before = world.kinds()
-    for kind in (Kind.SUCCEEDED, Kind.RETRIED, Kind.RELEASED, Kind.DIED):
+    for kind in (Kind.SUCCEEDED, Kind.RETRIED, Kind.RELEASED, Kind.DEAD):
         with pytest.raises(StaleDelivery):
             process.settle(old, kind)
     with pytest.raises(StaleDelivery):

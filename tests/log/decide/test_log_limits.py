@@ -334,7 +334,7 @@ class Lives:
         if self.held:
             number = self.chance.randrange(len(self.held))
             process, delivery = self.held.pop(number)
-            kind = self.chance.choice((Kind.SUCCEEDED, Kind.RETRIED, Kind.RELEASED, Kind.DIED))
+            kind = self.chance.choice((Kind.SUCCEEDED, Kind.RETRIED, Kind.RELEASED, Kind.DEAD))
             delay = self.chance.choice((0, SECOND_NS))
             process.settle(delivery, kind, delay_ns=delay)
 

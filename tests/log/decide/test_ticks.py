@@ -134,7 +134,7 @@ def test_ticks_and_their_jobs_are_lost_together_or_not_at_all() -> None:
 def test_a_schedule_that_was_removed_is_new_when_it_comes_again(world: World) -> None:
     process = world.process()
     process.ask(Op.ENROL, [RULE, RULE._replace(name="weekly")])
-    assert process.ask(Op.STEER, Steer("nightly", "remove")) is True
+    assert process.ask(Op.STEER, Steer("nightly", "forget")) is True
     assert set(process.catch_up().need_agenda().schedules) == {"weekly"}
     with pytest.raises(UsageError, match=r"no schedule 'nightly' \(it knows weekly\)"):
         process.ask(Op.STEER, Steer("nightly", "pause"))

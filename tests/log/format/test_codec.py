@@ -123,7 +123,7 @@ def test_a_plain_enqueue_is_the_specs_tail_and_the_body(
 
 
 @given(
-    kind=st.sampled_from((Kind.CLAIMED, Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED)),
+    kind=st.sampled_from((Kind.CLAIMED, Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED)),
     cause=CAUSES,
     attempt=U32,
     job=U64,

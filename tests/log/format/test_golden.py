@@ -180,10 +180,10 @@ _RECORDS: Final = {
         ),
         _of_job(Kind.SUCCEEDED, 2, 30, b"42", key_hash=0x0102030405060708),
     ),
-    "died": (
-        codec.encode_job(Kind.DIED, Cause.EXHAUSTED, 3, 22, 30, b"no", 31),
+    "dead": (
+        codec.encode_job(Kind.DEAD, Cause.EXHAUSTED, 3, 22, 30, b"no", 31),
         "26000000 05 04 0000 01000000 03000000 1600000000000000 1e00000000000000 6e6f 00f5698f",
-        _of_job(Kind.DIED, 3, 30, b"no", cause=Cause.EXHAUSTED),
+        _of_job(Kind.DEAD, 3, 30, b"no", cause=Cause.EXHAUSTED),
     ),
     "cancelled": (
         codec.encode_job(Kind.CANCELLED, Cause.CALLER, 0, 22, 0),

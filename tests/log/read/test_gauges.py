@@ -146,7 +146,7 @@ def _end(process: Process, count: int) -> None:
     for _ in range(count):
         process.enqueue(spec=_MAIL)
     for number, delivery in enumerate(process.claim(count)):
-        process.settle(delivery, Kind.DIED if number % 2 else Kind.SUCCEEDED)
+        process.settle(delivery, Kind.DEAD if number % 2 else Kind.SUCCEEDED)
 
 
 def test_throughput_is_what_ended_over_the_last_minute() -> None:

@@ -66,7 +66,7 @@ def long_log(tmp_path: Path) -> str:
     deliveries = port.claim(ClaimRequest(4)).result(10)
     last = deliveries.pop()
     port.settle([Settlement(Kind.SUCCEEDED, one) for one in deliveries]).result(10)
-    port.settle([Settlement(Kind.DIED, last, b"because")]).result(10)
+    port.settle([Settlement(Kind.DEAD, last, b"because")]).result(10)
     store.close()
     return str(tmp_path)
 

@@ -42,7 +42,7 @@ def test_every_record_about_a_job_is_an_event_with_its_time_and_outcome() -> Non
     process.settle(third, body=b"42")
     events = timeline(world.reader(), job)
     assert [
-        (e.what, (e.time_ns - start_ns) // SECOND_NS, e.attempt, e.owner, e.cause) for e in events
+        (e.kind, (e.time_ns - start_ns) // SECOND_NS, e.attempt, e.owner, e.cause) for e in events
     ] == [
         ("enqueued", 0, 0, 0, ""),
         ("claimed", 10, 1, 1, ""),
@@ -82,7 +82,7 @@ async def test_a_worker_is_named_though_it_is_gone_and_came_segments_before(tmp_
         assert len(reader.journal.files.lsns) > 2
         gone = reader.timeline(reader.parse_id(job_id))
     for events in (alive, gone):
-        assert [event.what for event in events] == ["enqueued", "claimed", "succeeded"]
+        assert [event.kind for event in events] == ["enqueued", "claimed", "succeeded"]
         assert {event.worker for event in events[1:]} == {"early bird"}
         assert all(event.pid and event.host for event in events[1:])
         assert not events[0].worker
@@ -115,18 +115,18 @@ def test_what_compaction_wrote_again_tells_what_came_before() -> None:
             number=1, owner=7, started_ns=200, ended_ns=300, outcome="retried", reason="no"
         ),
         AttemptView(
-            number=2, owner=8, started_ns=400, ended_ns=500, outcome="died", reason="never"
+            number=2, owner=8, started_ns=400, ended_ns=500, outcome="dead", reason="never"
         ),
     ]
     record = decode_record(_carried(State.DEAD, attempts, 500), 50, 1, 900)
     events = events_of([record])
-    assert [(e.what, e.time_ns, e.lsn, e.attempt, e.owner, e.reason) for e in events] == [
+    assert [(e.kind, e.time_ns, e.lsn, e.attempt, e.owner, e.reason) for e in events] == [
         ("enqueued", 100, 0, 0, 0, ""),
         ("claimed", 200, 0, 1, 7, ""),
         ("retried", 300, 0, 1, 7, "no"),
         ("claimed", 400, 0, 2, 8, ""),
-        ("died", 500, 0, 2, 8, "never"),
+        ("dead", 500, 0, 2, 8, "never"),
         ("carried", 900, 50, 2, 0, ""),
     ]
     withdrawn = decode_record(_carried(State.CANCELLED, [], 500), 50, 1, 900)
-    assert [event.what for event in events_of([withdrawn])] == ["enqueued", "cancelled", "carried"]
+    assert [event.kind for event in events_of([withdrawn])] == ["enqueued", "cancelled", "carried"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SPILLED: Final = int(Flag.SPILLED)
 _DONE_KINDS: Final = (
-    Kind.CLAIMED, Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.PURGED,
+    Kind.CLAIMED, Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.PURGED,
     Kind.EXTENDED, Kind.CANCEL_ASKED,
 )  # fmt: skip
 

@@ -28,7 +28,7 @@ def _old_jobs() -> tuple[Process, list[int]]:
     jobs = [process.enqueue(b"%d" % number) for number in range(3)]
     first, second = process.claim(2)
     process.settle(first, body=b"done")
-    process.settle(second, Kind.DIED, body=b"no good")
+    process.settle(second, Kind.DEAD, body=b"no good")
     for _ in range(2):
         while process.journal.offset < SEGMENT_BYTES_MIN:
             process.enqueue(b"x" * 30_000)

@@ -177,7 +177,7 @@ class History:
     def settle(self, pick: int, _: int, succeeds: bool) -> None:
         job = self._pick(State.RUNNING, pick)
         if job:
-            self._end(Kind.SUCCEEDED if succeeds else Kind.DIED, job, b"body" if succeeds else None)
+            self._end(Kind.SUCCEEDED if succeeds else Kind.DEAD, job, b"body" if succeeds else None)
 
     def cancel(self, pick: int, _: int, ready: bool) -> None:
         job = self._pick(State.READY if ready else State.SCHEDULED, pick)

@@ -66,7 +66,7 @@ def _settled(process: Process, kind: Kind = Kind.SUCCEEDED, body: bytes = b"the 
     return job
 
 
-@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DIED])
+@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD])
 def test_a_finished_job_keeps_its_end_and_its_attempts(kind: Kind) -> None:
     process = World().process()
     job = _settled(process, kind)
@@ -141,7 +141,7 @@ def test_a_record_that_carries_a_job_still_known_changes_nothing() -> None:
     assert _view(process, job) == before
 
 
-@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DIED])
+@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD])
 def test_who_waits_for_a_carried_job_gets_its_outcome(kind: Kind) -> None:
     process = World().process()
     job = _settled(process, kind, b"so it ended")
@@ -164,7 +164,7 @@ def test_a_carried_job_that_waits_has_no_end() -> None:
 
 def test_a_dead_letter_that_was_requeued_and_purged_is_told_so() -> None:
     process = World().process()
-    job = _settled(process, Kind.DIED)
+    job = _settled(process, Kind.DEAD)
     _carry(process, job, Kind.REQUEUED)
     view = _view(process, job)
     assert view is not None

@@ -41,7 +41,7 @@ FILL = EnqueueSpec("fill", "task", 9, 1)
 #: What an operation writes.
 TRACES = {
     Op.ENQUEUE: {Kind.ENQUEUED},
-    Op.SETTLE: {Kind.SUCCEEDED, Kind.RETRIED, Kind.DIED, Kind.CANCELLED},
+    Op.SETTLE: {Kind.SUCCEEDED, Kind.RETRIED, Kind.DEAD, Kind.CANCELLED},
     Op.CANCEL: {Kind.CANCELLED, Kind.CANCEL_ASKED},
     Op.REQUEUE: {Kind.REQUEUED},
     Op.PURGE: {Kind.PURGED},
@@ -162,7 +162,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(
-        pick=PICK, kind=st.sampled_from([Kind.SUCCEEDED, Kind.RETRIED, Kind.DIED]), delay=SECONDS,
+        pick=PICK, kind=st.sampled_from([Kind.SUCCEEDED, Kind.RETRIED, Kind.DEAD]), delay=SECONDS,
         crash=st.integers(0, 60), power=st.booleans(),
     )  # fmt: skip
     def settle(self, pick: int, kind: Kind, delay: int, crash: int, power: bool) -> None:
@@ -179,7 +179,7 @@ class LogMachine(RuleBasedStateMachine):
             assert answer == [None]
             if kind is Kind.SUCCEEDED:
                 self.model.succeed(job)
-            elif kind is Kind.DIED:
+            elif kind is Kind.DEAD:
                 self.model.die(job, b"why")
             else:
                 self.model.retry(job, later(now_ns, delay))

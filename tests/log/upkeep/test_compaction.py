@@ -143,7 +143,7 @@ def test_dead_letters_stay_with_reason_and_attempts_and_can_be_requeued() -> Non
     world, process = world_of(SMALL)
     job = process.enqueue(b"bad", Extras(headers={"a": "b"}))
     process.settle(process.claim()[0], Kind.RETRIED, body=b"first")
-    process.settle(process.claim()[0], Kind.DIED, body=b"second", cause=Cause.EXHAUSTED)
+    process.settle(process.claim()[0], Kind.DEAD, body=b"second", cause=Cause.EXHAUSTED)
     before = world.view(job)
     grown(process, 8)
     for _ in range(2):  # also when it is carried for the second time
@@ -319,7 +319,7 @@ def mixed(world: World, process: Process) -> None:
     process.enqueue(b"later", Extras(due_ns=DAY * SECOND_NS, key=b"k1"))
     process.enqueue(b"ready", Extras(key=b"k2", window_ns=DAY * SECOND_NS), OTHER)
     process.enqueue(b"expires", Extras(due_ns=SECOND_NS, expires_ns=DAY * SECOND_NS))
-    for kind in (Kind.DIED, Kind.SUCCEEDED, Kind.RETRIED):
+    for kind in (Kind.DEAD, Kind.SUCCEEDED, Kind.RETRIED):
         process.enqueue(b"run", Extras(key=kind.name.encode(), window_ns=DAY * SECOND_NS))
         process.settle(process.claim()[0], kind, body=b"why")
     grown(process, 2)
@@ -390,7 +390,7 @@ class Random:
             "expire": lambda: self.expire(process, number, is_wall=other),
             "run": lambda: self.settle(process, number, Kind.SUCCEEDED),
             "fail": lambda: self.settle(process, number, Kind.RETRIED),
-            "die": lambda: self.settle(process, number, Kind.DIED),
+            "die": lambda: self.settle(process, number, Kind.DEAD),
             "hold": lambda: process.claim(1),
             "cancel": lambda: self.cancel(process, number),
             "fill": lambda: self.fill(process),

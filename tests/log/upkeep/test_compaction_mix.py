@@ -140,7 +140,7 @@ class Mix:
             return
         pick = self.random
         process, delivery = self.held.pop(pick.randrange(len(self.held)))
-        kind = pick.choice([Kind.SUCCEEDED] * 3 + [Kind.RETRIED, Kind.DIED, Kind.RELEASED])
+        kind = pick.choice([Kind.SUCCEEDED] * 3 + [Kind.RETRIED, Kind.DEAD, Kind.RELEASED])
         rest: dict[str, Any] = {}
         if kind is not Kind.SUCCEEDED:
             rest["cause"] = Cause.EXHAUSTED

@@ -92,7 +92,7 @@ def test_a_dead_letter_that_was_purged_does_not_keep_its_segment() -> None:
     (delivery,) = process.claim()
     fill_segment(process)
     world.clock.advance(5 * DAY)
-    process.settle(delivery, Kind.DIED, body=b"why", cause=Cause.EXHAUSTED)
+    process.settle(delivery, Kind.DEAD, body=b"why", cause=Cause.EXHAUSTED)
     purge(process, job)
     world.clock.advance(3 * DAY)
     first = world.segments()[0]
@@ -101,14 +101,14 @@ def test_a_dead_letter_that_was_purged_does_not_keep_its_segment() -> None:
     assert world.view(job) is None
 
 
-@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DIED])
+@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD])
 def test_a_dead_letter_that_was_requeued_does_not_keep_its_old_segment(kind: Kind) -> None:
     """Its queue keeps it for long; but what is needed of it stands where it was requeued."""
     config = keeping(keep_seconds=DAY, queues={"other": QueuePolicy(keep_seconds=30 * DAY)})
     world = World(config=config)
     process = world.process()
     job = process.enqueue(b"bad", spec=OTHER)
-    process.settle(process.claim()[0], Kind.DIED, body=b"why", cause=Cause.EXHAUSTED)
+    process.settle(process.claim()[0], Kind.DEAD, body=b"why", cause=Cause.EXHAUSTED)
     fill_segment(process)
     requeue(process, job)
     process.settle(process.claim()[0], kind, body=b"then", cause=Cause.EXHAUSTED)
@@ -126,7 +126,7 @@ def test_attempts_that_no_record_tells_of_any_more_are_written_again_with_the_jo
     world = World(config=SMALL)
     process = world.process()
     job = process.enqueue(b"bad")
-    process.settle(process.claim()[0], Kind.DIED, body=b"why", cause=Cause.EXHAUSTED)
+    process.settle(process.claim()[0], Kind.DEAD, body=b"why", cause=Cause.EXHAUSTED)
     for _ in range(8):
         fill_segment(process)
     tend(process)

@@ -25,7 +25,7 @@ def dead_letter(process: Process, extras: Extras | None = None) -> int:
     """Of lower priority than what fills segments."""
     job = process.enqueue(b"payload", extras, OTHER)
     process.settle(process.claim()[0], Kind.RETRIED, body=b"first")
-    process.settle(process.claim()[0], Kind.DIED, body=b"second", cause=Cause.EXHAUSTED)
+    process.settle(process.claim()[0], Kind.DEAD, body=b"second", cause=Cause.EXHAUSTED)
     return job
 
 
@@ -61,7 +61,7 @@ def test_a_carried_letter_is_requeued_with_all_that_it_had() -> None:
     view = world.view(job)
     assert view is not None
     assert (view.state, view.result, view.enqueued_ns) == (State.SUCCEEDED, b"done", born_ns)
-    assert [one.outcome for one in view.attempts] == ["retried", "died", "succeeded"]
+    assert [one.outcome for one in view.attempts] == ["retried", "dead", "succeeded"]
     assert [one.reason for one in view.attempts] == ["first", "second", ""]
 
 
@@ -90,7 +90,7 @@ def test_a_letter_that_died_twice_is_requeued_twice() -> None:
         compacted(process)
         (delivery,) = process.claim()
         assert (delivery.job, delivery.payload, delivery.attempt) == (job, b"payload", 1)
-        process.settle(delivery, Kind.DIED, body=b"again")
+        process.settle(delivery, Kind.DEAD, body=b"again")
     compacted(process)
     view = world.view(job)
     assert view is not None

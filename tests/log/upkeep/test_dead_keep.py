@@ -28,7 +28,7 @@ def dead_letters(process: Process, count: int, queue: str = "mail") -> list[int]
     jobs: list[int] = process.ask(Op.ENQUEUE_MANY, [(spec, b"x", None)] * count)
     deliveries = process.claim(count)
     assert [one.job for one in deliveries] == jobs
-    items = [Settlement(Kind.DIED, one, b"no", cause=Cause.EXHAUSTED) for one in deliveries]
+    items = [Settlement(Kind.DEAD, one, b"no", cause=Cause.EXHAUSTED) for one in deliveries]
     assert process.ask(Op.SETTLE, items) == [None] * count
     return jobs
 
@@ -58,7 +58,7 @@ def test_letters_go_when_they_are_dead_for_too_long() -> None:
     old = dead_letters(process, 2)
     world.clock.advance(HOUR)
     (delivery,) = process.claim()
-    process.settle(delivery, Kind.DIED, body=b"at last")
+    process.settle(delivery, Kind.DEAD, body=b"at last")
     tend(process)
     assert left(process) == [slow, *old]
     world.clock.advance(2)
@@ -74,7 +74,7 @@ def test_of_too_many_letters_the_oldest_deaths_go() -> None:
     early = dead_letters(process, 3)
     world.clock.advance(60)
     (delivery,) = process.claim()
-    process.settle(delivery, Kind.DIED, body=b"last of all")
+    process.settle(delivery, Kind.DEAD, body=b"last of all")
     tend(process)
     assert left(process) == [first, *early[1:]]
     tend(process)

@@ -132,7 +132,7 @@ def test_it_is_the_same_when_compaction_took_segments_since(seed: int) -> None:
         for number in range(12):
             process.offer(b"%d" % number, _extras(chance), spec=chance.choice((PLAIN, OTHER)))
         for delivery in process.claim(chance.randrange(14)):
-            kind = chance.choice((Kind.SUCCEEDED, Kind.SUCCEEDED, Kind.RETRIED, Kind.DIED))
+            kind = chance.choice((Kind.SUCCEEDED, Kind.SUCCEEDED, Kind.RETRIED, Kind.DEAD))
             process.settle(delivery, kind)
         if chance.random() < 0.3:
             idle.catch_up()

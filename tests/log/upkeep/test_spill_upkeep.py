@@ -35,7 +35,7 @@ class Jobs:
         self.finished = process.enqueue(stored[0], spec=SPEC)
         process.settle(process.claim()[0], body=stored[1], flags=SPILLED)
         self.dead = process.enqueue(stored[2], spec=SPEC)
-        process.settle(process.claim()[0], Kind.DIED, body=b"no", cause=Cause.EXHAUSTED)
+        process.settle(process.claim()[0], Kind.DEAD, body=b"no", cause=Cause.EXHAUSTED)
         self.waiting = process.enqueue(stored[3], spec=SPEC)
 
     def check(self, world: World, process: Process) -> None:

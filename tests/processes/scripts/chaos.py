@@ -57,7 +57,7 @@ def how_it_ends(delivery: Delivery) -> Settlement:
     if draw < 0.2:
         return Settlement(Kind.RELEASED, delivery, cause=Cause.DRAIN)
     if draw < 0.25:
-        return Settlement(Kind.DIED, delivery, b"enough", cause=Cause.EXHAUSTED)
+        return Settlement(Kind.DEAD, delivery, b"enough", cause=Cause.EXHAUSTED)
     return Settlement(Kind.SUCCEEDED, delivery, b"result")
 
 

@@ -35,7 +35,7 @@ def main() -> None:
             port.enqueue(EnqueueSpec(), b"x" * 200, one).result()
         port.enqueue(EnqueueSpec(), b"x", Extras(key=b"%d %d" % (os.getpid(), number))).result()
         taken = port.claim(ClaimRequest(3, wait_until_ns=0)).result()
-        kinds = (Kind.SUCCEEDED, Kind.DIED)
+        kinds = (Kind.SUCCEEDED, Kind.DEAD)
         port.settle([Settlement(kinds[one.job % 2], one) for one in taken[1:]]).result()
         os.write(1, b"round %d\n" % number)
 

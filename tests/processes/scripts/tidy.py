@@ -47,7 +47,7 @@ def work(store: Store, chance: random.Random, number: int) -> None:
     for future in coming:
         future.result(30)
     deliveries = port.claim(ClaimRequest(COUNT, wait_until_ns=0)).result(30)
-    ends = [Kind.DIED if chance.random() < 0.02 else Kind.SUCCEEDED for _ in deliveries]
+    ends = [Kind.DEAD if chance.random() < 0.02 else Kind.SUCCEEDED for _ in deliveries]
     settlements = [
         Settlement(kind, one, b"why", cause=Cause.EXHAUSTED)
         for kind, one in zip(ends, deliveries, strict=True)
@@ -55,7 +55,7 @@ def work(store: Store, chance: random.Random, number: int) -> None:
     answers = port.settle(settlements).result(30)
     for kind, one, answer in zip(ends, deliveries, answers, strict=True):
         if answer is None:
-            say("died" if kind is Kind.DIED else "succeeded", one.job)
+            say("dead" if kind is Kind.DEAD else "succeeded", one.job)
 
 
 def main() -> None:

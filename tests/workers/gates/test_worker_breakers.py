@@ -86,7 +86,7 @@ async def test_after_some_failures_in_a_row_no_job_burns_an_attempt_until_the_ne
         # All but two of the failures were given back; one job is tried at a time.
         assert counts["retried"] == 2
         assert counts["claimed"] <= network.calls + 8
-        assert counts["died"] == 0
+        assert counts["dead"] == 0
 
 
 async def test_successes_and_other_failures_end_a_row(app: TaskQ) -> None:
@@ -123,7 +123,7 @@ async def test_a_queue_comes_back_at_once_when_its_probe_holds_again(app: TaskQ)
             switch.on = network.up = True
             await _results(jobs)
             assert calls <= 8
-        assert (await records(app))["died"] == 0
+        assert (await records(app))["dead"] == 0
 
 
 async def test_while_its_probe_does_not_hold_no_job_is_tried(app: TaskQ) -> None:

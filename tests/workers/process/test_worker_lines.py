@@ -70,8 +70,8 @@ def test_a_job_line_has_sign_task_id_and_duration() -> None:
 
 
 def test_a_failed_job_says_which_attempt_it_was_and_why_on_one_line() -> None:
-    died = job_line(event("died", attempt=5, reason="ValueError: no\nFile ..."), 0.0, PLAIN)
-    assert died.endswith("✗ mail.send  abcd-7  123 ms  attempt 5/5  ValueError: no")
+    dead = job_line(event("dead", attempt=5, reason="ValueError: no\nFile ..."), 0.0, PLAIN)
+    assert dead.endswith("✗ mail.send  abcd-7  123 ms  attempt 5/5  ValueError: no")
     retried = job_line(event("retried", delay_seconds=2.5, reason="X: y"), 0.0, PLAIN)
     assert retried.endswith("↻ mail.send  abcd-7  123 ms  attempt 1/5  again in 2.5 s  X: y")
     released = job_line(event("released", delay_seconds=0.0), 0.0, PLAIN)
@@ -79,7 +79,7 @@ def test_a_failed_job_says_which_attempt_it_was_and_why_on_one_line() -> None:
 
 
 def test_a_reason_cannot_drive_the_terminal() -> None:
-    assert "\x1b" not in job_line(event("died", reason="\x1b[2J"), 0.0, PLAIN)
+    assert "\x1b" not in job_line(event("dead", reason="\x1b[2J"), 0.0, PLAIN)
 
 
 def test_colours_are_for_terminals_and_signs_for_encodings_that_have_them() -> None:
@@ -89,7 +89,7 @@ def test_colours_are_for_terminals_and_signs_for_encodings_that_have_them() -> N
 
 
 def test_a_summary_groups_digits() -> None:
-    assert summary_line({"succeeded": 12_345, "died": 1}) == "… 12 345 jobs succeeded, 1 died"
+    assert summary_line({"succeeded": 12_345, "dead": 1}) == "… 12 345 jobs succeeded, 1 dead"
     assert summary_line({"retried": 1}) == "… 1 job retried"
 
 
@@ -121,13 +121,13 @@ def test_a_drain_names_what_it_waits_for_and_for_how_long() -> None:
 
 
 def test_the_last_line_sums_a_workers_life_up() -> None:
-    ended = {Kind.SUCCEEDED: 12_345, Kind.DIED: 1, Kind.RETRIED: 2, Kind.RELEASED: 1}
+    ended = {Kind.SUCCEEDED: 12_345, Kind.DEAD: 1, Kind.RETRIED: 2, Kind.RELEASED: 1}
     assert stopped_line(ended, 3_600.0, 0.25) == (
         "stopped after 60 min, drained in 250 ms: "
-        "12 345 jobs succeeded, 1 failed, 2 to be retried, 1 given back"
+        "12 345 jobs succeeded, 1 dead, 2 to be retried, 1 given back"
     )
-    assert stopped_line({Kind.DIED: 1}, 2.0, None, "process 9 ") == (
-        "process 9 stopped after 2.0 s: 1 job failed"
+    assert stopped_line({Kind.DEAD: 1}, 2.0, None, "process 9 ") == (
+        "process 9 stopped after 2.0 s: 1 job dead"
     )
     assert stopped_line({Kind.RELEASED: 0}, 2.0, None) == "stopped after 2.0 s: no job ran"
 

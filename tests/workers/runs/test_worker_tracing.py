@@ -129,7 +129,7 @@ async def test_each_attempt_is_a_span_with_its_outcome_and_its_exception(
         (one["taskq.attempt"], one["taskq.outcome"], one["error.type"])
         for one in map(attributes_of, (first, second))
     ]
-    assert told == [(1, "retried", "OSError"), (2, "died", "OSError")]
+    assert told == [(1, "retried", "OSError"), (2, "dead", "OSError")]
     for span in (first, second):
         assert span.status.status_code is trace.StatusCode.ERROR
         assert span.status.description == "OSError: down"
@@ -150,7 +150,7 @@ async def test_a_snooze_is_no_error_and_a_discard_is(app: TaskQ, traces: Traces)
     first, second = traces.named("process default")
     assert attributes_of(first)["taskq.outcome"] == "released"
     assert (first.status.status_code, len(first.events)) == (trace.StatusCode.UNSET, 0)
-    assert attributes_of(second)["taskq.outcome"] == "died"
+    assert attributes_of(second)["taskq.outcome"] == "dead"
     assert second.status.status_code is trace.StatusCode.ERROR
     assert told[0] == "released"  # the user's own hook is called, too
 

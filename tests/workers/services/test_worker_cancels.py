@@ -195,7 +195,7 @@ async def test_whoever_holds_a_delivery_of_bytes_asks_whether_it_is_wanted(tmp_p
         view = await log.get(job_id)
         assert (view.state, view.reason) == (State.CANCELLED, "given up")
         assert await log.cancel(job_id) is False
-        events = [event.what for event in await log.timeline(job_id)]
+        events = [event.kind for event in await log.timeline(job_id)]
         assert events == ["enqueued", "claimed", Kind.CANCEL_ASKED.name.lower(), "cancelled"]
 
 

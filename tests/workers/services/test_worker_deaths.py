@@ -62,7 +62,7 @@ async def test_each_death_is_told_once_with_its_reason(app: TaskQ, told: list[De
     first = told[0]
     assert (first.queue, first.task, first.priority) == ("mail", "fail", 7)
     assert first.reason.startswith("ValueError: no good")
-    assert first.died_ns > 0
+    assert first.settled_ns > 0
 
 
 async def test_the_letter_is_in_the_log_when_the_hook_is_called(app: TaskQ) -> None:
@@ -170,7 +170,7 @@ def test_a_death_in_a_batch_that_broke_is_told_once() -> None:
     (delivery,) = process.claim()
     calls: list[tuple[Any, ...]] = []
     process.committer.operations.deaths.listen(None, "hook", lambda *given: calls.append(given))
-    died = Settlement(Kind.DIED, delivery, b"no", cause=Cause.REJECTED)
+    died = Settlement(Kind.DEAD, delivery, b"no", cause=Cause.REJECTED)
     nonsense: Future[Any] = Future()
     process.commit([
         (Op.SETTLE_SOON, None, None, ([died], print)),
@@ -190,13 +190,13 @@ def test_a_failed_sync_tells_of_no_death() -> None:
     process.committer.operations.deaths.listen(None, "hook", lambda *given: calls.append(given))
     world.machine.fail_next_syncs()
     with pytest.raises(Exception, match="fsync failed"):
-        process.settle(delivery, Kind.DIED, body=b"no")
+        process.settle(delivery, Kind.DEAD, body=b"no")
     assert calls == []
 
 
 def deaths_in(path: Path) -> int:
     journal = LogReader.open(str(path))._journal
-    return sum(record.kind == Kind.DIED for record in records(journal, journal.start()))
+    return sum(record.kind == Kind.DEAD for record in records(journal, journal.start()))
 
 
 async def test_without_hooks_nothing_is_noted(app: TaskQ) -> None:

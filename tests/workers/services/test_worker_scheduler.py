@@ -187,7 +187,7 @@ async def test_a_paused_schedule_ticks_once_it_is_resumed(app: TaskQ, clock: Fak
     clock.advance(3_000)
     await look(app, scheduler)
     (view,) = await app.schedules.list()
-    assert (view.is_paused, view.last_tick, len(view.next_ticks)) == (True, None, 3)
+    assert (view.paused, view.last_tick, len(view.next_ticks)) == (True, None, 3)
     assert await jobs(app) == []
     assert await app.schedules.resume("often")
     clock.advance(600)
@@ -400,7 +400,7 @@ def test_wrong_schedules_are_refused_where_they_are_written(tmp_path: Path) -> N
 
 
 async def test_unknown_schedules_are_told_from_known_ones(app: TaskQ) -> None:
-    for act in (app.schedules.pause, app.schedules.resume, app.schedules.remove):
+    for act in (app.schedules.pause, app.schedules.resume, app.schedules.forget):
         with pytest.raises(UsageError, match=r"no schedule 'x' \(it knows none\)"):
             await act("x")
 
@@ -426,5 +426,5 @@ async def test_schedules_are_listed_with_what_their_worker_said(
     assert nightly.next_ticks == tuple(
         datetime(2024, 4, day, 2, 30, tzinfo=BERLIN) for day in (3, 4)
     )
-    assert await app.schedules.remove("b")
+    assert await app.schedules.forget("b")
     assert [one.name for one in await app.schedules.list()] == ["nightly"]

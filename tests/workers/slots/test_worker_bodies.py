@@ -138,7 +138,7 @@ async def test_a_job_left_to_others_waits_a_minute(fake: FakeApp) -> None:
     async with fake.worker(concurrency=1):
         fake.fake.put(length.spec.packed(Flag.ZSTD | Flag.ZLIB), stored)
         (settled,) = await fake.fake.settlements(1)
-        assert (settled.kind, settled.cause) == (Kind.DIED, Cause.REJECTED)
+        assert (settled.kind, settled.cause) == (Kind.DEAD, Cause.REJECTED)
         module = sys.modules["zstandard"]
         sys.modules["zstandard"] = None  # type: ignore[assignment]
         try:

@@ -115,7 +115,7 @@ async def test_a_decide_that_fails_is_logged_and_the_policy_goes_on_without_it(
         async with app, app.worker():
             job = await send.enqueue()
             view = await settled(job)
-    assert [one.outcome for one in view.attempts] == ["retried", "died"]
+    assert [one.outcome for one in view.attempts] == ["retried", "dead"]
     assert view.reason.startswith("OSError: down")
     expected = f"decide of send failed on job {job.id}: as without it"
     assert [one.getMessage() for one in caplog.records] == [expected, expected]
@@ -145,7 +145,7 @@ async def test_a_job_over_its_longest_age_is_dead_as_too_old_whatever_attempts_a
             await until_waiting(job)
             clock.advance("1h")
         view = await settled(job)
-    assert [one.outcome for one in view.attempts] == ["retried", "retried", "died"]
+    assert [one.outcome for one in view.attempts] == ["retried", "retried", "dead"]
     first = view.reason.partition("\n")[0]
     assert first == "OSError: down [too old: enqueued 2h ago, and max_age is 3h]"
 

@@ -303,7 +303,7 @@ async def test_whatever_a_task_raises_is_its_own_failure(
         (settled,) = await fake.fake.settlements(1)
         fake.put(fine)
         assert (await fake.fake.settlements(2))[1].kind is Kind.SUCCEEDED
-    assert settled.kind in {Kind.RETRIED, Kind.DIED}
+    assert settled.kind in {Kind.RETRIED, Kind.DEAD}
     assert b"out" in body(settled)
 
 
@@ -317,7 +317,7 @@ async def test_the_policy_decides_on_delay_and_end(fake: FakeApp) -> None:
         fake.put(fail, attempt=3)
         again, dead = await fake.fake.settlements(2)
     assert (again.kind, again.delay_ns) == (Kind.RETRIED, 7_000_000_000)
-    assert (dead.kind, dead.cause) == (Kind.DIED, Cause.EXHAUSTED)
+    assert (dead.kind, dead.cause) == (Kind.DEAD, Cause.EXHAUSTED)
     first, *rest = body(dead).decode().splitlines()
     assert first == "ValueError: no"
     assert "test_worker_slots.py" in rest[0]
@@ -340,11 +340,11 @@ async def test_retry_snooze_and_discard_are_granted(fake: FakeApp) -> None:
     )
     fake.fake.settled.clear()
     discarded = await settle_one(fake, ask, "discard")
-    assert (discarded.kind, discarded.cause) == (Kind.DIED, Cause.REJECTED)
+    assert (discarded.kind, discarded.cause) == (Kind.DEAD, Cause.REJECTED)
     assert discarded.body == b"Discard: not wanted"
     fake.fake.settled.clear()
     spent = await settle_one(fake, ask, "retry", attempt=3)
-    assert (spent.kind, spent.cause) == (Kind.DIED, Cause.EXHAUSTED)
+    assert (spent.kind, spent.cause) == (Kind.DEAD, Cause.EXHAUSTED)
 
 
 async def test_arguments_that_no_longer_validate_are_never_retried(fake: FakeApp) -> None:
@@ -355,7 +355,7 @@ async def test_arguments_that_no_longer_validate_are_never_retried(fake: FakeApp
     fake.fake.put(typed.spec, b'{"n": "many"}')
     async with Worker(fake):
         (settled,) = await fake.fake.settlements(1)
-    assert (settled.kind, settled.cause) == (Kind.DIED, Cause.REJECTED)
+    assert (settled.kind, settled.cause) == (Kind.DEAD, Cause.REJECTED)
     assert b"n" in body(settled)
     assert body(settled).startswith(b"InvalidCall")
 
@@ -382,7 +382,7 @@ async def test_a_type_error_of_the_call_is_never_retried_but_one_within_is(
     # As after a deployment whose decorator hides another signature.
     add.decode = lambda _: ((), {"a": 1, "c": 2})
     refused = await settle_one(fake, add, 1)
-    assert (refused.kind, refused.cause) == (Kind.DIED, Cause.REJECTED)
+    assert (refused.kind, refused.cause) == (Kind.DEAD, Cause.REJECTED)
     assert b"unexpected keyword argument" in body(refused)
 
 
@@ -402,7 +402,7 @@ async def test_a_result_that_cannot_be_kept_ends_the_job_with_a_reason(fake: Fak
     for task, words in ((opaque, b"object"), (large, b"2000002 bytes"), (forgot, b"async def")):
         fake.fake.settled.clear()
         settled = await settle_one(fake, task)
-        assert (settled.kind, settled.cause) == (Kind.DIED, Cause.REJECTED)
+        assert (settled.kind, settled.cause) == (Kind.DEAD, Cause.REJECTED)
         assert words in body(settled)
 
 
@@ -459,5 +459,5 @@ async def test_a_policy_that_raises_ends_its_job_and_not_the_worker(fake: FakeAp
     async with Worker(fake, concurrency=1):
         first, second = await fake.fake.settlements(2)
     for one in (first, second):
-        assert (one.kind, one.cause) == (Kind.DIED, Cause.REJECTED)
+        assert (one.kind, one.cause) == (Kind.DEAD, Cause.REJECTED)
         assert body(one).startswith(b"ZeroDivisionError: policy")

@@ -119,7 +119,7 @@ _TASKS_SHOWN: Final = 6
 _HELD_SHOWN: Final = 5
 _ENDED: Final = {
     Kind.SUCCEEDED: "succeeded",
-    Kind.DIED: "failed",
+    Kind.DEAD: "dead",
     Kind.RETRIED: "to be retried",
     Kind.RELEASED: "given back",
     Kind.CANCELLED: "cancelled",
@@ -163,7 +163,7 @@ class Style:
     """What the output can show."""
 
     colours: bool
-    #: the signs for succeeded, died, and due again
+    #: the signs for succeeded, dead, and due again
     signs: tuple[str, str, str] = ("✓", "✗", "↻")
 
     def paint(self, text: str, colour: str) -> str:
@@ -177,7 +177,7 @@ def style_for(encoding: str, *, colours: bool) -> Style:
     try:
         "".join(style.signs).encode(encoding)
     except (UnicodeEncodeError, LookupError):
-        return Style(colours=colours, signs=("ok", "FAILED", "again"))
+        return Style(colours=colours, signs=("ok", "DEAD", "again"))
     return style
 
 
@@ -267,13 +267,13 @@ def _running(held: Sequence[object]) -> str:
 
 def job_line(event: JobFinished, moment: float, style: Style) -> str:
     """One job: time, sign, task, id, duration, attempt, and why it failed."""
-    succeeded, died, again = style.signs
+    succeeded, dead, again = style.signs
     sign, colour = {
         "succeeded": (succeeded, _GREEN),
-        "died": (died, _RED),
+        "dead": (dead, _RED),
         "retried": (again, _YELLOW),
         "released": (again, _YELLOW),
-        "cancelled": (died, _YELLOW),
+        "cancelled": (dead, _YELLOW),
     }[event.outcome]
     clock = time.strftime("%H:%M:%S", time.localtime(moment))
     parts = [
@@ -283,14 +283,14 @@ def job_line(event: JobFinished, moment: float, style: Style) -> str:
         event.job_id,
         spoken_seconds(event.seconds),
     ]
-    if event.outcome in {"died", "retried"} or event.attempt > 1:
+    if event.outcome in {"dead", "retried"} or event.attempt > 1:
         parts.append(_attempt(event))
     note = _note(event)
     return "  ".join([" ".join(parts[:3]), *parts[3:], *([note] if note else [])])
 
 
 def summary_line(counts: Mapping[JobEnd, int]) -> str:
-    """What was too much to list: ``… 12 345 jobs succeeded, 3 died``."""
+    """What was too much to list: ``… 12 345 jobs succeeded, 3 dead``."""
     told = [f"{_grouped(count)} {outcome}" for outcome, count in counts.items() if count]
     first, *others = told
     number, word = first.rsplit(" ", 1)

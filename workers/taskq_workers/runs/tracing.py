@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskq.app.context import JobContext
     from taskq_workers.events import Hook, JobFinished
 
-_FAILURES: Final = frozenset({"retried", "died"})
+_FAILURES: Final = frozenset({"retried", "dead"})
 
 
 class _Attempt:

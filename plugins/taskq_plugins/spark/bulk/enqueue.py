@@ -54,7 +54,7 @@ _AGAIN_BYTES: Final = 4
 @click.option("--key", metavar="COLUMN", help="One job of the queue at a time may hold its value.")
 @click.option("--window", help="How long the key is held.  [default: until the job is settled]")
 @click.option("--until", type=click.Choice(["settled"]), help="With a window: until both are over.")
-@click.option("--keep-result", help='How long it is kept after its end, for example "30d".')
+@click.option("--keep", help='How long it is kept after its end, for example "30d".')
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
 @click.option("--text", multiple=True, metavar="COLUMN", help="In CSV: text, not a number or date.")
 @click.option("--name", metavar="NAME", help="Of this upload.  [default: from content and options]")
@@ -100,11 +100,7 @@ def _options(given: dict[str, Any]) -> dict[str, str]:
     """As the sink takes them: text by name."""
     headers = dict(_header(one) for one in given.pop("headers"))
     options = {"path": given.pop("data_dir"), "adopt": str(not given.pop("no_adopt"))}
-    options |= {
-        name.replace("keep_result", "keepResult"): str(value)
-        for name, value in given.items()
-        if value is not None
-    }
+    options |= {name: str(value) for name, value in given.items() if value is not None}
     if headers:
         options["headers"] = json.dumps(headers)
     return options

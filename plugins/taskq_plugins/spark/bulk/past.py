@@ -33,7 +33,7 @@ _OVER: Final = ", ".join(f"'{state.name.lower()}'" for state in sorted(SETTLED_S
 _ORDER: Final = "enqueued_ns, log_id, job"
 _SHOWN: Final = "job_id, device, task, queue, state, enqueued_at, reason"
 _NEEDED: Final = (
-    "job_id, queue, task, priority, attempts_max, keeps_result, headers, payload"
+    "job_id, queue, task, priority, attempts_max, stores_result, headers, payload"
 )  # fmt: skip
 
 
@@ -177,6 +177,6 @@ def _again(row: dict[str, Any]) -> tuple[bytes, bytes]:
         )
     # Neither its due time nor its end nor its key: those were the old job's.
     headers = {**dict(row["headers"] or ()), REPLAY_HEADER: row["job_id"]}
-    flags = Flag(0) if row["keeps_result"] is not False else Flag.DROP_RESULT
+    flags = Flag(0) if row["stores_result"] is not False else Flag.DROP_RESULT
     spec = spec_of(row["queue"], task, row["priority"], row["attempts_max"] or 0, flags)
     return encode_tail(spec, Extras(headers=headers)), payload

@@ -26,7 +26,7 @@ _BYTES: Final = pa.binary()
 _KINDS: Final = sorted(Kind)
 _KIND_NAMES: Final = pa.array([*(kind.name.lower() for kind in _KINDS), UNKNOWN])
 _WITH_CAUSE: Final = layout.table(
-    frozenset({Kind.DIED, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED})
+    frozenset({Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED})
 )
 _WITH_TOKEN: Final = layout.IS_OF_JOB & ~layout.table(frozenset({Kind.CLAIMED}))
 _BACK: Final = layout.table(frozenset({Kind.RETRIED, Kind.RELEASED}))

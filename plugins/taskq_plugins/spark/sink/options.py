@@ -19,20 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-#: Lower case, since Spark does not tell cases apart: option -> what it is in ``OptionChanges``.
-_SPANS: Final = {
-    "delay": "delay",
-    "expires": "expires",
-    "window": "window",
-    "keepresult": "keep_result",
-}
+_SPANS: Final = ("delay", "expires", "window", "keep")
 _NUMBERS: Final = ("priority", "attempts")
 #: Options that may stand before a key is known: they are looked at once more with each key.
 KEY_OPTIONS: Final = frozenset({"window", "until"})
 #: As they are spelled in messages.
 _KNOWN: Final = (
     "path", "task", "queue", "priority", "attempts", "delay", "expires", "window", "until",
-    "headers", "keepResult", "compress", "app", "adopt", "upload", "idempotencyKey",
+    "headers", "keep", "compress", "app", "adopt", "upload", "idempotencyKey",
 )  # fmt: skip
 #: What Spark itself passes on to a sink.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
@@ -124,7 +118,7 @@ def _changes(options: Mapping[str, str]) -> OptionChanges:
         check_name("queue name", options["queue"])
         values["queue"] = options["queue"]
     values |= {name: _number(name, options[name]) for name in _NUMBERS if name in options}
-    values |= {name: span(options[word]) for word, name in _SPANS.items() if word in options}
+    values |= {name: span(options[name]) for name in _SPANS if name in options}
     if "until" in options:
         values["until"] = _choice("until", options["until"], get_args(Until))
     if "compress" in options:

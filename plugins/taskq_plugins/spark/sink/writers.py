@@ -167,7 +167,7 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
     if overwrite:
         raise UsageError(
             'the sink "taskq" only adds jobs: use mode("append"); to be rid of waiting ones, '
-            "see taskq purge"
+            "see taskq cancel --queue"
         )
     checked = parse_options(options)
     shape_of(_arrow_schema(schema), task=checked.task)

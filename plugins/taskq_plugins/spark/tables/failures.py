@@ -164,10 +164,10 @@ def _dead(jobs: DataFrame) -> DataFrame:
 
 def _poison_jobs(jobs: DataFrame) -> DataFrame:
     """The jobs (log_id, job_id, poison = 1) whose call was exhausted in two places or more."""
-    died = "exists(attempts, one -> one.outcome = 'died')"
-    lost = "exists(attempts, one -> one.outcome = 'died' and one.reason like 'WorkerLost%')"
+    died = "exists(attempts, one -> one.outcome = 'dead')"
+    lost = "exists(attempts, one -> one.outcome = 'dead' and one.reason like 'WorkerLost%')"
     places = F.expr(
-        f"transform(filter(attempts, one -> one.outcome = 'died' or (one.outcome = 'lost' and "
+        f"transform(filter(attempts, one -> one.outcome = 'dead' or (one.outcome = 'lost' and "
         f"{lost})), one -> struct(device, one.owner))"
     )
     unknown = F.expr("array(struct(device, cast(null as long) as owner))")

@@ -53,7 +53,7 @@ _BORN_STATE: Final = f"if(kind = {_CARRIED}, state, {states({Kind.ENQUEUED, Kind
 _BORN: Final = f"""
 struct(lsn, kind, device, job_id, epoch, queue, task, priority, attempts_max, key, headers,
   value as payload,
-  flags & {int(Flag.DROP_RESULT)} = 0 as keeps_result,
+  flags & {int(Flag.DROP_RESULT)} = 0 as stores_result,
   if(kind = {_ENQUEUED}, ts_ns, enqueued_ns) as enqueued_ns,
   born_state as state,
   if(kind = {_CARRIED}, attempt, 0) as attempt,
@@ -87,7 +87,7 @@ _COLUMNS: Final = (
     "get(attempts, 0).started_ns as first_started_ns",
     "settled_ns", f"{_AT.format('settled_ns')} as settled_at",
     "born.key", "if(size(born.headers) > 0, born.headers, null) as headers", "born.payload",
-    "result", "reason", "born.keeps_result",
+    "result", "reason", "born.stores_result",
     f"try_element_at(born.headers, '{REPLAY_OF}') as replay_of", "born.epoch",
     f"state in ({told_any(OVER_STATES)}) as is_over", "attempts",
 )  # fmt: skip

@@ -17,7 +17,7 @@ cancelled, expired
 settled                  long    the sum of the four
 attempts_succeeded,      long    attempts that ended in the hour, by outcome: lost ones ended with
 attempts_retried,                their worker's process, released ones were given back and do not
-attempts_died,                   count as attempts
+attempts_dead,                   count as attempts
 attempts_released,
 attempts_lost
 attempts_ended           long    all that ended in the hour
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 JOB_STATES: Final = ("succeeded", "dead", "cancelled", "expired")
-ATTEMPT_OUTCOMES: Final = ("succeeded", "retried", "died", "released", "lost")
+ATTEMPT_OUTCOMES: Final = ("succeeded", "retried", "dead", "released", "lost")
 #: Outcomes that count as failures; a released attempt counts as nothing.
-FAILED_OUTCOMES: Final = ("retried", "died", "lost")
+FAILED_OUTCOMES: Final = ("retried", "dead", "lost")
 SPANS: Final = ("wait", "run")
 PERCENTILES: Final = (50, 95, 99)
 _COUNTS: Final = (

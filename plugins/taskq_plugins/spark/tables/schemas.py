@@ -69,7 +69,7 @@ JOBS: Final = StructType(
         StructField("payload", _BINARY),
         StructField("result", _BINARY),
         StructField("reason", _STRING),
-        StructField("keeps_result", _BOOLEAN),
+        StructField("stores_result", _BOOLEAN),
         StructField("replay_of", _STRING),
         StructField("epoch", _LONG),
         StructField("is_over", _BOOLEAN),

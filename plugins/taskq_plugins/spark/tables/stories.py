@@ -47,12 +47,12 @@ _BACK_KINDS: Final = {Kind.RETRIED, Kind.RELEASED}
 #: Kinds of records that do something to a job which an earlier one brought.
 EVENT_KINDS: Final = _FINAL_KINDS | _ANEW_KINDS | _BACK_KINDS | {Kind.CLAIMED}
 #: States that a job stays in.
-OVER_STATES: Final = {after(State.RUNNING, kind) for kind in _FINAL_KINDS - {Kind.DIED}}
+OVER_STATES: Final = {after(State.RUNNING, kind) for kind in _FINAL_KINDS - {Kind.DEAD}}
 _FINAL: Final = told_any(_FINAL_KINDS)
 _ANEW: Final = told_any(_ANEW_KINDS)
 _BACK: Final = told_any(_BACK_KINDS)
 #: Behind these nothing concerns the job any more.
-_FOR_GOOD: Final = told_any(_FINAL_KINDS - {Kind.DIED} | {Kind.PURGED})
+_FOR_GOOD: Final = told_any(_FINAL_KINDS - {Kind.DEAD} | {Kind.PURGED})
 _SCHEDULED: Final = told(State.SCHEDULED)
 _ENQUEUED: Final = told(Kind.ENQUEUED)
 _REQUEUED: Final = told(Kind.REQUEUED)
@@ -169,7 +169,7 @@ if(stored = {_SCHEDULED},
 """
 #: A dead letter may be requeued, so that when it expires goes on to matter.
 _OVER_LSN: Final = f"""
-case when settling.kind in ({told_any(_FINAL_KINDS - {Kind.DIED})}) then settling.lsn
+case when settling.kind in ({told_any(_FINAL_KINDS - {Kind.DEAD})}) then settling.lsn
      when settling is null and born.state in ({told_any(OVER_STATES)}) then born.lsn end
 """
 _EXPIRES: Final = f"""

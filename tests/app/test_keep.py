@@ -1,4 +1,4 @@
-"""``keep_result``: how long a task's finished jobs are kept, where the log says otherwise."""
+"""``keep``: how long a task's finished jobs are kept, where the log says otherwise."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_job_is_kept_so_long_after_its_end_whatever_log_and_queue_say() -> Non
 async def test_a_task_a_call_and_a_put_say_how_long(tmp_path: Path) -> None:
     app = TaskQ(tmp_path, segment_bytes=SEGMENT_BYTES_MIN, upkeep=False)
 
-    @app.task(keep_result="1d")
+    @app.task(keep="1d")
     async def report(number: int) -> int:
         return number
 
@@ -70,12 +70,12 @@ async def test_a_task_a_call_and_a_put_say_how_long(tmp_path: Path) -> None:
     async with app, TaskLog.open(tmp_path, segment_bytes=SEGMENT_BYTES_MIN, upkeep=False) as log:
         async with app.worker():
             long = await report.enqueue(7)
-            own = await ping.options(keep_result="never").enqueue("own")
-            plain: list[JobHandle[Any]] = [await report.options(keep_result=None).enqueue(8)]
+            own = await ping.options(keep="never").enqueue("own")
+            plain: list[JobHandle[Any]] = [await report.options(keep=None).enqueue(8)]
             plain.append(await ping.enqueue(""))
             for job in plain:
                 await job.result(20)
-        put = await log.put_many([Put(payload=b"1", keep_result=60), Put(payload=b"2")])
+        put = await log.put_many([Put(payload=b"1", keep=60), Put(payload=b"2")])
         for delivery in await log.claim(2):
             await log.ack(delivery, b"done")
         await compact_all(log)
@@ -89,7 +89,7 @@ async def test_a_task_a_call_and_a_put_say_how_long(tmp_path: Path) -> None:
 
 async def test_a_replayed_job_is_kept_as_the_old_one(tmp_path: Path) -> None:
     async with TaskLog.open(tmp_path, segment_bytes=SEGMENT_BYTES_MIN, upkeep=False) as log:
-        await log.put(b"x", queue="q", keep_result="1h")
+        await log.put(b"x", queue="q", keep="1h")
         await log.ack((await log.claim())[0])
         old = (await log.replay(queue="q")).jobs[0]
         await log.ack((await log.claim())[0], b"done")
@@ -101,9 +101,9 @@ async def test_a_replayed_job_is_kept_as_the_old_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [0, -1, "soon", True, b"1h"])
 async def test_a_wrong_time_is_refused_by_name(tmp_path: Path, wrong: Any) -> None:
     app = TaskQ(tmp_path)
-    with pytest.raises(UsageError, match=r"^keep_result is "):
-        app.task(name="x", keep_result=wrong)(print)
+    with pytest.raises(UsageError, match=r"^keep is "):
+        app.task(name="x", keep=wrong)(print)
     async with TaskLog.open(tmp_path) as log:
-        with pytest.raises(UsageError, match=r"^keep_result is "):
-            await log.put(b"x", keep_result=wrong)
+        with pytest.raises(UsageError, match=r"^keep is "):
+            await log.put(b"x", keep=wrong)
         assert (await log.stats()).next_lsn == 1
