@@ -42,6 +42,8 @@ _INDEX_SUFFIX: Final = ".idx"
 _SNAPSHOTS: Final = ("snapshot", ".snap")
 #: The headers of indexes and snapshots, and the id of their log in them, are shorter.
 _HEADER_BYTES: Final = 256
+#: Looks at a log of which something is removed at each; then what was found has to do.
+_LOOKS_MAX: Final = 8
 
 
 def link_to(files: SegmentFiles, segment: int, last_frame: int) -> Link:
@@ -100,8 +102,9 @@ def read_start(disk: Disk, path: str) -> bytes:
 
 def find_losses(place: Place, said: int) -> tuple[Damage, ...]:
     """Each gap in the log up to its known end, in order; empty for a log that lacks nothing."""
-    while True:
-        losses: list[Damage] = []
+    losses: list[Damage] = []
+    for _ in range(_LOOKS_MAX):
+        losses.clear()
         try:
             with place.files.looked_at() as files:
                 losses.extend(_losses(place, files, said))
@@ -111,7 +114,8 @@ def find_losses(place: Place, said: int) -> tuple[Damage, ...]:
         except (LogError, OSError):
             # A file that cannot be read: whoever needs what is in it is told that, not who opens.
             pass
-        return tuple(losses)
+        break
+    return tuple(losses)
 
 
 def _losses(place: Place, files: SegmentFiles, said: int) -> Iterator[Damage]:

@@ -7,15 +7,16 @@ compaction.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Never
 
 import pytest
 
 from taskq.log.format import codec
 from taskq.log.format.frames import Gap
+from taskq.log.journal.chain import find_losses
 from taskq.log.read.verify import verify
 from taskq.log.segments import segments as files
-from taskq.log.segments.segments import FLOOR
+from taskq.log.segments.segments import FLOOR, SegmentGone
 from taskq.log.upkeep.repair import repair
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.log.tending import FILLER, fill_segment, keeping, tend
@@ -286,3 +287,22 @@ def test_a_repair_that_is_cut_short_accepts_the_loss_or_tells_it_still(*, power:
         _accept(world)
         assert not _report(world).damage
     assert 3 < step < 59
+
+
+def test_looking_for_losses_ends_though_compaction_is_always_faster() -> None:
+    """Who opens a log waits for nobody: after some looks what was found has to do."""
+    world, _ = _written(1)
+    journal = world.reader()
+    looks = 0
+
+    def looked_at() -> Never:
+        nonlocal looks
+        looks += 1
+        assert looks < 100, "it looks for ever"
+        raise SegmentGone("compaction took it")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal.files, "looked_at", looked_at)
+        assert find_losses(journal, 0) == ()
+    assert looks > 1
+    assert not journal.lost
