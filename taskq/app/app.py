@@ -120,6 +120,10 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: the name is empty or a path, or as ``TaskQ``.
         """
+        if "data_dir" in arguments:
+            raise UsageError(
+                "user_data() chooses the directory: leave data_dir out, or write TaskQ(data_dir)"
+            )
         if not app.strip(" .") or "/" in app or "\\" in app or "\0" in app:
             raise UsageError(f"{app!r:.60} is no program's name: give one such as 'My App'")
         from platformdirs import user_data_path  # noqa: PLC0415 - few programs are desktop apps

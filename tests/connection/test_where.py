@@ -90,3 +90,8 @@ def test_a_desktop_program_has_its_log_where_its_user_has_such_data(
 def test_what_is_no_name_of_a_program_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is no program's name"):
         TaskQ.user_data(name)
+
+
+def test_a_desktop_programs_directory_is_not_chosen_twice(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"leave data_dir out, or write TaskQ\(data_dir\)"):
+        TaskQ.user_data("My App", data_dir=tmp_path)
