@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from taskq.calls.call import transaction_bytes
 from taskq.connection import tracing
 from taskq.connection.packing import Packer
-from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog, install
+from taskq.connection.tracebacks import install
+from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.core.parsing import split_id
 from taskq.log.requests import Done
@@ -111,6 +112,7 @@ class Connection:
         store = self.current
         if store is not None and store.usable:
             return store
+        self._tell_tests()
         return await asyncio.wrap_future(self._open_on_thread())
 
     async def port(self) -> LoopPort:
@@ -230,7 +232,7 @@ class Connection:
             port.room()
         return port
 
-    def _store_locked(self) -> Store:
+    def _store_locked(self, *, is_told: bool = False) -> Store:
         store = self.current
         if store is not None and store.usable:
             return store
@@ -238,14 +240,19 @@ class Connection:
             raise LogClosed(
                 f"{self.path}: closed; to go on, await open() or enter it with async with"
             )
-        plugin = sys.modules.get(_PYTEST_PLUGIN)
-        if plugin is not None:
-            plugin.on_open(self.path)
+        if not is_told:
+            self._tell_tests()
         tracing.look()
         store = open_store(self.path, self.config)
         self._tag = store.tag
         self.current = store
         return store
+
+    def _tell_tests(self) -> None:
+        # On the caller's thread: what is told names the caller's line.
+        plugin = sys.modules.get(_PYTEST_PLUGIN)
+        if plugin is not None and not self._closed:
+            plugin.on_open(self.path)
 
     def _open_on_thread(self) -> Future[Store]:
         with self._lock:
@@ -262,7 +269,8 @@ class Connection:
 
     def _open_for(self, opening: Future[Store]) -> None:
         try:
-            store = self.store()
+            with self._lock:
+                store = self._store_locked(is_told=True)
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
             self._opening = None
             opening.set_exception(error)

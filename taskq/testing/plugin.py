@@ -86,7 +86,16 @@ def on_open(path: str) -> None:
         from taskq.core.errors import UsageError  # noqa: PLC0415 - pytest loads this in every run
 
         raise UsageError(f"{told} (taskq_strict = error)")
-    warnings.warn(f"{told} (taskq_strict = error refuses it)", RealLogWarning, stacklevel=2)
+    from taskq.connection.tracebacks import caller  # noqa: PLC0415 - a log is being opened anyway
+
+    frame = caller()
+    warnings.warn_explicit(
+        f"{told} (taskq_strict = error refuses it)",
+        RealLogWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
 
 
 @pytest.fixture

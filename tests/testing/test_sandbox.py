@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -277,6 +277,13 @@ def test_what_goes_with_the_test(tmp_path, monkeypatch):
 """
 
 
+_OPENING: Final = (
+    'greet.enqueue_sync("you")',
+    "async with app:",
+    'async with TaskLog.open("production") as log:',
+)
+
+
 def test_a_real_log_in_a_test_is_warned_of(pytester: pytest.Pytester) -> None:
     """However it is opened; what lies in a sandbox or in ``tmp_path`` is made for the test."""
     pytester.makepyfile(jobs=_MODULE, test_jobs=_REAL)
@@ -285,6 +292,10 @@ def test_a_real_log_in_a_test_is_warned_of(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         [f"*RealLogWarning: a test opens the real log {pytester.path}/production,*"]
     )
+    # Where each of the tests opens it, and no line of ours.
+    lines = [line.strip() for line in _REAL.strip().splitlines()]
+    numbers = [lines.index(opening) + 1 for opening in _OPENING]
+    result.stdout.fnmatch_lines([f"*test_jobs.py:{number}: RealLogWarning*" for number in numbers])
 
 
 def test_a_real_log_in_a_test_is_refused_when_that_is_strict(pytester: pytest.Pytester) -> None:
