@@ -21,6 +21,7 @@ from taskq.log.requests import checked_queues
 from taskq_workers.gates.gates import Gates
 from taskq_workers.runs.blame import Keeper, forbid_stop
 from taskq_workers.runs.executors import Executors
+from taskq_workers.runs.joblogs import note_jobs
 from taskq_workers.runs.lifespans import LifespanHolder
 from taskq_workers.runs.limits import checked_limits, drain_seconds
 from taskq_workers.runs.loader import import_included
@@ -153,6 +154,7 @@ class Worker:
         )
         if max_jobs is not None and whole(max_jobs, "max_jobs") < 1:
             raise UsageError(f"max_jobs is {max_jobs}, at least 1, or None for no limit")
+        note_jobs()
         self.app = app
         self.concurrency = concurrency
         self.queues = None if queues is None else checked_queues(queues)

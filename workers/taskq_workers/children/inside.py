@@ -32,7 +32,7 @@ from taskq.log.machine.forks import fill_standard
 from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.children.wire import Done, Outlet, Problem, Ready, packed, receive
 from taskq_workers.runs.guards import importing, keep_from_children
-from taskq_workers.runs.joblogs import configure_logging
+from taskq_workers.runs.joblogs import configure_logging, note_jobs
 from taskq_workers.runs.lifespans import bound, bound_names, resources_in_thread
 from taskq_workers.runs.loader import import_included, load_app
 from taskq_workers.runs.timeouts import Limits, limited, tell_deadline, too_long_softly
@@ -69,6 +69,7 @@ def main(work: int, life: int, parent: int) -> None:
     if outfit is None:
         return
     sys.argv = list(outfit.argv)
+    note_jobs()
     if outfit.log_level:
         configure_logging(outfit.log_level)
     bench = _Bench(outfit)

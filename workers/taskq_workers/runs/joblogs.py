@@ -19,17 +19,22 @@ def configured_level() -> str:
     return _configured
 
 
-def configure_logging(level: str) -> None:
-    """Log to stderr from this level on, and give each record the id of the job that it is of.
+def note_jobs() -> None:
+    """Give each record of this process from now on the id of the job that it is of.
 
     The id is read from the job's context, also in threads and tasks that the job starts with it.
-    Formats of the program's own may use it, too: ``%(job_id)s``, "" outside of jobs. Who does not
-    log pays nothing. Legal twice, with another level.
+    Any format may use it: ``%(job_id)s``, "" outside of jobs. Who does not log pays nothing. Legal
+    twice.
     """
-    global _configured  # noqa: PLW0603 - the logging of a process is one thing
-    _configured = level
     if not isinstance(logging.getLogRecordFactory(), _WithJob):
         logging.setLogRecordFactory(_WithJob(logging.getLogRecordFactory()))
+
+
+def configure_logging(level: str) -> None:
+    """Log to stderr from this level on, with the jobs' ids. Legal twice, with another level."""
+    global _configured  # noqa: PLW0603 - the logging of a process is one thing
+    _configured = level
+    note_jobs()
     root = logging.getLogger()
     if not root.handlers:
         handler = logging.StreamHandler()
