@@ -190,7 +190,8 @@ class DeadLetters:
 
     What is done to many is done in slices of some hundreds. A slice is all or none, whatever
     crashes; jobs that it cannot be done to (somebody else was faster, the key is held) are left out
-    of it and told in ``Swept.refused``.
+    of it and told in ``Swept.refused``. It raises a ``UsageError`` if an argument is wrong or an id
+    is of another log, and then nothing was done.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -256,11 +257,7 @@ class DeadLetters:
     requeue_sync = blocking(requeue)
 
     async def requeue_many(self, job_ids: Iterable[str]) -> Swept:
-        """Make these dead letters ready again.
-
-        Raises:
-            UsageError: one of them is no job id, or of another log; nothing was done.
-        """
+        """Make these dead letters ready again."""
         return await self._many(job_ids, self._requeue)
 
     requeue_many_sync = blocking(requeue_many)
@@ -276,9 +273,6 @@ class DeadLetters:
             limit: at most so many.
             dry_run: change nothing, and count.
             filters: see ``DeadFilters``.
-
-        Raises:
-            UsageError: an argument is wrong; nothing was done.
         """
         return await self._sweep(dead_filter(filters), limit, _count if dry_run else self._requeue)
 
@@ -297,11 +291,7 @@ class DeadLetters:
     purge_sync = blocking(purge)
 
     async def purge_many(self, job_ids: Iterable[str]) -> Swept:
-        """Forget these dead letters.
-
-        Raises:
-            UsageError: one of them is no job id, or of another log; nothing was done.
-        """
+        """Forget these dead letters."""
         return await self._many(job_ids, self._purge_checked)
 
     purge_many_sync = blocking(purge_many)
@@ -309,16 +299,7 @@ class DeadLetters:
     async def purge_all(
         self, *, limit: int | None = None, dry_run: bool = False, **filters: Unpack[DeadFilters]
     ) -> Swept:
-        """Forget all dead letters that fit, or the ``limit`` oldest jobs among them.
-
-        Args:
-            limit: at most so many.
-            dry_run: change nothing, and count.
-            filters: see ``DeadFilters``.
-
-        Raises:
-            UsageError: an argument is wrong; nothing was done.
-        """
+        """Forget all dead letters that fit; see ``requeue_all``."""
         return await self._sweep(dead_filter(filters), limit, _count if dry_run else self._purge)
 
     purge_all_sync = blocking(purge_all)

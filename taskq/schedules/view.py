@@ -66,18 +66,15 @@ class LogSchedules:
     """The schedules of a log: ``app.schedules``.
 
     A log knows a schedule once a worker that has it was started; what the code says is with the
-    app itself (``@app.cron``).
+    app itself (``@app.cron``). All of it raises a ``LogError`` if the log could not be opened or
+    written, and what is about one schedule a ``UsageError`` if the log knows none of that name.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def list(self, next_count: int = NEXT_COUNT) -> Views:
-        """All of them, by name.
-
-        Raises:
-            LogError: the log could not be opened.
-        """
+        """All of them, by name."""
 
         def look(one: Sight) -> Views:
             now_ns = one.journal.clock.wall_ns()
@@ -90,47 +87,24 @@ class LogSchedules:
     list_sync = blocking(list)  # noqa: A003 - the method of that name is what is meant
 
     async def pause(self, name: str) -> bool:
-        """Let a schedule tick no more, in any process, until it is resumed; False if it is so.
-
-        Raises:
-            UsageError: the log knows no such schedule.
-            LogError: the log could not be opened or written.
-        """
+        """Let a schedule tick no more, in any process, until it is resumed; False if it is so."""
         return await self._steer(name, "pause")
 
-    pause_sync = blocking(pause)
-
     async def resume(self, name: str) -> bool:
-        """Let it tick again, from now on: what it missed is not made up for; False if it is so.
-
-        Raises:
-            UsageError: the log knows no such schedule.
-            LogError: the log could not be opened or written.
-        """
+        """Let it tick again, from now on: what it missed is not made up for; False if it is so."""
         return await self._steer(name, "resume")
 
-    resume_sync = blocking(resume)
-
     async def reset(self, name: str) -> bool:
-        """Let it count from now: for one that ticked ahead of its time, by a clock that was wrong.
-
-        Raises:
-            UsageError: the log knows no such schedule.
-            LogError: the log could not be opened or written.
-        """
+        """Let it count from now: for one that ticked ahead of its time, by a wrong clock."""
         return await self._steer(name, "reset")
 
-    reset_sync = blocking(reset)
-
     async def forget(self, name: str) -> bool:
-        """Forget a schedule that the code has no more; a worker that has it brings it back.
-
-        Raises:
-            UsageError: the log knows no such schedule.
-            LogError: the log could not be opened or written.
-        """
+        """Forget a schedule that the code has no more; a worker that has it brings it back."""
         return await self._steer(name, "forget")
 
+    pause_sync = blocking(pause)
+    resume_sync = blocking(resume)
+    reset_sync = blocking(reset)
     forget_sync = blocking(forget)
 
     async def _steer(self, name: str, action: str) -> bool:

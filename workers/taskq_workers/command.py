@@ -35,37 +35,16 @@ ONLY_HERE: Final = (
 
 def work_options(command: F) -> F:
     """What is claimed, and how many jobs run at a time."""
-    for option in (
+    as_many = "[default: as --concurrency]"
+    return _with(
+        command,
         click.option(
-            "--process-limit",
+            "-c",
+            "--concurrency",
             type=click.IntRange(min=1),
-            metavar="N",
-            help='Jobs of runs_in="process" that run at a time.  [default: as --concurrency]',
-        ),
-        click.option(
-            "--max-jobs-per-child",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="Replace a child process after so many jobs.",
-        ),
-        click.option(
-            "--max-rss-per-child",
-            metavar="SIZE",
-            help="Replace a child process that takes more memory after a job, such as 500MB.",
-        ),
-        click.option(
-            "--thread-limit",
-            "thread_limit",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="Sync jobs that run at a time.  [default: as --concurrency]",
-        ),
-        click.option(
-            "-I",
-            "--include",
-            multiple=True,
-            metavar="MODULE",
-            help="Import this module, too, for the tasks in it. Repeatable.",
+            default=CONCURRENCY_DEFAULT,
+            show_default=True,
+            help="Jobs that run at a time.",
         ),
         click.option(
             "-Q",
@@ -76,29 +55,31 @@ def work_options(command: F) -> F:
             "claims in that proportion. Repeatable.  [default: all]",
         ),
         click.option(
-            "-c",
-            "--concurrency",
-            type=click.IntRange(min=1),
-            default=CONCURRENCY_DEFAULT,
-            show_default=True,
-            help="Jobs that run at a time.",
+            "-I",
+            "--include",
+            multiple=True,
+            metavar="MODULE",
+            help="Import this module, too, for the tasks in it. Repeatable.",
         ),
-    ):
-        command = option(command)
-    return command
+        _number("--thread-limit", f"Sync jobs that run at a time.  {as_many}"),
+        _number("--process-limit", f'Jobs of runs_in="process" that run at a time.  {as_many}'),
+        _number("--max-jobs-per-child", "Replace a child process after so many jobs."),
+        click.option(
+            "--max-rss-per-child",
+            metavar="SIZE",
+            help="Replace a child process that takes more memory after a job, such as 500MB.",
+        ),
+    )
 
 
 def life_options(command: F) -> F:
     """When it stops and starts again, and how many of it there are."""
-    for option in (
-        click.option("--leash", type=int, hidden=True),
-        click.option("--place", type=int, default=1, hidden=True),
-        click.option("--reload", is_flag=True, help="Start again when a .py file changes here."),
-        click.option(
-            "--processes",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="So many worker processes; one that dies is started again. SIGHUP replaces them.",
+    return _with(
+        command,
+        click.option("--burst", is_flag=True, help="Stop once no job is ready and none runs."),
+        _number(
+            "--max-jobs",
+            "Stop after so many jobs; with --processes, a new process takes its place.",
         ),
         click.option(
             "--drain-timeout",
@@ -108,28 +89,24 @@ def life_options(command: F) -> F:
             metavar="SECONDS",
             help="What running jobs get to finish when the worker is stopped.",
         ),
-        click.option(
-            "--max-jobs",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="Stop after so many jobs; with --processes, a new process takes its place.",
+        _number(
+            "--processes",
+            "So many worker processes; one that dies is started again. SIGHUP replaces them.",
         ),
-        click.option("--burst", is_flag=True, help="Stop once no job is ready and none runs."),
-    ):
-        command = option(command)
-    return command
+        click.option("--reload", is_flag=True, help="Start again when a .py file changes here."),
+        click.option("--place", type=int, default=1, hidden=True),
+        click.option("--leash", type=int, hidden=True),
+    )
 
 
 def elsewhere_options(command: F) -> F:
     """Where the jobs run, if not here."""
-    for option in (
+    return _with(
+        command,
         click.option(
-            "--py-files",
-            "files",
-            multiple=True,
-            metavar="FILE",
-            type=click.Path(exists=True, dir_okay=False),
-            help="For --executor: a .py, .zip or .egg that the executors need. Repeatable.",
+            "--executor",
+            metavar="NAME",
+            help="Run the jobs elsewhere: spark, on the executors of --master. At least once.",
         ),
         click.option(
             "--master",
@@ -138,11 +115,23 @@ def elsewhere_options(command: F) -> F:
             help="For --executor: where the executors are, local[2] or spark://host:7077.",
         ),
         click.option(
-            "--executor",
-            metavar="NAME",
-            help="Run the jobs elsewhere: spark, on the executors of --master. At least once.",
+            "--py-files",
+            "files",
+            multiple=True,
+            metavar="FILE",
+            type=click.Path(exists=True, dir_okay=False),
+            help="For --executor: a .py, .zip or .egg that the executors need. Repeatable.",
         ),
-    ):
+    )
+
+
+def _number(name: str, told: str) -> Callable[[F], F]:
+    return click.option(name, type=click.IntRange(min=1), metavar="N", help=told)
+
+
+def _with(command: F, *options: Callable[[F], F]) -> F:
+    """The command with these options; help lists them in this order."""
+    for option in reversed(options):
         command = option(command)
     return command
 
