@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -31,11 +30,7 @@ BODIES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in os.environ if name.startswith("TASKQ_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_settings")
 
 
 def enqueue(*arguments: object, task: str = "t", to: str = "data") -> Result:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -38,11 +37,7 @@ SCHEMA = pa.schema(
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in os.environ if name.startswith("TASKQ_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_settings")
 
 
 def job(number: int, state: str = "dead", **changes: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 import time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -27,12 +26,7 @@ if TYPE_CHECKING:
 NOON = dt.datetime(2030, 5, 1, 12, tzinfo=dt.UTC)
 
 
-@pytest.fixture(autouse=True)
-def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No test reads the settings of whoever runs it."""
-    for name in [name for name in os.environ if name.startswith("TASKQ_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_settings")
 
 
 ARGUMENTS: list[dict[str, Any]] = [

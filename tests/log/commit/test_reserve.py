@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import pytest
 
@@ -15,36 +14,19 @@ from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import Cancel, ClaimRequest, Op, Settlement
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
+from tests.log.commit.full_disks import (
+    CONFIG,
+    RESERVE,
+    RESERVE_PATH,
+    request,
+    reserve_size,
+    state,
+)
 from tests.log.world import PATH, PLAIN, World
 
-if TYPE_CHECKING:
-    from taskq.log.requests import Request
-
-_MIN_FREE: Final = 100_000
-_RESERVE: Final = 40_000
-_RESERVE_PATH: Final = f"{PATH}/reserve"
-_CONFIG: Final = LogConfig(
-    segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=_MIN_FREE, reserve_bytes=_RESERVE
-)
 _NO_MIN_FREE: Final = LogConfig(
-    segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=_RESERVE
+    segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=RESERVE
 )
-
-
-def _request(op: Op, operand: Any) -> tuple[Request, Future[Any]]:
-    future: Future[Any] = Future()
-    return (op, None, future, operand), future
-
-
-def _reserve_size(world: World) -> int:
-    paths = world.machine.paths()
-    return len(world.machine.content(_RESERVE_PATH)) if _RESERVE_PATH in paths else 0
-
-
-def _state(world: World, job: int) -> State:
-    view = world.view(job)
-    assert view is not None
-    return view.state
 
 
 def _fill(world: World) -> None:
@@ -54,7 +36,7 @@ def _fill(world: World) -> None:
 
 
 def test_on_a_full_disk_everything_that_was_enqueued_can_still_be_settled_or_cancelled() -> None:
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     first, second = world.process(), world.process()
     jobs = [first.enqueue(b"x" * 100) for _ in range(60)]
     _fill(world)
@@ -67,13 +49,13 @@ def test_on_a_full_disk_everything_that_was_enqueued_can_still_be_settled_or_can
     second.sync()
     for job in jobs[40:]:
         assert first.ask(Op.CANCEL, job) == Cancel.WITHDRAWN
-    assert _reserve_size(world) == 0
-    states = [_state(world, job) for job in jobs]
+    assert reserve_size(world) == 0
+    states = [state(world, job) for job in jobs]
     assert states == [State.SUCCEEDED] * 40 + [State.CANCELLED] * 20
     assert not world.fold().damage
 
 
-@pytest.mark.parametrize("config", [_CONFIG, _NO_MIN_FREE])
+@pytest.mark.parametrize("config", [CONFIG, _NO_MIN_FREE])
 def test_while_the_reserve_is_gone_no_process_enqueues_what_was_freed_for_others(
     config: LogConfig,
 ) -> None:
@@ -83,9 +65,9 @@ def test_while_the_reserve_is_gone_no_process_enqueues_what_was_freed_for_others
     jobs = [first.enqueue(), second.enqueue()]
     _fill(world)
     first.settle(first.claim()[0])
-    assert _reserve_size(world) == 0
+    assert reserve_size(world) == 0
     assert world.machine.free
-    assert world.machine.free > _RESERVE // 2
+    assert world.machine.free > RESERVE // 2
     third = world.process()
     for process in (first, second, third):
         with pytest.raises(DiskFull):
@@ -95,25 +77,25 @@ def test_while_the_reserve_is_gone_no_process_enqueues_what_was_freed_for_others
     world.machine.free = config.min_free_bytes or 0
     with pytest.raises(DiskFull):
         third.enqueue()
-    world.machine.free += _RESERVE + 5_000
+    world.machine.free += RESERVE + 5_000
     assert third.enqueue() > max(jobs)
-    assert _reserve_size(world) == _RESERVE
+    assert reserve_size(world) == RESERVE
     assert first.enqueue() > max(jobs)
     assert not first.committer.room.pressed
 
 
 def test_a_worker_alone_makes_the_reserve_again() -> None:
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     first, worker = world.process(), world.process()
     for _ in range(3):
         first.enqueue()
     _fill(world)
     worker.settle(worker.claim()[0])
-    assert _reserve_size(world) == 0
+    assert reserve_size(world) == 0
     world.machine.free = 10_000_000
     worker.settle(worker.claim()[0])
     worker.settle(worker.claim()[0])
-    assert _reserve_size(world) == _RESERVE
+    assert reserve_size(world) == RESERVE
 
 
 def test_settlements_wait_when_the_reserve_is_used_up_too_and_are_written_once_there_is_room() -> (
@@ -135,11 +117,11 @@ def test_settlements_wait_when_the_reserve_is_used_up_too_and_are_written_once_t
     first.commit([])
     first.sync()
     assert not first.committer.undecided.held
-    assert [_state(world, job) for job in jobs] == [State.SUCCEEDED] * 2
+    assert [state(world, job) for job in jobs] == [State.SUCCEEDED] * 2
     assert world.kinds().count(Kind.SUCCEEDED) == 2
 
 
-@pytest.mark.parametrize("config", [_CONFIG, _NO_MIN_FREE])
+@pytest.mark.parametrize("config", [CONFIG, _NO_MIN_FREE])
 @pytest.mark.parametrize("room", [0, 1, 60, 200, 500, 1_000, 5_000])
 def test_a_mixed_batch_on_a_full_disk_loses_nothing_and_writes_nothing_twice(
     config: LogConfig, room: int
@@ -151,12 +133,12 @@ def test_a_mixed_batch_on_a_full_disk_loses_nothing_and_writes_nothing_twice(
     world.machine.free = room  # since the last look, and nobody knows
     errors: list[object] = []
     requests = [
-        _request(Op.ENQUEUE, (PLAIN, b"x" * 6_000, None)),
-        _request(Op.SETTLE, [Settlement(Kind.SUCCEEDED, one, b"42")]),
-        _request(Op.ENQUEUE_MANY, [(PLAIN, b"1" * 6_000, None), (PLAIN, b"2", None)]),
-        _request(Op.CANCEL, jobs[2]),
-        _request(Op.OUTCOME, jobs[0]),
-        _request(Op.CLAIM, ClaimRequest(1, wait_until_ns=0)),
+        request(Op.ENQUEUE, (PLAIN, b"x" * 6_000, None)),
+        request(Op.SETTLE, [Settlement(Kind.SUCCEEDED, one, b"42")]),
+        request(Op.ENQUEUE_MANY, [(PLAIN, b"1" * 6_000, None), (PLAIN, b"2", None)]),
+        request(Op.CANCEL, jobs[2]),
+        request(Op.OUTCOME, jobs[0]),
+        request(Op.CLAIM, ClaimRequest(1, wait_until_ns=0)),
     ]
     soon = (Op.SETTLE_SOON, None, None, ([Settlement(Kind.SUCCEEDED, two)], errors.append))
     first.commit([*(request for request, _ in requests), soon])
@@ -181,7 +163,7 @@ def test_a_mixed_batch_on_a_full_disk_loses_nothing_and_writes_nothing_twice(
 
 def test_a_quota_that_the_free_bytes_do_not_show_is_a_full_disk_too() -> None:
     """The reserve is given up for settlements, and enqueues get none of it."""
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     first = world.process()
     for _ in range(3):
         first.enqueue()
@@ -190,7 +172,7 @@ def test_a_quota_that_the_free_bytes_do_not_show_is_a_full_disk_too() -> None:
 
     def on_step(operation: str, path: str) -> None:
         nonlocal left
-        if operation == "remove" and path == _RESERVE_PATH:
+        if operation == "remove" and path == RESERVE_PATH:
             left = 3
         elif operation == "write" and path.endswith(".log") and left:
             left -= 1
@@ -208,11 +190,11 @@ def test_a_quota_that_the_free_bytes_do_not_show_is_a_full_disk_too() -> None:
     world.machine.on_step = None
     assert first.enqueue() == 4 + 3 + 1 + 2
     first.enqueue()
-    assert _reserve_size(world) == _RESERVE
+    assert reserve_size(world) == RESERVE
 
 
 def test_a_disk_that_sets_room_aside_but_takes_no_append_is_given_up_in_the_end() -> None:
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     first = world.process()
     job = first.enqueue()
     delivery = first.claim()[0]
@@ -222,14 +204,14 @@ def test_a_disk_that_sets_room_aside_but_takes_no_append_is_given_up_in_the_end(
             raise OSError(errno.ENOSPC, "No space left on device")
 
     world.machine.on_step = on_step
-    enqueue, future = _request(Op.ENQUEUE, (PLAIN, b"x", None))
-    settle, settled = _request(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery)])
+    enqueue, future = request(Op.ENQUEUE, (PLAIN, b"x", None))
+    settle, settled = request(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery)])
     first.commit([enqueue, settle])
     assert isinstance(future.exception(0), DiskFull)
     assert isinstance(settled.exception(0), AppendFailed)
     world.machine.on_step = None
     first.settle(delivery)
-    assert _state(world, job) is State.SUCCEEDED
+    assert state(world, job) is State.SUCCEEDED
 
 
 @pytest.mark.parametrize("was_power_lost", [True, False])
@@ -237,7 +219,7 @@ def test_a_log_opens_on_a_full_disk_so_that_its_jobs_can_be_settled(
     *, was_power_lost: bool
 ) -> None:
     """After a power loss it begins a segment, which needs room: the reserve's."""
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     first = world.process()
     job = first.enqueue()
     first.enqueue()
@@ -245,7 +227,7 @@ def test_a_log_opens_on_a_full_disk_so_that_its_jobs_can_be_settled(
         world.machine.lose_power()
         world.everyone_is_gone()
         CrashableDisk(world.machine).make_directory(PATH)
-        world.machine.put(_RESERVE_PATH, bytes(_RESERVE))
+        world.machine.put(RESERVE_PATH, bytes(RESERVE))
     else:
         first.kill()
     world.machine.free = 0
@@ -255,12 +237,12 @@ def test_a_log_opens_on_a_full_disk_so_that_its_jobs_can_be_settled(
     delivery = second.claim()[0]
     assert delivery.job == job
     second.settle(delivery)
-    assert _state(world, job) is State.SUCCEEDED
-    assert _reserve_size(world) == 0
+    assert state(world, job) is State.SUCCEEDED
+    assert reserve_size(world) == 0
 
 
 def test_a_disk_that_is_full_for_good_is_named_at_opening() -> None:
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     world.machine.free = 0
     with pytest.raises(AppendFailed, match="Free some space"):
         world.process()
@@ -304,11 +286,11 @@ def _story(world: World, done: list[tuple[str, int]]) -> None:
 def test_a_crash_at_any_step_of_making_or_giving_up_the_reserve_loses_nothing(
     *, power: bool
 ) -> None:
-    whole = World(config=_CONFIG)
+    whole = World(config=CONFIG)
     _story(whole, [])
-    assert _reserve_size(whole) == _RESERVE
+    assert reserve_size(whole) == RESERVE
     for step in range(1, whole.machine.steps + 1):
-        world = World(step, _CONFIG)
+        world = World(step, CONFIG)
         world.machine.stop_at(step, power=power)
         done: list[tuple[str, int]] = []
         with pytest.raises((PowerLost, ProcessKilled)):
@@ -320,22 +302,22 @@ def test_a_crash_at_any_step_of_making_or_giving_up_the_reserve_loses_nothing(
         world.machine.free = None
         after = world.process()
         for what, job in done:
-            state = _state(world, job)
+            ended = state(world, job)
             if what == "settled":
-                assert state is State.SUCCEEDED, step
+                assert ended is State.SUCCEEDED, step
             elif what == "cancelled":
-                assert state is State.CANCELLED, step
+                assert ended is State.CANCELLED, step
         known = {record.lsn for record in world.records() if record.kind == Kind.ENQUEUED}
         assert {job for what, job in done if what == "job"} <= known
         after.enqueue()
         after.enqueue()
-        assert _reserve_size(world) == _RESERVE, step
+        assert reserve_size(world) == RESERVE, step
         assert f"{PATH}/reserve.tmp" not in world.machine.paths()
         assert not after.catch_up().damage
 
 
 def test_a_probe_that_a_killed_process_left_takes_no_room() -> None:
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     CrashableDisk(world.machine).make_directory(PATH)
     world.machine.put(f"{PATH}/reserve.tmp", bytes(16_384))
     world.process().enqueue()
@@ -343,8 +325,8 @@ def test_a_probe_that_a_killed_process_left_takes_no_room() -> None:
 
 
 def test_a_reserve_that_is_too_small_is_made_whole() -> None:
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     CrashableDisk(world.machine).make_directory(PATH)
-    world.machine.put(_RESERVE_PATH, bytes(100))
+    world.machine.put(RESERVE_PATH, bytes(100))
     world.process().enqueue()
-    assert _reserve_size(world) == _RESERVE
+    assert reserve_size(world) == RESERVE

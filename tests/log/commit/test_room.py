@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,37 +11,21 @@ from taskq.core.errors import DiskFull, UsageError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
 from taskq.log.commit.survey import BatchNeeds
-from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, LogConfig
 from taskq.log.read.selection import letters
 from taskq.log.requests import Cancel, Op
+from tests.log.commit.full_disks import (
+    CONFIG,
+    MIN_FREE,
+    RESERVE,
+    request,
+    reserve_size,
+    state,
+)
 from tests.log.world import PATH, PLAIN, World
 
 if TYPE_CHECKING:
-    from taskq.log.requests import Request
     from tests.log.world import Process
-
-_MIN_FREE: Final = 100_000
-_RESERVE: Final = 40_000
-_RESERVE_PATH: Final = f"{PATH}/reserve"
-_CONFIG: Final = LogConfig(
-    segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=_MIN_FREE, reserve_bytes=_RESERVE
-)
-
-
-def _request(op: Op, operand: Any) -> tuple[Request, Future[Any]]:
-    future: Future[Any] = Future()
-    return (op, None, future, operand), future
-
-
-def _reserve_size(world: World) -> int:
-    paths = world.machine.paths()
-    return len(world.machine.content(_RESERVE_PATH)) if _RESERVE_PATH in paths else 0
-
-
-def _state(world: World, job: int) -> State:
-    view = world.view(job)
-    assert view is not None
-    return view.state
 
 
 def _looks(process: Process, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -67,7 +50,7 @@ def _enqueue_until_refused(process: Process) -> None:
 
 
 def test_enqueues_are_refused_before_the_disk_is_full_and_all_else_goes_on() -> None:
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     world.machine.free = 400_000
     first = world.process()
     jobs = []
@@ -77,11 +60,11 @@ def test_enqueues_are_refused_before_the_disk_is_full_and_all_else_goes_on() -> 
             jobs.append(first.enqueue(b"x" * 5_000))
         except DiskFull as error:
             refused = error
-    assert _MIN_FREE <= world.machine.free < _MIN_FREE + 6_000
+    assert MIN_FREE <= world.machine.free < MIN_FREE + 6_000
     assert refused.errno == errno.ENOSPC
-    assert refused.limit_bytes == _MIN_FREE
+    assert refused.limit_bytes == MIN_FREE
     assert refused.free_bytes == world.machine.free
-    for part in (PATH, str(world.machine.free), str(_MIN_FREE), "Free some space", "min_free"):
+    for part in (PATH, str(world.machine.free), str(MIN_FREE), "Free some space", "min_free"):
         assert part in str(refused)
     with pytest.raises(DiskFull):
         first.ask(Op.ENQUEUE_MANY, [(PLAIN, b"y" * 5_000, None)] * 2)
@@ -92,9 +75,9 @@ def test_enqueues_are_refused_before_the_disk_is_full_and_all_else_goes_on() -> 
     first.settle(deliveries[1], Kind.RETRIED)
     first.settle(deliveries[2], Kind.RELEASED)
     assert first.ask(Op.CANCEL, jobs[5]) == Cancel.WITHDRAWN
-    assert _state(world, jobs[0]) is State.SUCCEEDED
-    assert _state(world, jobs[5]) is State.CANCELLED
-    assert _reserve_size(world) == _RESERVE
+    assert state(world, jobs[0]) is State.SUCCEEDED
+    assert state(world, jobs[5]) is State.CANCELLED
+    assert reserve_size(world) == RESERVE
     world.machine.free += 1_000_000
     assert first.enqueue() > jobs[-1]
     assert not first.committer.room.pressed
@@ -102,13 +85,13 @@ def test_enqueues_are_refused_before_the_disk_is_full_and_all_else_goes_on() -> 
 
 def test_dead_letters_are_not_requeued_while_there_is_no_room_for_new_jobs() -> None:
     """They are written again; forgetting them is another matter."""
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     first = world.process()
     jobs = [first.enqueue(b"x" * 500), first.enqueue(b"x" * 500)]
     for delivery in first.claim(2):
         first.settle(delivery, Kind.DEAD)
     found = letters(first.committer.sight, jobs).items
-    world.machine.free = _MIN_FREE - 1
+    world.machine.free = MIN_FREE - 1
     world.clock.advance(10)
     with pytest.raises(DiskFull):
         first.ask(Op.REQUEUE, found)
@@ -119,24 +102,24 @@ def test_dead_letters_are_not_requeued_while_there_is_no_room_for_new_jobs() -> 
 
 
 def test_jobs_expire_while_enqueues_are_refused() -> None:
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     first = world.process()
     job = first.enqueue(extras=Extras(expires_ns=SECOND_NS))
-    world.machine.free = _MIN_FREE // 2
+    world.machine.free = MIN_FREE // 2
     world.clock.advance(10)
     assert first.claim() == []
-    assert _state(world, job) is State.EXPIRED
+    assert state(world, job) is State.EXPIRED
 
 
 def test_a_small_job_that_fits_is_not_refused_for_a_large_one_beside_it() -> None:
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     first = world.process()
     first.enqueue()
     world.clock.advance(10)
-    world.machine.free = _MIN_FREE + 3_000
-    small, large = _request(Op.ENQUEUE, (PLAIN, b"s", None)), b"l" * 5_000
-    many = _request(Op.ENQUEUE_MANY, [(PLAIN, large, None)])
-    last = _request(Op.ENQUEUE, (PLAIN, b"t", None))
+    world.machine.free = MIN_FREE + 3_000
+    small, large = request(Op.ENQUEUE, (PLAIN, b"s", None)), b"l" * 5_000
+    many = request(Op.ENQUEUE_MANY, [(PLAIN, large, None)])
+    last = request(Op.ENQUEUE, (PLAIN, b"t", None))
     first.commit([small[0], many[0], last[0]])
     first.sync()
     assert last[1].result(0) == small[1].result(0) + 1
@@ -152,7 +135,7 @@ def test_without_limits_the_disk_is_used_up() -> None:
     with pytest.raises(DiskFull):
         _enqueue_until_refused(first)
     assert world.machine.free < 2_000
-    assert _reserve_size(world) == 0
+    assert reserve_size(world) == 0
 
 
 @pytest.mark.parametrize(
@@ -167,7 +150,7 @@ def test_unless_told_otherwise_a_small_disk_is_left_a_fiftieth_each(
     first = world.process()
     first.enqueue()
     assert first.committer.room.limit_bytes == limit
-    assert _reserve_size(world) == reserve
+    assert reserve_size(world) == reserve
 
 
 def test_a_size_below_zero_is_refused_by_name() -> None:
@@ -178,7 +161,7 @@ def test_a_size_below_zero_is_refused_by_name() -> None:
 
 
 def test_a_disk_that_cannot_be_asked_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     first = world.process()
 
     def fail(_: str) -> int:
@@ -195,7 +178,7 @@ def test_a_disk_that_cannot_be_asked_refuses_nothing(monkeypatch: pytest.MonkeyP
 def test_the_disk_is_seldom_asked_while_there_is_plenty_of_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     first = world.process()
     asked = _looks(first, monkeypatch)
     for _ in range(100):
@@ -210,8 +193,8 @@ def test_the_disk_is_seldom_asked_while_there_is_plenty_of_room(
 def test_near_the_limit_the_disk_is_asked_every_50_ms_or_after_a_quarter_of_what_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World(config=_CONFIG)
-    world.machine.free = _MIN_FREE + _RESERVE + 1_000_000
+    world = World(config=CONFIG)
+    world.machine.free = MIN_FREE + RESERVE + 1_000_000
     first = world.process()
     first.enqueue()
     asked = _looks(first, monkeypatch)
@@ -228,13 +211,13 @@ def test_near_the_limit_the_disk_is_asked_every_50_ms_or_after_a_quarter_of_what
 
 
 def test_the_survey_of_a_refused_batch_is_that_of_what_is_left() -> None:
-    world = World(config=_CONFIG)
+    world = World(config=CONFIG)
     first = world.process()
     first.enqueue()
     world.clock.advance(10)
     world.machine.free = 0
-    cancel, _ = _request(Op.CANCEL, 1)
-    requests = [_request(Op.ENQUEUE, (PLAIN, b"x" * 900, None))[0], cancel]
+    cancel, _ = request(Op.CANCEL, 1)
+    requests = [request(Op.ENQUEUE, (PLAIN, b"x" * 900, None))[0], cancel]
     kept, needs, refused = first.committer.room.admit(
         requests, BatchNeeds.of(requests), world.clock.steady_ns()
     )

@@ -1,0 +1,40 @@
+"""A disk that runs full: how the tests of it are set up, and how they look at it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from tests.log.world import PATH
+
+if TYPE_CHECKING:
+    from taskq.core.model import State
+    from taskq.log.requests import Op, Request
+    from tests.log.world import World
+
+MIN_FREE: Final = 100_000
+RESERVE: Final = 40_000
+RESERVE_PATH: Final = f"{PATH}/reserve"
+CONFIG: Final = LogConfig(
+    segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=MIN_FREE, reserve_bytes=RESERVE
+)
+
+
+def request(op: Op, operand: Any) -> tuple[Request, Future[Any]]:
+    """A request of a thread, and its answer."""
+    future: Future[Any] = Future()
+    return (op, None, future, operand), future
+
+
+def reserve_size(world: World) -> int:
+    """Bytes of the reserve, 0 if it was given up."""
+    paths = world.machine.paths()
+    return len(world.machine.content(RESERVE_PATH)) if RESERVE_PATH in paths else 0
+
+
+def state(world: World, job: int) -> State:
+    """A job's state."""
+    view = world.view(job)
+    assert view is not None
+    return view.state
