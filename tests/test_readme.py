@@ -25,8 +25,8 @@ from taskq.connection.logoptions import LogOptions
 from taskq.connection.settings import Settings
 from taskq.errors import JobFailed
 from tests import tables
-from tests.cli.test_terminal_session import Shell, matches, steps
 from tests.tables import DOCUMENTS, ROOT
+from tests.terminal import Shell, matches, steps
 
 Names = dict[str, Any]
 

@@ -38,3 +38,9 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     """Made once: no read command changes it, as one of the tests makes sure."""
     path = tmp_path_factory.mktemp("sample") / "queue"
     return Sample(path, asyncio.run(_fill(path)))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A directory for a log that a test fills by itself."""
+    return tmp_path / "log"

@@ -32,3 +32,8 @@ def taskq_json(*arguments: object) -> Any:
     result = taskq(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def state(path: Path, job_id: str) -> Any:
+    """What ``taskq show`` says of a job."""
+    return taskq_json("show", job_id, "-d", path)["state"]

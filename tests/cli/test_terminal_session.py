@@ -1,106 +1,18 @@
 """What a person types in the first hour, and what they see: ``terminal_session.md``, word by word.
 
-The file is played from its first line to its last in one shell, in an empty directory. Each ``$``
-line is typed; what follows, up to the next, is what the terminal shows, and ``[2]`` an exit code.
-``…`` stands for what differs from run to run (ids, spans, numbers of processes), a line of ``...``
-for lines that are of no concern. All else is exact.
+The file is played from its first line to its last in one shell, in an empty directory.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.terminal import Shell, matches, steps
 
 SESSION: Final = Path(__file__).with_name("terminal_session.md")
-_END: Final = "<end of what was typed>"
-_BLOCK: Final = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-class Step(NamedTuple):
-    """One command, and what is to be seen behind it."""
-
-    line: int
-    typed: str
-    shown: str
-
-
-def steps(text: str) -> Iterator[Step]:
-    """What is typed, in order; ``>`` goes on with the line above it, as the shell shows it."""
-    for block in _BLOCK.finditer(text):
-        first = text.count("\n", 0, block.start(1)) + 1
-        parts = re.split(r"^\$ ", block[1], flags=re.MULTILINE)
-        assert not parts[0], f"line {first}: a block begins with what is typed"
-        for part in parts[1:]:
-            typed, *rest = part.splitlines()
-            while rest and (rest[0] == ">" or rest[0].startswith("> ")):
-                typed += "\n" + rest.pop(0)[2:]
-            yield Step(first, typed, "\n".join(rest))
-            first += part.count("\n")
-
-
-class Shell:
-    """One shell, which keeps its variables and its directory from line to line."""
-
-    def __init__(self, home: Path) -> None:
-        own = {name: text for name, text in os.environ.items() if not name.startswith("TASKQ_")}
-        bin_folder = Path(sys.executable).parent
-        self._process = subprocess.Popen(
-            ["bash", "--norc", "--noprofile"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=home,
-            env=own | {
-                "HOME": str(home),
-                "PATH": f"{bin_folder}{os.pathsep}{own['PATH']}",
-                "TZ": "UTC",
-                "COLUMNS": "80",
-                "PYTHONDONTWRITEBYTECODE": "1",
-            },
-        )  # fmt: skip
-
-    def run(self, typed: str) -> str:
-        """What the terminal shows of one command, its exit code behind it where that is not 0."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{typed}\nprintf '\\n{_END} %d\\n' $?\n")
-        self._process.stdin.flush()
-        lines: list[str] = []
-        for line in self._process.stdout:
-            if line.startswith(_END):
-                code = line.split()[-1]
-                shown = "\n".join(lines).rstrip("\n")
-                return shown if code == "0" else f"{shown}\n[{code}]".lstrip("\n")
-            lines.append(line.rstrip())
-        pytest.fail(f"the shell ended in {typed!r}: {lines}")
-
-    def close(self) -> None:
-        """Let the shell, and what it left running, end."""
-        self._process.communicate("kill $(jobs -p) 2>/dev/null; wait; exit\n", timeout=30)
-
-
-def matches(shown: str, expected: str) -> bool:
-    """Whether the output is what stands in the file, with its gaps."""
-    lines = shown.splitlines()
-    # How many lines of the output what was read of the file may have taken so far.
-    taken = {0}
-    for wanted in expected.splitlines():
-        if wanted == "...":
-            taken = set(range(min(taken, default=len(lines) + 1), len(lines) + 1))
-            continue
-        line = re.compile(re.escape(wanted.rstrip()).replace("…", ".*"))
-        taken = {n + 1 for n in taken if n < len(lines) and line.fullmatch(lines[n])}
-    return len(lines) in taken
 
 
 @pytest.mark.slow

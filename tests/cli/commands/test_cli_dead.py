@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq import TaskLog
-from tests.cli.helpers import taskq, taskq_json
+from tests.cli.helpers import state, taskq, taskq_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,21 +31,12 @@ async def _fill(path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "log"
-
-
-@pytest.fixture
 def ids(path: Path) -> dict[str, str]:
     return asyncio.run(_fill(path))
 
 
 def dead_ids(path: Path, *filters: str) -> list[str]:
     return [job["id"] for job in taskq_json("dead", "ls", "-d", path, *filters)]
-
-
-def state(path: Path, job_id: str) -> Any:
-    return taskq_json("show", job_id, "-d", path)["state"]
 
 
 def test_ls_shows_reasons_and_writes_nothing(path: Path, ids: dict[str, str]) -> None:
