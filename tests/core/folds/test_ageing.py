@@ -220,6 +220,7 @@ def test_a_job_is_told_who_is_ahead_of_it(clocked: Clocked) -> None:
     assert clocked.agenda.taking.ahead(asked, clocked.agenda.lanes, 100) == (5, 1)
     assert clocked.agenda.taking.ahead(older, clocked.agenda.lanes, 100) == (5, 0)
     assert clocked.agenda.taking.ahead(risen, clocked.agenda.lanes, 100) == (4, 0)
+    assert clocked.agenda.taking.level(clocked.lsn + 1) == 0
 
 
 # -- what it costs ---------------------------------------------------------------------------------

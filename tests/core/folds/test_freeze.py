@@ -188,6 +188,30 @@ def test_columns_that_make_no_sense_are_refused(column: int, change: str) -> Non
             continue
 
 
+def test_a_column_that_lost_a_number_is_refused() -> None:
+    """Two columns of one thing are of one length, so nothing is read beside what it belongs to."""
+    driven, taken = _small(), []
+    driven.do([("pause", 1, 0, False), ("carry", 3, 1, False), ("pass_time", 9, 9, True)])
+    for freeze, thaw in (
+        (lambda: freeze_agenda(driven.agenda), thaw_agenda),
+        (lambda: freeze_dedup(driven.dedup), thaw_dedup),
+    ):
+        whole = freeze().columns
+        for number, (code, parts) in enumerate(whole):
+            if not parts or not parts[-1]:
+                continue
+            short = Frozen()
+            short.columns = [*whole]
+            short.columns[number] = code, [*parts[:-1], parts[-1][:-1]]
+            try:
+                thaw(Columns(short))
+            except ValueError:
+                continue
+            taken.append((thaw, number))
+    # The fresh jobs of the last lane stand in one column alone.
+    assert taken == [(thaw_agenda, 26)]
+
+
 def test_a_settled_job_of_a_forgotten_lane_does_not_spoil_what_is_frozen() -> None:
     """A chunk keeps the rows of settled jobs for a while, and with them numbers of lanes."""
     agenda = Agenda()

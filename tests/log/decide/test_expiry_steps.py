@@ -10,9 +10,10 @@ import pytest
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.decide import cancel
 from taskq.log.read.listing import tell_jobs
 from taskq.log.read.walks import Chosen, each_job
-from taskq.log.requests import EnqueueSpec
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from tests.log.tending import FILLER, keeping, tend
 from tests.log.told import check_same, write
 from tests.log.world import World
@@ -128,6 +129,25 @@ def test_time_that_a_sleeping_machine_lost_is_time_that_passed() -> None:
     world.clock.advance(2 * _HOUR)
     assert (_state(process, gone), _state(process, kept)) == (State.EXPIRED, State.READY)
     assert Kind.CLOCK not in world.kinds()
+
+
+def test_no_claimer_gets_a_job_whose_moment_has_come_however_many_expire_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch has room for some; whoever claims waits until the last of them is recorded."""
+    monkeypatch.setattr(cancel, "EXPIRED_MAX", 1)
+    world = World()
+    process = world.process()
+    jobs = [process.enqueue(b"", Extras(expires_ns=_HOUR * SECOND_NS), _JOB) for _ in range(3)]
+    world.clock.advance(_HOUR)
+    claim = process.send(Op.CLAIM, ClaimRequest(1, wait_until_ns=0))
+    process.sync()
+    assert world.kinds().count(Kind.EXPIRED) == 1
+    for _ in range(2):
+        process.commit([])
+        process.sync()
+    assert claim.result(0) == []
+    assert [_view(world, job).state for job in jobs] == [State.EXPIRED] * 3
 
 
 @pytest.mark.parametrize("step", [_HOUR, 50 * _YEAR])
