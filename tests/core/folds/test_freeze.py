@@ -190,18 +190,18 @@ def test_columns_that_make_no_sense_are_refused(column: int, change: str) -> Non
 
 def test_a_column_that_lost_a_number_is_refused() -> None:
     """Two columns of one thing are of one length, so nothing is read beside what it belongs to."""
-    driven, taken = _small(), []
+    driven = _small()
     driven.do([("pause", 1, 0, False), ("carry", 3, 1, False), ("pass_time", 9, 9, True)])
-    for freeze, thaw in (
-        (lambda: freeze_agenda(driven.agenda), thaw_agenda),
-        (lambda: freeze_dedup(driven.dedup), thaw_dedup),
+    taken: list[tuple[object, int]] = []
+    for thaw, whole in (
+        (thaw_agenda, freeze_agenda(driven.agenda)),
+        (thaw_dedup, freeze_dedup(driven.dedup)),
     ):
-        whole = freeze().columns
-        for number, (code, parts) in enumerate(whole):
+        for number, (code, parts) in enumerate(whole.columns):
             if not parts or not parts[-1]:
                 continue
             short = Frozen()
-            short.columns = [*whole]
+            short.columns.extend(whole.columns)
             short.columns[number] = code, [*parts[:-1], parts[-1][:-1]]
             try:
                 thaw(Columns(short))
