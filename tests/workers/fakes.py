@@ -40,6 +40,7 @@ class FakePort:
         self.refuse: Callable[[Settlement], TaskqError | None] = lambda _: None
         #: what the worker said that it claims, whenever that changed; None: it claims no more
         self.served: list[Serving | None] = []
+        self.late = 0
         self._called = asyncio.Event()
         self._jobs = 0
 

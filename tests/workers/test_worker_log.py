@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskq import Discard, Snooze, State, TaskQ, current_job, retry
 from taskq.errors import JobFailed, LogClosed
+from taskq.log.requests import Delivery
 from taskq_workers import JobFinished, Worker
 
 if TYPE_CHECKING:
+    from asyncio import Future
     from pathlib import Path
+
+    from taskq.log.requests import Answer, ClaimRequest, Settlement
 
 SECONDS = 20
 
@@ -168,6 +172,57 @@ async def test_thousands_of_jobs_each_succeed_once_whatever_they_do(app: TaskQ) 
     assert counts == dict.fromkeys(range(2_000), 1)
     (queue,) = stats.queues
     assert (queue.succeeded, queue.ready, queue.running) == (2_000, 0, 0)
+
+
+async def test_a_burst_runs_a_child_that_a_claim_took_while_it_was_withdrawn(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log was faster than the loop: the job goes back, and the burst ends behind it."""
+    ran = []
+    worker = Worker(app, burst=True)
+
+    @app.task
+    async def child() -> None:
+        ran.append("child")
+
+    @app.task
+    async def parent() -> None:
+        assert worker._runner is not None
+        port = app.store().port()
+        while not worker._runner.feed._came_empty:
+            await port.stats()
+        await port.stats()  # answered behind the claim, which waits in the log from now on
+        deliver, settle, claim = port.deliver, port.settle, port.claim
+        taken, empty = threading.Event(), threading.Event()
+
+        def deliver_and_tell(answers: list[Answer]) -> None:
+            deliver(answers)
+            for _, _, value in answers:
+                if value == []:
+                    empty.set()
+                elif isinstance(value, list) and isinstance(value[0], Delivery):
+                    taken.set()
+
+        def settle_and_see(items: list[Settlement]) -> Future[Any]:
+            settled: Future[Any] = settle(items)
+            assert taken.wait(SECONDS)
+            return settled
+
+        def claim_and_see(request: ClaimRequest) -> Future[list[Delivery]]:
+            claimed: Future[list[Delivery]] = claim(request)
+            assert taken.is_set()
+            assert ran or empty.wait(SECONDS)
+            return claimed
+
+        monkeypatch.setattr(port, "deliver", deliver_and_tell)
+        monkeypatch.setattr(port, "settle", settle_and_see)
+        monkeypatch.setattr(port, "claim", claim_and_see)
+        current_job().enqueue(child.call())
+
+    async with app:
+        await parent.enqueue()
+        await worker.run()
+    assert ran == ["child"]
 
 
 async def test_two_workers_share_a_log_and_priorities_come_first(app: TaskQ) -> None:

@@ -50,12 +50,17 @@ _SETTLED_IN: Final = 16
 
 
 class _Port:
-    """What the two kinds of port have in common; ``make`` makes the futures they return."""
+    """What the two kinds of port have in common; ``make`` makes the futures they return.
+
+    Attributes:
+        late: how many answers brought deliveries to somebody who had given up; they went back.
+    """
 
     def __init__(self, mailbox: Mailbox, make: Callable[[], Any]) -> None:
         self._mailbox = mailbox
         self._requests = mailbox.requests
         self._future = make
+        self.late = 0
 
     def _send(self, op: int, operand: object) -> Any:
         mailbox = self._mailbox
@@ -198,6 +203,7 @@ class _Port:
     def _late(self, value: object) -> None:
         """An answer for somebody who gave up: deliveries must not be lost with it."""
         if self._mailbox.usable and _are_deliveries(value):
+            self.late += 1
             given_back = [Settlement(Kind.RELEASED, one, None, 0, Cause.DRAIN) for one in value]
             self.settle_soon(given_back, _ignore)
 

@@ -81,6 +81,8 @@ class Feed:
         self._paused = False
         self._asked_when_quiet = False
         self._came_empty = False
+        #: late answers of the port when the claim was made
+        self._late = 0
         #: deliveries that ever came, and how many of them had come at the last look
         self._received = 0
         #: and how many of them were given back without having run
@@ -108,6 +110,7 @@ class Feed:
         until_ns = None
         if self._burst_clock is not None:
             self._asked_when_quiet = self._is_quiet()
+            self._late = self._port.late
             if not self._came_empty:
                 until_ns = self._burst_clock()
         queues, tasks = self._queues, self._tasks()
@@ -258,7 +261,8 @@ class Feed:
     def _look_again(self) -> None:
         """A burst found nothing: it ends, unless what runs may bring more, or others do."""
         is_quiet = self._is_quiet()
-        if is_quiet and self._asked_when_quiet:
+        # What a claim that was withdrawn in that moment had taken already is ready again only now.
+        if is_quiet and self._asked_when_quiet and self._late == self._port.late:
             self._runner.ran_dry()
             return
         if is_quiet:
