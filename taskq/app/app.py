@@ -12,7 +12,6 @@ from taskq.app.decorate import TaskChoices, TaskDecorator, make_task, tasks_with
 from taskq.app.schedules import Listeners, Planned, schedule_of
 from taskq.app.shared import LogHolder
 from taskq.app.tasks import Task, no_call
-from taskq.app.transaction import AppTransaction
 from taskq.app.workers import Lifespan, find_workers
 from taskq.calls.call import Call, Options, checked_calls, make_call
 from taskq.calls.habits import APPS, no_attribute
@@ -32,9 +31,6 @@ from taskq.connection.handle import JobHandle, make_handle
 from taskq.connection.logoptions import LogOptions, numbers_checked, unknown_option
 from taskq.core.errors import UsageError
 from taskq.core.records import Flag
-from taskq.flows.building import plan_of
-from taskq.flows.handle import FlowHandle, find_flow
-from taskq.schedules.times import parse_cron, parse_every
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -42,6 +38,7 @@ if TYPE_CHECKING:
 
     from taskq.app.schedules import Schedule, ScheduleChoices
     from taskq.app.tasks import AsyncTask, SyncTask
+    from taskq.app.transaction import AppTransaction
     from taskq.app.workers import AppWorker, LifespanFunction, Queues, WorkerOptions
     from taskq.calls.origins import Origin
     from taskq.conditions.base import Check, Condition
@@ -50,6 +47,7 @@ if TYPE_CHECKING:
     from taskq.connection.settings import Settings
     from taskq.core.durations import Duration
     from taskq.flows.building import Flow
+    from taskq.flows.handle import FlowHandle
     from taskq.log.decide.listeners import DeadLetter
     from taskq.log.requests import Duplicate
     from taskq.log.store.store import Store
@@ -202,6 +200,8 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: the expression, the zone or a choice is wrong, or the name is taken.
         """
+        from taskq.schedules.times import parse_cron  # noqa: PLC0415 - few programs have schedules
+
         rule = parse_cron(expression, tz)
         return self._decorator(rule, choices, name, args, kwargs)
 
@@ -221,6 +221,8 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: the interval or a choice is wrong, or the name is taken.
         """
+        from taskq.schedules.times import parse_every  # noqa: PLC0415 - as above
+
         rule = parse_every(interval)
         return self._decorator(rule, choices, name, args, kwargs)
 
@@ -374,6 +376,8 @@ class TaskQ(LogHolder):
                 tx.cancel(reminder)
             print(job.id)
         """
+        from taskq.app.transaction import AppTransaction  # noqa: PLC0415 - few programs need it
+
         return AppTransaction(self)
 
     def call_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
@@ -410,6 +414,9 @@ class TaskQ(LogHolder):
             PayloadTooLarge: they are over TRANSACTION_BYTES_MAX together; nothing was written.
             LogError: the log could not be opened or written.
         """
+        from taskq.flows.building import plan_of  # noqa: PLC0415 - loaded by whoever made the flow
+        from taskq.flows.handle import FlowHandle  # noqa: PLC0415 - as above
+
         plan = plan_of(flow)
         jobs = await self._send(list(plan.calls)) if plan.calls else []
         return FlowHandle(self, tuple(jobs), plan.ends, plan.shape)
@@ -423,6 +430,8 @@ class TaskQ(LogHolder):
             UsageError: the text is no flow's id.
             JobNotFound: the log has no such job.
         """
+        from taskq.flows.handle import find_flow  # noqa: PLC0415 - few programs have flows
+
         return await find_flow(self, flow_id)
 
     flow_sync = blocking(flow)

@@ -18,11 +18,9 @@ from typing import (
 from taskq.app.tasks import AsyncTask, RunsIn, SyncTask, Task
 from taskq.calls.call import OptionChanges, Options
 from taskq.calls.naming import check_function, check_importable, name_of
-from taskq.conditions.base import checked_conditions
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.parsing import rather, whole
-from taskq.core.rates import CONCURRENCY_MAX, Limit, rate_of
 from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
 
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from taskq.app.app import TaskQ
     from taskq.calls.call import OnConflict, Until
     from taskq.conditions.base import Check, Condition
+    from taskq.core.rates import Limit
     from taskq.log.decide.listeners import DeadLetter
     from taskq.log.format.bodies import Compression
 
@@ -46,6 +45,14 @@ def limit_of(name: str, choices: TaskChoices) -> Limit | None:
     """
     concurrency = choices.get("concurrency")
     rate = choices.get("rate")
+    if concurrency is None and rate is None:
+        if choices.get("concurrency_key") is not None:
+            raise UsageError(
+                f"{name}: concurrency_key is given without concurrency or rate: add one of them"
+            )
+        return None
+    from taskq.core.rates import CONCURRENCY_MAX, Limit, rate_of  # noqa: PLC0415 - few have limits
+
     if concurrency is not None:
         concurrency = whole(concurrency, f"{name}: concurrency")
         if not 1 <= concurrency <= CONCURRENCY_MAX:
@@ -53,12 +60,6 @@ def limit_of(name: str, choices: TaskChoices) -> Limit | None:
                 f"{name}: concurrency is {concurrency}, it must be 1 to {CONCURRENCY_MAX}, or "
                 f"left out for no limit"
             )
-    if concurrency is None and rate is None:
-        if choices.get("concurrency_key") is not None:
-            raise UsageError(
-                f"{name}: concurrency_key is given without concurrency or rate: add one of them"
-            )
-        return None
     return Limit(
         concurrency=concurrency or 0, rate=None if rate is None else rate_of(rate), scope=name
     )
@@ -176,11 +177,19 @@ def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[
         on_dead=choices.get("on_dead"),
     )
     task.limit = limit_of(task.name, choices)
-    task.requires = checked_conditions(task.name, choices.get("requires", ()))
+    task.requires = _requires(task.name, choices)
     task.while_running = choices.get("while_running", False)
     if task.while_running:
         _check_while_running(task)
     return task
+
+
+def _requires(name: str, choices: TaskChoices) -> tuple[Condition, ...]:
+    if "requires" not in choices:
+        return ()
+    from taskq.conditions.base import checked_conditions  # noqa: PLC0415 - few tasks wait for any
+
+    return checked_conditions(name, choices["requires"])
 
 
 def _check_while_running(task: Task[..., Any]) -> None:

@@ -15,7 +15,6 @@ from taskq.core.model import SECOND_NS, Conflict
 from taskq.core.schedules import DETAILS_BYTES_MAX, SCHEDULES_MAX
 from taskq.log.requests import Enrolment, check_name
 from taskq.schedules.headers import MOMENT_HEADER, SCHEDULE_HEADER
-from taskq.schedules.times import JITTER_NS_MAX, Every, moment_in, parse_cron, parse_every
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -89,6 +88,8 @@ class Schedule:
         make: Callable[[], Call[Any]],
         choices: ScheduleChoices,
     ) -> None:
+        from taskq.schedules.times import JITTER_NS_MAX, Every  # noqa: PLC0415 - few have schedules
+
         self.origin = origin_here()
         check_name("schedule name", name)
         unknown = choices.keys() - ScheduleChoices.__annotations__.keys()
@@ -159,6 +160,8 @@ class Schedule:
 
     def call_at(self, moment_ns: int) -> Call[Any]:
         """What the tick of that moment enqueues."""
+        from taskq.schedules.times import moment_in  # noqa: PLC0415 - as above
+
         at = moment_in(self.rule.zone, moment_ns).isoformat()
         return self.call.options(headers={SCHEDULE_HEADER: self.name, MOMENT_HEADER: at})
 
@@ -252,6 +255,8 @@ def schedule_of(
     Raises:
         UsageError: neither or both of cron and every are given, or one is wrong.
     """
+    from taskq.schedules.times import parse_cron, parse_every  # noqa: PLC0415 - as above
+
     if not isinstance(call, Call):
         raise UsageError(
             f"the schedule {name!r} takes a call such as task.call(...), got {call!r:.60}"

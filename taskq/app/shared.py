@@ -15,17 +15,7 @@ from taskq.connection.connection import split_job_id
 from taskq.core.durations import moment_ns, seconds
 from taskq.core.errors import JobNotFound, UsageError
 from taskq.core.parsing import whole
-from taskq.log.read.selection import WaitingFilter
 from taskq.log.requests import check_name
-from taskq.reading.dead import (
-    DeadLetters,
-    Swept,
-    checked_limit,
-    moment_before,
-    waiting_states,
-    withdraw,
-)
-from taskq.schedules.view import LogSchedules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,9 +31,11 @@ if TYPE_CHECKING:
     from taskq.log.read.timeline import JobEvent
     from taskq.log.segments.segments import Extent
     from taskq.log.store.port import LoopPort
+    from taskq.reading.dead import DeadLetters, Swept
     from taskq.reading.named import ReaderView
     from taskq.reading.replay import ReplayReport, States
     from taskq.reading.stream import OnDamage, Stream
+    from taskq.schedules.view import LogSchedules
 
 T = TypeVar("T")
 
@@ -57,11 +49,15 @@ class LogHolder:
     @property
     def dead(self) -> DeadLetters:
         """The log's dead letters: list, requeue, purge."""
+        from taskq.reading.dead import DeadLetters  # noqa: PLC0415 - few ask
+
         return DeadLetters(self._connection)
 
     @property
     def schedules(self) -> LogSchedules:
         """The schedules that the log knows of: list, pause, resume, reset, forget."""
+        from taskq.schedules.view import LogSchedules  # noqa: PLC0415 - few ask
+
         return LogSchedules(self._connection)
 
     async def pause(self, queue: str) -> bool:
@@ -119,6 +115,14 @@ class LogHolder:
             UsageError: an argument is wrong, or there is none: that would cancel everything.
             LogError: the log could not be opened or written.
         """
+        from taskq.log.read.selection import WaitingFilter  # noqa: PLC0415 - few ask
+        from taskq.reading.dead import (  # noqa: PLC0415 - as above
+            checked_limit,
+            moment_before,
+            waiting_states,
+            withdraw,
+        )
+
         if queue is None and task is None and before is None and state is None:
             raise UsageError(
                 "cancel_many() takes a queue, task, before or state: give at least one"
@@ -163,6 +167,8 @@ class LogHolder:
 
         What is over 1 MiB is left out of them, and what does not read back; ``problem`` says so.
         """
+        from taskq.reading.dead import checked_limit  # noqa: PLC0415 - few ask
+
         count = checked_limit(count, "count")
         port = await self._connection.port()
         views: list[JobView] = await port.peek(count, queue)

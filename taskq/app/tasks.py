@@ -25,8 +25,6 @@ from taskq.connection.handle import JobHandle, make_handle
 from taskq.core.errors import UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
-from taskq.flows.building import Flow, Step, group
-from taskq.flows.plan import Leaf
 from taskq.flows.steps import StepArguments, StepMaker
 from taskq.log.format.bodies import COMPRESSED_BYTES_MIN
 from taskq.log.requests import check_name
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     from taskq.core.model import Extras
     from taskq.core.rates import Limit
     from taskq.core.retry import RetryPolicy
+    from taskq.flows.building import Flow, Step
     from taskq.log.config import Packing
     from taskq.log.decide.listeners import DeadLetter
     from taskq.log.requests import Duplicate
@@ -120,6 +119,9 @@ class Enqueuer(Generic[P, R]):
         codec = task.step_arguments
         limit = self._connection.packer.bodies.limit(self._packing)
         body = codec.dump(codec.validated(args, kwargs), limit)
+        from taskq.flows.building import Step  # noqa: PLC0415 - most programs have no flow
+        from taskq.flows.plan import Leaf  # noqa: PLC0415 - as above
+
         return Step(Leaf(self._call_of(body, self._extras), takes=True))
 
     def map(self, values: Iterable[Any]) -> Flow[list[R]]:
@@ -128,6 +130,8 @@ class Enqueuer(Generic[P, R]):
         Raises:
             InvalidCall: one of them does not fit; nothing was written.
         """
+        from taskq.flows.building import group  # noqa: PLC0415 - as above
+
         calls = (
             self._made(value if isinstance(value, tuple) else (value,), {}) for value in values
         )

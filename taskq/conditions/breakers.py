@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from taskq.conditions.base import checked_conditions
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.parsing import whole
@@ -72,12 +71,17 @@ def breaker_rule(
         raise UsageError(
             f"breaker({queue!r}): is_failure is {is_failure!r:.60}: give a function of an error"
         )
-    probes = () if probe is None else checked_conditions(f"breaker({queue!r})", [probe], "probe")
     return BreakerRule(
         queue=queue,
         failures=failures,
         pause_seconds=first,
         pause_seconds_max=longest,
-        probe=probes[0] if probes else None,
+        probe=None if probe is None else _checked_probe(queue, probe),
         is_failure=is_failure,
     )
+
+
+def _checked_probe(queue: str, probe: Condition | Check) -> Condition:
+    from taskq.conditions.base import checked_conditions  # noqa: PLC0415 - few breakers have one
+
+    return checked_conditions(f"breaker({queue!r})", [probe], "probe")[0]

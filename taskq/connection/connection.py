@@ -1,7 +1,7 @@
 """One directory as one object holds it: opened at first use, in this process, once.
 
-The store is imported here and not at first use: that takes 40 ms, which would fall on the first
-enqueue.
+So is the store's code imported, on the thread that opens it: half of what taskq is made of, which a
+program that only declares tasks never needs. Whoever minds the first enqueue opens the app before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.core.parsing import split_id
 from taskq.log.requests import Done
-from taskq.log.store.store import open_store
 
 if TYPE_CHECKING:
     from taskq.connection.packing import Item, Loose
@@ -243,6 +242,8 @@ class Connection:
         if not is_told:
             self._tell_tests()
         tracing.look()
+        from taskq.log.store.store import open_store  # noqa: PLC0415 - see the module's docstring
+
         store = open_store(self.path, self.config)
         self._tag = store.tag
         self.current = store

@@ -22,7 +22,6 @@ from taskq.core.errors import (
     ResultTimeout,
 )
 from taskq.core.model import LATE_SECONDS_MAX, LIVE_STATES, SECOND_NS, State
-from taskq.log.read.why import find_progress
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -347,6 +346,8 @@ def _progress_of(journal: Journal, job: int) -> Progress | None:
     Raises:
         JobNotFound: there is no such job in this log.
     """
+    from taskq.log.read.why import find_progress  # noqa: PLC0415 - few ask
+
     told = find_progress(journal, job)
     if told is None:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import operator
 import re
@@ -154,7 +153,9 @@ def same(name: str, known: Collection[str]) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The name that was meant; "" if none of those that are known is near."""
     names = tuple(known)
-    return same(name, names) or next(iter(difflib.get_close_matches(name, names, 1)), "")
+    from difflib import get_close_matches  # noqa: PLC0415 - for the mistaken alone
+
+    return same(name, names) or next(iter(get_close_matches(name, names, 1)), "")
 
 
 def rather(name: str, known: Iterable[str], what: str) -> str:

@@ -6,7 +6,6 @@ must agree on.
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final, NamedTuple
 
 #: Schedules that a log knows of at a time, and the bytes of all their names and rules.
@@ -61,6 +60,8 @@ def jitter_ns(name: str, moment_ns: int, most_ns: int) -> int:
     """How much later than its moment a tick comes: 0 to ``most_ns``, the same in all processes."""
     if most_ns <= 0:
         return 0
+    import hashlib  # noqa: PLC0415 - brings OpenSSL along, and few schedules have a jitter
+
     told = f"{name}\n{moment_ns}".encode("utf-8", "surrogatepass")
     number = int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
     return number * (most_ns + 1) // _HASH_RANGE

@@ -15,14 +15,6 @@ from taskq.core.durations import Duration, seconds
 from taskq.core.errors import JobCancelled, JobExpired, JobFailed, JobNotFound, UsageError
 from taskq.core.flows import nested
 from taskq.core.model import WAITING_STATES, State
-from taskq.log.read.flows import (
-    ENDS_MAX,
-    STATES_MAX,
-    End,
-    look_at_ends,
-    look_at_states,
-    look_at_ties,
-)
 from taskq.log.requests import WITHDRAWN_MAX
 
 if TYPE_CHECKING:
@@ -31,6 +23,7 @@ if TYPE_CHECKING:
     from taskq.calls.ports import AppPort
     from taskq.connection.connection import Connection
     from taskq.log.format.flows import Takes
+    from taskq.log.read.flows import End
 
 R = TypeVar("R")
 
@@ -159,6 +152,8 @@ class FlowHandle(Generic[R]):
 
     async def _live_states(self) -> list[State]:
         """The states of its jobs; ABSENT for one that has ended."""
+        from taskq.log.read.flows import STATES_MAX, look_at_states  # noqa: PLC0415 - the log is open
+
         states: list[State] = []
         for start in range(0, len(self.jobs), STATES_MAX):
             port = await self._connection.port()
@@ -169,6 +164,8 @@ class FlowHandle(Generic[R]):
 
     async def _states(self) -> list[State]:
         """The states of its jobs; ABSENT for one of which nothing is known any more."""
+        from taskq.log.read.flows import ENDS_MAX, look_at_ends  # noqa: PLC0415 - as above
+
         states = await self._live_states()
         ended = [number for number, state in enumerate(states) if state is State.ABSENT]
         for start in range(0, len(ended), ENDS_MAX):
@@ -234,6 +231,8 @@ async def find_flow(app: AppPort[Connection], flow_id: str) -> FlowHandle[Any]:
         UsageError: the text is no flow's id.
         JobNotFound: the log has no such job.
     """
+    from taskq.log.read.flows import look_at_ties  # noqa: PLC0415 - as above
+
     connection = app._connection
     tag, lsn = split_job_id(flow_id)
     port = await connection.port()

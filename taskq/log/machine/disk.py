@@ -6,7 +6,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -143,11 +142,13 @@ class LocalDisk:
 
     def free_bytes(self, path: str) -> int:
         """Bytes that may still be written."""
-        return shutil.disk_usage(path).free
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
 
     def total_bytes(self, path: str) -> int:
         """Bytes of the whole file system."""
-        return shutil.disk_usage(path).total
+        found = os.statvfs(path)
+        return found.f_blocks * found.f_frsize
 
     def files(self, path: str) -> tuple[int, int] | None:
         """(files that may still be made, all that there may be); None: nobody counts them."""

@@ -7,6 +7,7 @@ before they hand it over, and unpack what they were handed.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import PayloadTooLarge, TaskqError, command
@@ -14,12 +15,12 @@ from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
 from taskq.log.config import MIN_FREE_BYTES, SPILL_HINT, TINY_DISK_PARTS, LogConfig
 from taskq.log.format.bodies import compress, decompress, original_size
-from taskq.log.segments.spill import Spill, decode_reference
 
 if TYPE_CHECKING:
     from taskq.core.views import JobView
     from taskq.log.config import Packing
     from taskq.log.requests import Delivery
+    from taskq.log.segments.spill import Reference, Spill
 
 #: Bodies up to this size are packed and unpacked where they are; it takes a millisecond at most.
 QUICK_BYTES_MAX: Final = 64 * 1024
@@ -41,7 +42,15 @@ class BodyStore:
     def __init__(self, path: str, config: LogConfig, spill: Spill | None = None) -> None:
         self.config = config
         self._path = path
-        self._spill = Spill(path) if spill is None else spill
+        if spill is not None:
+            self._spill = spill
+
+    @cached_property
+    def _spill(self) -> Spill:
+        # Most logs have no large bodies.
+        from taskq.log.segments.spill import Spill  # noqa: PLC0415
+
+        return Spill(self._path)
 
     # -- into the log -----------------------------------------------------------------------------
 
@@ -110,7 +119,7 @@ class BodyStore:
                 decompressed it would be over decompressed_bytes_max.
             CompressionUnavailable: it is compressed in a way that is not installed here.
         """
-        reference = decode_reference(stored, what) if flags & _SPILLED else None
+        reference = _reference(stored, what) if flags & _SPILLED else None
         if limit is not None:
             size = original_size(stored, flags) if reference is None else reference.size
             if size > limit:
@@ -182,3 +191,9 @@ class BodyStore:
 
 def _of(view: JobView) -> str:
     return f"job {view.job_id}"
+
+
+def _reference(stored: bytes, what: str) -> Reference:
+    from taskq.log.segments.spill import decode_reference  # noqa: PLC0415 - most logs have none
+
+    return decode_reference(stored, what)
