@@ -317,6 +317,8 @@ class Bounds:
     __slots__ = ("back", "fresh")
 
     def __init__(self, ages: Ages, now: int) -> None:
-        moments = [now - windows * ages.window_ns for windows in range(1, PRIORITY_MAX + 1)]
+        # Without a window nobody has waited for one: no moment is that early.
+        window_ns = ages.window_ns or now + 1
+        moments = [now - windows * window_ns for windows in range(1, PRIORITY_MAX + 1)]
         self.fresh = [NO_JOB, *map(ages.before, moments)]
         self.back = [LATEST, *moments]

@@ -186,12 +186,14 @@ def test_a_paused_queue_ages_and_comes_back_with_its_age(clocked: Clocked) -> No
 
 
 def test_a_window_of_zero_turns_ageing_off() -> None:
+    """For whoever claims, and for whoever only looks at what is next, and why."""
     clocked = Clocked(0)
-    low = clocked.enqueue(0)
+    low, late = clocked.enqueue(0), clocked.schedule(0, START + 1)
     clocked.wait(10**9)
     high = clocked.enqueue(1)
-    assert clocked.agenda.taking.level(low) == 0
-    assert clocked.take(2) == [high, low]
+    assert [clocked.agenda.taking.level(job) for job in (low, late)] == [0, 0]
+    assert clocked.agenda.taking.ahead(late, clocked.agenda.lanes, 100) == (1, 1)
+    assert clocked.take(3) == [high, low, late]
     assert len(clocked.agenda.ages) == 0
 
 
