@@ -403,3 +403,17 @@ def test_a_place_counts_as_freed_only_where_all_were_taken() -> None:
     agenda.apply_ended(Kind.SUCCEEDED, 2)
     assert agenda.groups.is_freed()
     assert not agenda.groups.is_freed()
+
+
+@pytest.mark.parametrize("kind", [Kind.RETRIED, Kind.RELEASED])
+def test_a_job_that_is_given_back_for_this_very_moment_is_ready(kind: Kind) -> None:
+    agenda = Agenda()
+    enqueue(agenda, lane_of(agenda), 1, 2)
+    claim(agenda)
+    agenda.apply_back(kind, 1, 1, NOW, NOW)
+    agenda.apply_back(kind, 2, 1, NOW + 1, NOW)
+    assert [agenda.table.state(job) for job in (1, 2)] == [State.READY, State.SCHEDULED]
+    agenda.promote(NOW)
+    assert claim(agenda) == [1]
+    agenda.promote(NOW + 1)
+    assert claim(agenda) == [2]

@@ -253,3 +253,14 @@ def test_the_hash_of_a_key_is_fixed_for_ever() -> None:
     """It stands in records on disk. Never 0, and a queue's name is no part of the key's."""
     assert key_hash(b"default", b"a@b.c:hi") == 0x4861EBC25D6964FA
     assert key_hash(b"ab", b"c") != key_hash(b"a", b"bc")
+
+
+def test_whoever_takes_a_key_drops_all_whose_window_for_it_is_over() -> None:
+    """Else a step of the clock that is lost with the power would let them hold it again."""
+    held = Dedup()
+    for job in range(1, 5):
+        held.apply_taken(7, job, job, 10, 0)
+    held.apply_taken(7, 5, 5, 10, 10)
+    assert held.size == 1
+    held.apply_clock(5)
+    assert list(held.holders(7, 10)) == [(5, 5)]

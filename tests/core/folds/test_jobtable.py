@@ -226,3 +226,13 @@ def test_a_part_of_the_table_that_is_split_loses_no_job(is_last: bool) -> None:
     assert len(checked.jobs) > 3 * CHUNK
     for job in sorted(checked.jobs)[::2]:
         assert checked.found(job) == checked.jobs[job]
+
+
+@given(ids=st.frozensets(st.integers(2, 80), max_size=20))
+def test_a_stretch_is_free_where_no_job_of_it_was_put_in(ids: frozenset[int]) -> None:
+    table = JobTable()
+    for job in sorted(ids):
+        table.add(job, job * 8, 0, 1)
+    for first in range(1, 82, 3):
+        for last in range(first, min(first + 9, 82)):
+            assert table.is_free(first, last) == ids.isdisjoint(range(first, last + 1))

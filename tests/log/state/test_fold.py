@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,13 +11,11 @@ from taskq.core.folds.dedup import Dedup
 from taskq.core.folds.freeze import freeze_agenda
 from taskq.core.model import Extras, State
 from taskq.log.format import codec
+from taskq.log.format.frames import Frame
 from taskq.log.state import fold as fold_module
 from taskq.log.state.fold import fold_frame
 from taskq.log.state.fold_rare import Watch
 from tests.log.state.history import ALL, BASE, SPECS, History, Step, frames_of
-
-if TYPE_CHECKING:
-    import pytest
 
 NUMBER = st.integers(0, 300)
 
@@ -180,3 +177,19 @@ def test_a_clock_step_does_not_end_delays_in_another_process() -> None:
     assert history.agenda.table.state(1) is State.SCHEDULED
     assert agenda.table.state(1) is State.SCHEDULED
     assert agenda.next_due_ns() == history.time_ns + hour // 2
+
+
+@pytest.mark.parametrize("size", [codec.PREFIX.size, codec.PREFIX.size + 8])
+def test_what_a_later_version_may_add_is_passed_over_however_short(size: int) -> None:
+    """At once and in steps: the records around it fold as they would without it."""
+    spec = SPECS[0]
+    later = codec.PREFIX.pack(size, 200, 0, 0, 0).ljust(size, b".")
+    jobs = [codec.encode_checked(spec.tail, b"{}", lsn) for lsn in (1, 3)]
+    body = jobs[0] + later + jobs[1]
+    frame = Frame(body, 0, codec.FrameHeader(len(body), 3, 1, 1, 10**18, 0, 0), 64)
+    at_once, in_steps = Agenda(), Agenda()
+    fold_frame(BASE, frame, at_once, None, None)
+    list(fold_module.fold_steps(BASE, frame, in_steps, None))
+    for agenda in (at_once, in_steps):
+        assert agenda.taking.next_ready(9, None) == [1, 3]
+    assert freeze_agenda(in_steps).columns == freeze_agenda(at_once).columns
