@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from taskq.core.folds import agenda, blocks, jobtable, lanes
 from taskq.core.folds import moments as timetable
 from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.jobtable import META_EXPIRES
+from taskq.core.folds.jobtable import META_EXPIRES, STATE_MASK
 from taskq.core.folds.queues import GONE
 from taskq.core.model import State
 from taskq.core.rates import RATE_WINDOW_NS_MIN, Limit, Rate
@@ -309,6 +309,14 @@ class AgendaMachine(RuleBasedStateMachine):
     def claims_are_known(self) -> None:
         tokens = {job: claim[0] for job, claim in self.agenda.running.items()}
         assert tokens == {n: self.model.jobs[n].token for n in self.model.in_state(State.RUNNING)}
+
+    @invariant()
+    def what_a_sweep_goes_by_is_true(self) -> None:
+        """How many entries of the timetable are no stale ones."""
+        metas = [chunk.metas[at] for chunk, at in self.agenda.table]
+        scheduled = sum(meta & STATE_MASK == State.SCHEDULED for meta in metas)
+        expiring = sum(bool(meta & META_EXPIRES) for meta in metas)
+        assert (self.agenda._scheduled, self.agenda._expiring) == (scheduled, expiring)
 
     @invariant()
     def nobody_sleeps_too_long(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from taskq.core.folds.agenda import Agenda
-from taskq.core.rates import Limit
+from taskq.core.model import SECOND_NS
+from taskq.core.rates import Limit, Rate, Times
 from taskq.core.records import Kind
 
 _KEYS = (b"\x01\x01qt", b"\x01\x01pt")
@@ -47,3 +48,22 @@ def test_a_limit_that_is_told_late_holds_for_what_runs_already(most: int) -> Non
     assert len(agenda.taking.take(5, None, None)) == 1
     agenda.groups.tell({"t": Limit()}, 0)
     assert len(agenda.taking.take(9, None, None)) == 5 - most
+
+
+def test_claims_under_another_name_count_for_the_group_that_has_none_of_its_jobs_left() -> None:
+    """And the group of that name is forgotten with them."""
+    rate = Rate(2, SECOND_NS)
+    agenda = _limited(0, jobs=2)
+    for job in (1, 2):
+        agenda.apply_claimed(job, 10 + job, 1, 7, 1)
+        agenda.apply_rated(job, rate.count, rate.window_ns)
+    agenda.apply_succeeded([1, 2])
+    alone = Agenda()
+    alone.groups.restore(("t", b""), agenda.groups.times(("t", b""), 0) or Times(), 0)
+    alone.groups.tell({"t": Limit(rate=rate, scope="s")}, 0)
+    assert [key for key, _ in alone.groups.rows(0)] == [("s", b"")]
+    assert len(alone.groups) == 1
+    alone.apply_enqueued(3, 24, alone.queues.lane(5, _KEYS[0]), 0)
+    assert alone.taking.take(1, None, None) == []
+    alone.promote(SECOND_NS + 1)
+    assert [one[0] for one in alone.taking.take(1, None, None)] == [3]

@@ -147,7 +147,10 @@ def test_lookups_in_any_order_find_the_same(steps: list[tuple[str, int]], order:
 @given(steps=STEPS)
 def test_chunks_stay_sorted_and_their_counts_true(steps: list[tuple[str, int]]) -> None:
     """What bisection relies on: first ids equal the chunks', rising, and no chunk is forgotten."""
-    table = history(steps).table
+    check_counts(history(steps).table)
+
+
+def check_counts(table: JobTable) -> None:
     assert table._firsts == [chunk.ids[0] for chunk in table._chunks]
     assert table._firsts == sorted(set(table._firsts))
     for chunk in table._chunks:
@@ -212,6 +215,21 @@ def test_a_part_of_the_table_in_which_all_is_settled_goes_when_it_is_split_off()
     checked.check()
 
 
+def test_the_parts_of_a_chunk_that_is_split_know_how_many_of_their_jobs_are_settled() -> None:
+    checked = Checked()
+    for _ in range(CHUNK):
+        checked.add(10)
+    last = checked.last
+    for _ in range(2 * CHUNK):
+        checked.add(1)
+    for job in range(20, last, 40):
+        checked.remove(job)
+    for job in range(11, last, 5):
+        checked.insert(job - 1)
+        check_counts(checked.table)
+    checked.check()
+
+
 @pytest.mark.parametrize("is_last", [True, False])
 def test_a_part_of_the_table_that_is_split_loses_no_job(is_last: bool) -> None:
     checked = Checked()
@@ -224,6 +242,7 @@ def test_a_part_of_the_table_that_is_split_loses_no_job(is_last: bool) -> None:
         checked.insert(job - 1)
         checked.check()
     assert len(checked.jobs) > 3 * CHUNK
+    check_counts(checked.table)
     for job in sorted(checked.jobs)[::2]:
         assert checked.found(job) == checked.jobs[job]
 

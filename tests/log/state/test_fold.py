@@ -10,6 +10,7 @@ from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
 from taskq.core.folds.freeze import freeze_agenda
 from taskq.core.model import Extras, State
+from taskq.core.records import Kind
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame
 from taskq.log.state import fold as fold_module
@@ -193,3 +194,19 @@ def test_what_a_later_version_may_add_is_passed_over_however_short(size: int) ->
     for agenda in (at_once, in_steps):
         assert agenda.taking.next_ready(9, None) == [1, 3]
     assert freeze_agenda(in_steps).columns == freeze_agenda(at_once).columns
+
+
+@pytest.mark.parametrize("kind", [Kind.CLAIMED, Kind.SUCCEEDED])
+def test_plain_claims_and_successes_of_many_jobs_are_folded_in_one_go(kind: Kind) -> None:
+    """As far as they go, and not where there are too few to be worth it."""
+    agenda = Agenda()
+    agenda.apply_enqueued_run(1, [8] * 9, agenda.queues.lane(5, SPECS[0].lane_key), 0)
+    plain = b"".join(codec.encode_job(kind, 0, 1, job, 7) for job in range(1, 8))
+    other = codec.encode_job(Kind.CANCELLED, 0, 1, 8, 7)
+    for count, folded in ((3, 0), (7, 7)):
+        data = plain[: codec.JOB.size * count] + other
+        run = fold_module.fold_plain_run(data, 0, len(data), 100, 1, agenda)
+        assert run == folded
+    stats = agenda.queues.stats()[0]
+    expected = (7, 0) if kind is Kind.CLAIMED else (0, 7)
+    assert (stats.running, stats.succeeded, stats.ready) == (*expected, 2)

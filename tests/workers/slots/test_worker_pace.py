@@ -1,6 +1,14 @@
 from __future__ import annotations
 
-from taskq_workers.slots.pace import BATCH_MAX, BATCH_SECONDS_LONG, BATCH_SECONDS_SHORT, Pace
+from taskq_workers.slots.pace import (
+    BATCH_MAX,
+    BATCH_SECONDS_LONG,
+    BATCH_SECONDS_SHORT,
+    PAUSE_SECONDS_FIRST,
+    PAUSE_SECONDS_MAX,
+    Pace,
+    Pause,
+)
 
 
 def grown(concurrency: int, batches: int) -> Pace:
@@ -60,3 +68,17 @@ def test_a_cut_returns_to_the_slots_at_once_and_forgets_the_batch_under_way() ->
     pace.cut()
     pace.finished(256, now=0.001)
     assert (pace.size, pace.ahead) == (8, False)
+
+
+def test_each_pause_is_twice_the_last_up_to_a_limit_and_a_good_while_forgets_them() -> None:
+    now = [1_000.0]
+    pause = Pause(lambda: now[0])
+    expected = PAUSE_SECONDS_FIRST
+    for _ in range(12):
+        assert pause.next() == min(expected, PAUSE_SECONDS_MAX)
+        expected *= 2
+        now[0] += PAUSE_SECONDS_MAX
+    now[0] += PAUSE_SECONDS_MAX
+    assert pause.next() == PAUSE_SECONDS_MAX, "as long as the longest and its try may take"
+    now[0] += 2 * PAUSE_SECONDS_MAX + 0.01
+    assert [pause.next(), pause.next()] == [PAUSE_SECONDS_FIRST, 2 * PAUSE_SECONDS_FIRST]
