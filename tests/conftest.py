@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from taskq import TaskQ
+from tests.effort import run
 from tests.recorder import Recorder, record
 
 # The examples are the same in every run, so that a red run means a change; and none has a deadline,
@@ -18,6 +19,9 @@ _COMMON = settings(
 settings.register_profile("taskq", _COMMON, derandomize=True)
 settings.register_profile("explore", _COMMON, max_examples=2_000)
 settings.load_profile("taskq")
+
+# The programs that tests start, hundreds of them, would compile all that they import each anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 #: A torture takes what it takes, and more on a busy machine: this only ends one that hangs.
 SLOW_SECONDS: Final = 1_800
@@ -38,9 +42,16 @@ PROGRAMS: Final = {
 }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell whether this is a torture, before the first test is imported."""
+    run.tortures = config.option.markexpr == "slow"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each slow test the same time, whatever its neighbours have."""
+    """Take those that grow among the slow tests; give each the same time, whatever it has."""
     for item in items:
+        if run.tortures and item.get_closest_marker("grows") is not None:
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS), append=False)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from taskq import TaskLog
 from taskq.cli import render
 from tests.cli.helpers import taskq
+from tests.effort import grows, some
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,8 +72,11 @@ COLUMNS = st.lists(
 
 
 @given(COLUMNS, st.data(), st.integers(40, 120))
+@grows
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=some(33, 100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_a_table_fits_whenever_what_must_stay_does(
     capsys: pytest.CaptureFixture[str], columns: list[str], data: st.DataObject, limit: int

@@ -24,6 +24,7 @@ from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq_plugins.spark.decode import DETAILS, Corrupt, SegmentDamaged
 from taskq_plugins.spark.decode.export import batches_of
+from tests.effort import grows, some
 from tests.log.acts import History
 from tests.log.simulation import Simulation
 from tests.log.upkeep.test_compaction_mix import CONFIGS, Mix
@@ -250,7 +251,8 @@ _records: st.SearchStrategy[Any] = st.one_of(
 
 
 @given(frames=st.lists(st.lists(_records, min_size=1, max_size=6), min_size=1, max_size=5))
-@settings(max_examples=50)
+@grows
+@settings(max_examples=some(17, 50))
 def test_any_records_at_all(
     frames: list[list[Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("pyspark")
 
 from taskq_plugins.spark.tables.going_on import keep_open
 from taskq_plugins.spark.tables.jobs import jobs
+from tests.effort import grows, some
 from tests.log.acts import History
 from tests.log.tending import fill_segment, tend
 from tests.log.upkeep.test_compaction_mix import CONFIGS, Mix
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: The fold of them all, with a session that may have to start first.
-pytestmark = pytest.mark.timeout(240)
-BATCHES: Final = 3
+pytestmark = [pytest.mark.timeout(240), grows]
+BATCHES: Final = some(2, 4)
 SEEDS: Final = range(3)
 #: Attempts that a record keeps which carries a job.
 CARRIED_MAX: Final = 20

@@ -188,6 +188,7 @@ async def unused(path: Path, jobs: int) -> None:
             await log.put(b"x")
 
 
+@pytest.mark.slow
 def test_a_batch_without_jobs_and_one_without_attempts_leave_tables_that_read(
     spark: SparkSession, tmp_path: Path
 ) -> None:

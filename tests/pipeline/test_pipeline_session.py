@@ -36,7 +36,8 @@ KILLED = """
 import os, signal
 from taskq_plugins.spark.session import open_session, jvm_pid
 from taskq_plugins.spark.workdir import work_dir
-spark = open_session("killed", master="local[1]")
+conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+spark = open_session("killed", master="local[1]", conf=conf)
 print(spark.range(3).count(), jvm_pid(spark), work_dir(), flush=True)
 input()
 """

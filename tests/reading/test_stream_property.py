@@ -13,6 +13,7 @@ from taskq import Put, TaskLog
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read.reader import LogReader
 from taskq.log.state.story import records
+from tests.effort import grows, some
 
 if TYPE_CHECKING:
     import pytest
@@ -84,7 +85,8 @@ async def live(path: str, steps: list[tuple[str, int, int]]) -> tuple[list[int],
 
 
 @given(STEPS)
-@settings(max_examples=30)
+@grows
+@settings(max_examples=some(10, 30))
 def test_streaming_equals_a_scan(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
 ) -> None:

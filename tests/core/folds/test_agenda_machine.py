@@ -18,6 +18,7 @@ from taskq.core.model import State
 from taskq.core.rates import RATE_WINDOW_NS_MIN, Limit, Rate
 from taskq.core.records import Kind
 from tests.core.folds.agenda_model import Job, Model
+from tests.effort import grows, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -362,4 +363,5 @@ class AgendaMachine(RuleBasedStateMachine):
 
 
 TestAgenda = AgendaMachine.TestCase
-TestAgenda.settings = settings(max_examples=100, stateful_step_count=40)
+TestAgenda.settings = settings(max_examples=some(34, 100), stateful_step_count=40)
+TestAgenda = grows(TestAgenda)

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from taskq.core.errors import UsageError
 from taskq.core.folds import dedup
 from taskq.core.folds.dedup import Dedup, key_hash
+from tests.effort import grows, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,7 +144,8 @@ class DedupMachine(RuleBasedStateMachine):
 
 
 TestDedup = DedupMachine.TestCase
-TestDedup.settings = settings(max_examples=60, stateful_step_count=40)
+TestDedup.settings = settings(max_examples=some(20, 60), stateful_step_count=40)
+TestDedup = grows(TestDedup)
 
 
 def holders(table: Dedup, hashed: int, now: int) -> list[int]:

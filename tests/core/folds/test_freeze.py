@@ -20,6 +20,7 @@ from taskq.core.folds.queues import GONE
 from taskq.core.model import State
 from taskq.core.records import Kind
 from tests.core.frozen import DECISIONS, Columns, Driven, Step, attributes, own, picture
+from tests.effort import grows, some
 
 NUMBER = st.integers(0, 300)
 STEPS = st.lists(
@@ -133,7 +134,8 @@ def test_the_rich_example_leaves_something_in_every_attribute_that_is_kept() -> 
     assert not idle
 
 
-@settings(max_examples=60, deadline=None)
+@grows
+@settings(max_examples=some(20, 60), deadline=None)
 @given(before=STEPS, after=STEPS)
 def test_what_was_frozen_goes_on_as_what_was_not(before: list[Step], after: list[Step]) -> None:
     """The same to the last counter, and so is all that it is asked and told from then on."""
@@ -170,7 +172,8 @@ def test_nothing_is_shared_with_what_was_frozen() -> None:
     assert [list(one.columns) for one in frozen] == before
 
 
-@settings(max_examples=200, deadline=None)
+@grows
+@settings(max_examples=some(70, 200), deadline=None)
 @given(
     column=st.integers(0, 100),
     change=st.sampled_from(("drop", "repeat", "empty", "shorter", "longer", "large")),

@@ -12,6 +12,7 @@ from taskq.core.views import Damage
 from taskq.log.format import codec
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import Op
+from tests.effort import grows, some
 from tests.log.world import PATH, PLAIN, Process, World
 
 if TYPE_CHECKING:
@@ -257,7 +258,8 @@ def test_verify_names_segment_offset_lsns_and_the_jobs_concerned(tmp_path: Path)
     assert report.segments == 1
 
 
-@pytest.mark.parametrize("seed", range(60))
+@grows
+@pytest.mark.parametrize("seed", range(some(20, 60)))
 def test_random_damage_never_keeps_a_log_from_opening(seed: int) -> None:
     """Whatever is wrong with a segment's frames, the next open works, and so does a new job."""
     chance = random.Random(seed)

@@ -11,6 +11,7 @@ from taskq.core.errors import LogFailed, OutcomeUnknown
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import ClaimRequest, Op
 from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.effort import grows, some
 from tests.log.world import PATH, PLAIN, Process, World
 
 _MARKER: Final = f"{PATH}/failed"
@@ -205,13 +206,14 @@ def test_a_marker_that_cannot_be_written_is_not_needed_on_the_same_boot(problem:
     del third
 
 
+@grows
 @pytest.mark.parametrize("stage", range(1, 7))
 @pytest.mark.parametrize("others_live", [True, False])
 def test_a_process_killed_as_its_sync_fails_costs_nobody_else_anything(
     stage: int, *, others_live: bool
 ) -> None:
     """It left no marker, and to a newcomer the next fsync of clean pages would be a success."""
-    for seed in range(12):
+    for seed in range(some(4, 12)):
         world = World(seed)
         first, second = world.process(), world.process()
         kept = [first.enqueue(b"kept"), second.enqueue(b"kept")]
@@ -292,6 +294,7 @@ def _crash_in_recovery(seed: int, before: int, step: int, *, power: bool) -> tup
     return failed, True
 
 
+@grows
 @pytest.mark.parametrize("power", [True, False])
 @pytest.mark.parametrize("before", [0, 3])
 def test_a_recovery_cut_short_at_any_step_is_repeated_by_the_next_open(
@@ -300,7 +303,7 @@ def test_a_recovery_cut_short_at_any_step_is_repeated_by_the_next_open(
     step = crashed = 1
     while crashed:
         step += 1
-        for seed in range(6):
+        for seed in range(some(2, 6)):
             failed, crashed = _crash_in_recovery(seed, before, step - 1, power=power)
             failed.check(failed.world.process(), may_lose=power)
             failed.world.lose_power()

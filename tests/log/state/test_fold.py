@@ -16,6 +16,7 @@ from taskq.log.format.frames import Frame
 from taskq.log.state import fold as fold_module
 from taskq.log.state.fold import fold_frame
 from taskq.log.state.fold_rare import Watch
+from tests.effort import grows, some
 from tests.log.state.history import ALL, BASE, SPECS, History, Step, frames_of
 
 NUMBER = st.integers(0, 300)
@@ -100,7 +101,8 @@ def check_same(history: History, agenda: Agenda, dedup: Dedup) -> None:
     assert sorted(agenda.expired(ALL, ALL)) == sorted(live.expired(ALL, ALL))
 
 
-@settings(max_examples=150)
+@grows
+@settings(max_examples=some(50, 150))
 @given(steps=STEPS)
 def test_a_fold_equals_what_was_applied_while_writing(steps: list[Step]) -> None:
     """States, attempts, claims, counts, order, keys and moments, with locations to the byte."""
@@ -118,7 +120,8 @@ def test_a_fold_equals_what_was_applied_while_writing(steps: list[Step]) -> None
     check_same(history, agenda, dedup)
 
 
-@settings(max_examples=100)
+@grows
+@settings(max_examples=some(34, 100))
 @given(steps=STEPS, cuts=CUTS)
 def test_it_does_not_matter_how_records_are_framed(steps: list[Step], cuts: frozenset[int]) -> None:
     """The records of one moment in one frame or in several: the same fold."""
@@ -132,7 +135,8 @@ def test_it_does_not_matter_how_records_are_framed(steps: list[Step], cuts: froz
     check_same(history, agenda, dedup)
 
 
-@settings(max_examples=50)
+@grows
+@settings(max_examples=some(17, 50))
 @given(steps=STEPS, part=st.integers(0, 80))
 def test_catching_up_equals_folding_at_once(steps: list[Step], part: int) -> None:
     """A fold of a part, then of the rest: what a second process does."""
@@ -140,15 +144,16 @@ def test_catching_up_equals_folding_at_once(steps: list[Step], part: int) -> Non
     history.run(steps)
     agenda, dedup = Agenda(), Dedup()
     frames = frames_of(history.segment(frozenset({part})))
-    for some in (frames[: part % 7], frames[part % 7 :]):
-        for frame in some:
+    for half in (frames[: part % 7], frames[part % 7 :]):
+        for frame in half:
             fold_frame(BASE, frame, agenda, None, None)
-        for frame in some:
+        for frame in half:
             fold_frame(BASE, frame, None, dedup, None)
     check_same(history, agenda, dedup)
 
 
-@settings(max_examples=50)
+@grows
+@settings(max_examples=some(17, 50))
 @given(steps=STEPS)
 def test_a_watch_sees_every_end_once(steps: list[Step]) -> None:
     history = History()

@@ -10,6 +10,7 @@ from taskq.core.model import LIVE_STATES, Extras, State
 from taskq.core.records import Kind
 from taskq.log.format.record import decode_record, places
 from taskq.log.state.story import Story
+from tests.effort import grows, some
 from tests.log.state.history import ALL, SPECS, History, Step, frames_of
 from tests.log.state.test_fold import STEPS
 
@@ -38,7 +39,8 @@ def forward(steps: list[Step]) -> list[Step]:
     return [(name, a, b % 150 + 150 if name == "begin" else b, c) for name, a, b, c in steps]
 
 
-@settings(max_examples=150)
+@grows
+@settings(max_examples=some(50, 150))
 @given(steps=STEPS)
 def test_a_story_ends_where_the_agenda_stands(steps: list[Step]) -> None:
     """States and attempts of every job, now and when all that waits is due."""
@@ -56,7 +58,8 @@ def test_a_story_ends_where_the_agenda_stands(steps: list[Step]) -> None:
             assert bool(view.settled_ns) == (view.state not in LIVE_STATES)
 
 
-@settings(max_examples=100)
+@grows
+@settings(max_examples=some(34, 100))
 @given(steps=STEPS)
 def test_the_counts_of_stories_are_the_counts_of_the_agenda(steps: list[Step]) -> None:
     history = History()

@@ -19,6 +19,7 @@ from taskq.log.inbox.adopter import Adopter
 from taskq.log.read.selection import letters
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
+from tests.effort import grows, some
 from tests.log.store.jobmodel import ATTEMPTS, Model, ModelJob, later
 from tests.log.tending import FILLER, keeping, tend
 from tests.log.uploading import adopt as adopt_all
@@ -440,9 +441,9 @@ def _meant(model: Model, agenda: Agenda, now_ns: int) -> tuple[Said, set[int], s
 TestLogMachine = LogMachine.TestCase
 TestLogMachine.settings = settings(
     print_blob=True,
-    max_examples=50,
+    max_examples=some(17, 50),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-TestLogMachine = pytest.mark.timeout(240)(TestLogMachine)
+TestLogMachine = grows(pytest.mark.timeout(240)(TestLogMachine))

@@ -15,6 +15,7 @@ from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
 from taskq.log.state.story import is_job
 from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.effort import grows, some
 from tests.log.tending import FILLER, fill_segment, keeping, meaning, tend
 from tests.log.world import PATH, Process, World
 
@@ -327,6 +328,7 @@ def mixed(world: World, process: Process) -> None:
     grown(process, 4)
 
 
+@grows
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.timeout(180)
 def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(power: bool) -> None:
@@ -352,7 +354,7 @@ def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(power: bool) -> N
         tend(fresh)
         assert len(world.segments()) <= 4
         assert meaning(world.fold(), now_ns) == expected, f"step {step}, then"
-        step += 1 + step // 8
+        step += 1 + step // some(3, 8)
     assert step > 100
 
 
@@ -437,7 +439,8 @@ class Random:
 
 
 @given(acts=ACTS)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@grows
+@settings(max_examples=some(20, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.timeout(180)
 def test_what_remains_folds_to_what_the_whole_did(acts: list[tuple[str, int, Any, bool]]) -> None:
     """Whatever happened, however often segments went: every process and every newcomer agree."""

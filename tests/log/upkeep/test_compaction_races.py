@@ -17,6 +17,7 @@ from taskq.log.read.selection import letters
 from taskq.log.requests import EnqueueSpec, Op, Order
 from taskq.log.upkeep import upkeep
 from taskq.log.upkeep.upkeep import Upkeep
+from tests.effort import every, grows
 from tests.log.tending import FILLER, fill_segment, keeping, meaning, tend
 from tests.log.world import Process, World
 
@@ -60,6 +61,7 @@ def requeue(process: Process, job: int) -> None:
     assert process.ask(Op.REQUEUE, page.items) == [None]
 
 
+@grows
 def test_a_job_that_ends_in_the_midst_of_it_is_kept_with_its_result() -> None:
     """It was alive when the segment was looked through, and its time counts from its end."""
     number, more = 0, True
@@ -80,7 +82,7 @@ def test_a_job_that_ends_in_the_midst_of_it_is_kept_with_its_result() -> None:
             view = world.view(job)
             assert view is not None, f"step {number}"
             assert (view.state, view.result, view.payload) == (State.SUCCEEDED, b"result", b"slow")
-        number += 1
+        number += every(3)
     assert number > 5
 
 

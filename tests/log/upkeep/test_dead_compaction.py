@@ -13,6 +13,7 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.read.selection import WaitingFilter, letters, waiting_page
 from taskq.log.requests import Duplicate, Op, Withdrawal
+from tests.effort import grows, some
 from tests.log.tending import fill_segment, meaning, tend
 from tests.log.upkeep.test_compaction import KEYS, OTHER, SMALL, Random
 from tests.log.world import World
@@ -188,7 +189,8 @@ class History(Random):
 
 
 @given(acts=ACTS)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@grows
+@settings(max_examples=some(20, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.timeout(180)
 def test_requeues_purges_and_pauses_mean_the_same_after_compaction(
     acts: list[tuple[str, int, Any, bool]],

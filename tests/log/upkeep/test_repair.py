@@ -17,6 +17,7 @@ from taskq.log.requests import Op
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep.repair import RepairReport, repair, survey_damage
 from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.effort import every, grows, some
 from tests.log.world import PATH, PLAIN, Process, World
 
 if TYPE_CHECKING:
@@ -279,7 +280,8 @@ def test_verify_sees_a_last_segment_that_does_not_open() -> None:
     assert {one.segment for one in found} == {world.segments()[1].rpartition("/")[2]}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@grows
+@pytest.mark.parametrize("seed", range(some(14, 40)))
 def test_whatever_is_damaged_a_repair_keeps_all_that_was_still_read(seed: int) -> None:
     chance = random.Random(seed)
     world, _ = _written()
@@ -297,12 +299,13 @@ def test_whatever_is_damaged_a_repair_keeps_all_that_was_still_read(seed: int) -
 # -- cut short -------------------------------------------------------------------------------------
 
 
+@grows
 @pytest.mark.parametrize("power", [True, False])
 @pytest.mark.parametrize("damage", [_one_payload, _both_segments])
 def test_a_repair_that_is_cut_short_at_any_step_loses_nothing_and_can_be_done_again(
     damage: Callable[[World], None], *, power: bool
 ) -> None:
-    for step in range(1, 200):
+    for step in range(1, 200, every(3)):
         world, _ = _written()
         damage(world)
         before = _picture(world)

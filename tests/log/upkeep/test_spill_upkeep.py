@@ -11,6 +11,7 @@ from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.spill import Spill, decode_reference
 from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.effort import every, grows
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import PATH, Process, World
 
@@ -72,12 +73,13 @@ def test_files_go_with_the_last_record_that_names_them() -> None:
     assert spill_of(process).get(delivery.stored_payload, "it") == BODIES[3]
 
 
+@grows
 @pytest.mark.parametrize("power", [True, False])
 def test_a_crash_at_any_step_of_upkeep_costs_no_file_that_is_named(power: bool) -> None:
     """And the next process that looks after the log comes to the end of it."""
     stop, finished = 0, False
     while not finished:
-        stop += 7
+        stop += 7 * every(3)
         world = World(stop, config=SMALL)
         process = world.process()
         jobs = Jobs(process)

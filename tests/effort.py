@@ -1,0 +1,32 @@
+"""At how many cases a test looks that could look at any number of them.
+
+By default at some, so that nobody waits for long; among the torture runs (``pytest -m slow``), to
+which each test that is marked ``grows`` belongs as well, at all that its author names.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+
+class _Run:
+    """This run of pytest; ``tortures`` is known before the first test is imported."""
+
+    tortures = False
+
+
+run: Final = _Run()
+#: The mark of a test that looks at more cases among the torture runs.
+grows: Final = pytest.mark.grows
+
+
+def some(few: int, of: int) -> int:
+    """How many of so many cases to look at."""
+    return of if run.tortures else few
+
+
+def every(nth: int) -> int:
+    """The distance of the cases to look at: each of them among the torture runs."""
+    return 1 if run.tortures else nth
