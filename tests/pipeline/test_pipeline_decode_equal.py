@@ -26,8 +26,8 @@ from taskq_plugins.spark.decode import DETAILS, Corrupt, SegmentDamaged
 from taskq_plugins.spark.decode.export import batches_of
 from tests.effort import grows, some
 from tests.log.acts import History
+from tests.log.mix import CONFIGS, Mix
 from tests.log.simulation import Simulation
-from tests.log.upkeep.test_compaction_mix import CONFIGS, Mix
 from tests.pipeline.rows_of_log import (
     Row,
     decoded_rows,

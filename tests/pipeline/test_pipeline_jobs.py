@@ -17,8 +17,8 @@ from taskq_plugins.spark.tables.attempts import attempts
 from taskq_plugins.spark.tables.jobs import jobs
 from taskq_plugins.spark.tables.records import records
 from tests.log.acts import History
+from tests.log.mix import CONFIGS, Mix
 from tests.log.simulation import Simulation
-from tests.log.upkeep.test_compaction_mix import CONFIGS, Mix
 from tests.pipeline.joblogs import (
     JobLog,
     Jobs,

@@ -15,8 +15,8 @@ from taskq_plugins.spark.tables.going_on import keep_open
 from taskq_plugins.spark.tables.jobs import jobs
 from tests.effort import grows, some
 from tests.log.acts import History
+from tests.log.mix import CONFIGS, Mix
 from tests.log.tending import fill_segment, tend
-from tests.log.upkeep.test_compaction_mix import CONFIGS, Mix
 from tests.pipeline.joblogs import (
     JobLog,
     Jobs,

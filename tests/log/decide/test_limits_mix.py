@@ -35,8 +35,8 @@ from taskq.log.upkeep.snapshots import SnapshotPolicy
 from taskq.testing.crashable import ProcessKilled
 from tests.core.frozen import Columns
 from tests.log.flowing import items_of, leaf, step
+from tests.log.mix import ACTS, CONFIGS, REFUSED, Mix, said
 from tests.log.tending import FILLER
-from tests.log.upkeep.test_compaction_mix import ACTS, CONFIGS, REFUSED, Mix, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable

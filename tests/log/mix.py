@@ -1,0 +1,208 @@
+"""A history of several processes that compact at the same time, whatever else happens in between.
+
+A process that only reads along, and so never loses its place, is what all others must agree with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import DuplicateKey, JobCancelled, JobNotFound, KeyHeld, StaleDelivery
+from taskq.core.folds.dedup import UNTIL_SETTLED
+from taskq.core.folds.jobtable import STATE_MASK
+from taskq.core.model import SECOND_NS, Conflict, Extras, State
+from taskq.core.records import Cause, Flag, Kind
+from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
+from taskq.log.read.selection import letters
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
+from taskq.log.upkeep.upkeep import Upkeep
+from tests.log.tending import FILLER, keeping, meaning
+from tests.log.world import Process, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.log.config import LogConfig
+    from taskq.log.requests import Delivery
+    from taskq.log.state.facets import Facets
+
+ACTS: Final = 300
+HOUR: Final = 3_600
+CONFIGS: Final = [
+    keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None),
+    keeping(keep_seconds=600, queues={"other": QueuePolicy(keep_seconds=9_000)}),
+    keeping(keep_segments=1, keep_seconds=HOUR),
+]
+SPECS: Final = [
+    EnqueueSpec(task="mail.send"),
+    EnqueueSpec("other", "mail.send", 2, 3),
+    EnqueueSpec("third", "x", 7, 1, flags=int(Flag.DROP_RESULT)),
+]
+#: JobCancelled: the lease of a claim that somebody wants over is not extended.
+REFUSED: Final = (StaleDelivery, JobCancelled, JobNotFound, DuplicateKey, KeyHeld)
+
+
+class Mix:
+    """One history."""
+
+    def __init__(self, seed: int, config: LogConfig, *, locked: bool) -> None:
+        self.random = random.Random(seed)
+        self.world = World(seed=seed, config=config)
+        self.locked = locked
+        self.observer = self.world.process()
+        self.tended: list[tuple[Process, Upkeep]] = []
+        self.jobs: list[int] = []
+        self.held: list[tuple[Process, Delivery]] = []
+        for _ in range(3):
+            self.join()
+
+    def join(self) -> None:
+        process = self.world.process()
+        care = Upkeep(process.committer)
+        if not self.locked:
+            care._take_turn = lambda: True  # type: ignore[method-assign]
+        process.catch_up()
+        self.tended.append((process, care))
+
+    def act(self) -> None:
+        acts: dict[Callable[[Process], object], int] = {
+            self.put: 20, self.claim: 15, self.settle: 20, self.extend: 3, self.cancel: 2,
+            self.pause: 1, self.letter: 4, self.fill: 1,
+        }  # fmt: skip
+        number = self.random.randrange(100)
+        if number < 30:
+            self.tend(self.random.choice([1, 1, 2, 5, 30]))
+        elif number < 33:
+            self.world.clock.advance(self.random.choice([1, 60, 600, 3_000]))
+        elif number < 34:
+            self.world.clock.step(self.random.randrange(-HOUR, HOUR))
+        elif number < 35:
+            self.die()
+        else:
+            (act,) = self.random.choices(list(acts), list(acts.values()))
+            with contextlib.suppress(*REFUSED):
+                act(self.random.choice(self.tended)[0])
+        self.observer.catch_up()
+
+    def tend(self, count: int) -> None:
+        process, care = self.random.choice(self.tended)
+        for _ in range(count):
+            requests = care.step()
+            if requests:
+                process.commit(requests)
+                process.sync()
+            elif not care.busy:
+                care._look_at_ns = 0
+                return
+
+    def die(self) -> None:
+        process, care = self.tended.pop(self.random.randrange(len(self.tended)))
+        self.held = [one for one in self.held if one[0] is not process]
+        if care._steps is not None:
+            care._steps.close()  # what it leaves half done is another test's concern
+        process.kill()
+        self.join()
+
+    def put(self, process: Process) -> None:
+        pick, extras = self.random, Extras()
+        now_ns = self.world.clock.wall_ns()
+        if pick.random() < 0.3:
+            extras.due_is_wall = pick.random() < 0.3
+            extras.due_ns = pick.randrange(1, 5_000) * SECOND_NS + now_ns * extras.due_is_wall
+        if pick.random() < 0.2:
+            extras.expires_is_wall = pick.random() < 0.5
+            extras.expires_ns = pick.randrange(1, 9_000) * SECOND_NS
+            extras.expires_ns += now_ns * extras.expires_is_wall
+        if pick.random() < 0.4:
+            extras.key = b"%d" % pick.randrange(8)
+            extras.window_ns = pick.choice([0, 600, 9_000]) * SECOND_NS
+            extras.until_settled = pick.random() < 0.5
+            extras.on_conflict = pick.choice(list(Conflict))
+        body = b"." * pick.choice([10, 10, 3_000])
+        answer = process.offer(body, pick.choice([extras, None]), pick.choice(SPECS))
+        if isinstance(answer, int):
+            self.jobs.append(answer)
+
+    def claim(self, process: Process) -> None:
+        lease_ns = self.random.choice([0, 0, 500]) * SECOND_NS
+        request = ClaimRequest(self.random.randrange(1, 5), wait_until_ns=0, lease_ns=lease_ns)
+        self.held += [(process, one) for one in process.ask(Op.CLAIM, request)]
+
+    def settle(self, _: Process) -> None:
+        if not self.held:
+            return
+        pick = self.random
+        process, delivery = self.held.pop(pick.randrange(len(self.held)))
+        kind = pick.choice([Kind.SUCCEEDED] * 3 + [Kind.RETRIED, Kind.DEAD, Kind.RELEASED])
+        rest: dict[str, Any] = {}
+        if kind is not Kind.SUCCEEDED:
+            rest["cause"] = Cause.EXHAUSTED
+        if kind in (Kind.RETRIED, Kind.RELEASED):
+            rest["cause"] = pick.choice([Cause.EXHAUSTED, Cause.CALLER, Cause.DRAIN])
+            rest["delay_ns"] = pick.choice([0, 700]) * SECOND_NS
+        process.settle(delivery, kind, body=b"%d" % delivery.job, **rest)
+
+    def extend(self, _: Process) -> None:
+        if self.held:
+            process, delivery = self.random.choice(self.held)
+            process.ask(Op.EXTEND, (delivery, self.random.randrange(1, 900) * SECOND_NS))
+
+    def cancel(self, process: Process) -> None:
+        if self.jobs:
+            process.ask(Op.CANCEL, self.random.choice(self.jobs))
+
+    def pause(self, process: Process) -> None:
+        process.ask(self.random.choice([Op.PAUSE, Op.RESUME]), "other")
+
+    def letter(self, process: Process) -> None:
+        dead = [row[0] for row in process.catch_up().need_agenda().dead.rows(0, 999)]
+        if not dead:
+            return
+        job = self.random.choice(dead)
+        if self.random.random() < 0.5:
+            process.ask(Op.PURGE, [job])
+        else:
+            process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items)
+
+    def fill(self, process: Process) -> None:
+        segment = process.journal.segment
+        while process.journal.segment == segment:
+            process.enqueue(FILLER)
+            for delivery in process.claim(3):
+                process.settle(delivery)
+
+    # -- what must be true ------------------------------------------------------------------------
+
+    def check(self, when: str) -> None:
+        """Who folds what is left finds what who saw all of it knows; every record is there."""
+        seen = self.observer.catch_up()
+        time_ns, step_ns = self.observer.journal.log_time()
+        now_ns = time_ns - step_ns
+        folded = self.world.fold()
+        assert said(folded, now_ns) == said(seen, now_ns), when
+        agenda, files = folded.need_agenda(), folded._journal.files
+        for table in (agenda.table, agenda.dead):
+            for chunk, at in table:
+                job = chunk.ids[at]
+                files.record(chunk.locations[at], job)
+                view = self.world.view(job)
+                assert view is not None, when
+                state = State.DEAD if table is agenda.dead else State(chunk.metas[at] & STATE_MASK)
+                # Which of the two it is the clock tells.
+                assert view.state is state or {view.state, state} <= {
+                    State.READY,
+                    State.SCHEDULED,
+                }, when
+                assert view.reason or state is not State.DEAD, when
+
+
+def said(facets: Facets, now_ns: int) -> dict[str, Any]:
+    """The meaning; a window that is over adds nothing to a key that is held until the job ends."""
+    found = meaning(facets, now_ns)
+    found["keys"] = {
+        key: UNTIL_SETTLED if is_alive and until <= now_ns else until
+        for key, (until, is_alive) in found["keys"].items()
+    }
+    return found
