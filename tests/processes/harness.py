@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+import pytest
+
 from taskq.core.model import Durability
 from taskq.log.config import LogConfig
 from taskq.log.read.reader import LogReader
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from taskq.log.store.store import Store
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"
+#: What holds in one mode by default holds in the other as a torture.
+MODES: Final = [Durability.FSYNC, pytest.param(Durability.OS, marks=pytest.mark.slow)]
 #: What a machine with everything else to do may take for one step.
 STEP_SECONDS: Final = 45.0
 _LOOK_AGAIN_SECONDS: Final = 0.002

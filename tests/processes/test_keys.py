@@ -12,7 +12,7 @@ from taskq.core.model import Conflict, Durability, Extras
 from taskq.core.records import Kind
 from taskq.log.requests import Duplicate, EnqueueSpec
 from tests.log.reference import Reference
-from tests.processes.harness import Child, log_records, of_kind, open_here
+from tests.processes.harness import MODES, Child, log_records, of_kind, open_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def race(
     return jobs, new
 
 
-@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+@pytest.mark.parametrize("durability", MODES)
 def test_racing_processes_make_one_job_per_key(tmp_path: Path, durability: Durability) -> None:
     """Sixteen producers in four processes: one is told "new", all others the same job."""
     jobs, new = race(tmp_path, durability)

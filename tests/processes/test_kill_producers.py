@@ -11,7 +11,7 @@ import pytest
 from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest, Settlement
-from tests.processes.harness import Child, log_records, of_kind, open_here, put
+from tests.processes.harness import MODES, Child, log_records, of_kind, open_here, put
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,6 @@ SHAPES = [
     pytest.param(ONE_PROCESS_COROUTINES, id="coroutines"),
     pytest.param(FOUR_PROCESSES, id="processes"),
 ]
-DURABLE = [Durability.FSYNC, Durability.OS]
 
 
 class Torture:
@@ -107,7 +106,7 @@ def torture(path: Path, durability: Durability, shape: tuple[int, str, int], rou
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("durability", DURABLE)
+@pytest.mark.parametrize("durability", MODES)
 def test_what_was_acknowledged_survives_a_kill(
     tmp_path: Path, durability: Durability, shape: tuple[int, str, int]
 ) -> None:
@@ -117,7 +116,7 @@ def test_what_was_acknowledged_survives_a_kill(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("durability", DURABLE)
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
 def test_what_was_acknowledged_survives_forty_kills(
     tmp_path: Path, durability: Durability, shape: tuple[int, str, int]
 ) -> None:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.core.model import Durability
 from taskq.log.read.reader import open_journal
 from taskq.log.requests import ClaimRequest
 from tests.log.told import fold_of, told
-from tests.processes.harness import Child, open_here
+from tests.processes.harness import MODES, Child, open_here
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from taskq.core.model import Durability
 
 
 def behind_and_total(path: Path) -> tuple[int, int]:
@@ -33,7 +34,7 @@ def behind_and_total(path: Path) -> tuple[int, int]:
     return some.caught_up, every.caught_up
 
 
-@pytest.mark.parametrize("durability", [Durability.OS, Durability.FSYNC])
+@pytest.mark.parametrize("durability", MODES)
 def test_a_worker_that_is_killed_while_it_writes_snapshots_leaves_none_that_lies(
     tmp_path: Path, durability: Durability, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.core.model import Durability
 from taskq.core.records import Kind
-from tests.processes.harness import Child, log_records, of_kind
+from tests.processes.harness import MODES, Child, log_records, of_kind
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from taskq.core.model import Durability
     from taskq.log.format.record import LogRecord
 
 PRODUCERS = 4
@@ -120,7 +120,7 @@ def check(fleet: Fleet) -> None:
     assert max(fleet.waits) < NOISY_LOCK_WAIT_SECONDS
 
 
-@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+@pytest.mark.parametrize("durability", MODES)
 def test_four_producers_and_two_workers_share_a_directory(
     tmp_path: Path, durability: Durability
 ) -> None:
@@ -141,7 +141,7 @@ def longest_waits(path: Path, durability: Durability, jobs: int) -> list[float]:
         return [float(producer.expect("longest").split()[0]) for producer in producers]
 
 
-@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+@pytest.mark.parametrize("durability", MODES)
 def test_no_wait_for_the_lock_is_long_with_four_busy_processes(
     tmp_path: Path, durability: Durability
 ) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from taskq.core.folds.lanes import Lane
 
-JOBS = 200_000
+JOBS = 50_000
 NOW = 10**18
 DAY = 86_400 * 10**9
 

@@ -14,6 +14,7 @@ from taskq.log.decide import cancel
 from taskq.log.read.listing import tell_jobs
 from taskq.log.read.walks import Chosen, each_job
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
+from tests.effort import grows, some
 from tests.log.tending import FILLER, keeping, tend
 from tests.log.told import check_same, write
 from tests.log.world import World
@@ -343,7 +344,8 @@ def test_a_snapshot_knows_what_has_moved(step: float) -> None:
 # -- whatever happens -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@grows
+@pytest.mark.parametrize("seed", range(some(7, 20)))
 def test_whatever_the_clock_does_a_job_expires_neither_early_nor_late(seed: int) -> None:
     """By real time, through compaction."""
     chance = random.Random(seed)
