@@ -29,7 +29,6 @@ SLOW_SECONDS: Final = 1_800
 TESTS: Final = Path(__file__).parent
 #: Folders whose tests use the library as a program does: settings and a directory of their own.
 PROGRAMS: Final = {
-    "api",
     "app",
     "calls",
     "conditions",

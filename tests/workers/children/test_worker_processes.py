@@ -108,7 +108,7 @@ async def test_jobs_enqueued_in_a_child_join_its_success(fails: bool) -> None:
 
 @pytest.mark.parametrize("size", [70_000, 700_000])
 async def test_payloads_and_results_larger_than_a_pipe_pass(size: int) -> None:
-    async with Worker(app):
+    async with Worker(app, process_limit=2):
         jobs = [await afar_jobs.mirror.enqueue("x" * size) for _ in range(4)]
         for job in jobs:
             assert len(await job.result(SECONDS)) == size

@@ -20,6 +20,8 @@ import taskq.views
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("own_settings")
+
 SECONDS_MAX = 0.2
 RSS_BYTES_MAX = 40 * 2**20
 NAMES_MAX = 40
