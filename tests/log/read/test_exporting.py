@@ -14,6 +14,7 @@ from taskq.log.format.carried import Carried, encode_carried
 from taskq.log.read.walks import Chosen, each_job
 from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.state.story import tell
+from tests.effort import grows, some
 from tests.log.acts import History
 from tests.log.world import PLAIN, World
 
@@ -27,8 +28,9 @@ def _all(world: World, chosen: Chosen | None = None) -> list[JobView]:
     return list(each_job(world.reader(), chosen or Chosen(), world.clock.wall_ns()))
 
 
+@grows
 @pytest.mark.parametrize("steps_of_clock", [False, True])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(some(2, 5)))
 def test_every_job_is_told_once_and_as_if_it_was_asked_for(
     seed: int, *, steps_of_clock: bool
 ) -> None:
@@ -46,7 +48,8 @@ def test_every_job_is_told_once_and_as_if_it_was_asked_for(
     assert rest == sorted(rest)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@grows
+@pytest.mark.parametrize("seed", range(some(2, 5)))
 def test_every_job_that_compaction_left_or_wrote_again_is_told_once(seed: int) -> None:
     history = History(seed, small=True)
     for count in (15, 15, 10):

@@ -9,6 +9,7 @@ import pytest
 from taskq.core.model import State
 from taskq.log.read.listing import Wanted, newest_jobs
 from taskq.log.state.story import tell
+from tests.effort import grows, some
 from tests.log.acts import History
 
 if TYPE_CHECKING:
@@ -50,14 +51,16 @@ def _expected(every: list[JobView], wanted: Wanted) -> list[JobView]:
     ][:limit]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@grows
+@pytest.mark.parametrize("seed", range(some(2, 5)))
 def test_a_list_is_what_asking_for_every_job_would_give(seed: int) -> None:
     history = History(seed)
     history.run(40)
     _check(history)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@grows
+@pytest.mark.parametrize("seed", range(some(2, 5)))
 def test_a_list_holds_what_compaction_left_or_wrote_again(seed: int) -> None:
     history = History(seed, small=True)
     for count in (15, 15, 10):

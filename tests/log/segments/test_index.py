@@ -18,6 +18,7 @@ from taskq.log.format.frames import Gap
 from taskq.log.segments.index_build import IndexBuilder
 from taskq.log.segments.index_memory import JobPlaces
 from taskq.log.state.story import Story, find_end, records, tell
+from tests.effort import grows, some
 from tests.log.segments.plainscan import Scan, Writer
 from tests.log.simulation import Simulation
 from tests.log.world import PATH, Process, World
@@ -91,7 +92,8 @@ def check_cursors(journal: Journal) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=5, deadline=None)
+@grows
+@settings(max_examples=some(3, 5), deadline=None)
 def test_lookups_in_memory_find_what_a_plain_scan_finds(seed: int) -> None:
     """As a reader has them that must not write."""
     reader = random_log(seed).world.reader()
@@ -101,7 +103,8 @@ def test_lookups_in_memory_find_what_a_plain_scan_finds(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=5, deadline=None)
+@grows
+@settings(max_examples=some(3, 5), deadline=None)
 def test_lookups_in_files_find_what_a_plain_scan_finds(seed: int) -> None:
     process = random_log(seed)
     save(process)
@@ -130,7 +133,8 @@ def test_lookups_while_the_log_grows_find_what_a_plain_scan_finds(seed: int) -> 
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=15, deadline=None)
+@grows
+@settings(max_examples=some(5, 15), deadline=None)
 def test_runs_are_indexed_as_if_record_by_record(seed: int) -> None:
     """Slices with a step must see what a look at each record sees."""
     journal = random_log(seed, frames=6).world.reader()
