@@ -259,7 +259,7 @@ def test_the_top_level_holds_only_what_belongs_there() -> None:
 #: Calls that begin something which no task group owns.
 LOOSE = {"call_soon", "create_task", "ensure_future"}
 #: Where jobs are run and where the log answers, each job would pay for more.
-HOT = {"slot.py", "port.py", "reply.py", "waking.py"}
+HOT = {"slot.py", "port.py", "waking.py"}
 #: Everywhere else, by the function that does it: why no task group owns it.
 REASONS = {
     "CancelListener._on_ask": "a plain callback, one turn later: nothing is awaited",

@@ -290,9 +290,6 @@ def progress_sync(fraction: float, message: str = "") -> None:
     job.progress(fraction, message)
 
 
-# What ends an attempt from outside: its soft time limit, and the death of its process.
-
-
 class SoftTimeout(TimeoutError, CancelledError):
     """Raised inside a task once its ``soft_timeout`` is over, so that it can clean up and end.
 

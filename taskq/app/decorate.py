@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from taskq.log.format.bodies import Compression
 
 
-# The limits that a task declares, as the log wants them.
-
-
 def limit_of(name: str, choices: TaskChoices) -> Limit | None:
     """What ``@task(concurrency=, rate=)`` says; None if it says nothing.
 

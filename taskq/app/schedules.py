@@ -12,17 +12,15 @@ from taskq.calls.origins import origin_here
 from taskq.core.durations import Duration, nanoseconds
 from taskq.core.errors import InvalidCall, UsageError
 from taskq.core.model import SECOND_NS, Conflict
+from taskq.core.parsing import check_name
 from taskq.core.schedules import DETAILS_BYTES_MAX, SCHEDULES_MAX
-from taskq.log.requests import Enrolment, check_name
+from taskq.log.requests import Enrolment
 from taskq.schedules.headers import MOMENT_HEADER, SCHEDULE_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from taskq.schedules.times import Rule
-
-
-# Who wants to hear that something has changed.
 
 
 class Listeners:

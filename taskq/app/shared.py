@@ -14,8 +14,7 @@ from taskq.connection.blocking import blocking
 from taskq.connection.connection import split_job_id
 from taskq.core.durations import moment_ns, seconds
 from taskq.core.errors import JobNotFound, UsageError
-from taskq.core.parsing import whole
-from taskq.log.requests import check_name
+from taskq.core.parsing import check_name, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

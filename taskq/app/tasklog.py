@@ -17,11 +17,11 @@ from taskq.connection.packing import check_bytes, loose_put
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds, seconds
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
 from taskq.core.model import LATE_SECONDS_MAX
-from taskq.core.parsing import whole
+from taskq.core.parsing import checked_queues, whole
 from taskq.core.records import Kind
 from taskq.core.views import JobView, Serving
 from taskq.log.decide.cancel import is_asked
-from taskq.log.requests import ClaimRequest, Delivery, Settlement, checked_queues
+from taskq.log.requests import ClaimRequest, Delivery, Settlement
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable

@@ -24,10 +24,10 @@ from taskq.connection.blocking import refuse_in_loop
 from taskq.connection.handle import JobHandle, make_handle
 from taskq.core.errors import UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.core.parsing import check_name
 from taskq.core.records import Flag
 from taskq.flows.steps import StepArguments, StepMaker
 from taskq.log.format.bodies import COMPRESSED_BYTES_MIN
-from taskq.log.requests import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable

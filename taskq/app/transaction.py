@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery, Done, Duplicate
 
 
-# How a delivery ends, from the words of a caller of ``TaskLog`` to what the log is told.
-
-
 def failed(delivery: Delivery, reason: str, delay: Duration | None) -> Settlement:
     """The attempt failed: due again later, or dead after the last one.
 

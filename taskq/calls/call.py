@@ -443,9 +443,6 @@ def _storage(changes: OptionChanges) -> dict[str, Any]:
     return values
 
 
-# One job of the layer below tasks: bytes and options, as a caller of ``TaskLog`` gives them.
-
-
 class PutOptions(TypedDict, total=False):
     """What ``TaskLog.put`` takes beside the payload."""
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-# A group of commands that are imported only when one of them runs.
-
-
 class LazyGroup(click.Group):
     """Commands by a table: name -> (module, one line of help).
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
-from taskq.core.parsing import whole
-from taskq.log.requests import check_name
+from taskq.core.parsing import check_name, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

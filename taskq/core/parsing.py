@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import operator
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeAlias
 
 from taskq.core.errors import InvalidJobId, UsageError
+from taskq.core.model import NAME_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection
 
 #: Lists and objects within one another: as many as pydantic reads, and far from what a stack holds.
 DEPTH_MAX: Final = 200
@@ -171,6 +173,37 @@ def rather(name: str, known: Iterable[str], what: str) -> str:
     if near:
         return f"did you mean {near!r}?"
     return f"the {what} are {', '.join(names)}" if names else f"there are no {what}"
+
+
+# Names that a caller gives to queues, tasks, schedules and readers.
+
+
+def check_name(what: str, name: str) -> bytes:
+    """The name in UTF-8, or a UsageError that says what is wrong with it."""
+    if not isinstance(name, str):
+        raise UsageError(f"{what} is {name!r:.60}, it must be text")
+    encoded = name.encode("utf-8", "surrogatepass")
+    if not 1 <= len(encoded) <= NAME_BYTES_MAX:
+        raise UsageError(
+            f"{what} {name[:40]!r} has {len(encoded)} bytes, it must have 1 to {NAME_BYTES_MAX}"
+        )
+    if not name.isprintable():
+        raise UsageError(f"{what} {name!r} holds characters that do not print: remove them")
+    return encoded
+
+
+def checked_queues(names: Iterable[str]) -> frozenset[str]:
+    """The names of queues to read from.
+
+    Raises:
+        UsageError: it is no list of names, or one of them cannot be a queue's.
+    """
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        raise UsageError(f"queues is {names!r:.60}: give a list of names")
+    checked = frozenset(names)
+    for name in checked:
+        check_name("queue name", name)
+    return checked
 
 
 # Job ids as people give them: the log's tag and the job's number, or as much of it as will do.

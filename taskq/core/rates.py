@@ -3,7 +3,8 @@
 A rate allows at most so many claims in any window of time.
 
 A window is open at its end: of claims that are exactly a window apart only one is in it. Moments
-are shifted time (see ``timetable``), so that a step of the clock neither frees nor holds up any.
+are shifted time (see ``moments.Timetable``), so that a step of the clock neither frees nor holds up
+any.
 """
 
 from __future__ import annotations

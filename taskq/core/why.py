@@ -453,9 +453,6 @@ def _is_of(agenda: Agenda, job: int, task: str, key: bytes) -> bool:
     return lane.task == task and lane.concurrency_key == key
 
 
-# Ready jobs that no live worker would take: of a task that none knows, or of an unserved queue.
-
-
 class Strays(NamedTuple):
     """How many jobs wait in vain.
 

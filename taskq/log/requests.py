@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -16,13 +15,12 @@ from taskq.core.errors import UsageError
 from taskq.core.model import (
     ATTEMPTS_DEFAULT,
     ATTEMPTS_MAX,
-    NAME_BYTES_MAX,
     PRIORITY_DEFAULT,
     PRIORITY_MAX,
     Extras,
     State,
 )
-from taskq.core.parsing import whole
+from taskq.core.parsing import check_name, whole
 from taskq.core.records import PACKED, Cause, Flag, Kind
 from taskq.log.format import codec
 from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, decompress
@@ -193,34 +191,6 @@ class EnqueueSpec:
                 self.queue, self.task, self.priority, self.attempts, self.flags | flags
             )
         return spec
-
-
-def check_name(what: str, name: str) -> bytes:
-    """The name in UTF-8, or a UsageError that says what is wrong with it."""
-    if not isinstance(name, str):
-        raise UsageError(f"{what} is {name!r:.60}, it must be text")
-    encoded = name.encode("utf-8", "surrogatepass")
-    if not 1 <= len(encoded) <= NAME_BYTES_MAX:
-        raise UsageError(
-            f"{what} {name[:40]!r} has {len(encoded)} bytes, it must have 1 to {NAME_BYTES_MAX}"
-        )
-    if not name.isprintable():
-        raise UsageError(f"{what} {name!r} holds characters that do not print: remove them")
-    return encoded
-
-
-def checked_queues(names: Iterable[str]) -> frozenset[str]:
-    """The names of queues to read from.
-
-    Raises:
-        UsageError: it is no list of names, or one of them cannot be a queue's.
-    """
-    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
-        raise UsageError(f"queues is {names!r:.60}: give a list of names")
-    checked = frozenset(names)
-    for name in checked:
-        check_name("queue name", name)
-    return checked
 
 
 #: (what its task fixes, payload, what this call adds)

@@ -14,12 +14,12 @@ from taskq.calls.call import spec_of
 from taskq.core.durations import Duration, moment_ns, nanoseconds
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import SETTLED_STATES, Extras, State
+from taskq.core.parsing import check_name
 from taskq.core.records import Flag
 from taskq.log.format.codec import PREFIX
 from taskq.log.format.options import encode_extras
 from taskq.log.read.reader import open_journal
 from taskq.log.read.walks import Past, PastJob, past_jobs
-from taskq.log.requests import check_name
 from taskq.reading.dead import checked_limit
 
 if TYPE_CHECKING:

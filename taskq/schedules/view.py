@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from taskq.connection.blocking import blocking
 from taskq.core.errors import UsageError
 from taskq.core.model import TIME_NS_MAX
-from taskq.core.parsing import parse_json
-from taskq.log.requests import Steer, check_name
+from taskq.core.parsing import check_name, parse_json
+from taskq.log.requests import Steer
 from taskq.schedules.times import Cron, moment_in, parse_rule
 
 if TYPE_CHECKING:

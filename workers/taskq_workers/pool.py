@@ -15,9 +15,8 @@ from anyio import CancelScope, create_task_group, move_on_after, sleep
 from taskq.app.decorate import limits_of
 from taskq.core.errors import LogError, UsageError
 from taskq.core.folds.taking import Weights
-from taskq.core.parsing import whole
+from taskq.core.parsing import checked_queues, whole
 from taskq.core.views import Serving
-from taskq.log.requests import checked_queues
 from taskq_workers.gates.gates import Gates
 from taskq_workers.runs.blame import Keeper, forbid_stop
 from taskq_workers.runs.executors import Executors

@@ -50,7 +50,7 @@ def resume(queues: tuple[str, ...], data_dir: Path | None, as_json: bool) -> Non
 def _set_paused(
     queues: tuple[str, ...], data_dir: Path | None, as_json: bool, *, paused: bool
 ) -> None:
-    from taskq.log.requests import check_name  # noqa: PLC0415 - help must not import the log
+    from taskq.core.parsing import check_name  # noqa: PLC0415 - help must not import the log
 
     for queue in queues:
         check_name("queue name", queue)

@@ -67,8 +67,8 @@ def _find(page: _Page, hashed: int, job: int) -> int:
 class Dedup:
     """Hash -> (job, location of its record, until).
 
-    ``until`` is shifted time (see ``timetable``), or UNTIL_SETTLED, or below zero: held until the
-    job is settled, and at least until the moment ``-until - 1``.
+    ``until`` is shifted time (see ``moments.Timetable``), or UNTIL_SETTLED, or below zero: held
+    until the job is settled, and at least until the moment ``-until - 1``.
 
     Attributes:
         size: keys held, those among them whose window is over but that were not swept out yet.

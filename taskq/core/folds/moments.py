@@ -147,7 +147,7 @@ def _bounded(moment_ns: int) -> int:
 
 # What some claims have: a deadline to be settled or extended by, or somebody who wants them over.
 #
-# Moments are kept in shifted time (see ``timetable``). Few claims have one: a dict will do.
+# Moments are kept in shifted time (see ``Timetable``). Few claims have one: a dict will do.
 
 #: Moments that may be stale before they are thrown out.
 _STALE_MAX: Final = 1_024
@@ -229,7 +229,7 @@ _PARTS: Final = 64
 
 
 class Ages:
-    """When jobs were enqueued, in shifted time (see ``timetable``).
+    """When jobs were enqueued, in shifted time (see ``Timetable``).
 
     Attributes:
         window_ns: waiting longer, a job rises one level for each; 0: never.

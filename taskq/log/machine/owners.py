@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# The limits of a worker's tasks, as it tells them to people who ask why a job does not run.
-
-
 def limits_told(limits: Mapping[str, Limit] | None) -> dict[str, list[object]]:
     """A limit by the name of its task: scope, concurrency, count and nanoseconds of the rate."""
     return {
@@ -135,9 +132,6 @@ def _listed(names: frozenset[str] | None) -> list[str] | None:
 
 def _names(value: object) -> frozenset[str] | None:
     return frozenset(map(str, value)) if isinstance(value, list) else None
-
-
-# The processes that have a log open, as others see them.
 
 
 def owner_views(directory: Path, running: Mapping[int, int]) -> list[OwnerView]:

@@ -132,9 +132,6 @@ def _ended(agenda: Agenda) -> dict[str, int]:
     return ended
 
 
-# How long ago a job was enqueued, whatever the wall clock did meanwhile.
-
-
 def age_ns(journal: Journal, lsn: int) -> int:
     """Nanoseconds since a job was enqueued; 0 if the log does not know it any more.
 

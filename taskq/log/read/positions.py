@@ -148,9 +148,6 @@ def _epoch(files: SegmentFiles, segment: int) -> int:
     return header.epoch if header is not None else 0
 
 
-# The end of the log: where its latest records begin.
-
-
 def find_latest(
     files: SegmentFiles, end: Extent, count: int, wanted: Callable[[int, bytes], bool]
 ) -> tuple[Cursor, int]:

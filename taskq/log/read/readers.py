@@ -20,9 +20,9 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogDamaged, LogError, ReaderBusy, UsageError
+from taskq.core.parsing import check_name
 from taskq.log.format.codec import crc32
 from taskq.log.machine.ports import write_all, write_file
-from taskq.log.requests import check_name
 from taskq.log.segments.identity import read_identity
 
 if TYPE_CHECKING:

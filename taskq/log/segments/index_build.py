@@ -60,7 +60,7 @@ class IndexBuilder:
         gaps: bad stretches that were met.
         salvaged: headers of damaged frames that something was salvaged from, by their offset.
         clocks: (lsn, step) of each step of the clock.
-        entries, places, keys: see ``indexformat``; keys are hashes, in the order taken.
+        entries, places, keys: see ``index_format``; keys are hashes, in the order taken.
     """
 
     def __init__(self, first_lsn: int) -> None:

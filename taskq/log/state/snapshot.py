@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from taskq.log.segments.segments import SegmentFiles
 
 
-# The files of snapshots: this docstring is the specification of their format.
+# The files of snapshots: this comment is the specification of their format.
 #
 # A snapshot is a facet as it stood at an lsn; ``snapshot`` says when one is believed. Its file is
 # ``snapshot/<lsn, 20 digits>.<facet>.snap``. All numbers are little-endian.

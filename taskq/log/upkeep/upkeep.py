@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from taskq.log.requests import OldFile, Order
 
 
-# What a compaction has done so far, segment by segment.
-
-
 class Report:
     """What a compaction has done so far."""
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from taskq.calls.call import OptionChanges, Options, Until
 from taskq.core.errors import UsageError
-from taskq.core.parsing import parse_json
+from taskq.core.parsing import check_name, parse_json
 from taskq.core.records import Flag
 from taskq.log.format.bodies import Compression
 from taskq.log.inbox.manifest import check_upload_name
-from taskq.log.requests import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
