@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskq.core.folds.jobtable import META_BACK, META_EXPIRES
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.upkeep.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from taskq.core.folds.agenda import Agenda
     from taskq.log.state.facets import Facets
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 #: More steps than any of the tests needs.
 _STEPS_MAX: Final = 500_000
 FILLER: Final = b"." * 2_000
+
+T = TypeVar("T")
 
 
 def keeping(**options: Any) -> LogConfig:
@@ -37,6 +39,16 @@ def tend(process: Process, upkeep: Upkeep | None = None) -> Upkeep:
         elif not upkeep.busy:
             return upkeep
     raise AssertionError("upkeep does not come to an end")
+
+
+def finish(steps: Generator[None, None, T]) -> T:
+    """Take every step of a chore; returns what it does."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
 
 
 def fill_segment(process: Process) -> int:

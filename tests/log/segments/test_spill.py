@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -14,9 +14,9 @@ from taskq.log.machine.disk import PatientDisk
 from taskq.log.segments.spill import Spill, collect, decode_reference, old_files, renew
 from taskq.testing.clock import FakeClock
 from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
+from tests.log.tending import finish
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from pathlib import Path
 
     from taskq.log.machine.ports import Disk
@@ -25,8 +25,6 @@ PATH: Final = "/srv/data"
 BODY: Final = b"a large body " * 500
 WHAT: Final = "the payload of job 1a-2"
 HOUR: Final = 3_600.0
-
-T = TypeVar("T")
 
 
 class Place:
@@ -55,8 +53,8 @@ class Place:
     def collect(self, *referenced: bytes) -> int:
         """Collect with nothing in between."""
         disk = self.disk()
-        old = run(old_files(disk, PATH, self.clock.wall_ns()))
-        return run(collect(disk, PATH, old, {digest(one) for one in referenced}))
+        old = finish(old_files(disk, PATH, self.clock.wall_ns()))
+        return finish(collect(disk, PATH, old, {digest(one) for one in referenced}))
 
 
 class Counted(PatientDisk):
@@ -68,16 +66,6 @@ class Counted(PatientDisk):
         data = super().read(descriptor, size, offset)
         self.read_bytes += len(data)
         return data
-
-
-def run(steps: Generator[None, None, T]) -> T:
-    """Take every step; returns what the last one does."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            value: T = end.value
-            return value
 
 
 def digest(stored: bytes) -> bytes:
@@ -337,7 +325,7 @@ def test_a_file_that_is_used_while_the_collection_runs_is_spared(
     body = place.spill().get(stored, WHAT)
     place.clock.advance(2 * HOUR)
     disk = place.disk()
-    old = run(old_files(disk, PATH, place.clock.wall_ns()))
+    old = finish(old_files(disk, PATH, place.clock.wall_ns()))
     place.clock.advance(1)
     steps = collect(disk, PATH, old, set())
     for _ in range(step):
@@ -346,7 +334,7 @@ def test_a_file_that_is_used_while_the_collection_runs_is_spared(
         assert place.spill().put(body) == stored
     else:
         renew(place.disk(), PATH, stored, WHAT)
-    assert run(steps) == 1
+    assert finish(steps) == 1
     assert place.spill().get(stored, WHAT) == body
     with pytest.raises(SpillMissing):
         place.spill().get(neighbour, WHAT)
@@ -357,7 +345,7 @@ def test_a_file_that_is_touched_in_the_very_moment_of_its_removal_comes_back(pla
     stored = place.spill().put(BODY)
     place.clock.advance(2 * HOUR)
     disk: Disk = place.disk()
-    old = run(old_files(disk, PATH, place.clock.wall_ns()))
+    old = finish(old_files(disk, PATH, place.clock.wall_ns()))
     writer = place.disk()
 
     def touch_first(operation: str, path: str) -> None:
@@ -366,7 +354,7 @@ def test_a_file_that_is_touched_in_the_very_moment_of_its_removal_comes_back(pla
             writer.touch(f"{PATH}/spill/{name(BODY)}")
 
     place.machine.on_step = touch_first
-    assert run(collect(disk, PATH, old, set())) == 0
+    assert finish(collect(disk, PATH, old, set())) == 0
     place.machine.lose_power()
     assert place.spill().get(stored, WHAT) == BODY
 
@@ -379,11 +367,11 @@ def test_the_clock_of_a_machine_that_boots_in_1970_collects_nothing(place: Place
     young = place.spill().put(BODY + b"!")
     place.clock.step(50 * 365 * 24 * HOUR)
     disk = place.disk()
-    old = run(old_files(disk, PATH, place.clock.wall_ns()))
+    old = finish(old_files(disk, PATH, place.clock.wall_ns()))
     assert [one.digest for one in old] == [digest(young)]
     # Its record is written now, after all: that is seen although the clock says it is ancient.
     renew(place.disk(), PATH, young, WHAT)
-    assert run(collect(disk, PATH, old, set())) == 0
+    assert finish(collect(disk, PATH, old, set())) == 0
 
 
 def test_looking_for_old_files_takes_small_steps(place: Place) -> None:

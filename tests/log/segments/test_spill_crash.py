@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -12,11 +12,10 @@ from taskq.core.records import Flag, Kind
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.segments.spill import Spill, collect, decode_reference, old_files
 from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.log.tending import finish
 from tests.log.world import PATH, Process, World
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from taskq.log.requests import OldFile
 
 SPILLED: Final = int(Flag.SPILLED)
@@ -24,21 +23,9 @@ SPEC: Final = EnqueueSpec(task="mail.send", attempts=0).packed(SPILLED)
 HOUR: Final = 3_600.0
 BODIES: Final = [b"large body %d " % number * 40 for number in range(4)]
 
-T = TypeVar("T")
-
 
 def files_of(process: Process) -> Spill:
     return Spill(PATH, lambda: process.disk)
-
-
-def finish(steps: Generator[None, None, T]) -> T:
-    """Take every step; returns what the generator does."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            value: T = end.value
-            return value
 
 
 def digest(stored: bytes) -> bytes:
