@@ -65,9 +65,7 @@ def timeline(job_id: str, data_dir: Path | None, as_json: bool) -> None:
             )
         )
         before_ns = event.time_ns
-    render.print_table(
-        ("TIME (UTC)", ">AFTER?", "EVENT~", ">ATTEMPT~?", "WORKER~??", "NOTE~"), rows
-    )
+    render.print_table(("TIME (UTC)", ">AFTER?", "KIND~", ">ATTEMPT~?", "WORKER~??", "NOTE~"), rows)
 
 
 def _note(event: JobEvent) -> str:

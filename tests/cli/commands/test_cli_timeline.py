@@ -9,7 +9,7 @@ def test_a_timeline_shows_each_event_with_its_worker_and_note(sample: Sample) ->
     result = taskq("timeline", sample.ids["retried"], "-d", sample.path)
     assert result.exit_code == 0
     head, *rows = result.stdout.splitlines()
-    assert head.split() == ["TIME", "(UTC)", "AFTER", "EVENT", "ATTEMPT", "WORKER", "NOTE"]
+    assert head.split() == ["TIME", "(UTC)", "AFTER", "KIND", "ATTEMPT", "WORKER", "NOTE"]
     assert [row.split()[2] for row in rows] == ["enqueued", "claimed", "retried"]
     assert " sample" in rows[1]
     assert "due in 59m: TimeoutError: slow" in rows[2] or "due in 1h: TimeoutError" in rows[2]
