@@ -136,7 +136,7 @@ class Committer:
         self._expiring = False
         #: behind the claims of jobs that may not run twice: they wait for the disk in every mode
         self._claims_lsn = 0
-        self._looked_ns = 0
+        self._look_at_ns = 0
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -166,7 +166,8 @@ class Committer:
             return
         self.undecided.in_flight = requests
         try:
-            self._check_owner(now_ns)
+            if now_ns >= self._look_at_ns:
+                self._check_owner(now_ns)
             if self._build_before_lock(needs):
                 requests, needs = self._put_off(requests)
                 self.undecided.in_flight = requests
@@ -265,16 +266,20 @@ class Committer:
         facets = self.facets
         wants_agenda = self._wants_agenda(needs)
         builds = (wants_agenda and facets.agenda is None) or (needs.keyed and facets.dedup is None)
-        if builds or facets.agenda is not None:
+        if builds or (facets.agenda is not None and not self.journal.writer.is_alone):
             self.journal.refresh()
             if self.builds_in_steps and facets.lacks(agenda=wants_agenda, keys=needs.keyed):
                 return True
             facets.catch_up()
-        if wants_agenda:
-            facets.need_agenda()
-        if needs.keyed:
-            facets.need_dedup()
+            self._need_folds(facets, needs)
         return False
+
+    def _need_folds(self, facets: Facets, needs: BatchNeeds) -> None:
+        """Build what the batch needs; what is built is caught up already."""
+        if facets.agenda is None and self._wants_agenda(needs):
+            facets.need_agenda()
+        if needs.keyed and facets.dedup is None:
+            facets.need_dedup()
 
     def _put_off(self, requests: list[Request]) -> tuple[list[Request], BatchNeeds]:
         """Hold back what needs a fold that is still being built; returns the rest."""
@@ -310,14 +315,16 @@ class Committer:
             self._run(batch, requests)
             self.answers.add_later(self.operations.deaths.told(), batch.lsn)
             self.operations.close(batch)
-            if batch.count:
+            count = batch.count
+            if count:
                 journal.allow(batch.features)
                 start = journal.end()
                 self._note_frame(batch)
-                journal.append(b"".join(batch.parts), batch.count, time_ns)
+                journal.append(b"".join(batch.parts), count, time_ns)
                 self.facets.appended(start, batch.adopted)
-                journal.meters.batch(batch.count, batch.payload_size)
-                self.room.appended()
+                journal.meters.batch(count, batch.payload_size)
+                if self.room.refused is not None:
+                    self.room.appended()
                 self.unsynced = self.unsynced or batch.interest != 0
         except Exception as error:
             self.answers.go_back_to(before)
@@ -328,16 +335,13 @@ class Committer:
             if not isinstance(error, OSError):
                 raise
             return error
-        self._interest |= batch.interest | (INTEREST_GROWTH if batch.count else 0)
+        self._interest |= batch.interest | (INTEREST_GROWTH if count else 0)
         return None
 
     def _catch_up(self, batch: Batch, step_ns: int, needs: BatchNeeds) -> None:
         facets = self.facets
         facets.catch_up()
-        if self._wants_agenda(needs):
-            facets.need_agenda()
-        if needs.keyed:
-            facets.need_dedup()
+        self._need_folds(facets, needs)
         self.operations.context.recent.trim()
         if step_ns:
             batch.add(codec.encode_clock(step_ns, batch.lsn))
@@ -372,19 +376,19 @@ class Committer:
         """While nothing is written: everyone who waits is told if the log's files are gone."""
         try:
             self.journal.check_files()
-            self._check_owner(self.journal.clock.steady_ns())
+            now_ns = self.journal.clock.steady_ns()
+            if now_ns >= self._look_at_ns:
+                self._check_owner(now_ns)
         except LogFailed as error:
             self._refuse([], error)
 
     def _check_owner(self, now_ns: int) -> None:
-        """Make sure, once a second, that the others see this process.
+        """Make sure that the others see this process, and look again in a second.
 
         Raises:
             LogGone: they take it for dead, and its claims for theirs.
         """
-        if now_ns - self._looked_ns < LOOK_AROUND_NS:
-            return
-        self._looked_ns = now_ns
+        self._look_at_ns = now_ns + LOOK_AROUND_NS
         if not self.peers.is_known():
             raise self.journal.is_gone("its file in owners/ was removed, moved or replaced")
 
@@ -541,7 +545,9 @@ class Committer:
         self._answer_watchers()
 
     def _answer_watchers(self) -> None:
-        self.answers.add_later(list(self.waiters.outcomes.settled()), self.journal.next_lsn)
+        outcomes = self.waiters.outcomes
+        if outcomes:
+            self.answers.add_later(list(outcomes.settled()), self.journal.next_lsn)
 
     # -- durability -------------------------------------------------------------------------------
 

@@ -330,7 +330,7 @@ def encode_frame(
         epoch,
         time_ns,
         synced_through,
-        _crc_of_body(body, seed),
+        crc32(body, seed) if size <= _CRC_PIECE else _crc_of_body(body, seed),
         0,
     )
     crc = LENGTH.pack(crc32(head[:52], seed))

@@ -99,6 +99,8 @@ class Journal:
         self.gone = ""
         self.in_order = True
         self._is_lost = False
+        #: the hint that says where this process has the end; another is to be looked at
+        self._known: TailHint | None = None
         self._rotate_at_ns = 0
         self._is_failed = False
         self._segment_bytes = config.segment_bytes_now
@@ -241,7 +243,9 @@ class Journal:
         hint = self.writer.acquire()
         try:
             self._check_lock_file()
-            self._locate(hint)
+            # The lock's file tells of everybody who wrote, the size of who did not come to that.
+            if hint is None or hint is not self._known or self._tail.size() != self.offset:
+                self._locate(hint)
         except BaseException:
             self.writer.release()
             raise
@@ -253,7 +257,9 @@ class Journal:
     def refresh(self) -> None:
         """Learn where the log ends without the lock; a frame that is being written is not seen."""
         hint = self.writer.peek()
-        if hint is not None and not hint.failed and hint.home == self.home:
+        if hint is self._known or hint is None:
+            return
+        if not hint.failed and hint.home == self.home:
             self._adopt(hint)
 
     def has_grown(self) -> bool:
@@ -335,6 +341,7 @@ class Journal:
         self.offset, self.next_lsn = hint.offset, hint.next_lsn
         self.epoch, self.time_ns = hint.epoch, hint.time_ns
         self.last_frame = hint.last_frame
+        self._known = hint
         return size
 
     def _find_end(self, hint: TailHint | None, *, lost: bool) -> None:
@@ -567,6 +574,7 @@ class Journal:
     def fail(self, error: OSError) -> None:
         """After a failed fsync: nobody writes any more until the log is opened again."""
         marker = failure_marker(self.segment, self.durable_lsn, error)
+        self._known = None
         if not mark_failed(self.disk, self.path, self.writer, self.generation, marker):
             self._is_lost = True
 
@@ -581,6 +589,7 @@ class Journal:
             self.clean_offset, self._time.base_ns,
         )  # fmt: skip
         self.writer.write_hint(hint)
+        self._known = hint
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -594,4 +603,5 @@ class Journal:
         self.files.forget()
         self.indexes.forget()
         self._tail.descriptor = -1
+        self._known = None
         self._marks.clear()

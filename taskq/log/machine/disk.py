@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import sys
@@ -26,6 +27,12 @@ _NOISE_BYTES: Final = 64 * 1024
 class LocalDisk:
     """The files of this machine. One instance serves one thread."""
 
+    # As ``Disk`` has them; each is asked for every batch, and a call less is worth it.
+    size = staticmethod(syscalls.size)
+    write = staticmethod(syscalls.write_at)
+    try_lock = staticmethod(syscalls.try_flock)
+    unlock = staticmethod(syscalls.unflock)
+
     def __init__(self) -> None:
         self._small = syscalls.SmallReader(_SMALL_READ)
         self._statuses = syscalls.StatusReader()
@@ -40,10 +47,6 @@ class LocalDisk:
         """Give the descriptor back."""
         forks.close_unshared(descriptor)
 
-    def size(self, descriptor: int) -> int:
-        """Bytes in the file."""
-        return syscalls.size(descriptor)
-
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
         """At most ``count`` bytes; fewer only at the end of the file."""
         if count <= _SMALL_READ:
@@ -57,10 +60,6 @@ class LocalDisk:
             count -= len(part)
             offset += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def write(self, descriptor: int, data: bytes, offset: int) -> int:
-        """Bytes written, which may be fewer than given."""
-        return syscalls.write_at(descriptor, data, offset)
 
     def truncate(self, descriptor: int, size: int) -> None:
         """Cut the file."""
@@ -155,17 +154,9 @@ class LocalDisk:
         found = os.statvfs(path)
         return (found.f_favail, found.f_files) if found.f_files else None
 
-    def try_lock(self, descriptor: int) -> bool:
-        """Take the lock if nobody has it."""
-        return syscalls.try_flock(descriptor)
-
     def lock(self, descriptor: int) -> None:
         """Wait in line for the lock."""
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-    def unlock(self, descriptor: int) -> None:
-        """Give the lock back."""
-        syscalls.unflock(descriptor)
 
     def boot_id(self) -> int:
         """A number of this boot of this machine; of this process where the system tells nothing."""
@@ -187,7 +178,8 @@ class LocalDisk:
 class PatientDisk(LocalDisk):
     """The same for threads that hold no lock: while a large file is written, others compute."""
 
-    def write(self, descriptor: int, data: bytes, offset: int) -> int:
+    @staticmethod
+    def write(descriptor: int, data: bytes, offset: int) -> int:
         """Bytes written, which may be fewer than given."""
         return os.pwrite(descriptor, data, offset)
 
@@ -195,18 +187,10 @@ class PatientDisk(LocalDisk):
 class SystemClock:
     """The machine's clocks."""
 
-    def wall_ns(self) -> int:
-        """Nanoseconds since 1970."""
-        return time.time_ns()
-
-    if hasattr(time, "CLOCK_BOOTTIME"):
-
-        def steady_ns(self) -> int:
-            """Since boot, suspended time included: waking from sleep is no step of the clock."""
-            return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-    else:
-
-        def steady_ns(self) -> int:
-            """Since boot; on macOS this clock goes on during sleep."""
-            return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    wall_ns = staticmethod(time.time_ns)
+    #: since boot, suspended time included (so macOS counts anyway): waking up is no step of it
+    steady_ns = staticmethod(
+        functools.partial(
+            time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+        )
+    )

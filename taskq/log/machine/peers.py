@@ -35,7 +35,6 @@ from taskq.log.machine.door import make_directory, make_pipe, open_file, open_pi
 _SLOT: Final = struct.Struct("<QB7x")
 _SLOTS_MAX: Final = 4_096
 _SLOTS_USUAL: Final = 64
-_PIPE_BYTES: Final = 4_096
 _MADE: Final = os.O_RDWR | os.O_CREAT
 #: Open ends of other owners' pipes that are kept.
 _PIPES_MAX: Final = 64
@@ -70,6 +69,7 @@ class LocalPeers:
         self._forget_dead()
         #: how many others had the log open when this owner last looked for sleepers
         self.others = 0
+        self._seen = b""
         self._pipes: dict[int, int] = {}
         #: owners that could not be woken, which are dead for good; at most as many as have slots
         self._gone: set[int] = set()
@@ -132,8 +132,10 @@ class LocalPeers:
         board = self._small.read(self._board, self._small.size_max, 0)
         if len(board) == self._small.size_max:
             board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
-        self.others = sum(owner not in (0, self.owner) for owner, _ in _SLOT.iter_unpack(board))
-        if not board[8 :: _SLOT.size].strip(b"\0"):
+        if board != self._seen:
+            self._seen = board
+            self.others = len({owner for owner, _ in _SLOT.iter_unpack(board)} - {0, self.owner})
+        if not self.others or not board[8 :: _SLOT.size].strip(b"\0"):
             return
         for owner, wanted in _SLOT.iter_unpack(board):
             if not wanted & interest or owner == self.owner or owner in self._gone:
@@ -153,8 +155,7 @@ class LocalPeers:
         del interest  # announced before; a simulated peer needs it here
         timeout = None if timeout_seconds is None else max(timeout_seconds * 1_000, 0)
         if self._poll.poll(timeout):
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._pipe, _PIPE_BYTES)
+            syscalls.drain(self._pipe)
 
     def poke(self) -> None:
         """Wake this owner's own sleep, from any thread."""

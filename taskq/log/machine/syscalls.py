@@ -11,6 +11,7 @@ They go through ``ctypes.PyDLL``; where that is not to be had, plain ``os`` call
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -42,6 +43,8 @@ def _load() -> Any:
         library.pread.argtypes = (descriptor, ctypes.c_void_p, size, offset)
         library.pwrite.argtypes = (descriptor, ctypes.c_char_p, size, offset)
         library.write.argtypes = (descriptor, ctypes.c_char_p, size)
+        library.read.argtypes = (descriptor, ctypes.c_void_p, size)
+        library.read.restype = ctypes.c_ssize_t
         library.lseek.argtypes = (descriptor, offset, ctypes.c_int)
         library.flock.argtypes = (descriptor, ctypes.c_int)
         library.utimes.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
@@ -82,14 +85,16 @@ class SmallReader:
 
     def __init__(self, size_max: int) -> None:
         self.size_max = size_max
-        self._buffer = ctypes.create_string_buffer(size_max)
+        self._buffer: Any = ctypes.create_string_buffer(size_max)
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
         """What ``os.pread`` returns."""
         if _library is None:
             return os.pread(descriptor, count, offset)
-        got = _checked(_library.pread(descriptor, self._buffer, min(count, self.size_max), offset))
-        return ctypes.string_at(self._buffer, got)
+        count = min(count, self.size_max)
+        got = _library.pread(descriptor, self._buffer, count, offset)
+        data: bytes = self._buffer[: got if got >= 0 else _checked(got)]
+        return data
 
 
 class StatusReader:
@@ -106,10 +111,12 @@ class StatusReader:
             if sys.platform == "linux":  # as ``statx`` has it: others may have that call
                 device = os.major(device) << 32 | os.minor(device)
             return device, found.st_ino & _U64_MAX, found.st_size
-        if isinstance(file, int):
-            _checked(_statx(file, b"", _AT_EMPTY_PATH, _STATX_WANTED, self._buffer))
+        if type(file) is str:
+            failed = _statx(_AT_FDCWD, _encoded(file), 0, _STATX_WANTED, self._buffer)
         else:
-            _checked(_statx(_AT_FDCWD, _encoded(file), 0, _STATX_WANTED, self._buffer))
+            failed = _statx(file, b"", _AT_EMPTY_PATH, _STATX_WANTED, self._buffer)
+        if failed:
+            _checked(failed)
         inode, size, major, minor = _STATX.unpack_from(self._buffer)
         return major << 32 | minor, inode, size
 
@@ -118,7 +125,20 @@ def write_at(descriptor: int, data: bytes, offset: int) -> int:
     """What ``os.pwrite`` returns."""
     if _library is None:
         return os.pwrite(descriptor, data, offset)
-    return _checked(_library.pwrite(descriptor, data, len(data), offset))
+    done: int = _library.pwrite(descriptor, data, len(data), offset)
+    return done if done >= 0 else _checked(done)
+
+
+_drained: Final = ctypes.create_string_buffer(4_096)
+
+
+def drain(descriptor: int) -> None:
+    """Take what is in a pipe that does not block, up to 4 KiB; what it was is lost."""
+    if _library is not None:
+        _library.read(descriptor, _drained, len(_drained))  # an error says that it is empty
+        return
+    with contextlib.suppress(BlockingIOError):
+        os.read(descriptor, len(_drained))
 
 
 def write(descriptor: int, data: bytes) -> int:
@@ -163,5 +183,5 @@ def unflock(descriptor: int) -> None:
     """Give a flock back."""
     if _library is None:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
-    else:
-        _checked(_library.flock(descriptor, fcntl.LOCK_UN))
+    elif _library.flock(descriptor, fcntl.LOCK_UN):
+        _checked(-1)

@@ -210,9 +210,13 @@ class Facets:
 
         What compaction was too fast for is forgotten, and built anew when it is needed.
         """
-        if self._journal.generation != self.generation:
+        journal = self._journal
+        if journal.generation != self.generation:
             self.discard()
-        for name in list(self._cursors):
+        for name, cursor in list(self._cursors.items()):
+            if cursor.offset == journal.offset and cursor.segment == journal.segment:
+                self._at_once.discard(name)
+                continue
             with contextlib.suppress(SegmentGone):
                 self._follow(name)
                 self._at_once.discard(name)

@@ -166,6 +166,7 @@ class StorageThread:
         self.upkeep: Upkeep | None = None
         self.adopter: Adopter | None = None
         self._upkeep_at = 0.0
+        self._is_busy = False
         #: where the log ended when it was last looked at, since when, and whether that was seen to
         self._end, self._end_since, self._is_settled = (0, 0), 0.0, False
 
@@ -213,14 +214,33 @@ class StorageThread:
             if requests:
                 began = time.monotonic()
                 self._cycle(requests, needs)
+                now = time.monotonic()
                 # As long as the batch took: so it gets ahead of what a busy process adds.
-                self._build(max(time.monotonic() - began, _BUILD_SECONDS))
-                self._keep_up(_UPKEEP_SECONDS)
+                self._build(max(now - began, _BUILD_SECONDS))
+                if now >= self._upkeep_at:
+                    self._keep_up(now)
+                self._glance()
             elif mailbox.closing:
                 if not self._build(float("inf")):
                     break
-            elif not (self._build(_BUILD_SECONDS) or self._keep_up(0.0)):
+            elif not (self._build(_BUILD_SECONDS) or self._keep_up(time.monotonic())):
                 self._idle()
+
+    def _glance(self) -> None:
+        """Behind a batch, sleep a moment: the next often comes before it pays to look what is due.
+
+        Not where another process may have something to tell, since nothing is announced to it.
+        """
+        if self._is_busy or self._mailbox.has_work or self.committer.facets.is_building:
+            return
+        if self.writer.is_alone or not self._interest():
+            self._nap()
+
+    def _interest(self) -> int:
+        """What other processes are to wake this one for."""
+        committer = self.committer
+        asks = INTEREST_CANCEL if committer.operations.asks else 0
+        return committer.waiters.interest() | asks
 
     def _build(self, seconds: float) -> bool:
         """Go on for so long to build folds; whether there was one to build."""
@@ -235,18 +255,17 @@ class StorageThread:
             self._cycle([], BatchNeeds())  # what waited for it
         return True
 
-    def _keep_up(self, pause_seconds: float) -> bool:
-        """Do a step of upkeep, unless the last was so short ago; whether there are more."""
+    def _keep_up(self, now: float) -> bool:
+        """Do a step of upkeep; whether there are more."""
         upkeep, adopter = self.upkeep, self.adopter
         if upkeep is None or adopter is None or self.journal.gone:
             return False
-        now = time.monotonic()
-        if not pause_seconds or now >= self._upkeep_at:
-            self._upkeep_at = now + pause_seconds
-            for request in (*upkeep.step(), *adopter.step()):
-                self._mailbox.requests.appendleft(request)
-            self._hand_out_now()
-        return upkeep.busy or adopter.busy
+        self._upkeep_at = now + _UPKEEP_SECONDS
+        for request in (*upkeep.step(), *adopter.step()):
+            self._mailbox.requests.appendleft(request)
+        self._hand_out_now()
+        self._is_busy = upkeep.busy or adopter.busy
+        return self._is_busy
 
     def _order(self, order: Order | AdoptOrder) -> None:
         """Compact, or adopt, when there is time, and answer the order."""
@@ -305,8 +324,9 @@ class StorageThread:
             answers.now += refusals(left, failure(error))
         try:
             interest = committer.take_interest()
-            if interest and self.peers is not None:
+            if interest and self.peers is not None and not self.writer.is_alone:
                 self.peers.wake(interest)
+                self.writer.is_alone = not self.peers.others
             self._sync_if_due()
         except Exception as error:  # noqa: BLE001 - nor tell them what is not on disk
             _log.exception("%s: a batch could not be completed", self.path)
@@ -352,7 +372,8 @@ class StorageThread:
 
     def _sync(self) -> None:
         self._unsynced_since = 0.0
-        self.writer.turn.crowded = self.peers is not None and self.peers.others >= _CROWD
+        crowded = self.peers is not None and self.peers.others >= _CROWD
+        self.writer.turn.crowded = crowded and not self.writer.is_alone
         self.committer.sync()
 
     def _hand_out_now(self) -> None:
@@ -397,8 +418,7 @@ class StorageThread:
         if mailbox.has_work:
             mailbox.asleep = False
             return
-        interest = committer.waiters.interest()
-        interest |= INTEREST_CANCEL if committer.operations.asks else 0
+        interest = self._interest()
         if interest:
             peers.announce(interest)
         # Looked at after the announcement: a writer either sees it, or is seen here.

@@ -43,14 +43,14 @@ def _descriptors() -> set[str]:
 
 def _refuse(patch: pytest.MonkeyPatch, name: str, number: int, code: int) -> None:
     """Let this call of the disk fail, and all of its name that follow."""
-    call = getattr(LocalDisk, name)
+    call = vars(LocalDisk)[name]
     left = [number]
 
     def refused(self: LocalDisk, *args: Any, **options: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise OSError(code, os.strerror(code), "somewhere")
-        return call(self, *args, **options)
+        return call.__get__(self)(*args, **options)
 
     patch.setattr(LocalDisk, name, refused)
 
