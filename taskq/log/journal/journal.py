@@ -511,9 +511,11 @@ class Journal:
             raise PayloadTooLarge("a batch", len(body), codec.FRAME_BODY_MAX, "send less at a time")
         self._put(body, count, time_ns)
         self._time.recorded()
-        # The frame is in the log, with or without its hint: a wrong one is found out.
-        with contextlib.suppress(OSError):
+        try:
             self._write_hint()
+        except OSError:
+            # The frame is in the log, with or without its hint: a wrong one is found out.
+            self._known = None
 
     def _put(self, body: bytes, count: int, time_ns: int) -> None:
         seed = self.files.seed(self.segment)

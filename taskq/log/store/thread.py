@@ -345,6 +345,8 @@ class StorageThread:
 
     def _until_sync(self) -> float:
         """Seconds until a sync is due that nobody waits for; infinite when none is."""
+        if self._sync_seconds == float("inf"):
+            return self._sync_seconds
         growth = self.committer.waiters.growth
         if not (self.committer.unsynced or growth.lacking):
             self._unsynced_since = 0.0
@@ -382,7 +384,8 @@ class StorageThread:
 
     def _hand_out(self) -> None:
         committer = self.committer
-        answers = committer.answers.take_all() + committer.waiters.growth.told()
+        answers = committer.answers.take_all()
+        answers += committer.waiters.growth.told()
         answers += committer.operations.asks.told()
         if answers:
             self._deliver(answers)
