@@ -60,6 +60,28 @@ def test_a_waiting_claim_gets_another_processs_job_at_once(
     store.close()
 
 
+def test_who_was_alone_until_then_wakes_who_came(tmp_path: Path) -> None:
+    """Alone a process looks for no sleepers; the first that opens the log is seen."""
+    store = open_here(tmp_path)
+    writer = store._open.writer
+    for _ in range(3):
+        put(store, b"x")
+    eventually(lambda: writer.is_alone)
+    for delivery in store.thread_port.claim(ClaimRequest(3)).result(10):
+        store.thread_port.settle([Settlement(Kind.SUCCEEDED, delivery, b"")]).result(10)
+    with Child("answer.py", tmp_path) as claimer:
+        owner = int(claimer.expect("open"))
+        claimer.say("claim")
+        claimer.expect("waiting")
+        eventually(lambda: sleeps_for(tmp_path, owner, INTEREST_READY))
+        put(store, b"x")
+        claimer.expect("claimed")
+        assert not writer.is_alone
+        claimer.say("settle")
+        claimer.expect("settled")
+    store.close()
+
+
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
 def test_whoever_waits_for_an_outcome_elsewhere_gets_it_at_once(
     tmp_path: Path, durability: Durability

@@ -135,8 +135,7 @@ class Committer:
         self._interest = 0
         self._expiring = False
         #: behind the claims of jobs that may not run twice: they wait for the disk in every mode
-        self._claims_lsn = 0
-        self._look_at_ns = 0
+        self._claims_lsn = self._looked_ns = 0
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -166,8 +165,7 @@ class Committer:
             return
         self.undecided.in_flight = requests
         try:
-            if now_ns >= self._look_at_ns:
-                self._check_owner(now_ns)
+            self._check_owner(now_ns)
             if self._build_before_lock(needs):
                 requests, needs = self._put_off(requests)
                 self.undecided.in_flight = requests
@@ -323,8 +321,7 @@ class Committer:
                 journal.append(b"".join(batch.parts), count, time_ns)
                 self.facets.appended(start, batch.adopted)
                 journal.meters.batch(count, batch.payload_size)
-                if self.room.refused is not None:
-                    self.room.appended()
+                self.room.appended()
                 self.unsynced = self.unsynced or batch.interest != 0
         except Exception as error:
             self.answers.go_back_to(before)
@@ -376,19 +373,19 @@ class Committer:
         """While nothing is written: everyone who waits is told if the log's files are gone."""
         try:
             self.journal.check_files()
-            now_ns = self.journal.clock.steady_ns()
-            if now_ns >= self._look_at_ns:
-                self._check_owner(now_ns)
+            self._check_owner(self.journal.clock.steady_ns())
         except LogFailed as error:
             self._refuse([], error)
 
     def _check_owner(self, now_ns: int) -> None:
-        """Make sure that the others see this process, and look again in a second.
+        """Make sure, once a second, that the others see this process.
 
         Raises:
             LogGone: they take it for dead, and its claims for theirs.
         """
-        self._look_at_ns = now_ns + LOOK_AROUND_NS
+        if now_ns - self._looked_ns < LOOK_AROUND_NS:
+            return
+        self._looked_ns = now_ns
         if not self.peers.is_known():
             raise self.journal.is_gone("its file in owners/ was removed, moved or replaced")
 
@@ -545,9 +542,8 @@ class Committer:
         self._answer_watchers()
 
     def _answer_watchers(self) -> None:
-        outcomes = self.waiters.outcomes
-        if outcomes:
-            self.answers.add_later(list(outcomes.settled()), self.journal.next_lsn)
+        if self.waiters.outcomes:
+            self.answers.add_later(list(self.waiters.outcomes.settled()), self.journal.next_lsn)
 
     # -- durability -------------------------------------------------------------------------------
 

@@ -184,8 +184,9 @@ class Room:
 
     def appended(self) -> None:
         """The disk took an append: it is well again."""
-        self.refused = None
-        self._look_at_ns = 0
+        if self.refused is not None:
+            self.refused = None
+            self._look_at_ns = 0
 
     def give_up_reserve(self) -> bool:
         """Free the reserve for what must not be refused; False if there is none."""

@@ -86,23 +86,20 @@ class Journal:
         self.files = SegmentFiles(disk, path, writable=writer is not None)
         self.meters = Meters()
         self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
-        self.last_frame = 0
+        self.last_frame = self._rotate_at_ns = 0
         self.is_past = False
         self.indexes = SegmentIndexes(self)
         self.boot = disk.boot_id()
         #: a hint of another boot, or in another file than this process's, is not believed
         self.home: Home = (self.boot, 0, 0) if writer is None else writer.home
         self.identity: Identity
-        self.tag = ""
+        self.tag = self.gone = ""
         self.recovered: list[str] = []
         self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
-        self.gone = ""
         self.in_order = True
-        self._is_lost = False
+        self._is_lost = self._is_failed = False
         #: the hint that says where this process has the end; another is to be looked at
         self._known: TailHint | None = None
-        self._rotate_at_ns = 0
-        self._is_failed = False
         self._segment_bytes = config.segment_bytes_now
         self._writer = writer
         self._time = LogTime(clock)
@@ -257,9 +254,7 @@ class Journal:
     def refresh(self) -> None:
         """Learn where the log ends without the lock; a frame that is being written is not seen."""
         hint = self.writer.peek()
-        if hint is self._known or hint is None:
-            return
-        if not hint.failed and hint.home == self.home:
+        if hint and hint is not self._known and not hint.failed and hint.home == self.home:
             self._adopt(hint)
 
     def has_grown(self) -> bool:
@@ -511,11 +506,9 @@ class Journal:
             raise PayloadTooLarge("a batch", len(body), codec.FRAME_BODY_MAX, "send less at a time")
         self._put(body, count, time_ns)
         self._time.recorded()
-        try:
+        # The frame is in the log, with or without its hint: a wrong one is found out.
+        with contextlib.suppress(OSError):
             self._write_hint()
-        except OSError:
-            # The frame is in the log, with or without its hint: a wrong one is found out.
-            self._known = None
 
     def _put(self, body: bytes, count: int, time_ns: int) -> None:
         seed = self.files.seed(self.segment)
@@ -576,9 +569,8 @@ class Journal:
     def fail(self, error: OSError) -> None:
         """After a failed fsync: nobody writes any more until the log is opened again."""
         marker = failure_marker(self.segment, self.durable_lsn, error)
-        self._known = None
         if not mark_failed(self.disk, self.path, self.writer, self.generation, marker):
-            self._is_lost = True
+            self._is_lost, self._known = True, None
 
     def too_much_in_the_air(self) -> bool:
         """Whether so much is not synced that a loss could reach the ids after a restart."""
@@ -605,5 +597,4 @@ class Journal:
         self.files.forget()
         self.indexes.forget()
         self._tail.descriptor = -1
-        self._known = None
         self._marks.clear()

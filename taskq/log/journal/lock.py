@@ -2,9 +2,10 @@
 
 ``write.lock`` is locked with flock. Writers first pass a turnstile (``turnstile.lock``): flock
 alone let one writer in a tight loop keep the others out for 200 ms, with the turnstile the longest
-wait was 4 ms.
+wait was 4 ms. A process that nobody else shares the log with passes it now and then only.
 
-The file's first 8 bytes name the last holder. Behind them stands where the log ends: with it a
+The file's first 8 bytes name the last holder: whoever finds himself there knows that nobody has
+come since, for who opens the log takes the lock. Behind them stands where the log ends: with it a
 process that only enqueues never reads what others wrote. It is a hint: it has a CRC, names the
 boot and the file that it was written in, and is believed only if the segment's size agrees. So
 whoever opens a copy of the directory begins an epoch of his own: what he and the original write

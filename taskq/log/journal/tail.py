@@ -96,11 +96,12 @@ class Tail:
         """
         start_ns = self._clock.steady_ns()
         try:
-            with self.excused():
-                self._disk.sync(self.descriptor)
+            self._disk.sync(self.descriptor)
         finally:
             took_ns = self._clock.steady_ns() - start_ns
             self._meters.synced(took_ns)
+            if self._writer is not None:
+                self._writer.excuse(took_ns)
             if took_ns > SLOW_SYNC_NS:
                 _log.warning("%s: an fsync took %.1f s", self._files.path, took_ns / SECOND_NS)
 
