@@ -183,3 +183,13 @@ def test_every_decision_follows_from_the_rules(
     else:
         assert isinstance(decision, retry.RetryAfter)
         assert 0 <= decision.delay_seconds <= policy.cap_seconds
+
+
+def test_a_policy_tells_of_which_errors_its_rules_speak() -> None:
+    """Be it to retry them or not: one that only programs raise is no failure unless it is named."""
+    policy = retry.fixed(
+        delay=1, retry_on=(SystemExit,), give_up_on=(ValueError,), per_error={OSError: "5s"}
+    )
+    spoken_of = [SystemExit(), ValueError(), UnicodeError(), OSError(), TimeoutError()]
+    assert [policy.names(error) for error in spoken_of] == [True] * 5
+    assert [policy.names(one) for one in (KeyError(), KeyboardInterrupt())] == [False] * 2

@@ -225,6 +225,13 @@ def test_a_job_is_told_who_is_ahead_of_it(clocked: Clocked) -> None:
     assert clocked.agenda.taking.level(clocked.lsn + 1) == 0
 
 
+def test_of_lanes_of_a_higher_priority_each_job_is_ahead_once_however_old(clocked: Clocked) -> None:
+    clocked.enqueue(9, count=2)
+    clocked.wait(20 * WINDOW)
+    asked = clocked.enqueue(5)
+    assert clocked.agenda.taking.ahead(asked, clocked.agenda.lanes, 100) == (2, 0)
+
+
 # -- what it costs ---------------------------------------------------------------------------------
 
 

@@ -101,6 +101,14 @@ def test_no_block_is_empty_or_over_twice_its_size(steps: list[tuple[str, int, in
         assert checked.held._firsts == [keys[0] for keys in checked.held._keys]
 
 
+def test_pairs_that_come_below_the_others_part_their_block_in_time() -> None:
+    held = SortedBlocks()
+    for key in range(60, 0, -1):
+        held.add(key, key)
+        assert max(map(len, held._keys)) <= 8
+    assert list(held) == list(range(1, 61))
+
+
 def test_a_sweep_looks_at_one_block_and_joins_what_is_left_of_several() -> None:
     """100 blocks with one pair left in each become 25: a pair never keeps a block for itself."""
     held = SortedBlocks()

@@ -72,3 +72,24 @@ def test_blocks_without_a_job_that_waits_so_long_are_passed_over() -> None:
         if 5 not in values:
             values[:] = type(values)("Q")
     assert list(held.within(10)) == [200, 201, 202, 203]
+
+
+@given(
+    held=st.dictionaries(JOBS, MOMENTS, max_size=12),
+    jobs=st.frozensets(JOBS, min_size=2, max_size=12),
+    moment=MOMENTS,
+)
+def test_a_run_comes_to_what_its_jobs_come_to_one_by_one(
+    held: dict[int, int], jobs: frozenset[int], moment: int
+) -> None:
+    """Behind all that are here, among them, or over some that are known."""
+    at_once, one_by_one = Returned(), Returned()
+    for job, since in held.items():
+        at_once.put(job, since)
+        one_by_one.put(job, since)
+    run = sorted(jobs)
+    moments = [moment + job % 3 for job in run]
+    assert at_once.put_run(run, moments) == sum(map(one_by_one.put, run, moments))
+    assert list(at_once.ids()) == list(one_by_one.ids())
+    assert [at_once.since(job) for job in run] == moments
+    assert (at_once.size, at_once.low()) == (one_by_one.size, one_by_one.low())

@@ -19,6 +19,7 @@ from tests.log.tending import meaning
 from tests.log.world import PLAIN, World
 
 if TYPE_CHECKING:
+    from taskq.core.errors import TaskqError
     from taskq.core.folds.jobtable import JobTable
     from taskq.log.requests import Delivery, Item, Request
     from taskq.log.state.facets import Facets
@@ -45,7 +46,7 @@ class Batches:
         for _ in range(count):
             op, operand = self._request()
             future: Future[Any] = Future()
-            requests.append((op, None, future, operand))
+            requests.append((op, None, None if op is Op.SETTLE_SOON else future, operand))
             if op is Op.CLAIM:
                 claims.append(future)
         self.process.commit(requests)
@@ -56,25 +57,26 @@ class Batches:
 
     def _request(self) -> tuple[Op, Any]:
         chance = self.chance
-        match chance.randrange(9):
+        match chance.randrange(11):
             case 0 | 1:
                 return Op.ENQUEUE, self._item()
-            case 2:
-                return Op.ENQUEUE_MANY, [self._item() for _ in range(chance.randrange(1, 4))]
-            case 3:
-                return Op.ENQUEUE_MANY, items_of(chord(2))
+            case 2 | 3 as kind:
+                some = [self._item() for _ in range(chance.randrange(1, 4))]
+                return Op.ENQUEUE_MANY, some if kind == 2 else items_of(chord(2))
             case 4 | 5:
                 return Op.CLAIM, ClaimRequest(chance.randrange(1, 6), wait_until_ns=0)
             case 6 | 7:
                 return Op.SETTLE, self._settlements()
-            case _:
-                return Op.TRANSACT, Bundle(tuple(self._settlements()), (), (self._item(),))
+            case 8 | 9:
+                return Op.SETTLE_SOON, (self._settlements(), _never)
+        return Op.TRANSACT, Bundle(tuple(self._settlements()), (), (self._item(),))
 
     def _item(self) -> Item:
         chance = self.chance
         extras = chance.choice((
             None, None, None, Extras(due_ns=30 * SECOND_NS), Extras(expires_ns=30 * SECOND_NS),
             Extras(key=b"%d" % chance.randrange(4)), Extras(key=b"w", window_ns=60 * SECOND_NS),
+            Extras(due_ns=self.world.clock.wall_ns() + 30 * SECOND_NS, due_is_wall=True),
         ))  # fmt: skip
         return chance.choice(_SPECS), bytes(chance.randrange(40)), extras
 
@@ -90,6 +92,10 @@ class Batches:
         delay_ns = 0 if kind in {Kind.SUCCEEDED, Kind.DEAD} else self.chance.choice((0, SECOND_NS))
         cause = Cause.EXHAUSTED if kind in {Kind.DEAD, Kind.RETRIED} else Cause.CALLER
         return Settlement(kind, delivery, body, delay_ns, cause, children)
+
+
+def _never(item: Settlement, error: TaskqError) -> None:
+    raise AssertionError(f"{item.delivery!r}: {error}")
 
 
 def _locations(table: JobTable) -> dict[int, int]:

@@ -283,6 +283,14 @@ def test_a_window_says_nothing_of_a_requeue() -> None:
     assert process.offer(extras=Extras(key=b"k", window_ns=hour)) == (other,)
 
 
+def test_a_letter_without_a_key_is_requeued_with_no_window_for_any() -> None:
+    world = World()
+    process = world.process()
+    requeue(process, dead_letter(process, extras=Extras(headers={"from": "a"})))
+    (carried,) = [one.carried for one in world.records() if one.carried]
+    assert (carried.key_until_ns, carried.expires_ns) == (0, 0)
+
+
 def test_a_purged_job_is_unknown_and_in_no_count() -> None:
     world = World()
     first, second = world.process(), world.process()

@@ -30,12 +30,25 @@ _SPECS: Final = tuple(
     for priority in (5, 9)
     for flags in (Flag.CHECKED, Flag.CHECKED | Flag.DURABLE_CLAIM)
 )
-_HOW: Final = ("plain", "plain", "plain", "waited", "claimed", "running", "late", "long")
+_HOW: Final = (
+    "plain", "plain", "plain", "waited", "claimed", "running", "late", "long", "due", "dead",
+)  # fmt: skip
 _JOBS: Final = st.lists(
     st.tuples(
         st.sampled_from(_SPECS[:2]) | st.sampled_from(_SPECS),
         st.sampled_from(
-            ("plain", "plain", "plain", "waited", "claimed", "running", "late", "long")
+            (
+                "plain",
+                "plain",
+                "plain",
+                "waited",
+                "claimed",
+                "running",
+                "late",
+                "long",
+                "due",
+                "dead",
+            )
         ),
         st.sampled_from((1, 1, 1, 2, -3)),
     ),
@@ -55,11 +68,12 @@ def _born(spec: EnqueueSpec, job: int, body: bytes, extras: Extras | None) -> by
 def _record(spec: EnqueueSpec, how: str, job: int, lsn: int) -> bytes:
     extras = Extras(expires_ns=START_NS) if how == "late" else None
     born = _born(spec, job, b"x" * 300 if how == "long" else b"{}", extras)
-    state = State.RUNNING if how == "running" else State.READY
+    states = {"running": State.RUNNING, "due": State.SCHEDULED, "dead": State.DEAD}
     token = {"claimed": 7, "running": 8}.get(how, 0)
     carried = Carried(
-        job=job, state=state, born=born, enqueued_ns=START_NS - job, token=token,
-        attempt=1 if token else 0, due_ns=START_NS - 5 if how == "waited" else 0,
+        job=job, state=states.get(how, State.READY), born=born, enqueued_ns=START_NS - job,
+        token=token, attempt=1 if token else 0,
+        due_ns={"waited": START_NS - 5, "due": START_NS + 5}.get(how, 0),
         claim=(EPOCH, 3) if how == "running" else (0, 0),
     )  # fmt: skip
     return encode_carried(Kind.CARRIED, carried, lsn)
@@ -90,7 +104,9 @@ def _picture(agenda: Agenda) -> object:
     ]
     since = [agenda.ready_since_ns(job, START_NS) for job, *_ in rows]
     next_ready = agenda.taking.next_ready(100, None)
-    return rows, since, next_ready, agenda.running, agenda.queues.stats(), agenda.next_expiry_ns()
+    dead = [chunk.ids[at] for chunk, at in agenda.dead]
+    moments = agenda.next_due_ns(), agenda.next_expiry_ns()
+    return rows, since, next_ready, agenda.running, dead, agenda.queues.stats(), moments
 
 
 @given(jobs=_JOBS)
