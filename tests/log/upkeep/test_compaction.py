@@ -57,6 +57,17 @@ def test_a_log_with_a_limit_of_bytes_loses_its_oldest_finished_jobs_and_no_other
     assert view.result == b"result"
 
 
+def test_whoever_folds_the_log_knows_from_where_on_it_is_whole() -> None:
+    """The log says that a segment may go before it goes, for those who find it gone."""
+    world, process = world_of(SMALL)
+    grown(process, 6)
+    tend(process)
+    floor = process.committer.facets.need_agenda().floor_lsn
+    assert floor > 1
+    assert world.fold().need_agenda().floor_lsn == floor
+    assert [one.token for one in world.records() if one.kind == Kind.COMPACTED][-1] == floor
+
+
 def test_one_old_delayed_job_does_not_pin_the_log() -> None:
     """It is written again at the end, keeps its id, its time and its payload, and runs."""
     world, process = world_of(SMALL)
