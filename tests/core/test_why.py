@@ -8,9 +8,11 @@ from typing import Any, Final
 import pytest
 
 from taskq.core.flows import Awaited
+from taskq.core.folds.agenda import Agenda
 from taskq.core.model import SECOND_NS, State
+from taskq.core.rates import Limit
 from taskq.core.views import AttemptView, Hold, JobView, OwnerView, Serving
-from taskq.core.why import AHEAD_MAX, Facts, UsedUp, Why, why
+from taskq.core.why import AHEAD_MAX, Facts, UsedUp, Why, used_up, why
 
 _NOW: Final = 1_704_067_200 * SECOND_NS
 _MINUTE: Final = 60 * SECOND_NS
@@ -320,3 +322,15 @@ def test_a_reason_tells_programs_until_when_and_behind_how_many() -> None:
         ahead_older=4,
     )
     assert why(facts).ahead == 7
+
+
+def test_a_limit_is_used_up_by_the_running_jobs_of_its_task_and_key_alone() -> None:
+    agenda = Agenda()
+    keys = (b"\x01\x01qt#a", b"\x01\x01pt#a", b"\x01\x01qt#b", b"\x01\x01qu#a", b"\x01\x01qt#a")
+    for job, key in enumerate(keys, 1):
+        agenda.apply_enqueued(job, job * 8, agenda.queues.lane(5, key), 0)
+    for job in (1, 2, 3, 4):
+        agenda.apply_claimed(job, 10 + job, 1, 7, 1)
+    told = used_up(agenda, 5, Limit(concurrency=2), _NOW)
+    assert told == UsedUp(task="t", key=b"#a", concurrency=2, running=(1, 2))
+    assert used_up(agenda, 5, Limit(concurrency=3), _NOW) is None
