@@ -266,3 +266,13 @@ def test_whoever_takes_a_key_drops_all_whose_window_for_it_is_over() -> None:
     assert held.size == 1
     held.apply_clock(5)
     assert list(held.holders(7, 10)) == [(5, 5)]
+
+
+def test_a_record_that_moves_tells_whether_its_job_holds_the_key() -> None:
+    """Else it would be taken for a new holder beside the old."""
+    held = Dedup()
+    for job in (1, 2):
+        held.apply_taken(7, job, job, 0, 0)
+    assert [held.apply_moved(7, job, 10 * job) for job in (1, 2, 3)] == [True, True, False]
+    assert not held.apply_moved(8, 1, 99)
+    assert list(held.holders(7, 0)) == [(1, 10), (2, 20)]
