@@ -16,6 +16,7 @@ from taskq.log.format.carried import Carried, encode_carried
 from taskq.log.format.options import encode_extras
 from taskq.log.requests import EnqueueSpec
 from taskq.log.state.fold import fold_records
+from taskq.log.state.fold_rare import Watch
 from tests.log.state.history import BASE, EPOCH, START_NS
 
 if TYPE_CHECKING:
@@ -119,3 +120,14 @@ def test_carried_jobs_fold_in_runs_to_what_they_fold_to_one_by_one(
     assert in_runs == _picture(_fold(records))
     # Where keys are folded, too, nothing is taken in runs.
     assert in_runs == _picture(_fold([b"".join(records)], Dedup()))
+
+
+def test_who_waits_for_a_job_hears_of_an_end_that_is_written_again_alone() -> None:
+    watch = Watch()
+    watch.jobs = {1, 2, 3}
+    records = [_record(_SPECS[0], how, job, _FIRST) for job, how in ((1, "plain"), (2, "dead"))]
+    data = b"".join([*records, _record(_SPECS[0], "running", 3, _FIRST)])
+    fold_records(data, 0, len(data), _HEADER, BASE, None, None, watch)
+    assert watch.jobs == {1, 3}
+    assert watch.dead == {2}
+    assert watch.take() == [(2, BASE + len(records[0]))]
