@@ -12,6 +12,7 @@ from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Cause, Kind
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
+from taskq.log.machine.ports import INTEREST_OUTCOME
 from taskq.log.requests import Bundle, ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.state.fold import FINAL_KINDS
 from tests.log.flowing import chord, items_of
@@ -98,6 +99,10 @@ def _never(item: Settlement, error: TaskqError) -> None:
     raise AssertionError(f"{item.delivery!r}: {error}")
 
 
+def _dead(delivery: Delivery) -> Settlement:
+    return Settlement(Kind.DEAD, delivery, b"no", cause=Cause.EXHAUSTED)
+
+
 def _locations(table: JobTable) -> dict[int, int]:
     return {chunk.ids[at]: chunk.locations[at] for chunk, at in table}
 
@@ -107,6 +112,34 @@ def _check_ends(process: Process, ended: dict[int, int]) -> None:
     for job, location in ended.items():
         record = process.journal.files.unchecked_record(location)
         assert (record[KIND_AT] in _ENDS, codec.JOB.unpack_from(record)[6]) == (True, job)
+
+
+@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD])
+@pytest.mark.parametrize("op", [Op.SETTLE, Op.SETTLE_SOON])
+def test_whatever_ends_jobs_wakes_those_who_wait_for_outcomes(op: Op, kind: Kind) -> None:
+    process = World().process()
+    for _ in range(2):
+        process.enqueue()
+    ends = [Settlement(kind, delivery, cause=Cause.EXHAUSTED) for delivery in process.claim(2)]
+    process.committer.take_interest()
+    soon = op is Op.SETTLE_SOON
+    operand = (ends, _never) if soon else ends
+    process.committer.commit([(op, None, None if soon else Future(), operand)])
+    assert process.committer.take_interest() & INTEREST_OUTCOME
+
+
+def test_a_listener_that_left_hears_of_no_death() -> None:
+    process = World().process()
+    deaths = process.committer.operations.deaths
+    stay, leave = [deaths.listen(port, object(), lambda *_: None) for port in ("a", "b")]
+    for heard in (["a", "b"], ["a"], []):
+        process.enqueue()
+        (delivery,) = process.claim()
+        process.committer.answers.later.clear()
+        process.committer.commit([(Op.SETTLE_SOON, None, None, ([_dead(delivery)], _never))])
+        told = [port for port, *_ in process.committer.answers.later if port is not None]
+        assert sorted(told) == heard
+        (leave if len(heard) == 2 else stay)()
 
 
 @pytest.mark.parametrize("seed", range(4))
