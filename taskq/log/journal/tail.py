@@ -115,7 +115,7 @@ class Tail:
         """
         writer = self._writer
         assert writer is not None
-        hint = writer.peek()
+        hint = None if writer.is_alone else writer.peek()
         if hint is not None and (hint.segment, hint.generation) == (segment, generation):
             next_lsn, offset = max(next_lsn, hint.next_lsn), max(offset, hint.offset)
         self.sync()

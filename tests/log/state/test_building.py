@@ -80,8 +80,12 @@ async def test_whatever_needs_the_fold_is_answered_as_if_it_had_been_there(tmp_p
             await log.ack(one)
 
 
+@pytest.mark.parametrize("was_alone", [False, True])
 @pytest.mark.parametrize("names", ["agenda", "agenda and keys"])
-def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(names: str) -> None:
+def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(
+    names: str, *, was_alone: bool
+) -> None:
+    """Also by who was alone with the log when he last looked."""
     world = World()
     one, other = world.process(), world.process()
     one.committer.builds_in_steps = True
@@ -89,6 +93,7 @@ def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(names: st
     (held,) = one.claim()
     if names != "agenda":
         one.offer(extras=Extras(key=b"mine", window_ns=10**15))
+    one.committer.journal.writer.is_alone = was_alone
     other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
     settled = one.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, held)])
     looked = one.send(Op.LOOK, (lambda _: "seen", True))
