@@ -70,6 +70,8 @@ class Op(enum.IntEnum):
     ENQUEUE = 0, Trait.GROWS
     #: operand [(spec, body, extras), …] -> [lsn or Duplicate, …]; one transaction
     ENQUEUE_MANY = 1, Trait.GROWS
+    #: operand Run, which is its own future -> an lsn for each of its jobs
+    ENQUEUE_RUN = 9, Trait.GROWS
     #: operand ClaimRequest -> [Delivery, …]
     CLAIM = 2, Trait.AGENDA | Trait.PATIENT
     #: operand [Settlement, …] -> [None or TaskqError, …]
@@ -82,6 +84,8 @@ class Op(enum.IntEnum):
     LOOK = 6, Trait.READS
     #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
     SETTLE_SOON = 7, Trait.AGENDA | Trait.PATIENT
+    #: operand ([Delivery, …], on_error): successes that left nothing; else as SETTLE_SOON
+    SUCCEED_SOON = 10, Trait.AGENDA | Trait.PATIENT
     #: what makes a LogStats of the sight, the queues' numbers and the engine's
     STATS = 8, Trait.READS
     #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it

@@ -15,11 +15,13 @@ from taskq.core.records import Kind
 from taskq.core.transitions import after
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 CHUNK: Final = 4_096
 #: Chunks at the young end that are left as they are, however empty.
 _YOUNG: Final = 4
+#: Fewer jobs are quicker taken one by one than as a run.
+RUN_MIN: Final = 8
 #: ``meta`` of a job: its state in the low bits, then flags, then the attempts counted so far.
 STATE_MASK: Final = 0b111
 META_EXPIRES: Final = 1 << 3
@@ -186,6 +188,24 @@ class JobTable:
         self.index = index
         return chunk if chunk.metas[index] else None
 
+    def find_run(self, jobs: Sequence[int], number: int) -> tuple[Chunk, int, int] | None:
+        """(chunk, index, count): how many jobs from ``number`` on stand side by side, all alike.
+
+        They are of one lane and one meta. None if the first of them is settled or unknown.
+        """
+        chunk = self.find(jobs[number])
+        if chunk is None:
+            return None
+        start = self.index
+        end = start + min(len(jobs) - number, chunk.used - start)
+        wanted = array("Q", jobs[number : number + end - start])
+        count = _alike(chunk.ids[start:end], wanted)
+        for column in (chunk.metas, chunk.lanes):
+            same = array("I", (column[start],)) * count
+            count = _alike(column[start : start + count], same)
+        self.index = start + count - 1
+        return chunk, start, count
+
     def state(self, job: int) -> State:
         """ABSENT for a job that is settled or was never here."""
         chunk = self.find(job)
@@ -201,8 +221,19 @@ class JobTable:
         chunk.metas[index] = 0
         chunk.live -= 1
         self.live -= 1
-        if chunk is self._last:
-            return
+        if chunk is not self._last:
+            self._leave(chunk)
+
+    def remove_run(self, chunk: Chunk, index: int, count: int) -> None:
+        """Take jobs out that ``find_run`` has just found."""
+        chunk.metas[index : index + count] = array("I", bytes(4 * count))
+        chunk.live -= count
+        self.live -= count
+        if chunk is not self._last:
+            self._leave(chunk)
+
+    def _leave(self, chunk: Chunk) -> None:
+        """Let go of a chunk that has no job left, or few, but is not the last."""
         if not chunk.live:
             self._drop(bisect_right(self._firsts, chunk.ids[0]) - 1)
         elif chunk.live * 4 < chunk.used and chunk.ids[0] < self._old and chunk.used > CHUNK // 16:
@@ -285,6 +316,13 @@ class JobTable:
     def _drop(self, number: int) -> None:
         del self._chunks[number], self._firsts[number]
         self._hint = Chunk(0)
+
+
+def _alike(column: array[int], other: array[int]) -> int:
+    """How many of the first numbers of two columns, equally long, are the same."""
+    if column == other:
+        return len(column)
+    return next(at for at, pair in enumerate(zip(column, other, strict=True)) if pair[0] != pair[1])
 
 
 def _append(chunk: Chunk, jobs: list[int], locations: list[int], lane: int, meta: int) -> None:

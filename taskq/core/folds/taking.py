@@ -8,8 +8,9 @@ waited for a window, and that is known from one comparison, levels are prioritie
 
 from __future__ import annotations
 
+from array import array
 from heapq import heapify, heappop, heappush, merge
-from itertools import islice, takewhile
+from itertools import islice, repeat, takewhile
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import UsageError
@@ -19,6 +20,7 @@ from taskq.core.folds.jobtable import (
     ATTEMPT_SHIFT,
     ATTEMPT_UNIT,
     FRESH_MASK,
+    RUN_MIN,
     STATE_MASK,
 )
 from taskq.core.folds.lanes import Lane
@@ -245,7 +247,7 @@ class Taking:
         """Claim those of the jobs, popped from their lane, that are ready still."""
         find, table = self._table.find, self._table
         number = len(taken)
-        for job in jobs:
+        for job in islice(jobs, self._claim_runs(lane, jobs, taken), None):
             chunk = find(job)
             if chunk is None:
                 continue
@@ -271,6 +273,28 @@ class Taking:
                 self._groups.took(lane.group, self._ages.moment, number)
             if lane.family is not None and lane.ready and not lane.blocked:
                 self._queues.open(lane)  # with another job at its head
+
+    def _claim_runs(self, lane: Lane, jobs: list[int], taken: list[Taken]) -> int:
+        """Claim from the first job on those that stand side by side; how many were looked at."""
+        at = 0
+        while len(jobs) - at >= RUN_MIN:
+            run = self._table.find_run(jobs, at)
+            if run is None:
+                break
+            chunk, start, count = run
+            meta = chunk.metas[start]
+            if count < RUN_MIN or meta & FRESH_MASK != _READY:
+                break
+            if meta & ATTEMPT_MASK != ATTEMPT_MASK:
+                meta += ATTEMPT_UNIT
+            meta = (meta & ~STATE_MASK) | _CLAIMED
+            attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
+            end = start + count
+            chunk.metas[start:end] = array("I", (meta,)) * count
+            alike = repeat(attempt), repeat(lane), repeat(meta)
+            taken += zip(jobs[at : at + count], chunk.locations[start:end], *alike)  # noqa: B905
+            at += count
+        return at
 
     def _claim_limited(
         self,

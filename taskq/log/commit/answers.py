@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import TaskqError, refusal
-from taskq.log.requests import Op
+from taskq.core.records import Kind
+from taskq.log.requests import Op, Settlement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskq.log.requests import Answer, Request
+
+
+#: Settlements that nobody waits for: tried again while the disk is full.
+SOON: Final = frozenset({int(Op.SETTLE_SOON), int(Op.SUCCEED_SOON)})
 
 
 class Answers:
@@ -94,13 +99,20 @@ class Undecided:
             self.held += requests
 
 
+def settlements(op: int, items: list[Any]) -> list[Settlement]:
+    """What a request of ``SOON`` settles."""
+    if op == Op.SETTLE_SOON:
+        return items
+    return [Settlement(Kind.SUCCEEDED, delivery) for delivery in items]
+
+
 def refusals(requests: Iterable[Request], error: TaskqError) -> list[Answer]:
     """Answer each of them with the same error."""
     answers: list[Answer] = []
     for op, port, future, operand in requests:
-        if op == Op.SETTLE_SOON:
+        if op in SOON:
             items, on_error = operand
-            answers += [(port, None, (on_error, item, error)) for item in items]
+            answers += [(port, None, (on_error, item, error)) for item in settlements(op, items)]
         else:
             answers.append((port, future, error))
     return answers

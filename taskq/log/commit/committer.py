@@ -8,7 +8,6 @@ disk.
 from __future__ import annotations
 
 import logging
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import (
@@ -20,9 +19,8 @@ from taskq.core.errors import (
     TaskqError,
 )
 from taskq.core.model import SECOND_NS, Durability
-from taskq.core.records import Flag
 from taskq.core.views import EngineStats
-from taskq.log.commit.answers import Answers, Undecided, failure, refusals, tell_all
+from taskq.log.commit.answers import SOON, Answers, Undecided, failure, refusals, tell_all
 from taskq.log.commit.room import Room, is_full
 from taskq.log.commit.survey import BatchNeeds, parted
 from taskq.log.commit.waiters import Waiters, claim_requests
@@ -91,9 +89,6 @@ _log: Final = logging.getLogger("taskq")
 #: writes nothing; each batch looks by itself.
 LOOK_AROUND_NS: Final = SECOND_NS
 _ENQUEUE: Final = int(Op.ENQUEUE)
-#: The least of the flags of bodies that are stored otherwise than they were given.
-_PACKED_MIN: Final = int(Flag.ZLIB)
-_SETTLE_SOON: Final = int(Op.SETTLE_SOON)
 _FOLLOW: Final = int(Op.FOLLOW)
 _STATS: Final = int(Op.STATS)
 _NEEDS_AGENDA: Final = ops_that(Trait.AGENDA)
@@ -395,27 +390,11 @@ class Committer:
         return interest
 
     def _run(self, batch: Batch, requests: list[Request]) -> None:
-        later = self.answers.later
-        enqueue = self.operations.enqueues.one
-        number, end = 0, len(requests)
-        while number < end:
-            op, port, future, operand = requests[number]
-            if op == _ENQUEUE and operand[2] is None and operand[0].flags < _PACKED_MIN:
-                number = self._enqueue_run(batch, requests, number)
-                continue
-            number += 1
-            if op == _ENQUEUE:
-                if future.done():  # withdrawn in time
-                    continue
-                try:
-                    later.append((port, future, enqueue(batch, operand)))
-                except TaskqError as error:
-                    self._refuse_one(port, future, error)
-            else:
-                self._run_other(batch, op, port, future, operand)
+        for op, port, future, operand in requests:
+            self._run_one(batch, op, port, future, operand)
         if self.facets.agenda is not None and self.facets.agenda.flows.todo:
             self.operations.ends.follow(batch)
-        if later:
+        if self.answers.later:
             self.answers.later_lsn = max(self.answers.later_lsn, batch.lsn)
         if self.waiters.claims:
             # Not before the others: a holder that is late, but in this batch, still has its claim.
@@ -424,31 +403,13 @@ class Committer:
                 self._note_frame(batch)
                 self._serve_claims(batch)
 
-    def _enqueue_run(self, batch: Batch, requests: list[Request], number: int) -> int:
-        """Enqueue the plain jobs of one spec from ``number`` on; returns where the next are."""
-        spec = requests[number][3][0]
-        bodies: list[bytes] = []
-        ports: list[Any] = []
-        futures: list[Any] = []
-        for op, port, future, operand in islice(requests, number, None):
-            if op != _ENQUEUE or operand[0] is not spec or operand[2] is not None:
-                break
-            number += 1
-            if not future.done():  # else it was withdrawn in time
-                bodies.append(operand[1])
-                ports.append(port)
-                futures.append(future)
-        first = self.operations.enqueues.enqueue_run(batch, spec, bodies)
-        self.answers.later += zip(ports, futures, range(first, batch.lsn), strict=True)
-        return number
-
-    def _run_other(self, batch: Batch, op: int, port: Any, future: Any, operand: Any) -> None:
-        if future is not None and future.done():
+    def _run_one(self, batch: Batch, op: int, port: Any, future: Any, operand: Any) -> None:
+        if future is not None and future.done():  # withdrawn in time
             return
         try:
-            if op == _SETTLE_SOON:
+            if op in SOON:
                 items, on_error = operand
-                for item, error in self.operations.settles.settle_many(batch, items):
+                for item, error in self.operations.settles.settle_soon(batch, op, items):
                     self.answers.now.append((port, None, (on_error, item, error)))
                 return
             if op == Op.CLAIM:
@@ -524,7 +485,7 @@ class Committer:
         steady_ns, has_hope = self.journal.clock.steady_ns(), is_full(error)
         for request in waiting:
             op, port, future, operand = request
-            if op == _SETTLE_SOON or (op == Op.OUTCOME and has_hope):
+            if op in SOON or (op == Op.OUTCOME and has_hope):
                 self.undecided.held.append(request)
             elif op == Op.CLAIM and has_hope and not operand.is_over(steady_ns):
                 self.waiters.claims.append((operand, port, future))

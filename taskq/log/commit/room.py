@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import SECOND_NS
 from taskq.log.commit.answers import refusals
-from taskq.log.commit.survey import BatchNeeds
+from taskq.log.commit.survey import BatchNeeds, parted
 from taskq.log.config import MIN_FREE_BYTES, MIN_FREE_FILES, RESERVE_BYTES, TINY_DISK_PARTS
 from taskq.log.requests import Trait, ops_that
 
@@ -109,7 +109,7 @@ class Room:
             left = -1
         kept: list[Request] = []
         refused: list[Request] = []
-        for request in requests:
+        for request in parted(requests):
             size = BatchNeeds.of([request]).size if request[0] in GROWING else 0
             if not size or size <= left:
                 left -= size

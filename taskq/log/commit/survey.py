@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import Conflict
+from taskq.log.commit.answers import SOON
 from taskq.log.decide.sizes import extras_size, request_size
 from taskq.log.requests import Op, Trait, ops_that
 
@@ -34,11 +35,6 @@ class BatchNeeds:
         self.ops: set[int] = set()
         self.keyed = self.replaces = False
         self.size = 0
-
-    def add_plain(self, size: int) -> None:
-        """Count plain enqueues in, of ``size`` bytes together."""
-        self.ops.add(_ENQUEUE)
-        self.size += size
 
     def add(self, request: Request) -> None:
         """Count a request in."""
@@ -86,13 +82,15 @@ class BatchNeeds:
 
 
 def parted(requests: list[Request]) -> list[Request]:
-    """The same, with settlements that nobody waits for on their own."""
+    """The same, with each job of a run, and each settlement that nobody waits for, on its own."""
     parts: list[Request] = []
     for request in requests:
         op, port, future, operand = request
-        if op == Op.SETTLE_SOON:
+        if op in SOON:
             items, on_error = operand
             parts += [(op, port, future, ([item], on_error)) for item in items]
+        elif op == Op.ENQUEUE_RUN:
+            parts += [(op, port, one, one) for one in operand.singles()]
         else:
             parts.append(request)
     return parts

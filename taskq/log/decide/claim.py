@@ -8,15 +8,18 @@ extend. The token decides, never the clock alone.
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobCancelled, LogDamaged
-from taskq.core.folds.jobtable import META_DURABLE_CLAIM, STATE_MASK
+from taskq.core.folds.jobtable import META_DURABLE_CLAIM, RUN_MIN, STATE_MASK
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
 from taskq.log.decide.ends import check_claim
 from taskq.log.format import codec
 from taskq.log.format.carried import encode_lease
+from taskq.log.format.columns import plain_records
 from taskq.log.format.notes import _RATE, _RATE_OPTION, _RATED
 from taskq.log.requests import Delivery
 
@@ -67,6 +70,16 @@ class Claims:
         if not self._introduced:
             batch.add(codec.encode_owner(self._owner, self._description, batch.lsn))
             self._introduced = True
+        if len(taken) >= RUN_MIN and not (request.lease_ns or request.limits):
+            records = self._records(taken)
+            if records is not None:
+                return self._claim_run(batch, taken, records)
+        return self._claim_each(batch, taken, request)
+
+    def _claim_each(
+        self, batch: Batch, taken: list[Taken], request: ClaimRequest
+    ) -> tuple[list[Delivery], bool]:
+        agenda = self._context.agenda
         deliveries: list[Delivery] = []
         must_sync = False
         pack, claimed, owner = codec.JOB.pack, int(Kind.CLAIMED), self._owner
@@ -103,6 +116,31 @@ class Claims:
                 batch, Kind.DIED, Cause.REJECTED, job, token, attempt, b"its record is damaged"
             )
         return deliveries, must_sync
+
+    def _records(self, taken: list[Taken]) -> list[bytes] | None:
+        """The enqueue records of jobs that were taken, or None if one of them is damaged."""
+        records, read = self._recent.records, self._files.record
+        try:
+            return [records.get(one[0]) or read(one[1], one[0]) for one in taken]
+        except LogDamaged:
+            return None
+
+    def _claim_run(
+        self, batch: Batch, taken: list[Taken], records: list[bytes]
+    ) -> tuple[list[Delivery], bool]:
+        """Claim jobs column by column: no step of ours for any of them."""
+        jobs, _, attempts, lanes, metas = zip(*taken, strict=True)
+        count, owner, epoch = len(jobs), self._owner, batch.epoch
+        deque(map(self._recent.records.pop, jobs, repeat(None)), 0)
+        tokens = range(batch.lsn, batch.lsn + count)
+        batch.parts.append(plain_records(Kind.CLAIMED, attempts, jobs, repeat(owner, count)))
+        batch.lsn += count
+        batch.size += _PLAIN_JOB * count
+        claims = zip(tokens, repeat(epoch), repeat(owner))
+        self._context.agenda.running.update(zip(jobs, claims, strict=True))
+        rows = zip(repeat(self._tag), jobs, tokens, repeat(epoch), attempts, lanes, records)
+        deliveries = list(map(tuple.__new__, repeat(Delivery), rows))
+        return deliveries, any(meta & META_DURABLE_CLAIM for meta in set(metas))
 
     def extend(self, batch: Batch, operand: tuple[Delivery, int]) -> None:
         """Let a claim end so many nanoseconds from now, whether it had a deadline or not.

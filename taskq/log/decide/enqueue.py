@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from taskq.log.decide.context import Context
     from taskq.log.decide.ends import Ends
     from taskq.log.requests import Item, Slice
+    from taskq.log.runs import Run
 
 
 _NOBODY: Final[frozenset[int]] = frozenset()
@@ -289,6 +290,14 @@ class Enqueues:
         batch.lsn = lsn + 1
         batch.interest |= INTEREST_READY
         return lsn
+
+    def run(self, batch: Batch, run: Run) -> range:
+        """Enqueue the jobs of a run whose callers wait still: their lsns."""
+        run.drop_withdrawn()
+        first = batch.lsn
+        for spec, bodies in run.by_spec():
+            self.enqueue_run(batch, spec, bodies)
+        return range(first, batch.lsn)
 
     def enqueue_run(self, batch: Batch, spec: EnqueueSpec, bodies: list[bytes]) -> int:
         """Enqueue plain jobs of one spec in one go; returns the first one's lsn.

@@ -34,8 +34,8 @@ class Operations:
     """The deciders of one process.
 
     Attributes:
-        table: what decides each operation but ENQUEUE, CLAIM and SETTLE_SOON, which the committer
-            decides by the run, and those that are no decisions.
+        table: what decides each operation but claims and the settlements that nobody waits for,
+            which have more than one answer or none, and those that are no decisions.
     """
 
     def __init__(self, journal: Journal, facets: Facets, owner: int, description: bytes) -> None:
@@ -52,6 +52,8 @@ class Operations:
         letters, rewrites = DeadLetters(context, ends, keys), Rewrites(context)
         bundles = Transactions(context, enqueues, self.cancels, self.settles)
         self.table: dict[int, Callable[[Batch, Any], object]] = {
+            Op.ENQUEUE: enqueues.one,
+            Op.ENQUEUE_RUN: enqueues.run,
             Op.ENQUEUE_MANY: enqueues.many,
             Op.ADOPT: Uploads(context, enqueues).adopt,
             Op.EXTEND: self.claims.extend,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import JobNotFound, PayloadTooLarge, TaskqError, UsageError
@@ -11,8 +12,9 @@ from taskq.log.decide.ends import check_claim
 from taskq.log.decide.sizes import bundle_size
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT
+from taskq.log.format.columns import plain_records
 from taskq.log.machine.ports import INTEREST_OUTCOME
-from taskq.log.requests import Done
+from taskq.log.requests import Done, Op, Settlement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,11 +26,10 @@ if TYPE_CHECKING:
     from taskq.log.decide.ends import Ends
     from taskq.log.decide.enqueue import Enqueues
     from taskq.log.decide.listeners import Deaths
-    from taskq.log.requests import Bundle, Duplicate, Settlement
+    from taskq.log.requests import Bundle, Delivery, Duplicate
 
 _PLAIN_JOB: Final = codec.JOB.size
 _SUCCEEDED: Final = Kind.SUCCEEDED
-_SUCCEEDED_CODE: Final = int(Kind.SUCCEEDED)
 #: What others have to do with the end of a job of these flags.
 _TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
 #: Causes of a release that burns no attempt.
@@ -39,58 +40,48 @@ class Settles:
     """The decisions of one process about the ends of deliveries."""
 
     def __init__(self, context: Context, ends: Ends, enqueues: Enqueues, deaths: Deaths) -> None:
+        self._context = context
         self._facets = context.facets
         self._enqueues = enqueues
         self._deaths = deaths
         self._untie = ends.untie
         self._back = ends.back
 
-    def settle_many(
-        self, batch: Batch, items: list[Settlement]
+    def settle_soon(
+        self, batch: Batch, op: int, items: list[Any]
     ) -> list[tuple[Settlement, TaskqError]]:
-        """End many deliveries, the plain successes among them in one go; returns the refused."""
-        agenda = self._facets.agenda
-        assert agenda is not None
+        """End deliveries that nobody waits for; returns those that were refused."""
+        if op == Op.SUCCEED_SOON:
+            items = [Settlement(_SUCCEEDED, one) for one in self._succeed(batch, items)]
         refused: list[tuple[Settlement, TaskqError]] = []
-        jobs: list[int] = []
-        first_location = batch.where + batch.size
-        running, pack, parts = agenda.running, codec.JOB.pack, batch.parts
-        others: list[Settlement] = []
-        other_jobs: set[int] = set()
         for item in items:
-            kind, delivery, body, _, _, children, _ = item
-            job = delivery.job
-            claim = running.get(job)
-            if (
-                kind is not _SUCCEEDED
-                or body is not None
-                or children
-                or claim is None
-                or claim[0] != delivery.token
-                or claim[1] != delivery.epoch
-                or delivery.record[FLAGS_AT] & _TIED
-                or job in other_jobs
-            ):
-                others.append(item)
-                other_jobs.add(job)
-                continue
-            del running[job]  # a second settlement of the same delivery is stale
-            parts.append(
-                pack(_PLAIN_JOB, _SUCCEEDED_CODE, 0, 0, 0, delivery.attempt, job, delivery.token)
-            )
-            jobs.append(job)
-        if jobs:
-            batch.size += _PLAIN_JOB * len(jobs)
-            batch.lsn += len(jobs)
-            batch.interest |= INTEREST_OUTCOME
-            agenda.apply_succeeded(jobs)
-            self._facets.note_ends(jobs, first_location, _PLAIN_JOB)
-        for item in others:
             try:
                 self.settle(batch, item)
             except TaskqError as error:
                 refused.append((item, error))
         return refused
+
+    def _succeed(self, batch: Batch, deliveries: list[Delivery]) -> list[Delivery]:
+        """End deliveries whose success concerns nobody else, all in one go, or none of them.
+
+        None if the claim of any is over, or it comes twice. Returns those that are still to settle.
+        """
+        running = self._context.agenda.running
+        _, jobs, tokens, epochs, attempts, _, _ = zip(*deliveries, strict=True)
+        claims = list(map(running.pop, jobs, repeat(None)))
+        if claims != list(zip(tokens, epochs, repeat(self._context.owner))):
+            found = zip(jobs, claims, strict=True)
+            running.update((job, claim) for job, claim in found if claim is not None)
+            return deliveries
+        location = batch.where + batch.size
+        batch.parts.append(plain_records(_SUCCEEDED, attempts, jobs, tokens))
+        batch.size += _PLAIN_JOB * len(jobs)
+        batch.lsn += len(jobs)
+        batch.interest |= INTEREST_OUTCOME
+        ended = list(jobs)
+        self._context.agenda.apply_succeeded(ended)
+        self._facets.note_ends(ended, location, _PLAIN_JOB)
+        return []
 
     def settle_each(self, batch: Batch, items: list[Settlement]) -> list[Any]:
         """End deliveries one by one: for each None, what its children became, or its error."""

@@ -53,9 +53,11 @@ def _settlement_size(item: Settlement) -> int:
 
 #: Of operations that are no single small record; ``BatchNeeds`` counts single enqueues itself.
 _SIZES: Final[dict[int, Callable[[Any], int]]] = {
+    Op.ENQUEUE_RUN: lambda run: run.size,
     Op.ENQUEUE_MANY: lambda items: sum(map(_enqueue_size, items)),
     Op.SETTLE: lambda items: sum(map(_settlement_size, items)),
     Op.SETTLE_SOON: lambda operand: sum(map(_settlement_size, operand[0])),
+    Op.SUCCEED_SOON: lambda operand: codec.JOB.size * len(operand[0]),
     Op.TRANSACT: bundle_size,
     Op.REQUEUE: lambda letters: sum(letter.size for letter in letters),
     Op.ADOPT: lambda piece: piece.size,

@@ -6,8 +6,10 @@ import sys
 from array import array
 from typing import TYPE_CHECKING, Final
 
+from taskq.log.format import codec
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from typing_extensions import Buffer
 
@@ -56,3 +58,23 @@ def joined(lower: array[int], upper: array[int]) -> array[int]:
     halves[_LOW::2] = lower
     halves[1 - _LOW :: 2] = upper
     return array("Q", halves.tobytes())
+
+
+def plain_records(
+    kind: int, attempts: Sequence[int], jobs: Sequence[int], last: Iterable[int]
+) -> bytes:
+    """The plain records of many jobs, one after the other; ``last`` are tokens or owners.
+
+    For each what ``codec.JOB`` packs, with no byte, options or flags: four words of 8 bytes.
+    """
+    count, first = len(jobs), attempts[0]
+    head = codec.PREFIX.pack(codec.JOB.size, kind, 0, 0, 0)
+    words = array("Q", bytes(codec.JOB.size * count))
+    words[0::4] = array("Q", (int.from_bytes(head[:8], "little"),)) * count
+    if attempts.count(first) == count:
+        words[1::4] = array("Q", (first << 32,)) * count
+    else:
+        words[1::4] = array("Q", [attempt << 32 for attempt in attempts])
+    words[2::4] = array("Q", jobs)
+    words[3::4] = array("Q", last)
+    return packed(words)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogClosed
 from taskq.log.commit.answers import refusals
+from taskq.log.config import BATCH_BYTES_MAX
+from taskq.log.requests import Op
+from taskq.log.runs import take
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,13 +20,15 @@ if TYPE_CHECKING:
     from taskq.log.requests import AdoptOrder, Order, Request
 
 _log: Final = logging.getLogger("taskq")
+_ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
 
 
 class Mailbox:
     """What callers leave for the storage thread of one log; any thread may send.
 
     Attributes:
-        requests: those that the thread has not taken yet.
+        requests: those that the thread has not taken yet; ``next`` takes one. The operand of an
+            ENQUEUE_RUN is a line here, which its port goes on filling; see ``runs``.
         orders: compactions and adoptions that somebody asked for.
         chores: calls for the thread to make between two batches.
         asleep: whether the thread must be poked to look.
@@ -41,6 +47,8 @@ class Mailbox:
         self.usable = True
         self.closing = False
         self._ended = False
+        #: of the two threads that may empty it, one takes of a line at a time
+        self._taking = threading.Lock()
         self._waiting_for_room: deque[Callable[[], object]] = deque()
 
     @property
@@ -80,6 +88,23 @@ class Mailbox:
 
     # -- on the storage thread --------------------------------------------------------------------
 
+    def next(self, room: int) -> Request | None:
+        """Take the oldest request, of a line so many bytes of jobs; None for one without any.
+
+        Raises:
+            IndexError: there is none.
+        """
+        request = self.requests.popleft()
+        if request[0] != _ENQUEUE_RUN:
+            return request
+        op, port, _, line = request
+        with self._taking:
+            run = take(line, room)
+        if line:
+            # More than there is room for, or that came at this very moment: it stays the oldest.
+            self.requests.appendleft(request)
+        return (op, port, run, run) if run.futures else None
+
     def emptied(self) -> None:
         """Tell senders that waited for room."""
         while self._waiting_for_room:
@@ -100,7 +125,8 @@ class Mailbox:
         closed = LogClosed(f"{self.path}: the log was closed")
         with contextlib.suppress(IndexError):
             while True:
-                for answer in refusals([self.requests.popleft()], closed):
+                request = self.next(BATCH_BYTES_MAX)
+                for answer in refusals([request] if request else [], closed):
                     answer[0].deliver([answer])
         with contextlib.suppress(IndexError):
             while True:

@@ -11,12 +11,13 @@ import threading
 from asyncio import Future as _Future
 from collections import deque
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
 
-from taskq.core.records import Cause, Kind
+from taskq.core.records import Cause, Flag, Kind
 from taskq.core.views import LogStats
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Withdrawal
+from taskq.log.runs import LINE_WIDTH
 from taskq.log.state.story import tell
 from taskq.log.state.uploads import waiting_uploads
 from taskq.log.store.waking import Bell, Reply
@@ -44,9 +45,15 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)
+_ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
+#: The least of the flags of bodies that are stored otherwise than they were given.
+_PACKED_MIN: Final = int(Flag.ZLIB)
 #: A loop that has had so many answers is here to stay, and gets a bell; one made for a single call
 #: (``async_to_sync``) is spared the pipe.
 _SETTLED_IN: Final = 16
+
+
+A = TypeVar("A")
 
 
 class _Port:
@@ -72,6 +79,14 @@ class _Port:
             mailbox.wake_up()
         return future
 
+    def _send_soon(self, op: int, items: object, on_error: object) -> None:
+        mailbox = self._mailbox
+        if not mailbox.usable:
+            raise mailbox.closed()
+        self._requests.append((op, self, None, (items, on_error)))
+        if mailbox.asleep:
+            mailbox.wake_up()
+
     @property
     def full(self) -> bool:
         """Whether the mailbox is at its limit: wait for ``room`` before sending more."""
@@ -94,16 +109,17 @@ class _Port:
         """End deliveries: for each None, or the error that it met."""
         return self._send(Op.SETTLE, items)
 
+    def succeed_soon(
+        self, deliveries: list[Delivery], on_error: Callable[[Settlement, TaskqError], None]
+    ) -> None:
+        """End deliveries that succeeded and left nothing, as ``settle_soon`` does."""
+        self._send_soon(Op.SUCCEED_SOON, deliveries, on_error)
+
     def settle_soon(
         self, items: list[Settlement], on_error: Callable[[Settlement, TaskqError], None]
     ) -> None:
         """End deliveries without waiting for it; what the disk refuses is tried again."""
-        mailbox = self._mailbox
-        if not mailbox.usable:
-            raise mailbox.closed()
-        self._requests.append((Op.SETTLE_SOON, self, None, (items, on_error)))
-        if mailbox.asleep:
-            mailbox.wake_up()
+        self._send_soon(Op.SETTLE_SOON, items, on_error)
 
     def cancel(self, lsn: int) -> Any:
         """Withdraw a waiting job, or ask for the end of a running one: a ``Cancel``."""
@@ -224,6 +240,8 @@ class LoopPort(_Port):
     def __init__(self, mailbox: Mailbox, loop: AbstractEventLoop) -> None:
         super().__init__(mailbox, loop.create_future)
         self.loop = loop
+        #: plain jobs that the thread has not taken yet; see ``runs``
+        self._line: list[Any] = []
         self._turns = 0
         self._bell: Bell | None = None
         self._inbox: deque[list[Answer]] = deque()
@@ -232,25 +250,36 @@ class LoopPort(_Port):
         self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
     ) -> _Future[int | Duplicate]:
         """The new job's lsn once it is durable, or the job that holds its key."""
-        mailbox = self._mailbox
-        if not mailbox.usable:
-            raise mailbox.closed()
         future: _Future[int | Duplicate] = _Future(loop=self.loop)
-        self._requests.append((_ENQUEUE, self, future, (spec, body, extras)))
-        if mailbox.asleep:
-            mailbox.wake_up()
-        return future
+        return self._ask(spec, body, extras, future)
 
     def ask(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> Reply:
         """Do as ``enqueue`` for a caller that awaits the answer right away."""
+        return self._ask(spec, body, extras, Reply(self.loop))
+
+    def _ask(self, spec: EnqueueSpec, body: bytes, extras: Extras | None, answer: A) -> A:
         mailbox = self._mailbox
         if not mailbox.usable:
             raise mailbox.closed()
-        reply = Reply(self.loop)
-        self._requests.append((_ENQUEUE, self, reply, (spec, body, extras)))
+        if extras is None and spec.flags < _PACKED_MIN:
+            line = self._line
+            # One step, as the interpreter has it; see ``runs.take``.
+            line += (spec, body, answer)
+            if len(line) != LINE_WIDTH:
+                return answer  # the first in the line has asked for all
+            self._requests.append((_ENQUEUE_RUN, self, None, line))
+        else:
+            # What comes now comes behind it: a new line is begun then.
+            self._line = []
+            self._requests.append((_ENQUEUE, self, answer, (spec, body, extras)))
         if mailbox.asleep:
             mailbox.wake_up()
-        return reply
+        return answer
+
+    @property
+    def full(self) -> bool:
+        """As of any port; each job of the line counts."""
+        return len(self._requests) + len(self._line) // LINE_WIDTH >= MAILBOX_MAX
 
     async def room(self) -> None:
         """Wait until the mailbox has room."""

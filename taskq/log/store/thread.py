@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import SECOND_NS, Durability
-from taskq.log.commit.answers import failure, refusals, tell_all
+from taskq.log.commit.answers import SOON, failure, refusals, tell_all
 from taskq.log.commit.committer import CHECK_NS, LOOK_AROUND_NS, Committer
 from taskq.log.commit.room import with_reserve
 from taskq.log.commit.survey import BatchNeeds
@@ -99,7 +99,7 @@ def may_wait(committer: Committer, requests: list[Request], needs: BatchNeeds) -
     agenda = committer.facets.agenda
     if agenda is None or agenda.queues.any_ready() or len(requests) > _KEPT_MAX:
         return False
-    return Op.SETTLE_SOON in needs.ops
+    return not needs.ops.isdisjoint(SOON)
 
 
 _log: Final = logging.getLogger("taskq")
@@ -119,9 +119,6 @@ _REST_SECONDS: Final = 1.0
 _KEEP_SECONDS: Final = 0.001
 #: How soon answers that a loop has not taken yet are looked at again: it may be closed by then.
 _UNTOLD_SECONDS: Final = 1.0
-_ENQUEUE: Final = int(Op.ENQUEUE)
-#: About what a record takes besides its payload.
-_RECORD_BYTES: Final = 48
 
 
 class StorageThread:
@@ -279,27 +276,22 @@ class StorageThread:
 
     def _take(self) -> tuple[list[Request], BatchNeeds]:
         """The next batch: 256 KiB, and whatever the last request has beyond that."""
-        mailbox = self._mailbox.requests
+        mailbox = self._mailbox
         requests, self._kept = self._kept, []
         needs = BatchNeeds.of(requests) if requests else BatchNeeds()
-        add = needs.add
-        plain = 0
-        for _ in range(len(mailbox)):
-            request = mailbox.popleft()
+        for _ in range(len(mailbox.requests)):
+            request = mailbox.next(BATCH_BYTES_MAX - needs.size)
+            if request is None:
+                continue
             try:
-                if request[0] == _ENQUEUE and request[3][2] is None:
-                    plain += len(request[3][1]) + _RECORD_BYTES
-                else:
-                    add(request)
+                needs.add(request)
             except Exception as error:  # noqa: BLE001 - its operand is none: it harms only itself
                 self.committer.answers.now += refusals([request], failure(error))
                 continue
             requests.append(request)
-            if needs.size + plain >= BATCH_BYTES_MAX:
+            if needs.size >= BATCH_BYTES_MAX:
                 break
-        if plain:
-            needs.add_plain(plain)
-        self._mailbox.emptied()
+        mailbox.emptied()
         return requests, needs
 
     def _nap(self) -> None:
@@ -498,8 +490,8 @@ class StorageThread:
         closed = LogClosed(f"{self.path}: closed while the writer lock was not to be had")
         waiters, undecided = self.committer.waiters, self.committer.undecided
         held = undecided.take_held()
-        undecided.hold([one for one in held if one[0] == Op.SETTLE_SOON])
-        held = [one for one in held if one[0] != Op.SETTLE_SOON]
+        undecided.hold([one for one in held if one[0] in SOON])
+        held = [one for one in held if one[0] not in SOON]
         left = [*undecided.take_in_flight(), *held, *waiters.claim_requests()]
         answers = refusals(left, closed) + tell_all(waiters.listeners(), closed)
         if answers:
@@ -517,7 +509,8 @@ class StorageThread:
         requests = [*undecided.take_in_flight(), *undecided.take_held()]
         with contextlib.suppress(IndexError):
             while True:
-                requests.append(self._mailbox.requests.popleft())
+                request = self._mailbox.next(BATCH_BYTES_MAX)
+                requests += [request] if request else []
         now = self.journal.clock.steady_ns()
         undecided.hold([one for one in requests if _is_patient(one, now)])
         late = [one for one in requests if not _is_patient(one, now)]

@@ -17,6 +17,7 @@ from taskq.core.errors import (
     UsageError,
 )
 from taskq.core.records import Kind
+from taskq.log.requests import Settlement
 from taskq_workers.slots.outcomes import reject, release, settle_failure
 from taskq_workers.slots.pace import Pause
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskq.app.context import JobContext
-    from taskq.log.requests import Delivery, Duplicate, Settlement
+    from taskq.log.requests import Delivery, Duplicate
     from taskq.log.store.port import LoopPort
 
     #: What the log answers to one settlement; ids of its children, where it has some.
@@ -46,6 +47,8 @@ class Settler:
     Attributes:
         outcomes: those of this turn of the loop. A slot appends, then calls ``flush_soon`` if
             ``scheduled`` is false, or ``flush`` when there are ``OUTCOMES_MAX`` of them.
+        successes: deliveries that succeeded and left nothing, and are tied to no other job: most of
+            all jobs, which need no ``Settlement``. Used as ``outcomes``.
         refused: how many wait to be handed over again.
         parents: jobs whose success, in ``outcomes``, brings children.
         ended: how many ended how, by kind, as far as the log was handed that.
@@ -60,6 +63,7 @@ class Settler:
         fail: Callable[[TaskqError], None],
     ) -> None:
         self.outcomes: list[Settlement] = []
+        self.successes: list[Delivery] = []
         self.scheduled = False
         self.refused = 0
         self.parents: dict[Delivery, JobContext] = {}
@@ -71,6 +75,11 @@ class Settler:
         self._fail = fail
         self._again: list[Settlement] = []
         self._pause = Pause(loop.time)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether outcomes are to be handed over, for the first time or again."""
+        return bool(self.outcomes or self.successes or self.refused)
 
     def add(self, settlement: Settlement) -> None:
         """Hand one outcome over at the end of this turn of the loop."""
@@ -93,6 +102,8 @@ class Settler:
 
     def flush(self) -> None:
         """Hand over what there is; a log that was closed meanwhile stops the worker."""
+        if self.successes:
+            self._flush_successes()
         if not self.outcomes:
             return
         # The list itself stays, because slots hold on to its append method.
@@ -110,6 +121,19 @@ class Settler:
             for settlement in items:
                 self._on_error(settlement, error)
         self._flushed(len(items) + len(parents))
+
+    def _flush_successes(self) -> None:
+        done = self.successes[:]
+        self.successes.clear()
+        self.ended[_SUCCEEDED] += len(done)
+        if self.observer is not None:
+            self.observer([Settlement(_SUCCEEDED, one) for one in done])
+        try:
+            self._port.succeed_soon(done, self._on_error)
+        except TaskqError as error:
+            for one in done:
+                self._on_error(Settlement(_SUCCEEDED, one), error)
+        self._flushed(len(done))
 
     async def settle_all(self) -> None:
         """Hand everything over and wait until the log took it; what it refuses is tried twice.

@@ -48,6 +48,12 @@ _CALLER: Final = Cause.CALLER
 _FLAGS_AT: Final = 8
 #: Payloads that are not simply what the record holds.
 _OPENED: Final = PACKED | int(Flag.FLOW)
+#: Jobs of these flags are tied to others: their end frees a key, or lets a flow go on.
+_TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
+_NO_OPTIONS: Final = bytes(2)
+#: Fields of a delivery: by number they cost half of what their names do.
+_LANE: Final = 5
+_RECORD: Final = 6
 _new: Final = tuple.__new__
 #: A slot whose jobs never suspend lets the loop turn after so long.
 TURN_SECONDS: Final = 0.005
@@ -86,7 +92,8 @@ class Slot:
         """The hot path: each statement here is paid for every job."""
         slots = self._slots
         app, buffer, feed, plans, settler, hook = slots.begin(self)
-        outcomes, opened = settler.outcomes, Inputs(app).payload
+        outcomes, successes, opened = settler.outcomes, settler.successes, Inputs(app).payload
+        flags = 0
         no_job: Token[JobContext] | None = None
         turn = self.since = monotonic()
         while True:
@@ -109,15 +116,27 @@ class Slot:
             before = copy_context()
             args = None
             try:
-                packed = delivery.record[_FLAGS_AT] & _OPENED
-                args, kwargs = decode(await opened(delivery) if packed else delivery.stored_payload)
+                record = delivery[_RECORD]
+                flags = record[_FLAGS_AT]
+                if flags & _OPENED:
+                    args, kwargs = decode(await opened(delivery))
+                elif record[6:8] == _NO_OPTIONS:
+                    # As ``Delivery.stored_payload`` has it, a call less.
+                    args, kwargs = decode(record[delivery[_LANE].body_at : -4])
+                else:
+                    args, kwargs = decode(delivery.stored_payload)
                 value = await call(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 - no job may stop its worker
                 settlement = self._failed(task, delivery, error, called=args is not None)
                 settlement = await slots.judged(task, error, settlement)
             else:
                 if value is None and none_is_kept and job._children is None:
-                    settlement = _new(Settlement, (_SUCCEEDED, delivery, None, 0, _CALLER, (), 0))
+                    # None: a success that concerns nobody else, which the delivery itself tells.
+                    settlement = None
+                    if flags & _TIED or hook is not None:
+                        settlement = _new(
+                            Settlement, (_SUCCEEDED, delivery, None, 0, _CALLER, (), 0)
+                        )
                 elif packs or job.packs:
                     settlement = await self._packed(task, delivery, job, value)
                 else:
@@ -125,13 +144,16 @@ class Slot:
             if self.abandoned:
                 return
             self.delivery = None
-            outcomes.append(settlement)
+            if settlement is None:
+                successes.append(delivery)
+            else:
+                outcomes.append(settlement)
             if not settler.scheduled:
                 settler.flush_soon()
-            elif len(outcomes) >= OUTCOMES_MAX:
+            elif len(outcomes) + len(successes) >= OUTCOMES_MAX:
                 settler.flush()
             now = monotonic()
-            if hook is not None:
+            if hook is not None and settlement is not None:
                 tell(hook, settlement, now - self.since)
             if _changed(before) or self.task.cancelling():
                 # The job left context variables or a cancellation behind, that no other may meet.

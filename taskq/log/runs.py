@@ -1,0 +1,109 @@
+"""Plain jobs that many callers enqueue at once: one request, one answer, however many they are.
+
+Most batches are the jobs of one task, from callers of one event loop who each await their answer.
+Taken as columns they cost a tenth of what single requests do, so they stay together from the
+mailbox to the answers, and part only where one of them may harm the others.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate, repeat
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from taskq.log.requests import EnqueueSpec
+
+#: About what a record takes besides its payload.
+_RECORD_BYTES: Final = 48
+#: What a job is in a line: spec, body and future, one after the other.
+LINE_WIDTH: Final = 3
+
+
+class Run:
+    """Jobs without options, and the futures of those who wait for them; itself like a future.
+
+    Attributes:
+        specs, bodies, futures: one of each a job.
+        size: about how many bytes they add to the log.
+    """
+
+    __slots__ = ("bodies", "futures", "size", "specs")
+
+    def __init__(self, specs: list[EnqueueSpec], bodies: list[bytes], futures: list[Any]) -> None:
+        self.specs = specs
+        self.bodies = bodies
+        self.futures = futures
+        self.size = sum(map(len, bodies)) + _RECORD_BYTES * len(bodies)
+
+    def drop_withdrawn(self) -> None:
+        """Leave out the jobs whose callers gave up in time."""
+        gone = [future.done() for future in self.futures]
+        if any(gone):
+            left = [number for number, is_gone in enumerate(gone) if not is_gone]
+            self.specs = [self.specs[number] for number in left]
+            self.bodies = [self.bodies[number] for number in left]
+            self.futures = [self.futures[number] for number in left]
+
+    def by_spec(self) -> Iterator[tuple[EnqueueSpec, list[bytes]]]:
+        """The bodies of the jobs that stand side by side and have the same spec."""
+        specs, bodies = self.specs, self.bodies
+        start = 0
+        while start < len(specs):
+            spec, end = specs[start], len(specs)
+            if start or specs.count(spec) != end:
+                end = start + 1
+                while end < len(specs) and specs[end] is spec:
+                    end += 1
+            yield spec, bodies[start:end]
+            start = end
+
+    def singles(self) -> Iterator[Run]:
+        """Each job as a run of its own."""
+        for spec, body, future in zip(self.specs, self.bodies, self.futures, strict=True):
+            yield Run([spec], [body], [future])
+
+    # -- as a future ------------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """Whether nobody waits any more."""
+        return all(future.done() for future in self.futures)
+
+    def set_result(self, lsns: Iterable[int]) -> None:
+        """Answer each caller with the lsn of its job; on the turn of a loop."""
+        self._answer(zip(self.futures, lsns, strict=True))
+
+    def set_exception(self, error: BaseException) -> None:
+        """Answer each caller with the same error."""
+        self._answer(zip(self.futures, repeat(error)))
+
+    def _answer(self, left: Iterator[tuple[Any, Any]]) -> None:
+        try:
+            for future, answer in left:
+                if future.done():
+                    continue
+                if type(answer) is int:
+                    future.set_result(answer)
+                else:
+                    future.set_exception(answer)
+        except BaseException:
+            # A task that was stepped here ends the program; the others get their answers still.
+            self.futures[0].get_loop().call_soon(self._answer, left)
+            raise
+
+
+def take(line: list[Any], room: int) -> Run:
+    """Take the jobs at the head of a line, so many bytes of them and at least one if there are any.
+
+    A line is a list that its port's thread appends to, and whoever finds himself the first in it
+    sends a request for all. Another thread takes, and then looks at the line again: if there are
+    more, nobody else asks for them.
+    """
+    part = line[:]
+    sizes = list(accumulate(len(body) + _RECORD_BYTES for body in part[1::LINE_WIDTH]))
+    if sizes and sizes[-1] > room:
+        part = part[: LINE_WIDTH * (1 + bisect_right(sizes, room))]
+    del line[: len(part)]
+    return Run(part[0::LINE_WIDTH], part[1::LINE_WIDTH], part[2::LINE_WIDTH])
