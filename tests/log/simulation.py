@@ -6,6 +6,7 @@ import contextlib
 import random
 from collections import Counter
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import (
@@ -20,8 +21,10 @@ from taskq.core.errors import (
     TaskqError,
 )
 from taskq.core.model import SECOND_NS, Conflict, Durability, Extras, State
-from taskq.core.records import Cause, Kind
+from taskq.core.records import Cause, Flag, Kind
+from taskq.log.commit.answers import SOON
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.format.codec import FLAGS_AT
 from taskq.log.requests import (
     Bundle,
     ClaimRequest,
@@ -31,6 +34,7 @@ from taskq.log.requests import (
     Op,
     Settlement,
 )
+from taskq.log.runs import Run
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.memory import Memory, stays_cancelled
 from tests.log.reference import Reference
@@ -51,6 +55,7 @@ _SPECS: Final = [
         ("sync", 0, 3),
     )
 ]  # fmt: skip
+_TIED: Final = Flag.KEY_UNTIL_SETTLED | Flag.FLOW
 _ENDS: Final = {Kind.SUCCEEDED: State.SUCCEEDED, Kind.DEAD: State.DEAD}
 _ROOM_BYTES: Final = 50_000_000
 
@@ -223,14 +228,16 @@ class Simulation(Care, Uploads):
 
     def _request(self, process: Process) -> Request:
         make = self.chance.choices(
-            (self._enqueue, self._enqueue_many, self._claim, self._settle, self._settle_soon,
-             self._cancel, self._watch, self._transact, self._extend,
-             self._requeue, self._purge, self._pause, self._withdraw),
-            (24, 4, 20, 20, 8, 4, 4, 4, 4, 4, 1, 2, 1),
+            (self._enqueue, self._enqueue_run, self._enqueue_many, self._claim,
+             self._settle, self._settle_soon, self._cancel, self._watch, self._transact,
+             self._extend, self._requeue, self._purge, self._pause, self._withdraw),
+            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1),
         )[0]  # fmt: skip
         op, operand, accept = make(process)
-        if op is Op.SETTLE_SOON:
+        if op in SOON:
             return op, None, None, operand
+        if op is Op.ENQUEUE_RUN:
+            return op, None, operand, operand
         future: Future[Any] = Future()
         self.pending.append((process, future, accept))
         return op, None, future, operand
@@ -271,6 +278,20 @@ class Simulation(Care, Uploads):
             self.counts["jobs"] += 1
         self.memory.durable.add(lsn)
 
+    def _enqueue_run(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        """Many callers, some of whom give up."""
+        count = self.chance.choice((1, 3, 12, 30))
+        specs = sorted(self.chance.choices(_SPECS, k=count), key=_SPECS.index)
+        items = [(spec, self._item()[1], None) for spec in specs]
+        futures: list[Future[Any]] = [Future() for _ in items]
+        for item, future in zip(items, futures, strict=True):
+            if self.chance.random() < 0.05:
+                future.cancel()
+            else:
+                self.pending.append((process, future, partial(self._enqueued, item)))
+        run = Run(specs, [body for _, body, _ in items], futures)
+        return Op.ENQUEUE_RUN, run, lambda _: None
+
     def _enqueue_many(self, _: Process) -> tuple[Op, Any, Callable[[Any], None]]:
         items = [self._item() for _ in range(self.chance.choice((2, 3, 8)))]
         group = tuple(body for _, body, extras in items if extras is None or extras.key is None)
@@ -286,7 +307,7 @@ class Simulation(Care, Uploads):
     def _claim(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
         queues = self.chance.choice((None, None, frozenset({"mail"})))
         lease_ns = self.chance.choice((0, 0, 5, 60, 7_200)) * SECOND_NS
-        count = self.chance.choice((1, 2, 10))
+        count = self.chance.choice((1, 2, 10, 40))
         request = ClaimRequest(count, queues, wait_until_ns=0, lease_ns=lease_ns)
 
         def accept(deliveries: list[Delivery]) -> None:
@@ -369,7 +390,18 @@ class Simulation(Care, Uploads):
         mine = self.held[process]
         if not mine:
             return self._claim(process)
-        count = min(len(mine), self.chance.choice((1, 3, 9)))
+        count = min(len(mine), self.chance.choice((1, 3, 9, 30)))
+
+        def on_error(_: Settlement, error: TaskqError) -> None:
+            assert isinstance(error, StaleDelivery) or self._faults, repr(error)
+            assert isinstance(error, (StaleDelivery, LogFailed)), repr(error)
+            self.counts["stale"] += 1
+
+        if self.chance.random() < 0.5:
+            free = [one for one in mine[:count] if not one.record[FLAGS_AT] & _TIED]
+            if free:
+                self.held[process] = [one for one in mine if one not in free]
+                return Op.SUCCEED_SOON, (free, on_error), lambda _: None
         items = [
             Settlement(Kind.SUCCEEDED, mine.pop(0))
             if self.chance.random() < 0.7
@@ -379,11 +411,6 @@ class Simulation(Care, Uploads):
         for item in items:
             if item.kind is Kind.RELEASED:
                 self.memory.run_once.discard(item.delivery.job)
-
-        def on_error(_: Settlement, error: TaskqError) -> None:
-            assert isinstance(error, StaleDelivery) or self._faults, repr(error)
-            assert isinstance(error, (StaleDelivery, LogFailed)), repr(error)
-            self.counts["stale"] += 1
 
         return Op.SETTLE_SOON, (items, on_error), lambda _: None
 
