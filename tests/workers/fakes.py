@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from taskq import TaskQ
 from taskq.core.folds.lanes import Lane
+from taskq.core.records import Kind
 from taskq.log.format import codec
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
 
@@ -86,6 +87,11 @@ class FakePort:
             else:
                 asyncio.get_running_loop().call_soon(on_error, item, error)
         self._called.set()
+
+    def succeed_soon(
+        self, deliveries: list[Delivery], on_error: Callable[[Settlement, TaskqError], None]
+    ) -> None:
+        self.settle_soon([Settlement(Kind.SUCCEEDED, one) for one in deliveries], on_error)
 
     def settle(self, items: list[Settlement]) -> asyncio.Future[list[Settled]]:
         future: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()

@@ -132,8 +132,9 @@ class Slot:
             else:
                 if value is None and none_is_kept and job._children is None:
                     # None: a success that concerns nobody else, which the delivery itself tells.
+                    # Those go first, so there are none behind another outcome of this turn.
                     settlement = None
-                    if flags & _TIED or hook is not None:
+                    if outcomes or flags & _TIED or hook is not None:
                         settlement = _new(
                             Settlement, (_SUCCEEDED, delivery, None, 0, _CALLER, (), 0)
                         )
