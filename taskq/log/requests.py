@@ -129,7 +129,6 @@ def ops_that(trait: Trait) -> frozenset[int]:
     return frozenset(op for op in Op if op.traits & trait)
 
 
-#: (op, port, future, operand)
 Request = tuple[int, Any, Any, Any]
 #: (port, future, value or error); with no future, a call for the port's side
 Answer = tuple[Any, Any, Any]

@@ -113,7 +113,7 @@ class Claims:
         mark_rated(batch, taken, request.limits)
         for (job, _, attempt, _, _), token in damaged:
             self._ends.end(
-                batch, Kind.DIED, Cause.REJECTED, job, token, attempt, b"its record is damaged"
+                batch, Kind.DEAD, Cause.REJECTED, job, token, attempt, b"its record is damaged"
             )
         return deliveries, must_sync
 
@@ -196,7 +196,7 @@ class Claims:
             self._ends.end(batch, Kind.CANCELLED, Cause.ASKED, job, token, attempt, what.encode())
         elif self._is_last(job, attempt):
             reason = f"{what} {during} attempt {attempt}"
-            self._ends.end(batch, Kind.DIED, cause, job, token, attempt, reason.encode())
+            self._ends.end(batch, Kind.DEAD, cause, job, token, attempt, reason.encode())
         else:
             self._ends.back(batch, Kind.RELEASED, cause, job, token, attempt, 0, what.encode())
 

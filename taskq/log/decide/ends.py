@@ -96,7 +96,7 @@ class Ends:
             except LogDamaged:
                 options = b""
             chunk = agenda.table.find(job)
-        if chunk is not None and kind is Kind.DIED:
+        if chunk is not None and kind is Kind.DEAD:
             lane = agenda.lanes[chunk.lanes[agenda.table.index]]
             self._deaths.note(lane, job, attempt, cause, reason, batch.time_ns)
         location = batch.where + batch.size
@@ -139,7 +139,7 @@ class Ends:
             _, policy, _ = left
             if kind is Kind.SUCCEEDED or (policy == Policy.RUN and kind is not Kind.PURGED):
                 names.append(dependent)
-            elif policy == Policy.CANCEL or (policy == Policy.WAIT and kind is not Kind.DIED):
+            elif policy == Policy.CANCEL or (policy == Policy.WAIT and kind is not Kind.DEAD):
                 # What is cancelled, expired or purged does not come back, as a dead letter may.
                 names.append(dependent | DOOM_BIT)
         flows.apply_end(job, batch.where + batch.size, names)

@@ -110,14 +110,14 @@ class Settles:
             kind, cause = Kind.CANCELLED, Cause.ASKED
         if flags:
             self._enqueues.check_packed(flags, body or b"", f"the result of {delivery!r}")
-        is_end = kind is _SUCCEEDED or kind is Kind.DIED or kind is Kind.CANCELLED
+        is_end = kind is _SUCCEEDED or kind is Kind.DEAD or kind is Kind.CANCELLED
         prepared = self._enqueues.prepared(batch, children, frozenset((job,) if is_end else ()))
         if is_end:
             options = b""
             if tied:
                 options = self._untie(batch, kind, delivery.record, job)
             location = batch.where + batch.size
-            if kind is Kind.DIED:
+            if kind is Kind.DEAD:
                 body, flags = (body or b"")[:REASON_BYTES_MAX], 0
                 self._deaths.note(delivery.lane, job, attempt, cause, body, batch.time_ns)
             elif kind is Kind.CANCELLED:
@@ -137,7 +137,7 @@ class Settles:
         return self._enqueues.add(batch, children, prepared)
 
 
-_ENDS: Final = frozenset({Kind.SUCCEEDED, Kind.DIED, Kind.CANCELLED})
+_ENDS: Final = frozenset({Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED})
 
 
 class Transactions:

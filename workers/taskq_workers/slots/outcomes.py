@@ -59,7 +59,7 @@ def _by_policy(
     decision = _decide(task, delivery, error)
     if isinstance(decision, Die):
         cause = Cause.EXHAUSTED if decision.exhausted else Cause.REJECTED
-        return Settlement(Kind.DIED, delivery, body, 0, cause)
+        return Settlement(Kind.DEAD, delivery, body, 0, cause)
     return Settlement(Kind.RETRIED, delivery, body, decision.delay_ns)
 
 
@@ -96,7 +96,7 @@ def settle_bad_result(
 
 def reject(delivery: Delivery, reason: str) -> Settlement:
     """Dead, whatever attempts are left."""
-    return Settlement(Kind.DIED, delivery, encode_reason(reason), 0, Cause.REJECTED)
+    return Settlement(Kind.DEAD, delivery, encode_reason(reason), 0, Cause.REJECTED)
 
 
 def release(delivery: Delivery) -> Settlement:
@@ -163,7 +163,7 @@ async def unless_too_old(
     limit = spoken(round((task.retry.max_age_seconds or 0) * SECOND_NS))
     note = f"too old: enqueued {spoken(age)} ago, and max_age is {limit}"
     reason = with_note((settlement.body or b"").decode("utf-8", "replace"), note)
-    return Settlement(Kind.DIED, delivery, encode_reason(reason), 0, Cause.EXHAUSTED)
+    return Settlement(Kind.DEAD, delivery, encode_reason(reason), 0, Cause.EXHAUSTED)
 
 
 def goes_on(settlement: Settlement) -> bool:

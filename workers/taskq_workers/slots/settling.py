@@ -48,7 +48,7 @@ class Settler:
         outcomes: those of this turn of the loop. A slot appends, then calls ``flush_soon`` if
             ``scheduled`` is false, or ``flush`` when there are ``OUTCOMES_MAX`` of them.
         successes: deliveries that succeeded and left nothing, and are tied to no other job: most of
-            all jobs, which need no ``Settlement``. Used as ``outcomes``.
+            all jobs, which need no ``Settlement``. Used as ``outcomes``, while nobody observes.
         refused: how many wait to be handed over again.
         parents: jobs whose success, in ``outcomes``, brings children.
         ended: how many ended how, by kind, as far as the log was handed that.
@@ -126,8 +126,6 @@ class Settler:
         done = self.successes[:]
         self.successes.clear()
         self.ended[_SUCCEEDED] += len(done)
-        if self.observer is not None:
-            self.observer([Settlement(_SUCCEEDED, one) for one in done])
         try:
             self._port.succeed_soon(done, self._on_error)
         except TaskqError as error:
@@ -205,7 +203,7 @@ class Settler:
             # What it names was collected while it waited for the log for an hour: run it again.
             _log.warning("job %s runs again: %s", settlement.delivery.job_id, error)
             self.add(release(settlement.delivery))
-        elif isinstance(error, UsageError) and settlement.kind is not Kind.DIED:
+        elif isinstance(error, UsageError) and settlement.kind is not Kind.DEAD:
             # Its result or its children do not fit the log: no attempt would change that.
             self.add(reject(settlement.delivery, f"{type(error).__name__}: {error}"))
         elif isinstance(error, PASSING):

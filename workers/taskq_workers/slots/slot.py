@@ -19,7 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.app.context import JobContext, _current
-from taskq.core.records import PACKED, Cause, Flag, Kind
+from taskq.core.records import PACKED, Flag, Kind
 from taskq.log.requests import Settlement
 from taskq_workers.events import tell
 from taskq_workers.slots.inputs import Inputs
@@ -41,10 +41,8 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
     from taskq_workers.slots.slots import Slots
 
-#: A member of an enum costs as much to look up as a call; a tuple's own ``__new__`` half as much as
-#: that of a NamedTuple.
+#: A member of an enum costs as much to look up as a call.
 _SUCCEEDED: Final = Kind.SUCCEEDED
-_CALLER: Final = Cause.CALLER
 _FLAGS_AT: Final = 8
 #: Payloads that are not simply what the record holds.
 _OPENED: Final = PACKED | int(Flag.FLOW)
@@ -54,7 +52,6 @@ _NO_OPTIONS: Final = bytes(2)
 #: Fields of a delivery: by number they cost half of what their names do.
 _LANE: Final = 5
 _RECORD: Final = 6
-_new: Final = tuple.__new__
 #: A slot whose jobs never suspend lets the loop turn after so long.
 TURN_SECONDS: Final = 0.005
 
@@ -93,7 +90,6 @@ class Slot:
         slots = self._slots
         app, buffer, feed, plans, settler, hook = slots.begin(self)
         outcomes, successes, opened = settler.outcomes, settler.successes, Inputs(app).payload
-        flags = 0
         no_job: Token[JobContext] | None = None
         turn = self.since = monotonic()
         while True:
@@ -131,13 +127,10 @@ class Slot:
                 settlement = await slots.judged(task, error, settlement)
             else:
                 if value is None and none_is_kept and job._children is None:
-                    # None: a success that concerns nobody else, which the delivery itself tells.
-                    # Those go first, so there are none behind another outcome of this turn.
+                    # None: a success that concerns nobody else, which its delivery tells.
                     settlement = None
-                    if outcomes or flags & _TIED or hook is not None:
-                        settlement = _new(
-                            Settlement, (_SUCCEEDED, delivery, None, 0, _CALLER, (), 0)
-                        )
+                    if flags & _TIED or hook is not None or settler.observer is not None:
+                        settlement = Settlement(_SUCCEEDED, delivery)
                 elif packs or job.packs:
                     settlement = await self._packed(task, delivery, job, value)
                 else:
