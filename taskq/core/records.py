@@ -19,7 +19,6 @@ class Kind(enum.IntEnum):
     RETRIED = 4
     #: it failed for good (body: reason)
     DEAD = 5
-    DIED = 5
     #: it was given back; the cause says by whom, and the attempt count says whether one was burnt
     RELEASED = 6
     #: it was withdrawn before it ran, or stopped while it did: the cause tells

@@ -48,10 +48,6 @@ _FLAGS_AT: Final = 8
 _OPENED: Final = PACKED | int(Flag.FLOW)
 #: Jobs of these flags are tied to others: their end frees a key, or lets a flow go on.
 _TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
-_NO_OPTIONS: Final = bytes(2)
-#: Fields of a delivery: by number they cost half of what their names do.
-_LANE: Final = 5
-_RECORD: Final = 6
 #: A slot whose jobs never suspend lets the loop turn after so long.
 TURN_SECONDS: Final = 0.005
 
@@ -105,22 +101,14 @@ class Slot:
                 feed.refill()
             decode, call, none_is_kept, packs, task = plans[delivery.lane.task]
             job = JobContext(delivery, app)
-            if no_job is None:
-                no_job = _current.set(job)
-            else:
-                _current.set(job)
+            before_job = _current.set(job)
+            no_job = no_job or before_job
             before = copy_context()
             args = None
             try:
-                record = delivery[_RECORD]
-                flags = record[_FLAGS_AT]
-                if flags & _OPENED:
-                    args, kwargs = decode(await opened(delivery))
-                elif record[6:8] == _NO_OPTIONS:
-                    # As ``Delivery.stored_payload`` has it, a call less.
-                    args, kwargs = decode(record[delivery[_LANE].body_at : -4])
-                else:
-                    args, kwargs = decode(delivery.stored_payload)
+                flags = delivery.record[_FLAGS_AT]
+                packed = flags & _OPENED
+                args, kwargs = decode(await opened(delivery) if packed else delivery.stored_payload)
                 value = await call(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 - no job may stop its worker
                 settlement = self._failed(task, delivery, error, called=args is not None)
@@ -128,9 +116,8 @@ class Slot:
             else:
                 if value is None and none_is_kept and job._children is None:
                     # None: a success that concerns nobody else, which its delivery tells.
-                    settlement = None
-                    if flags & _TIED or hook is not None or settler.observer is not None:
-                        settlement = Settlement(_SUCCEEDED, delivery)
+                    is_seen = flags & _TIED or hook is not None or settler.observer is not None
+                    settlement = Settlement(_SUCCEEDED, delivery) if is_seen else None
                 elif packs or job.packs:
                     settlement = await self._packed(task, delivery, job, value)
                 else:
