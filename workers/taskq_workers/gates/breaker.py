@@ -15,6 +15,8 @@ from taskq_workers.gates.gate import Gate, GateHost, Mode
 from taskq_workers.runs.reasons import summary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taskq.conditions.breakers import BreakerRule
     from taskq.log.requests import Settlement
 
@@ -47,18 +49,18 @@ class Breaker(Gate):
         """Its queue, and whatever tasks may be claimed."""
         return frozenset({self.rule.queue}), self.host.open_tasks()
 
-    def failed(self, error: BaseException, outcomes: list[Settlement]) -> bool:
+    def failed(self, error: BaseException, outcomes: Iterable[Settlement]) -> bool:
         """A job of the queue failed; whether it is given back, so that no attempt is burnt.
 
         Args:
             error: what it met.
-            outcomes: those of this turn of the loop, which were not handed over yet.
+            outcomes: those of this turn of the loop, the latest first, not handed over yet.
         """
         if not self.rule.is_failure(error):
             self._row = 0
             return False
         self._told = summary(error)[:_REASON_CHARACTERS_MAX]
-        before = (one.kind for one in reversed(outcomes) if self._counts(one))
+        before = (one.kind for one in outcomes if self._counts(one))
         if next(before, None) is Kind.SUCCEEDED:
             self._row = 0
         if self.mode is Mode.OPEN:

@@ -14,6 +14,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log.requests import Settlement
 from taskq_workers.gates.gate import Gate, Mode
 from taskq_workers.gates.probes import Probes
+from taskq_workers.slots.settling import settled
 from taskq_workers.slots.slots import Slots
 
 if TYPE_CHECKING:
@@ -249,7 +250,8 @@ class Gates:
         if settlement.kind is Kind.RELEASED:
             return settlement
         breaker = self._breakers.get(delivery.queue)
-        fails = breaker is not None and breaker.failed(error, self._settler.outcomes)
+        latest = map(settled, reversed(self._settler.outcomes))
+        fails = breaker is not None and breaker.failed(error, latest)
         if settlement.kind is not Kind.RETRIED and settlement.cause is not Cause.EXHAUSTED:
             return settlement  # it wants no other attempt, whatever happened
         if fails:

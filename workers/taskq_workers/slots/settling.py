@@ -17,7 +17,7 @@ from taskq.core.errors import (
     UsageError,
 )
 from taskq.core.records import Kind
-from taskq.log.requests import Settlement
+from taskq.log.requests import Delivery, Settlement
 from taskq_workers.slots.outcomes import reject, release, settle_failure
 from taskq_workers.slots.pace import Pause
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskq.app.context import JobContext
-    from taskq.log.requests import Delivery, Duplicate
+    from taskq.log.requests import Duplicate
     from taskq.log.store.port import LoopPort
 
     #: What the log answers to one settlement; ids of its children, where it has some.
@@ -41,14 +41,18 @@ PASSING: Final = (AppendFailed, LogLocked)
 _SUCCEEDED: Final = Kind.SUCCEEDED
 
 
+def settled(outcome: Settlement | Delivery) -> Settlement:
+    """The settlement that an outcome stands for."""
+    return outcome if isinstance(outcome, Settlement) else Settlement(_SUCCEEDED, outcome)
+
+
 class Settler:
     """Collects outcomes and hands them to the log.
 
     Attributes:
-        outcomes: those of this turn of the loop. A slot appends, then calls ``flush_soon`` if
+        outcomes: those of this turn of the loop; a delivery stands for its success, if that left
+            nothing and is tied to no other job. A slot appends, then calls ``flush_soon`` if
             ``scheduled`` is false, or ``flush`` when there are ``OUTCOMES_MAX`` of them.
-        successes: deliveries that succeeded and left nothing, and are tied to no other job: most of
-            all jobs, which need no ``Settlement``. Used as ``outcomes``, while nobody observes.
         refused: how many wait to be handed over again.
         parents: jobs whose success, in ``outcomes``, brings children.
         ended: how many ended how, by kind, as far as the log was handed that.
@@ -62,8 +66,7 @@ class Settler:
         flushed: Callable[[int], None],
         fail: Callable[[TaskqError], None],
     ) -> None:
-        self.outcomes: list[Settlement] = []
-        self.successes: list[Delivery] = []
+        self.outcomes: list[Settlement | Delivery] = []
         self.scheduled = False
         self.refused = 0
         self.parents: dict[Delivery, JobContext] = {}
@@ -75,11 +78,6 @@ class Settler:
         self._fail = fail
         self._again: list[Settlement] = []
         self._pause = Pause(loop.time)
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether outcomes are to be handed over, for the first time or again."""
-        return bool(self.outcomes or self.successes or self.refused)
 
     def add(self, settlement: Settlement) -> None:
         """Hand one outcome over at the end of this turn of the loop."""
@@ -102,36 +100,36 @@ class Settler:
 
     def flush(self) -> None:
         """Hand over what there is; a log that was closed meanwhile stops the worker."""
-        if self.successes:
-            self._flush_successes()
         if not self.outcomes:
             return
         # The list itself stays, because slots hold on to its append method.
-        items = self.outcomes[:]
+        outcomes = self.outcomes[:]
         self.outcomes.clear()
-        self._count(items)
-        if self.observer is not None:
-            self.observer(items)
         parents, self.parents = self.parents, {}
+        successes: list[Delivery] = []
+        items: list[Settlement] = []
+        if self.observer is not None:
+            items = [settled(one) for one in outcomes]
+            self.observer(items)
+        else:
+            for one in outcomes:
+                if isinstance(one, Delivery):
+                    successes.append(one)
+                else:
+                    items.append(one)
+        self._count(items)
+        self.ended[_SUCCEEDED] += len(successes)
         try:
+            if successes:
+                self._port.succeed_soon(successes, self._on_error)
             if parents:
                 items = self._settle_parents(items, parents)
-            self._port.settle_soon(items, self._on_error)
+            if items:
+                self._port.settle_soon(items, self._on_error)
         except TaskqError as error:
-            for settlement in items:
-                self._on_error(settlement, error)
-        self._flushed(len(items) + len(parents))
-
-    def _flush_successes(self) -> None:
-        done = self.successes[:]
-        self.successes.clear()
-        self.ended[_SUCCEEDED] += len(done)
-        try:
-            self._port.succeed_soon(done, self._on_error)
-        except TaskqError as error:
-            for one in done:
-                self._on_error(Settlement(_SUCCEEDED, one), error)
-        self._flushed(len(done))
+            for one in [*map(settled, successes), *items]:
+                self._on_error(one, error)
+        self._flushed(len(outcomes))
 
     async def settle_all(self) -> None:
         """Hand everything over and wait until the log took it; what it refuses is tried twice.
@@ -145,7 +143,7 @@ class Settler:
         await self._settle_what_is_left()
 
     async def _settle_what_is_left(self) -> None:
-        items = [*self.outcomes, *self._again]
+        items = [*map(settled, self.outcomes), *self._again]
         self.outcomes.clear()
         self._again = []
         self.refused = 0

@@ -29,7 +29,7 @@ from taskq_workers.slots.outcomes import (
     settle_failure,
     settle_unreadable,
 )
-from taskq_workers.slots.settling import OUTCOMES_MAX
+from taskq_workers.slots.settling import OUTCOMES_MAX, settled
 from taskq_workers.slots.shipping import Ended, error_of
 from taskq_workers.slots.storing import settle_success
 
@@ -85,13 +85,14 @@ class Slot:
         """The hot path: each statement here is paid for every job."""
         slots = self._slots
         app, buffer, feed, plans, settler, hook = slots.begin(self)
-        outcomes, successes, opened = settler.outcomes, settler.successes, Inputs(app).payload
+        outcomes, opened = settler.outcomes, Inputs(app).payload
         no_job: Token[JobContext] | None = None
+        outcome: Settlement | Delivery | None
         turn = self.since = monotonic()
         while True:
             if not buffer:
                 # An idle slot must not keep the last job's arguments and result alive.
-                delivery = job = before = args = kwargs = value = settlement = None
+                delivery = job = before = args = kwargs = value = outcome = settlement = None
                 if not await self._rest(no_job):
                     return
                 no_job, turn = None, self.since
@@ -112,30 +113,26 @@ class Slot:
                 value = await call(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 - no job may stop its worker
                 settlement = self._failed(task, delivery, error, called=args is not None)
-                settlement = await slots.judged(task, error, settlement)
+                outcome = await slots.judged(task, error, settlement)
             else:
                 if value is None and none_is_kept and job._children is None:
-                    # None: a success that concerns nobody else, which its delivery tells.
-                    is_seen = flags & _TIED or hook is not None or settler.observer is not None
-                    settlement = Settlement(_SUCCEEDED, delivery) if is_seen else None
+                    is_told = hook is not None or flags & _TIED
+                    outcome = Settlement(_SUCCEEDED, delivery) if is_told else delivery
                 elif packs or job.packs:
-                    settlement = await self._packed(task, delivery, job, value)
+                    outcome = await self._packed(task, delivery, job, value)
                 else:
-                    settlement = self._succeeded(task, delivery, job, value)
+                    outcome = self._succeeded(task, delivery, job, value)
             if self.abandoned:
                 return
             self.delivery = None
-            if settlement is None:
-                successes.append(delivery)
-            else:
-                outcomes.append(settlement)
+            outcomes.append(outcome)
             if not settler.scheduled:
                 settler.flush_soon()
-            elif len(outcomes) + len(successes) >= OUTCOMES_MAX:
+            elif len(outcomes) >= OUTCOMES_MAX:
                 settler.flush()
             now = monotonic()
-            if hook is not None and settlement is not None:
-                tell(hook, settlement, now - self.since)
+            if hook is not None:
+                tell(hook, settled(outcome), now - self.since)
             if _changed(before) or self.task.cancelling():
                 # The job left context variables or a cancellation behind, that no other may meet.
                 slots.replace(self)

@@ -175,7 +175,7 @@ class Slots:
     def quiet(self) -> bool:
         """Whether nothing runs and every outcome was handed to the log."""
         settler = self.settler
-        return not (settler.is_pending or self.running())
+        return not (settler.outcomes or settler.refused or self.running())
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Release deliveries that no slot took; burns no attempt."""
