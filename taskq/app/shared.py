@@ -307,7 +307,8 @@ class LogHolder:
 
         port = await self._connection.port()
         extent: Extent = await port.extent(-1)
-        return await asyncio.to_thread(reader_views, self._connection.store(), extent)
+        store = self._connection.store()
+        return await asyncio.to_thread(reader_views, store.path, store.log_id, extent)
 
     readers_sync = blocking(readers)
 

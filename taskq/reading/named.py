@@ -10,12 +10,16 @@ from taskq.core.errors import LogDamaged, ReaderFellBehind, ReaderMismatch, Usag
 from taskq.log.format.codec import SEGMENT_HEADER
 from taskq.log.format.frames import Cursor
 from taskq.log.machine.disk import LocalDisk
+from taskq.log.read.follow import Onlooker
 from taskq.log.read.positions import count_behind, find_lsn, find_position, find_time
+from taskq.log.read.reader import open_journal
 from taskq.log.read.readers import NamedReader, Position, is_read, read_position, reader_names
 from taskq.reading.record import open_files
 from taskq.reading.stream import check_lsn
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from taskq.log.segments.segments import Extent, SegmentFiles
     from taskq.log.store.store import Store
 
@@ -40,15 +44,28 @@ class ReaderView:
     problem: str = ""
 
 
-def reader_views(store: Store, extent: Extent) -> list[ReaderView]:
+def look_at_readers(path: str) -> list[ReaderView]:
+    """The named readers of a log that is not opened for it, and how far behind each is.
+
+    Raises:
+        LogError: there is no log, or a file cannot be read.
+    """
+    onlooker = Onlooker(open_journal(path))
+    try:
+        return reader_views(path, onlooker.journal.identity.log_id, onlooker.look())
+    finally:
+        onlooker.close()
+
+
+def reader_views(path: str, log_id: UUID, extent: Extent) -> list[ReaderView]:
     """The named readers, and how far behind each is."""
-    disk, files = LocalDisk(), open_files(store.path, store.log_id)
+    disk, files = LocalDisk(), open_files(path, log_id)
     views: list[ReaderView] = []
     try:
-        for name in reader_names(disk, store.path):
+        for name in reader_names(disk, path) if files.lsns else ():
             problem, position = "", None
             try:
-                position = read_position(disk, store.path, store.log_id, name)
+                position = read_position(disk, path, log_id, name)
             except LogDamaged as error:
                 problem = str(error)
             start = Cursor(files.lsns[0], SEGMENT_HEADER.size, files.lsns[0])
@@ -56,7 +73,7 @@ def reader_views(store: Store, extent: Extent) -> list[ReaderView]:
                 position, cursor = Position(start.segment, start.segment), start
             else:
                 try:
-                    cursor = find_position(files, store.path, name, position, extent)
+                    cursor = find_position(files, path, name, position, extent)
                 except (ReaderFellBehind, ReaderMismatch) as error:
                     problem, cursor = str(error), start
             lsn = cursor.next_lsn if problem else position.lsn
@@ -67,7 +84,7 @@ def reader_views(store: Store, extent: Extent) -> list[ReaderView]:
                     lsn=position.lsn,
                     lag_records=records,
                     lag_bytes=size,
-                    alive=is_read(disk, store.path, name),
+                    alive=is_read(disk, path, name),
                     problem=problem,
                 )
             )

@@ -323,7 +323,10 @@ def reader() -> None:
 @json_option
 def ls(data_dir: Path | None, as_json: bool) -> None:
     """List the named readers, and how far behind each is."""
-    readers = with_app(data_dir, lambda app: app.readers())
+    from taskq.reading.named import look_at_readers  # noqa: PLC0415 - help must not import the log
+
+    with open_reader(data_dir) as log:
+        readers = look_at_readers(log.path)
     if as_json:
         render.print_json([_view_json(one) for one in readers])
         return

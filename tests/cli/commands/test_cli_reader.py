@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,3 +83,46 @@ def test_where_there_is_no_log_none_is_made(tmp_path: Path) -> None:
     for words in (("ls",), ("seek", "x", "start"), ("forget", "x")):
         assert taskq("reader", *words, "-d", tmp_path / "nowhere").exit_code == 1
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            ["ls"],
+            ["stats"],
+            ["workers"],
+            ["health"],
+            ["verify"],
+            ["peek"],
+            ["schedules"],
+            ["tail"],
+        ),
+        *(
+            ["dead", "ls"],
+            ["reader", "ls"],
+            ["export"],
+            ["show", "1"],
+            ["why", "1"],
+            ["timeline", "1"],
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_reads_leaves_a_copied_log_as_it_is(
+    words: list[str], path: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(path, copy, ignore=shutil.ignore_patterns("copy"))
+    before = _files(copy)
+    taskq(*words, "-d", copy)
+    assert _files(copy) == before
+
+
+def _files(path: Path) -> dict[str, tuple[int, bytes]]:
+    """The files of a log, when each was written, and what it holds."""
+    return {
+        str(one.relative_to(path)): (one.stat().st_mtime_ns, one.read_bytes())
+        for one in path.rglob("*")
+        if one.is_file()
+    }
