@@ -23,7 +23,7 @@ from taskq import TaskQ
 from taskq import errors as error_tree
 from taskq.app.decorate import TaskChoices
 from taskq.calls.call import OptionChanges, Options
-from taskq.cli.main import BROUGHT_IN, BUILT_IN, SECTIONS
+from taskq.cli.main import BUILT_IN, SECTIONS
 from taskq.cli.main import main as command_line
 from taskq.connection.settings import Settings
 from taskq.core.transitions import diagram
@@ -162,8 +162,7 @@ def commands() -> str:
     rows = []
     for names in SECTIONS.values():
         for name in names:
-            line = BUILT_IN[name][1] if name in BUILT_IN else BROUGHT_IN[name]
-            rows.append((f"`taskq {name}`", line))
+            rows.append((f"`taskq {name}`", BUILT_IN[name][1]))
             command = command_line.get_command(context, name)
             if isinstance(command, click.Group):
                 rows.extend(_within(name, command))
