@@ -12,6 +12,7 @@ from taskq.calls.serialization import (
     FLAT_BYTES_MAX,
     check_size,
     compiled,
+    compiled_fields,
     is_deep,
     json_config,
     shown,
@@ -45,13 +46,15 @@ class ArgumentCodec:
         self.signature = signature
         self._task = signature.task
         self._hints = signature.hints()
-        shape = _typed_dict(self._fields())
+        fields = self._fields()
+        plain = compiled_fields(fields)
+        shape = None if plain else _typed_dict(fields)
         try:
-            self._validator, self._serializer = compiled(shape)
+            self._validator, self._serializer = plain or compiled(shape)
         except TypeError as error:
             raise unusable(self._task, self._hints, error) from error
         #: whether an argument may hold what nobody has looked at, so that the payload is read back
-        self._reads_back = trusts_instances(shape)
+        self._reads_back = plain is None and trusts_instances(shape)
         self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes]
         self.decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]
         if signature.plain:

@@ -8,7 +8,18 @@ models, which bring a configuration of their own.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Final, Optional
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    NotRequired,
+    Optional,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
 from taskq.calls.signature import REST, Signature
 from taskq.core.errors import InvalidCall, PayloadTooLarge, UsageError
@@ -17,12 +28,22 @@ from taskq.core.parsing import DEPTH_MAX, too_deep
 from taskq.log.config import SPILL_HINT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pydantic import ConfigDict
     from pydantic_core import SchemaSerializer, SchemaValidator
+    from pydantic_core.core_schema import CoreConfig, CoreSchema
 
 
+#: Types that need no more of pydantic than its core, and what that calls them.
+_PLAIN: Final[dict[object, str]] = {
+    str: "str", int: "int", float: "float", bool: "bool", Any: "any",
+    None: "none", NoneType: "none",
+}  # fmt: skip
+_OPTIONAL_PARTS: Final = 2
+_ROOT: Final[CoreConfig] = {
+    "ser_json_bytes": "base64", "val_json_bytes": "base64", "ser_json_inf_nan": "strings",
+}  # fmt: skip
 #: Kinds of schemas that take an instance as it is, whatever it holds.
 _TRUSTED: Final = frozenset({"model", "dataclass"})
 
@@ -46,14 +67,12 @@ def is_deep(body: bytes) -> bool:
 
 def json_config() -> ConfigDict:
     """How values without a configuration of their own are written."""
-    from pydantic import ConfigDict  # noqa: PLC0415 - see the module's docstring
-
-    return ConfigDict(
-        extra="forbid",
-        ser_json_bytes="base64",
-        val_json_bytes="base64",
-        ser_json_inf_nan="strings",
-    )
+    return {
+        "extra": "forbid",
+        "ser_json_bytes": "base64",
+        "val_json_bytes": "base64",
+        "ser_json_inf_nan": "strings",
+    }
 
 
 def compiled(
@@ -64,18 +83,60 @@ def compiled(
     Raises:
         TypeError: pydantic knows no way to read or write the type.
     """
+    schema = plain_schema(annotation)
+    if schema is not None:
+        return _made(schema)
     from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
     from pydantic.errors import PydanticUserError  # noqa: PLC0415
-    from pydantic_core import SchemaError, SchemaSerializer, SchemaValidator  # noqa: PLC0415
-    from pydantic_core.core_schema import CoreConfig  # noqa: PLC0415
+    from pydantic_core import SchemaError  # noqa: PLC0415
 
-    # Given at the root as well: the one of a typed dict does not reach its floats.
-    root = CoreConfig(ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings")
     try:
-        schema = TypeAdapter(annotation, config=config).core_schema
-        return SchemaValidator(schema, root), SchemaSerializer(schema, root)
+        return _made(TypeAdapter(annotation, config=config).core_schema)
     except (PydanticUserError, SchemaError) as error:
         raise TypeError(_cause(error)) from error
+
+
+def compiled_fields(fields: Mapping[str, Any]) -> tuple[SchemaValidator, SchemaSerializer] | None:
+    """Compile a dict of plain values by their types; None if any is not plain."""
+    checked: dict[str, CoreSchema] = {}
+    for name, hint in fields.items():
+        may_miss = get_origin(hint) is NotRequired
+        schema = plain_schema(get_args(hint)[0] if may_miss else hint)
+        if schema is None:
+            return None
+        checked[name] = {
+            "type": "typed-dict-field", "schema": schema, "required": not may_miss,
+        }  # fmt: skip
+    config = {"extra_fields_behavior": "forbid", **_ROOT}
+    whole = {
+        "type": "typed-dict", "cls_name": "Arguments", "fields": checked,
+        "extra_behavior": "forbid", "config": config,
+    }  # fmt: skip
+    return _made(cast("CoreSchema", whole))
+
+
+def plain_schema(annotation: object) -> CoreSchema | None:
+    """What pydantic would make of a plain type, without pydantic; None if it is not plain."""
+    try:
+        kind = _PLAIN.get(annotation)
+    except TypeError:  # nobody can hash it
+        return None
+    if kind is not None:
+        return cast("CoreSchema", {"type": kind})
+    parts = get_args(annotation)
+    if get_origin(annotation) not in {Union, UnionType} or len(parts) != _OPTIONAL_PARTS:
+        return None
+    inner = plain_schema(parts[0])
+    if inner is None or parts[1] is not NoneType:
+        return None
+    return cast("CoreSchema", {"type": "nullable", "schema": inner})
+
+
+def _made(schema: CoreSchema) -> tuple[SchemaValidator, SchemaSerializer]:
+    from pydantic_core import SchemaSerializer, SchemaValidator  # noqa: PLC0415
+
+    # Given at the root as well: the one of a typed dict does not reach its floats.
+    return SchemaValidator(schema, _ROOT), SchemaSerializer(schema, _ROOT)
 
 
 def trusts_instances(annotation: Any, config: ConfigDict | None = None) -> bool:
@@ -105,6 +166,21 @@ def unusable(task: str, hints: Mapping[str, Any], error: TypeError) -> UsageErro
                 f"in JSON: use a built-in type, a dataclass or a pydantic model"
             )
     return UsageError(f"{task}: the annotations cannot be used: {error}")
+
+
+def load_checks(signatures: Iterable[Signature]) -> None:
+    """Import what calls of these are checked with: up to 0.1 s, which no first call waits for."""
+    import pydantic_core  # noqa: F401, PLC0415 - see the module's docstring
+
+    for signature in signatures:
+        try:
+            plain = compiled_fields(signature.hints())
+        except Exception:  # noqa: BLE001, S112 - told at its first call
+            continue
+        if plain is None:
+            import pydantic.type_adapter  # noqa: F401, PLC0415 - as above
+
+            return
 
 
 class ResultCodec:
