@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, 
 
 from taskq import telemetry
 from taskq.app.decorate import TaskChoices, TaskDecorator, make_task, tasks_with
-from taskq.app.schedules import Listeners, Planned, schedule_of
+from taskq.app.schedules import Listeners, Planned, rule_of, schedule_of
 from taskq.app.shared import LogHolder
 from taskq.app.tasks import Task, no_call
 from taskq.app.workers import Lifespan, find_workers
@@ -17,7 +18,7 @@ from taskq.calls.call import Call, Options, checked_calls, make_call
 from taskq.calls.habits import APPS, no_attribute
 from taskq.calls.naming import checked_modules
 from taskq.calls.origins import Declared, origin_here, origin_of
-from taskq.calls.serialization import encode_loose
+from taskq.calls.serialization import encode_loose, load_checks
 from taskq.conditions.breakers import (
     FAILURES_DEFAULT,
     PAUSE_SECONDS_DEFAULT,
@@ -25,12 +26,14 @@ from taskq.conditions.breakers import (
     breaker_rule,
 )
 from taskq.conditions.failures import is_network_failure
+from taskq.connection import places
 from taskq.connection.blocking import blocking, refuse_in_loop, run
 from taskq.connection.connection import Connection, split_job_id
 from taskq.connection.handle import JobHandle, make_handle
 from taskq.connection.logoptions import LogOptions, numbers_checked, unknown_option
 from taskq.core.errors import UsageError
 from taskq.core.records import Flag
+from taskq.log.config import LogConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -87,12 +90,16 @@ class TaskQ(LogHolder):
         unknown = options.keys() - LogOptions.__annotations__.keys()
         if unknown:
             raise unknown_option(min(unknown))
-        # pydantic-settings takes 0.1 s to import, which `import taskq` must not pay.
-        from taskq.connection.settings import load_settings  # noqa: PLC0415
+        given = numbers_checked(options)
+        is_told = settings or given or data_dir == "" or not isinstance(data_dir, str | Path | None)
+        if is_told or not places.are_silent():
+            from taskq.connection.settings import load_settings  # noqa: PLC0415 - takes 0.1 s
 
-        self.settings = load_settings(settings, data_dir=data_dir, **numbers_checked(options))
-        path = os.fspath(self.settings.data_dir)
-        super().__init__(Connection(path, self.settings.log_config()))
+            self.settings = load_settings(settings, data_dir=data_dir, **given)
+            self._directory, config = self.settings.data_dir, self.settings.log_config()
+        else:
+            self._directory, config = Path(data_dir or places.DATA_DIR_DEFAULT), LogConfig()
+        super().__init__(Connection(os.fspath(self._directory), config))
         self._include = checked_modules(include)
         # Never changed but replaced, since workers on other threads look into it.
         self._tasks: dict[str, Task[..., Any]] = {}
@@ -128,10 +135,17 @@ class TaskQ(LogHolder):
 
         return cls(user_data_path(app, appauthor=False) / "taskq", **arguments)
 
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """What the app was made with."""
+        from taskq.connection.settings import silent_settings  # noqa: PLC0415 - as above
+
+        return silent_settings(self._directory)
+
     @property
     def name(self) -> str:
         """What ``taskq workers`` shows."""
-        return self.settings.name
+        return self._connection.config.name
 
     @property
     def data_dir(self) -> Path:
@@ -200,10 +214,7 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: the expression, the zone or a choice is wrong, or the name is taken.
         """
-        from taskq.schedules.times import parse_cron  # noqa: PLC0415 - few programs have schedules
-
-        rule = parse_cron(expression, tz)
-        return self._decorator(rule, choices, name, args, kwargs)
+        return self._decorator(rule_of(expression, None, tz), choices, name, args, kwargs)
 
     def every(
         self,
@@ -221,10 +232,7 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: the interval or a choice is wrong, or the name is taken.
         """
-        from taskq.schedules.times import parse_every  # noqa: PLC0415 - as above
-
-        rule = parse_every(interval)
-        return self._decorator(rule, choices, name, args, kwargs)
+        return self._decorator(rule_of(None, interval), choices, name, args, kwargs)
 
     def schedule(
         self,
@@ -468,6 +476,7 @@ class TaskQ(LogHolder):
         """
         self._connection.reopen()
         await self._connection.opened()
+        await asyncio.to_thread(load_checks, [task.signature for task in self._tasks.values()])
         return self
 
     def open_sync(self) -> Self:

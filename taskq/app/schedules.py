@@ -253,13 +253,21 @@ def schedule_of(
     Raises:
         UsageError: neither or both of cron and every are given, or one is wrong.
     """
-    from taskq.schedules.times import parse_cron, parse_every  # noqa: PLC0415 - as above
-
     if not isinstance(call, Call):
         raise UsageError(
             f"the schedule {name!r} takes a call such as task.call(...), got {call!r:.60}"
         )
     if (cron is None) == (every is None):
         raise UsageError(f"the schedule {name!r} takes either cron= or every=")
-    rule = parse_every(every) if every is not None else parse_cron(cron or "", tz)
-    return Schedule(name, rule, call, lambda: call, choices)
+    return Schedule(name, rule_of(cron, every, tz), call, lambda: call, choices)
+
+
+def rule_of(cron: str | None, every: Duration | None, tz: object = "UTC") -> Rule:
+    """The moments of a schedule, by one of the two.
+
+    Raises:
+        UsageError: it is wrong.
+    """
+    from taskq.schedules.times import parse_cron, parse_every  # noqa: PLC0415 - as above
+
+    return parse_cron(cron, tz) if cron is not None else parse_every(every)  # type: ignore[arg-type]

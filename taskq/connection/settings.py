@@ -1,6 +1,7 @@
 """What an app is configured with: ``TASKQ_…``, ``.env``, ``taskq.toml`` and ``pyproject.toml``.
 
-Imported when an app is made, not with the package: pydantic-settings takes 0.1 s.
+Imported when an app is made that is told something, by its maker or by one of these places:
+pydantic-settings takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import stat
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -29,6 +30,14 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from taskq.connection.places import (
+    DATA_DIR_DEFAULT,
+    DOTENV,
+    LOG_LEVEL_DEFAULT,
+    PREFIX,
+    PYPROJECT,
+    TOML,
+)
 from taskq.core.durations import NEVER, Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
@@ -44,10 +53,6 @@ from taskq.log.config import (
 )
 from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression
 from taskq.log.machine.access import Mode
-
-#: Where settings are looked for in the working directory; those of a later file give way.
-_DOTENV, _TOML, _PYPROJECT = ".env", "taskq.toml", "pyproject.toml"
-_PREFIX: Final = "TASKQ_"
 
 
 def _seconds(value: Duration) -> float:
@@ -69,7 +74,7 @@ def _seconds_or_always(value: Duration) -> float:
 
 class _Toml(TomlConfigSettingsSource):
     def __call__(self) -> dict[str, Any]:
-        return _checked(_TOML, super().__call__())
+        return _checked(TOML, super().__call__())
 
 
 class _Pyproject(PyprojectTomlConfigSettingsSource):
@@ -94,14 +99,14 @@ def _check_environment() -> None:
         UsageError: there is one.
     """
     for given in os.environ:
-        name = given.lower().removeprefix(_PREFIX.lower())
+        name = given.lower().removeprefix(PREFIX.lower())
         if name == given.lower() or name in Settings.model_fields:
             continue
         near = nearest(name, Settings.model_fields)
         if near:
             raise UsageError(
                 f"the environment holds {given}, which is no setting: "
-                f"did you mean {_PREFIX}{near.upper()}?"
+                f"did you mean {PREFIX}{near.upper()}?"
             )
 
 
@@ -156,9 +161,9 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix=_PREFIX,
-        env_file=_DOTENV,
-        toml_file=_TOML,
+        env_prefix=PREFIX,
+        env_file=DOTENV,
+        toml_file=TOML,
         pyproject_toml_table_header=("tool", "taskq"),
         frozen=True,
         # A .env holds other programs' variables too; the files of our own are checked by _checked.
@@ -166,7 +171,7 @@ class Settings(BaseSettings):
     )
 
     #: the directory of the log
-    data_dir: Path = Path("taskq-data")
+    data_dir: Path = Path(DATA_DIR_DEFAULT)
     #: what an awaited enqueue survives
     durability: Durability = Durability.FSYNC
     #: with durability "interval": the longest time until the next fsync
@@ -184,7 +189,7 @@ class Settings(BaseSettings):
     #: what ``taskq workers`` calls the process
     name: str = ""
     #: from which level on ``taskq worker`` writes to stderr
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_level: Literal["debug", "info", "warning", "error"] = LOG_LEVEL_DEFAULT
     #: how payloads and results are compressed, where nothing else is said
     compress: Compression = "none"
     #: whether those over 1 MiB may go to files beside the log, where nothing else is said
@@ -271,9 +276,9 @@ class Settings(BaseSettings):
 def settings_files() -> list[Path]:
     """The files that settings come from, those that set nothing left out; absolute paths."""
     sources = {
-        _DOTENV: DotEnvSettingsSource(Settings, env_file=_DOTENV),
-        _TOML: _Toml(Settings),
-        _PYPROJECT: _Pyproject(Settings),
+        DOTENV: DotEnvSettingsSource(Settings, env_file=DOTENV),
+        TOML: _Toml(Settings),
+        PYPROJECT: _Pyproject(Settings),
     }
     return [
         Path(name).absolute()
@@ -291,13 +296,18 @@ def _refuse_planted() -> None:
     here = Path.cwd()
     if not here.stat().st_mode & stat.S_IWOTH:
         return
-    for name in (_DOTENV, _TOML, _PYPROJECT):
+    for name in (DOTENV, TOML, PYPROJECT):
         file = here / name
         if file.is_file() and file.stat().st_uid not in {0, os.geteuid(), here.stat().st_uid}:
             raise UsageError(
                 f"{file} is another user's, in a directory that all may write to: "
                 f"its settings are not obeyed, work in another directory"
             )
+
+
+def silent_settings(data_dir: Path) -> Settings:
+    """The settings where nobody says anything but the directory, whatever is said by now."""
+    return Settings.model_construct(data_dir=data_dir)
 
 
 def load_settings(base: Settings | None, **given: Any) -> Settings:
@@ -323,12 +333,12 @@ def load_settings(base: Settings | None, **given: Any) -> Settings:
 
 def _broken_file() -> str:
     try:
-        tomllib.loads(Path(_TOML).read_text(encoding="utf-8"))
+        tomllib.loads(Path(TOML).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return _TOML
+        return TOML
     except OSError:
         pass
-    return _PYPROJECT
+    return PYPROJECT
 
 
 def _explained(error: ValidationError) -> str:

@@ -151,6 +151,36 @@ def test_settings_of_other_programs_are_left_alone(
     assert TaskQ().data_dir == tmp_path / "taskq-data"
 
 
+def test_where_nothing_is_said_the_settings_are_not_even_loaded(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "taskq-user"\n')
+    (tmp_path / ".env").write_text("DATA_DIR=/nowhere\n")
+    app = TaskQ("d")
+    assert "settings" not in vars(app)
+    told = Settings(data_dir=tmp_path / "d")
+    assert app._connection.config == told.log_config()
+    assert app.settings.model_dump() == {**told.model_dump(), "data_dir": app.settings.data_dir}
+    assert app.data_dir == told.data_dir
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        (".env", "export taskq_name=said"),
+        ("taskq.toml", 'name = "said"'),
+        ("pyproject.toml", 'tool.taskq = { name = "said" }'),
+        ("", "said"),
+    ],
+)
+def test_what_any_place_says_is_heard(
+    place: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if place:
+        (tmp_path / place).write_text(text)
+    else:
+        monkeypatch.setenv("taskq_Name", text)
+    assert TaskQ("d").name == "said"
+
+
 def test_settings_can_be_handed_over_and_arguments_go_before_them(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "own", durability=Durability.OS)
     assert TaskQ(settings=settings).settings is settings

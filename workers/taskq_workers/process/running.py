@@ -14,12 +14,11 @@ from click.exceptions import Exit
 
 import taskq
 from taskq.cli.errors import EXIT_FAILED, EXIT_USAGE, Failure, silence
+from taskq.connection import places
 from taskq.core.errors import TaskqError, UsageError
 from taskq_workers.pool import Worker
 from taskq_workers.process.elsewhere import Order, find_executor
-from taskq_workers.process.guard import Guard
 from taskq_workers.process.leash import Leash, Notifier, worker_command
-from taskq_workers.process.reload import CodeWatcher
 from taskq_workers.process.reporting import (
     Facts,
     Reporter,
@@ -30,7 +29,7 @@ from taskq_workers.process.reporting import (
     style_for,
 )
 from taskq_workers.process.supervisor import Supervisor, keep_heap_small
-from taskq_workers.runs.joblogs import LEVEL_DEFAULT, configure_logging
+from taskq_workers.runs.joblogs import configure_logging
 from taskq_workers.runs.loader import load_app
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def run_one(
     Raises:
         TaskqError: the app cannot be loaded, or the log cannot be used.
     """
-    configure_logging(log_level or LEVEL_DEFAULT)
+    configure_logging(log_level or places.LOG_LEVEL_DEFAULT)
     began = time.perf_counter()
     keep_heap_small()
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -71,7 +70,8 @@ def run_one(
     tie = None if leash < 0 else Leash(leash, order.drain_timeout)
     with contextlib.nullcontext() if tie is None else _telling(tie):
         app = _app(order, data_dir)
-        configure_logging(log_level or app.settings.log_level)
+        told = vars(app).get("settings")
+        configure_logging(log_level or (told.log_level if told else places.LOG_LEVEL_DEFAULT))
         _run(app, order, executor, reporter, style, tie, began)
 
 
@@ -146,6 +146,9 @@ def run_guarded(
     Raises:
         UsageError: watchfiles is needed, and not installed.
     """
+    from taskq_workers.process.guard import Guard  # noqa: PLC0415 - most workers have none
+    from taskq_workers.process.reload import CodeWatcher  # noqa: PLC0415 - as above
+
     guard = Guard(
         worker_command(arguments),
         count,
@@ -222,8 +225,6 @@ def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
 
 
 def _facts(one: Worker, store: Store, stats: LogStats, ready_seconds: float) -> Facts:
-    from taskq.connection.settings import settings_files  # noqa: PLC0415 - the app has loaded it by now
-
     return Facts(
         version=taskq.__version__,
         pid=os.getpid(),
@@ -236,5 +237,13 @@ def _facts(one: Worker, store: Store, stats: LogStats, ready_seconds: float) -> 
         concurrency=one.concurrency,
         ready_seconds=ready_seconds,
         executor=one.executor,
-        settings_files=tuple(map(str, settings_files())),
+        settings_files=_settings_files(),
     )
+
+
+def _settings_files() -> tuple[str, ...]:
+    if places.are_silent():
+        return ()
+    from taskq.connection.settings import settings_files  # noqa: PLC0415 - takes 0.1 s
+
+    return tuple(map(str, settings_files()))

@@ -9,7 +9,6 @@ from taskq.app.context import _current
 
 #: By their names on a command line and in the settings.
 LEVELS: Final = ("debug", "info", "warning", "error")
-LEVEL_DEFAULT: Final = "warning"
 
 _configured = ""
 

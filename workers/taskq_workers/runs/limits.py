@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.parsing import whole
@@ -88,6 +86,8 @@ def rss_bytes(value: int | str | None, name: str) -> int | None:
     """
     if value is None:
         return None
+    from pydantic import ByteSize, TypeAdapter, ValidationError  # noqa: PLC0415 - few give one
+
     try:
         size = int(TypeAdapter(ByteSize).validate_python(value))
     except ValidationError:
