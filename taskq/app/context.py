@@ -14,8 +14,6 @@ from taskq.calls.serialization import shown
 from taskq.connection.handle import PendingJob, make_handle
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX
-from taskq.flows.building import plan_of
-from taskq.flows.handle import PendingFlow
 from taskq.log.machine.progress import Told
 from taskq.schedules.headers import MOMENT_HEADER
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from taskq.app.app import TaskQ
     from taskq.core.model import Extras
     from taskq.flows.building import Flow
+    from taskq.flows.handle import PendingFlow
     from taskq.log.requests import Delivery, Duplicate, EnqueueSpec
 
 
@@ -205,6 +204,9 @@ class JobContext:
             raise no_call(call, rest, "current_job().enqueue")
         if isinstance(call, Call):
             return self._add_child(call)
+        from taskq.flows.building import plan_of  # noqa: PLC0415 - loaded by whoever made the flow
+        from taskq.flows.handle import PendingFlow  # noqa: PLC0415 - as above
+
         plan, before = plan_of(call), (len(self.children), self._children_size)
         try:
             pending = [self._add_child(one) for one in plan.calls]

@@ -7,7 +7,6 @@ function that takes an app and an ``Order`` and gives a context manager of the w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskq.core.errors import TaskqError, UsageError
@@ -76,6 +75,8 @@ def find_executor(name: str) -> Executor:
         UsageError: there is none; the message lists those there are.
         TaskqError: it does not load.
     """
+    from importlib.metadata import entry_points  # noqa: PLC0415 - 20 ms that most workers need not
+
     points = {point.name: point for point in entry_points(group=_GROUP)}
     if name not in points:
         known = ", ".join(sorted(points)) or "none: reinstall taskq-local"

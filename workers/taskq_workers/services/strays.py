@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -12,8 +11,6 @@ from anyio import move_on_after, sleep
 
 from taskq.core.errors import TaskqError
 from taskq.core.views import Serving
-from taskq.core.why import ready_jobs, strays_of
-from taskq.log.read.why import live_workers
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -27,6 +24,8 @@ _log: Final = logging.getLogger("taskq.worker")
 
 #: Time between two looks.
 LOOK_SECONDS: Final = 60.0
+#: How long the first look waits for what the start brings with it.
+_BREATH_SECONDS: Final = 0.1
 #: So long a worker that has nothing to do stays for its first look, which a burst would outrun.
 _FIRST_LOOK_SECONDS: Final = 0.5
 
@@ -56,6 +55,8 @@ class StrayWatch:
         task_status.started()
         has_looked = False
         try:
+            # A worker that starts has its first jobs to begin.
+            await sleep(_BREATH_SECONDS)
             while True:
                 await self._warn(store)
                 has_looked = True
@@ -72,6 +73,10 @@ class StrayWatch:
                 _log.warning("%s", warning)
 
     async def _look(self, store: Store) -> list[str]:
+        # They come after the first jobs: see ``run``.
+        from taskq.core.why import strays_of  # noqa: PLC0415
+        from taskq.log.read.why import live_workers  # noqa: PLC0415
+
         port: LoopPort = store.port()
         ready: dict[tuple[str, str], int]
         known: set[str]
@@ -94,11 +99,15 @@ class StrayWatch:
 
 
 def _counts(sight: Sight) -> tuple[dict[tuple[str, str], int], set[str]]:
+    from taskq.core.why import ready_jobs  # noqa: PLC0415 - as above
+
     agenda = sight.facets.need_agenda()
     return ready_jobs(agenda), {stats.queue for stats in agenda.queues.stats()}
 
 
 def _told(name: str, known: set[str]) -> str:
+    import difflib  # noqa: PLC0415 - for the mistaken alone
+
     near = difflib.get_close_matches(name, sorted(known), n=1)
     known_as = f"known are {', '.join(sorted(known))}" if known else "there is none yet"
     hint = f"did you mean {near[0]!r}?" if near else known_as
