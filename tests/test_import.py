@@ -65,17 +65,94 @@ def test_an_import_brings_no_slow_library_along() -> None:
     assert {name for name in modules if name.startswith("taskq")} == {"taskq"}
 
 
-def test_an_app_is_declared_without_the_code_that_opens_and_reads_a_log() -> None:
-    """Half of what taskq is made of waits for the thread that opens the log."""
-    code = "import sys; from taskq import TaskQ; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    modules = {name for name in done.stdout.split() if name.startswith("taskq.")}
-    late = ("store", "commit", "decide", "journal", "state", "read", "upkeep", "inbox")
-    assert not {
-        name for name in modules if name.startswith(tuple(f"taskq.log.{one}" for one in late))
+#: What a program loads of taskq that declares an app and its tasks: room: its modules. Half of what
+#: taskq is made of waits for the thread that opens the log.
+APP = {
+    "taskq": "telemetry",
+    "taskq.app": "app decorate schedules shared tasks workers",
+    "taskq.calls": "arguments call habits naming origins serialization signature",
+    "taskq.conditions": "breakers failures",
+    "taskq.connection": ("blocking connection handle logoptions packing places tracebacks tracing"),
+    "taskq.core": "durations errors model parsing records retry schedules signals",
+    "taskq.core.folds": "blocks moments",
+    "taskq.flows": "steps",
+    "taskq.log": "config requests",
+    "taskq.log.format": "bodies codec options",
+    "taskq.log.machine": "access door",
+    "taskq.log.segments": "bodystore",
+    "taskq.schedules": "headers",
+}
+#: Likewise, what ``taskq --help`` loads.
+HELP = {
+    "taskq.cli": "errors main",
+    "taskq.core": "errors",
+    "taskq.log": "",
+    "taskq.log.machine": "forks",
+}
+#: What a worker has not loaded when its first job runs, unless its app asks for it.
+LATE = (
+    "importlib.metadata email pydantic pydantic_settings rich opentelemetry multiprocessing "
+    "taskq.connection.settings taskq.core.why taskq.flows.building taskq.reading taskq.testing "
+    "taskq.conditions.base taskq.conditions.network taskq_workers.children "
+    "taskq_workers.process.guard taskq_workers.process.reload "
+    "taskq_workers.gates.breaker taskq_workers.gates.condition"
+)
+LOADED = "import atexit, json, sys; atexit.register(lambda: print(json.dumps([*sys.modules])));"
+WORKER_APP = """
+import json, sys
+from pathlib import Path
+from taskq import TaskQ
+
+app = TaskQ("data")
+
+@app.task
+async def tell(file: str) -> None:
+    Path(file).write_text(json.dumps([*sys.modules]))
+"""
+
+
+def loaded(program: str) -> tuple[set[str], set[str]]:
+    """The modules of taskq that a program has loaded at its end, and the packages of others."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED + program], capture_output=True, text=True, check=True
+    )
+    modules = set(json.loads(done.stdout.splitlines()[-1]))
+    others = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
+    return {name for name in modules if name.partition(".")[0] == "taskq"}, {
+        name for name in others if not name.startswith(("_", "taskq"))
     }
-    assert not {name.split(".")[1] for name in modules} & {"cli", "reading", "testing"}
-    assert not modules & {"taskq.connection.settings", "taskq.core.views", "taskq.conditions.base"}
+
+
+def pinned(rooms: dict[str, str]) -> set[str]:
+    """The modules of a table above, and their rooms."""
+    return {"taskq", *rooms, *(f"{room}.{one}" for room in rooms for one in rooms[room].split())}
+
+
+def test_an_app_is_declared_with_these_modules_and_no_other_package() -> None:
+    assert loaded("from taskq import TaskQ") == (pinned(APP), set())
+
+
+def test_help_loads_these_modules_and_click() -> None:
+    run = "import runpy; sys.argv[1:] = ['--help']; runpy.run_module('taskq', run_name='__main__')"
+    assert loaded(run) == (pinned(HELP), {"click"})
+
+
+def test_a_workers_first_job_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    (tmp_path / "telling.py").write_text(WORKER_APP)
+    told = tmp_path / "told.json"
+    for command in (
+        ("-c", f"from telling import tell; tell.enqueue_sync({str(told)!r})"),
+        ("-m", "taskq", "worker", "telling:app", "--burst"),
+    ):
+        subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, check=True)
+    modules = set(json.loads(told.read_text()))
+    assert not modules & set(LATE.split())
+    packages = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
+    # anyio looks for sniffio, which need not be installed.
+    assert {name for name in packages if not name.startswith("_")} - {"sniffio"} == {
+        *("anyio", "click", "pydantic_core", "taskq", "taskq_workers", "telling"),
+        "typing_extensions",
+    }
 
 
 @pytest.mark.parametrize("name", taskq.__all__)
