@@ -7,6 +7,7 @@ third of what such a program would load.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +21,15 @@ LOG_LEVEL_DEFAULT: Final = "warning"
 
 
 def are_silent() -> bool:
-    """Whether no place says anything of taskq. What cannot be read says what is wrong with it."""
+    """Whether no place says anything of taskq. What cannot be read says what is wrong with it.
+
+    Nor is a directory silent that all may write to: its files are first looked at for their owners.
+    """
     if any(name[: len(PREFIX)].upper() == PREFIX for name in os.environ) or Path(TOML).exists():
         return False
     try:
+        if Path.cwd().stat().st_mode & stat.S_IWOTH:
+            return False
         return not (_dotenv_speaks() or _pyproject_speaks())
     except (OSError, ValueError):
         return False
