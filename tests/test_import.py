@@ -92,7 +92,7 @@ HELP = {
 #: What a worker has not loaded when its first job runs, unless its app asks for it.
 LATE = (
     "importlib.metadata email pydantic pydantic_settings rich opentelemetry multiprocessing "
-    "taskq.connection.settings taskq.core.why taskq.flows.building taskq.reading taskq.testing "
+    "taskq.connection.settings taskq.flows.building taskq.reading taskq.testing "
     "taskq.conditions.base taskq.conditions.network taskq_workers.children "
     "taskq_workers.process.guard taskq_workers.process.reload "
     "taskq_workers.gates.breaker taskq_workers.gates.condition"

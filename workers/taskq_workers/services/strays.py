@@ -11,6 +11,7 @@ from anyio import move_on_after, sleep
 
 from taskq.core.errors import TaskqError
 from taskq.core.views import Serving
+from taskq.core.why import ready_jobs, strays_of
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -24,8 +25,6 @@ _log: Final = logging.getLogger("taskq.worker")
 
 #: Time between two looks.
 LOOK_SECONDS: Final = 60.0
-#: How long the first look waits for what the start brings with it.
-_BREATH_SECONDS: Final = 0.1
 #: So long a worker that has nothing to do stays for its first look, which a burst would outrun.
 _FIRST_LOOK_SECONDS: Final = 0.5
 
@@ -55,8 +54,6 @@ class StrayWatch:
         task_status.started()
         has_looked = False
         try:
-            # A worker that starts has its first jobs to begin.
-            await sleep(_BREATH_SECONDS)
             while True:
                 await self._warn(store)
                 has_looked = True
@@ -73,16 +70,14 @@ class StrayWatch:
                 _log.warning("%s", warning)
 
     async def _look(self, store: Store) -> list[str]:
-        # They come after the first jobs: see ``run``.
-        from taskq.core.why import strays_of  # noqa: PLC0415
-        from taskq.log.read.why import live_workers  # noqa: PLC0415
-
         port: LoopPort = store.port()
         ready: dict[tuple[str, str], int]
         known: set[str]
         ready, known = await port.look(_counts)
         warnings = self._unused(known)
         if ready:
+            from taskq.log.read.why import live_workers  # noqa: PLC0415 - most start with none
+
             workers = await asyncio.to_thread(live_workers, store.path)
             servings = [serving for one in workers for serving in one.serves]
             # A full disk may have kept its own from being told to others.
@@ -99,8 +94,6 @@ class StrayWatch:
 
 
 def _counts(sight: Sight) -> tuple[dict[tuple[str, str], int], set[str]]:
-    from taskq.core.why import ready_jobs  # noqa: PLC0415 - as above
-
     agenda = sight.facets.need_agenda()
     return ready_jobs(agenda), {stats.queue for stats in agenda.queues.stats()}
 
