@@ -217,11 +217,19 @@ class Enqueuer(Generic[P, R]):
         return self._handles(self._connection.send_many_sync(items))
 
     def _handles(self, answers: list[int | Duplicate]) -> list[JobHandle[R]]:
-        task = self._task
-        tag = self._connection.tag
-        return [make_handle(task.app, task, tag, answer) for answer in answers]
+        task, tag = self._task, self._connection.tag
+        app = task.app
+        return [
+            JobHandle(app, task, tag, answer)
+            if type(answer) is int
+            else make_handle(app, task, tag, answer)
+            for answer in answers
+        ]
 
     def _items(self, calls: Iterable[tuple[Any, ...]]) -> list[Item]:
+        if self._is_plain:
+            spec, encode, extras = self.spec, self._task.encode, self._extras
+            return [(spec, encode(self._checked(args), {}), extras) for args in calls]
         items: list[Item] = []
         for args in calls:
             body, extras = self._encoded(self._checked(args), {})

@@ -228,6 +228,14 @@ class Enqueues:
 
     def many(self, batch: Batch, items: list[Item]) -> list[int | Duplicate]:
         """Enqueue jobs, all or none of them."""
+        if not items:
+            return []
+        specs, bodies, extras = zip(*items, strict=True)
+        spec, count = specs[0], len(items)
+        is_run = specs.count(spec) == count and extras.count(None) == count
+        if is_run and not spec.flags & PACKED:
+            first = self.enqueue_run(batch, spec, bodies)
+            return list(range(first, batch.lsn))
         return self.add(batch, items, self.prepared(batch, items))
 
     def prepared(
@@ -299,7 +307,7 @@ class Enqueues:
             self.enqueue_run(batch, spec, bodies)
         return range(first, batch.lsn)
 
-    def enqueue_run(self, batch: Batch, spec: EnqueueSpec, bodies: list[bytes]) -> int:
+    def enqueue_run(self, batch: Batch, spec: EnqueueSpec, bodies: Sequence[bytes]) -> int:
         """Enqueue plain jobs of one spec in one go; returns the first one's lsn.
 
         Most batches are runs of one task's jobs, and the columns of the agenda take a run for a
