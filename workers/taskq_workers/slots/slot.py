@@ -116,8 +116,8 @@ class Slot:
                 outcome = await slots.judged(task, error, settlement)
             else:
                 if value is None and none_is_kept and job._children is None:
-                    is_told = hook is not None or flags & _TIED
-                    outcome = Settlement(_SUCCEEDED, delivery) if is_told else delivery
+                    # For a success that concerns nobody else its delivery stands.
+                    outcome = Settlement(_SUCCEEDED, delivery) if flags & _TIED else delivery
                 elif packs or job.packs:
                     outcome = await self._packed(task, delivery, job, value)
                 else:
