@@ -134,27 +134,24 @@ class Spill:
     def get(self, stored: bytes, what: str) -> bytes:
         """The body whose record says this; ``what`` it is called in errors.
 
+        The file is checked piece by piece before memory is taken for all of it.
+
         Raises:
             SpillMissing: its file is gone.
             LogDamaged: the file holds something else.
             LogError: it cannot be read.
         """
-        with self._opened(stored, what) as (disk, descriptor, reference):
-            body = disk.read(descriptor, reference.size, 0)
-            self._compare(hashlib.sha256(body).digest(), reference, what)
-            return body
+        with self._checked(stored, what) as (disk, descriptor, size):
+            return disk.read(descriptor, size, 0)
 
     def check(self, stored: bytes, what: str) -> None:
-        """Do as ``get``, without ever having the whole body in memory; raises what it does."""
-        with self._opened(stored, what) as (disk, descriptor, reference):
-            hashed = hashlib.sha256()
-            for at in range(0, reference.size, _PIECE_BYTES):
-                hashed.update(disk.read(descriptor, _PIECE_BYTES, at))
-            self._compare(hashed.digest(), reference, what)
+        """Do as ``get``, without reading the body into memory; raises what it does."""
+        with self._checked(stored, what):
+            pass
 
     @contextlib.contextmanager
-    def _opened(self, stored: bytes, what: str) -> Iterator[tuple[Disk, int, Reference]]:
-        """The disk, a descriptor of the file, and what it is to hold; its size is right."""
+    def _checked(self, stored: bytes, what: str) -> Iterator[tuple[Disk, int, int]]:
+        """The disk, a descriptor of the file and its size, once it proved to be right."""
         reference = decode_reference(stored, what)
         disk = self._make_disk()
         file = self.file_path(reference)
@@ -162,12 +159,14 @@ class Spill:
             size = disk.size(descriptor)
             if size != reference.size:
                 raise LogDamaged(f"{file} has {size} bytes, {what} had {reference.size}")
-            yield disk, descriptor, reference
-
-    def _compare(self, digest: bytes, reference: Reference, what: str) -> None:
-        if digest != reference.digest:
-            file = self.file_path(reference)
-            raise LogDamaged(f"{file} does not hold {what} any more: its SHA-256 differs")
+            hashed, at = hashlib.sha256(), 0
+            while at < size:
+                piece = disk.read(descriptor, _PIECE_BYTES, at)
+                hashed.update(piece)
+                at += len(piece) or size
+            if hashed.digest() != reference.digest:
+                raise LogDamaged(f"{file} does not hold {what} any more: its SHA-256 differs")
+            yield disk, descriptor, size
 
     def file_path(self, reference: Reference) -> str:
         """Where the file is that a record names."""

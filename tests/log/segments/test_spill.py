@@ -10,7 +10,6 @@ import pytest
 
 from taskq.core.errors import AppendFailed, DiskFull, LogDamaged, LogError, SpillMissing
 from taskq.core.model import SECOND_NS
-from taskq.log.machine.disk import PatientDisk
 from taskq.log.segments.spill import Spill, collect, decode_reference, old_files, renew
 from taskq.testing.clock import FakeClock
 from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
@@ -57,17 +56,6 @@ class Place:
         return finish(collect(disk, PATH, old, {digest(one) for one in referenced}))
 
 
-class Counted(PatientDisk):
-    """A real disk that counts what is read."""
-
-    read_bytes = 0
-
-    def read(self, descriptor: int, size: int, offset: int) -> bytes:
-        data = super().read(descriptor, size, offset)
-        self.read_bytes += len(data)
-        return data
-
-
 def digest(stored: bytes) -> bytes:
     return decode_reference(stored, WHAT).digest
 
@@ -89,17 +77,6 @@ def test_a_body_comes_back_from_the_file_that_its_content_names(tmp_path: Path) 
     assert spill.get(stored, WHAT) == BODY
     assert (tmp_path / "spill" / name(BODY)).read_bytes() == BODY
     assert len(list((tmp_path / "spill").iterdir())) == 1
-
-
-def test_a_body_is_read_once(tmp_path: Path) -> None:
-    """What is checked is what is handed out."""
-    counted = Counted()
-    spill = Spill(str(tmp_path), lambda: counted)
-    stored = spill.put(BODY)
-    assert spill.get(stored, WHAT) == BODY
-    assert counted.read_bytes == len(BODY)
-    spill.check(stored, WHAT)
-    assert counted.read_bytes == 2 * len(BODY)
 
 
 def test_equal_bodies_share_a_file_and_others_do_not(place: Place) -> None:
