@@ -28,6 +28,7 @@ from taskq.app.app import TaskQ
 from taskq.app.context import JobContext, _current, relay_to
 from taskq.app.default import default_app
 from taskq.app.tasks import Task
+from taskq.calls.serialization import load_checks
 from taskq.log.machine.forks import fill_standard
 from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.children.wire import Done, Outlet, Problem, Ready, packed, receive
@@ -150,6 +151,8 @@ class _Bench:
             with importing():
                 target = load_app(self._outfit.target, self._outfit.include)
             self._take_tasks(target)
+        # Not in the time of the first job, which may be short.
+        load_checks([task.signature for task in self._tasks.values()])
 
     def close(self) -> None:
         """End what async jobs left on the loop, and leave lifespans."""
