@@ -151,7 +151,9 @@ class _Bench:
             with importing():
                 target = load_app(self._outfit.target, self._outfit.include)
             self._take_tasks(target)
-        # Not in the time of the first job, which may be short.
+        # Not in the time of the first job, which may be short: its module may make an app, too.
+        import taskq.connection.settings  # noqa: F401, PLC0415 - as above
+
         load_checks([task.signature for task in self._tasks.values()])
 
     def close(self) -> None:
