@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 from click.exceptions import Exit
@@ -112,7 +111,6 @@ def _run(
     with _here(app, order) if executor is None else find_executor(executor)(app, order) as one:
 
         def on_ready(store: Store, stats: LogStats) -> None:
-            spare_the_collector()
             facts = _facts(one, store, stats, time.perf_counter() - began)
             if tie is None:
                 reporter.open(banner(facts, style))
@@ -190,19 +188,6 @@ def _say(line: str) -> None:
 
 def _complain(error: str) -> None:
     Failure(error).show()
-
-
-#: New objects that start a look for garbage; with Python's 700 a batch of jobs starts several.
-_COLLECT_AFTER: Final = 10_000
-
-
-def spare_the_collector() -> None:
-    """Look for garbage less often, and not among what stays as long as the program does.
-
-    A job leaves a few objects behind until its batch is settled, and no cycles.
-    """
-    gc.freeze()
-    gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
 def _supervise(supervisor: Supervisor, reporter: Reporter) -> None:
