@@ -119,11 +119,13 @@ class Claims:
 
     def _records(self, taken: list[Taken]) -> list[bytes] | None:
         """The enqueue records of jobs that were taken, or None if one of them is damaged."""
-        records, read = self._recent.records, self._files.record
+        recent = self._recent.records
+        far = [(one[1], one[0]) for one in taken if one[0] not in recent]
         try:
-            return [records.get(one[0]) or read(one[1], one[0]) for one in taken]
+            read = iter(self._files.records(far))
         except LogDamaged:
             return None
+        return [recent.get(one[0]) or next(read) for one in taken]
 
     def _claim_run(
         self, batch: Batch, taken: list[Taken], records: list[bytes]

@@ -1,0 +1,57 @@
+"""The enqueue records of many jobs are read as each of them alone is, and checked as much."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from taskq.core.errors import LogDamaged
+from taskq.core.model import Extras
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.requests import ClaimRequest, Op
+from tests.log.world import Process, World
+
+SIZES = (0, 1, 90, 90, 90, 5_000, 16_300, 40_000)
+
+
+@pytest.fixture
+def backlog() -> Process:
+    """Jobs of all sizes over several segments, of a process that has none of their records."""
+    world, chance = World(3, LogConfig(segment_bytes=SEGMENT_BYTES_MIN)), random.Random(3)
+    process = world.process()
+    for number in range(300):
+        extras = Extras(headers={"a": "b"}) if number % 7 == 0 else None
+        process.enqueue(b"%d" % number + bytes(chance.choice(SIZES)), extras)
+    process.close()
+    return world.process()
+
+
+def places(process: Process) -> list[tuple[int, int]]:
+    agenda = process.catch_up().need_agenda()
+    return [(chunk.locations[at], chunk.ids[at]) for chunk, at in agenda.table]
+
+
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_many_records_are_those_that_are_read_one_by_one(
+    backlog: Process, is_shuffled: bool
+) -> None:
+    files, wanted = backlog.journal.files, places(backlog)
+    assert len({location >> 32 for location, _ in wanted}) > 1, "more segments than one"
+    if is_shuffled:
+        random.Random(4).shuffle(wanted)
+    assert files.records(wanted) == [files.record(*one) for one in wanted]
+
+
+def test_a_record_that_does_not_read_back_is_never_one_of_them(backlog: Process) -> None:
+    wanted = places(backlog)
+    wanted[150] = wanted[150][0], wanted[151][1]  # another job's: its CRC is of its own place
+    with pytest.raises(LogDamaged):
+        backlog.journal.files.records(wanted)
+
+
+def test_a_claim_of_many_brings_each_job_its_own_payload(backlog: Process) -> None:
+    deliveries = backlog.ask(Op.CLAIM, ClaimRequest(200, wait_until_ns=0))
+    assert len(deliveries) == 200
+    numbers = [int(one.payload.rstrip(b"\0")) for one in deliveries]
+    assert numbers == list(range(200))
