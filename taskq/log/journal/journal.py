@@ -394,10 +394,10 @@ class Journal:
         self.durable_lsn = max(self.durable_lsn, synced_through)
         self.torn_bytes = size - self.offset if is_torn else 0
         if is_torn and self._writer is not None:
-            note = set_aside(
-                self.disk, self.path, self._tail.descriptor, self.segment, self.offset, size
-            )
-            self.recovered.append(note)
+            where = self._tail.descriptor, self.segment, self.offset, size
+            self.recovered.append(set_aside(self.disk, self.path, *where))
+        elif self._writer is not None and size < self.offset:
+            self._tail.fill_up(size, self.offset)
         if gaps:
             self.recovered.append(
                 f"{segment_name(self.segment)} is damaged: what is whole behind that stays, and "

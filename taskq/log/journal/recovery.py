@@ -206,16 +206,8 @@ def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
             scanner = Scanner(read, seed, end, segment, sealed=False, in_order=log.in_order)
             return scanner.frames(codec.SEGMENT_HEADER.size)
 
-        end, first, before = size, None, codec.NO_LINK
-        for item in items(size):
-            if following and _first_lsn(item) >= following and not _is_sync_point(item):
-                end = item.offset
-                break
-            if first is None and isinstance(item, Frame):
-                if item.header.next_lsn > durable:
-                    first = item
-                else:
-                    before = codec.Link(item.offset, item.header.crc)
+        air = _in_the_air(items(size), size, durable, following)
+        end, first, before = air.end, air.first, air.before
         saved = 0
         if first is not None:
             start = first.offset
@@ -224,7 +216,7 @@ def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
                 before = _link_of(disk, old)
             saved = _write_again(log, first, frames, before)
             # One that holds nothing else was replaced as a whole.
-            end = start if first.header.first_lsn != segment else size
+            end = air.begin if first.header.first_lsn != segment else size
         if end < size:
             set_aside(disk, log.path, old, segment, end, size)
         elif following:
@@ -234,6 +226,45 @@ def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
     finally:
         disk.close(old)
     return saved
+
+
+class _Air(NamedTuple):
+    """What of a segment may exist only in memory.
+
+    Attributes:
+        begin: offset of it; the sync points right before the first frame belong to it.
+        first: its first frame with records; None if there is none.
+        before: the last frame that is on disk.
+        end: offset of what was moved before, or the segment's size.
+    """
+
+    begin: int
+    first: Frame | None
+    before: codec.Link
+    end: int
+
+
+def _in_the_air(items: Iterator[Frame | Gap], size: int, durable: int, following: int) -> _Air:
+    before, points = codec.NO_LINK, None
+    for item in items:
+        if following and _first_lsn(item) >= following and not _is_sync_point(item):
+            return _Air(size, None, before, item.offset if points is None else points)
+        if _is_sync_point(item):
+            points = item.offset if points is None else points
+        elif isinstance(item, Frame):
+            if item.header.next_lsn > durable:
+                begin = item.offset if points is None else points
+                return _Air(begin, item, before, _end_of(items, size, following))
+            points, before = None, codec.Link(item.offset, item.header.crc)
+    return _Air(size, None, before, size)
+
+
+def _end_of(items: Iterator[Frame | Gap], size: int, following: int) -> int:
+    """Where what was moved before begins behind them; else the size."""
+    for item in items:
+        if following and _first_lsn(item) >= following and not _is_sync_point(item):
+            return item.offset
+    return size
 
 
 def _first_lsn(item: Frame | Gap) -> int:

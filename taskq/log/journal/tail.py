@@ -79,6 +79,14 @@ class Tail:
             self._cut_back(offset, whole_bytes, error)
             raise
 
+    def fill_up(self, size: int, offset: int) -> None:
+        """Add the zeros that a frame lacks whose writer died at its last bytes.
+
+        It is whole without them, but to processes that wait for it the file is too short.
+        """
+        with contextlib.suppress(OSError):  # the next frame makes up for them
+            write_all(self._disk, self.descriptor, bytes(offset - size), size)
+
     def _cut_back(self, offset: int, whole_bytes: int, error: OSError) -> None:
         with contextlib.suppress(OSError):
             self._disk.truncate(self.descriptor, offset)

@@ -116,6 +116,24 @@ def test_the_next_open_writes_again_what_reads_back(before: int, *, others_live:
         failed.check(failed.world.process(), may_lose=False)
 
 
+def test_a_sync_point_that_was_in_the_air_is_not_left_behind() -> None:
+    """Nobody writes its page again, so it would be a hole before what was saved."""
+    for size in range(0, 600, 24):  # somewhere it ends in another sector than it begins in
+        world = World()
+        process = world.process()
+        kept = process.enqueue(bytes(size))
+        process.rest()
+        lost = process.send(Op.ENQUEUE, (PLAIN, b"in the air", None))
+        world.machine.fail_next_syncs()
+        process.sync()
+        assert isinstance(lost.exception(0), OutcomeUnknown)
+        world.process().enqueue(b"later")
+        world.lose_power()
+        world.process()
+        assert not world.fold().damage
+        assert world.view(kept) is not None
+
+
 def test_processes_that_stayed_go_on_after_the_next_open() -> None:
     failed = Failed()
     third = failed.world.process()
