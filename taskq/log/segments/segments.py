@@ -219,7 +219,11 @@ class SegmentFiles:
     def total_size(self) -> int:
         """Bytes of all segments."""
         self.refresh()
-        return sum(self.size(lsn) for lsn in self.lsns)
+        total = 0
+        for lsn in self.lsns:
+            with contextlib.suppress(SegmentGone):  # another process compacts the log
+                total += self.size(lsn)
+        return total
 
     # -- descriptors ------------------------------------------------------------------------------
 

@@ -218,3 +218,18 @@ def _fill(process: Process) -> None:
         process.enqueue(FILLER, None, EnqueueSpec("other"))
         for delivery in process.ask(Op.CLAIM, request):
             process.settle(delivery)
+
+
+def test_a_segment_that_another_process_removes_meanwhile_counts_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    writer = world.process()
+    backlog(writer, 4)
+    size, first = world.reader().files.total_size(), world.segments()[0]
+    gone = writer.disk.size(writer.disk.open(first))
+    files = world.reader().files
+    files.refresh()
+    writer.disk.remove(first)
+    monkeypatch.setattr(type(files), "refresh", lambda _: None)  # it had looked just before
+    assert files.total_size() == size - gone
