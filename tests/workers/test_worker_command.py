@@ -53,8 +53,7 @@ def thread() -> None:
 
 @app.task
 async def executor() -> None:
-    here()
-    await asyncio.to_thread(lambda: open("gate").read())
+    await asyncio.to_thread(thread)
 
 @app.task
 async def blocks() -> None:

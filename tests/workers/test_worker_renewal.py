@@ -58,6 +58,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     monkeypatch.syspath_prepend(str(tmp_path))
     # Two versions of one second and length would share their compiled form.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # for child processes
 
     def load(text: str) -> ModuleType:
         (tmp_path / "renewed_jobs.py").write_text(text)
