@@ -17,7 +17,7 @@ from taskq.core.model import SECOND_NS, Durability
 from taskq.log.config import LSN_SKIP, STRETCHED_BYTES_MAX, LogConfig
 from taskq.log.format import codec
 from taskq.log.format.frames import Cursor, Marks, segment_name
-from taskq.log.journal.chain import find_losses, link_to, said_lsn
+from taskq.log.journal.chain import find_losses, link_to, moving_frames, said_lsn
 from taskq.log.journal.lock import LOCK_FILE, Home, TailHint, WriterLock, find_hint
 from taskq.log.journal.logtime import LogTime
 from taskq.log.journal.recovery import (
@@ -177,15 +177,15 @@ class Journal:
         self.files.refresh()
         if hint is not None and not (hint.failed or bears_out(self.files, hint)):
             hint = hint._replace(inode=0)
-        self._is_failed = hint is not None and hint.failed != 0
-        if self._is_failed or is_marked_failed(self.disk, self.path):
-            self._is_failed = True
-            self.recovered += save_failed_frames(
-                self.disk, self.path, self.identity.log_id, in_order=self.in_order
-            )
+        self._is_failed = bool(hint and hint.failed) or is_marked_failed(self.disk, self.path)
+        if self._is_failed:
+            with moving_frames(self.files):
+                self.recovered += save_failed_frames(
+                    self.disk, self.path, self.identity.log_id, in_order=self.in_order
+                )
+                self.files.forget()
             # Not merely the next one: the last one may be unknown, and a live process may have it.
             self.generation = int.from_bytes(os.urandom(4), "little")
-            self.files.refresh()
             self._find_end(None, lost=True)
             self.disk.remove(f"{self.path}/{FAILED_FILE}")
             self.disk.sync_directory(self.path)

@@ -116,6 +116,31 @@ def test_the_next_open_writes_again_what_reads_back(before: int, *, others_live:
         failed.check(failed.world.process(), may_lose=False)
 
 
+def test_what_was_saved_from_before_a_segment_without_frames_is_not_taken_for_lost() -> None:
+    """That segment goes, and the next one names the end where it stands now."""
+    world = World()
+    first = world.process()
+    first.enqueue(b"kept")
+    in_the_air = first.send(Op.ENQUEUE, (PLAIN, b"in the air", None))
+    first.journal.lock()
+    first.journal.writer.void_hint()  # as somebody who is killed while he begins a segment
+    first.journal.unlock()
+    second = world.process()
+    assert len(world.segments()) == 2
+    world.machine.fail_next_syncs()
+    first.sync()
+    assert isinstance(in_the_air.exception(0), OutcomeUnknown)
+    second.close()
+    third = world.process()
+    assert not third.journal.lost
+    third.enqueue(b"later")
+    assert not world.process().journal.lost
+    assert [record.body for record in world.records() if record.body][-2:] == [
+        b"in the air",
+        b"later",
+    ]
+
+
 def test_a_sync_point_that_was_in_the_air_is_not_left_behind() -> None:
     """Nobody writes its page again, so it would be a hole before what was saved."""
     for size in range(0, 600, 24):  # somewhere it ends in another sector than it begins in
