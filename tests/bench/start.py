@@ -20,7 +20,7 @@ from tests.bench.process import cpu_seconds
 from tests.bench.tables import Table, median
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 #: Told at the end of a process: the most memory it had, in KiB, and its modules.
 _PROBE: Final = """
@@ -73,7 +73,7 @@ def started(python: str, place: Path, program: str) -> Start:
     """Run a program to its end in a fresh interpreter."""
     begin = time.perf_counter()
     process = subprocess.Popen(
-        (python, "-c", _PROBE + program), cwd=place, env=_environment(place),
+        (python, "-c", _PROBE + program), cwd=place, env=environment(place),
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     _, status, usage = os.wait4(process.pid, 0)
@@ -85,11 +85,11 @@ def started(python: str, place: Path, program: str) -> Start:
 
 def first_job(python: str, place: Path) -> Start:
     """Start a worker on a directory with one ready job, until the task's first line."""
-    subprocess.run((python, "-c", _ENQUEUE), cwd=place, env=_environment(place), check=True)
+    subprocess.run((python, "-c", _ENQUEUE), cwd=place, env=environment(place), check=True)
     program = _PROBE + _COMMAND.format(words=["worker", "start_app:app"])
     begin = time.perf_counter()
     worker = subprocess.Popen(
-        (python, "-c", program), cwd=place, env=_environment(place),
+        (python, "-c", program), cwd=place, env=environment(place),
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert worker.stdout is not None
@@ -106,7 +106,7 @@ def _told(place: Path) -> tuple[float, int]:
     return int(rss_kib) / 1024, int(modules)
 
 
-def _environment(place: Path) -> Mapping[str, str]:
+def environment(place: Path) -> dict[str, str]:
     """With byte code as an installed package has it, whatever the sources' own folder has."""
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "PYTHONPYCACHEPREFIX": str(place / "pyc")}

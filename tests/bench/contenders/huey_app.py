@@ -1,0 +1,80 @@
+"""huey on SQLite: ``SqliteHuey`` as it comes, sync tasks, and its consumer with its defaults.
+
+The consumer has one worker thread. It looks for jobs 0.1 s after the last, and waits 1.15 times
+as long after each look in vain, up to 10 s. A job leaves the database when it is taken, and a
+result of None is not kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from huey import SqliteHuey
+
+from tests.bench.contenders import told
+from tests.bench.contenders.calling import by_threads, one_by_one
+from tests.bench.load import SUBJECT
+
+huey: Final = SqliteHuey("bench", filename=str(told.DIRECTORY / "huey.db"))
+
+
+def _noop(i: int, subject: str) -> None:
+    told.ran()
+
+
+def _stamp(i: int, subject: str) -> None:
+    told.tell("stamp")
+
+
+def _hold(i: int, subject: str) -> None:
+    told.hold()
+
+
+TASKS: Final = {
+    "noop": huey.task(name="noop")(_noop),
+    "stamp": huey.task(name="stamp")(_stamp),
+    "hold": huey.task(name="hold")(_hold),
+}
+
+
+class HueyCaller:
+    """Calls a task, which enqueues it; one connection for all threads, as huey has it."""
+
+    worker = (
+        *(sys.executable, "-m", "huey.bin.huey_consumer", "tests.bench.contenders.huey_app.huey"),
+        "--quiet",
+    )
+
+    def enqueue(self, task: str) -> None:
+        """Enqueue one."""
+        TASKS[task](0, SUBJECT)
+
+    def enqueue_each(self, jobs: int) -> list[float]:
+        """Enqueue in turn."""
+        return one_by_one(TASKS["noop"], jobs)
+
+    def enqueue_at_once(self, jobs: int) -> None:
+        """From threads."""
+        by_threads(TASKS["noop"], jobs)
+
+    def fill(self, task: str, jobs: int) -> None:
+        """Insert what it inserts in one transaction, which it has no call for."""
+        storage = huey.storage
+        rows = (
+            (storage.name, huey.serialize_task(TASKS[task].s(number, SUBJECT)), 0)
+            for number in range(jobs)
+        )
+        with storage.db(commit=True) as cursor:
+            cursor.executemany("insert into task (queue, data, priority) values (?, ?, ?)", rows)
+
+    def counts(self) -> tuple[int | None, int]:
+        """What waits; of the rest nothing is kept."""
+        return None, huey.pending_count()
+
+    def close(self) -> None:
+        """Close the connection."""
+        huey.storage.close()
+
+
+make: Final = HueyCaller

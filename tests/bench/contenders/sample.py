@@ -1,0 +1,179 @@
+"""One sample of one scenario of one contender, by the contender's own interpreter.
+
+``peers.py`` starts these in turn: ``python -m tests.bench.contenders.sample APP SCENARIO JOBS``
+with the directory and the mode in the environment. The result is a line of JSON. Nothing here but
+the app's module is imported that a bare interpreter lacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.bench.contenders import told
+from tests.bench.process import ROOT, rss_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.bench.contenders.calling import Caller
+
+#: A worker that has not begun its first job after so long hangs.
+START_SECONDS: Final = 60
+#: Jobs that have not run after so long hang.
+RUN_SECONDS: Final = 90
+#: What the store says must be right so long after the last job ran.
+SETTLE_SECONDS: Final = 30
+#: How long a killed worker's job is waited for.
+TAKEOVER_SECONDS: Final = float(os.environ.get("PEERS_TAKEOVER_SECONDS", "90"))
+#: A worker with a backlog takes so long to come to rest.
+REST_SECONDS: Final = 5
+#: Pauses between the jobs whose latency is taken: a worker is idle before each.
+PAUSE_SECONDS: Final = (0.1, 0.4)
+
+
+class Stage:
+    """A contender in its directory, and what its tasks tell."""
+
+    def __init__(self, app: str) -> None:
+        self.heard = told.Listener()
+        module = importlib.import_module(f"tests.bench.contenders.{app}")
+        self.caller: Caller = module.make()
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a worker inside; killed at the end, when what it did has been checked."""
+        log = told.DIRECTORY / "worker.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                self.caller.worker, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+            )
+        try:
+            yield process
+        except told.HangsError as error:
+            *_, last = ["", *log.read_text(encoding="utf-8", errors="replace").split("\n")[-3:]]
+            raise told.HangsError(f"{error}; the worker's last words: {last!r}") from None
+        finally:
+            process.kill()
+            process.wait()
+
+    def warm(self) -> None:
+        """Wait until the worker has run one job and has nothing to do."""
+        self.caller.enqueue("stamp")
+        self.heard.hear("stamp", START_SECONDS)
+
+    def settled(self, jobs: int) -> float:
+        """The moment at which the store says that all succeeded and none is left."""
+        until = time.monotonic() + SETTLE_SECONDS
+        while True:
+            ended, left = self.caller.counts()
+            if left == 0 and ended in {jobs, None}:
+                return time.monotonic()
+            assert time.monotonic() < until, f"{ended} of {jobs} succeeded, {left} did not end"
+            time.sleep(0.005)
+
+
+def cycle(stage: Stage, jobs: int) -> dict[str, Any]:
+    """Many callers and a worker in another process, from the first call until all is settled."""
+    with stage.worker():
+        stage.warm()
+        begin = time.monotonic()
+        stage.caller.enqueue_at_once(jobs)
+        stage.heard.hear("last", RUN_SECONDS)
+        return {"seconds": stage.settled(jobs + 1) - begin}
+
+
+def drain(stage: Stage, jobs: int) -> dict[str, Any]:
+    """A backlog, from its first job's start until all is settled: the worker's is not in it."""
+    stage.caller.fill("noop", jobs)
+    with stage.worker():
+        begin = stage.heard.hear("first", START_SECONDS).moment
+        stage.heard.hear("last", RUN_SECONDS)
+        return {"seconds": stage.settled(jobs) - begin}
+
+
+def lone(stage: Stage, jobs: int) -> dict[str, Any]:
+    """One caller, each enqueue after the answer to the last; nobody works."""
+    begin = time.monotonic()
+    latencies = stage.caller.enqueue_each(jobs)
+    seconds = time.monotonic() - begin
+    ended, left = stage.caller.counts()
+    assert (ended or 0, left) == (0, jobs), (ended, left)
+    return {"seconds": seconds, "latencies": latencies}
+
+
+def latency(stage: Stage, jobs: int) -> dict[str, Any]:
+    """From the call of an enqueue to its task's first line; the worker is idle before each."""
+    latencies = []
+    with stage.worker():
+        stage.warm()
+        for _ in range(jobs):
+            time.sleep(random.uniform(*PAUSE_SECONDS))
+            called = time.monotonic()
+            stage.caller.enqueue("stamp")
+            latencies.append(stage.heard.hear("stamp", RUN_SECONDS).moment - called)
+        stage.settled(jobs + 1)
+    return {"latencies": latencies}
+
+
+def start(stage: Stage, jobs: int) -> dict[str, Any]:
+    """From the start of a worker's process to the first line of a job that waits for it."""
+    stage.caller.fill("stamp", jobs)
+    begin = time.monotonic()
+    with stage.worker():
+        seconds = stage.heard.hear("stamp", START_SECONDS).moment - begin
+        stage.settled(jobs)
+    return {"seconds": seconds}
+
+
+def memory(stage: Stage, jobs: int) -> dict[str, Any]:
+    """Resident memory of a worker whose slots are taken by jobs that do not end; others wait."""
+    stage.caller.fill("hold", jobs)
+    with stage.worker() as worker:
+        stage.heard.hear("held", RUN_SECONDS)
+        time.sleep(REST_SECONDS)
+        rss = rss_bytes(worker.pid)
+        ended, left = stage.caller.counts()
+    # What its store forgets when it is taken cannot be asked of it.
+    assert ended in {0, None}, ended
+    assert left in {jobs, jobs - 1}, left
+    return {"bytes": rss}
+
+
+def takeover(stage: Stage, jobs: int) -> dict[str, Any]:
+    """From kill -9 of a worker within a job until that runs again, in a worker started at once."""
+    stage.caller.fill("hold", jobs)
+    with stage.worker():
+        stage.heard.hear("held", START_SECONDS)
+    killed = time.monotonic()
+    with stage.worker():
+        try:
+            return {"seconds": stage.heard.hear("held", TAKEOVER_SECONDS).moment - killed}
+        except told.HangsError:
+            lost = stage.caller.counts()[1] == 0
+            return {"never": "never: lost" if lost else f"> {TAKEOVER_SECONDS:.0f} s"}
+
+
+SCENARIOS: Final[dict[str, Callable[[Stage, int], dict[str, Any]]]] = {
+    one.__name__: one for one in (cycle, drain, lone, latency, start, memory, takeover)
+}
+
+
+def main() -> None:
+    """Run what the arguments say; fails loudly if the end state is wrong."""
+    app, scenario, jobs = sys.argv[1:]
+    stage = Stage(app)
+    found = SCENARIOS[scenario](stage, int(jobs))
+    stage.caller.close()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

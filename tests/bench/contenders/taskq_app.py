@@ -1,0 +1,96 @@
+"""taskq: async tasks, an app that awaits, and ``taskq worker`` with its defaults (8 at a time)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from typing import Final
+
+from taskq import TaskQ
+from tests.bench.contenders import told
+from tests.bench.contenders.calling import CALLERS
+from tests.bench.load import MANY_COUNT, SUBJECT, produce
+
+app: Final = TaskQ(told.DIRECTORY / "data", durability=os.environ.get("PEERS_MODE", "fsync"))
+
+
+@app.task(name="noop")
+async def noop(i: int, subject: str) -> None:
+    """The job of cycles and drains."""
+    told.ran()
+
+
+@app.task(name="stamp")
+async def stamp(i: int, subject: str) -> None:
+    """A job whose moment counts."""
+    told.tell("stamp")
+
+
+@app.task(name="hold")
+async def hold(i: int, subject: str) -> None:
+    """A job that does not end."""
+    told.tell("held")
+    await asyncio.sleep(told.HOLD_SECONDS)
+
+
+class TaskqCaller:
+    """One loop for all calls."""
+
+    worker = (
+        *(sys.executable, "-m", "taskq", "worker", "tests.bench.contenders.taskq_app:app"),
+        "--quiet",
+    )
+
+    def __init__(self) -> None:
+        self.tasks = {"noop": noop, "stamp": stamp, "hold": hold}
+        self.runner = asyncio.Runner()
+        self.runner.run(app.open())
+
+    def enqueue(self, task: str) -> None:
+        """Await one."""
+        self.runner.run(self._enqueue(task))
+
+    async def _enqueue(self, task: str) -> None:
+        await self.tasks[task].enqueue(0, SUBJECT)
+
+    def enqueue_each(self, jobs: int) -> list[float]:
+        """Await each in turn."""
+        return self.runner.run(self._enqueue_each(jobs))
+
+    async def _enqueue_each(self, jobs: int) -> list[float]:
+        taken = []
+        for number in range(jobs):
+            start = time.perf_counter()
+            await noop.enqueue(number, SUBJECT)
+            taken.append(time.perf_counter() - start)
+        return taken
+
+    def enqueue_at_once(self, jobs: int) -> None:
+        """From asyncio tasks."""
+        self.runner.run(produce(noop.enqueue, jobs, CALLERS))
+
+    def fill(self, task: str, jobs: int) -> None:
+        """In transactions."""
+        self.runner.run(self._fill(task, jobs))
+
+    async def _fill(self, task: str, jobs: int) -> None:
+        for start in range(0, jobs, MANY_COUNT):
+            numbers = range(start, min(start + MANY_COUNT, jobs))
+            await self.tasks[task].enqueue_many([(i, SUBJECT) for i in numbers])
+
+    def counts(self) -> tuple[int | None, int]:
+        """From the log's statistics."""
+        queues = self.runner.run(app.stats()).queues
+        assert not any(one.dead + one.cancelled + one.expired for one in queues), queues
+        waiting = sum(one.ready + one.scheduled + one.running for one in queues)
+        return sum(one.succeeded for one in queues), waiting
+
+    def close(self) -> None:
+        """Close the log and the loop."""
+        self.runner.run(app.close())
+        self.runner.close()
+
+
+make: Final = TaskqCaller

@@ -1,0 +1,331 @@
+"""taskq beside other job frameworks that need no server: huey, flexiq and dbos, all on SQLite.
+
+Run: ``python -m tests.bench.peers``. Each peer is installed on demand into a virtual environment
+of its own (``--venvs``), and used as its documentation says for one machine: the modules of
+``contenders/`` tell how. Every sample is a fresh process in a fresh directory (``sample.py``
+there), taken in turn, that checks its end state by the store's own counts. See README.md for
+the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime as dt
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import platformdirs
+
+import taskq
+from tests.bench.contenders.environments import installed
+from tests.bench.process import MIB, ROOT
+from tests.bench.start import environment, started
+from tests.bench.tables import Table, median, percentile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Sample = dict[str, Any]
+
+
+class Metric(NamedTuple):
+    """One row: its name, its value of a sample of so many jobs, and how that is written."""
+
+    name: str
+    of: Callable[[Sample, int], float]
+    shape: str
+
+
+class Contender(NamedTuple):
+    """One framework in one mode."""
+
+    app: str
+    #: what to install; empty for ours
+    package: str
+    #: the line that programs which use it begin with
+    line: str
+    #: no-ops of a cycle or a drain, of lone enqueues, and jobs whose latency is taken: such that a
+    #: sample takes a few seconds
+    many: int
+    lone: int
+    some: int
+    mode: str = ""
+
+
+CONTENDERS: Final = {
+    "taskq fsync": Contender(
+        "taskq_app", "", "from taskq import TaskQ", 50_000, 3_000, 30, "fsync"
+    ),
+    "taskq os": Contender("taskq_app", "", "from taskq import TaskQ", 50_000, 10_000, 30, "os"),
+    "huey": Contender("huey_app", "huey", "from huey import SqliteHuey", 5_000, 5_000, 30),
+    "flexiq": Contender("flexiq_app", "flexiq", "from flexiq import Queue", 400, 10_000, 30),
+    "dbos": Contender("dbos_app", "dbos", "from dbos import DBOS, DBOSClient", 300, 300, 10),
+}
+WAITING: Final = 200_000
+#: Enqueues whose syncs are counted, beyond those of opening, a first few and closing.
+SYNCED: Final = 100
+SAMPLE_SECONDS_MAX: Final = 300
+SCENARIOS: Final[dict[str, tuple[Metric, ...]]] = {
+    "cycle": (Metric("full cycle, jobs/s", lambda s, jobs: jobs / s["seconds"], ",.0f"),),
+    "drain": (Metric("drain, jobs/s", lambda s, jobs: jobs / s["seconds"], ",.0f"),),
+    "lone": (
+        Metric("lone enqueue, jobs/s", lambda s, jobs: jobs / s["seconds"], ",.0f"),
+        Metric("- p50, µs", lambda s, _: percentile(s["latencies"], 50) * 1e6, ",.0f"),
+        Metric("- p99, µs", lambda s, _: percentile(s["latencies"], 99) * 1e6, ",.0f"),
+    ),
+    "syncs": (Metric("- syncs each", lambda s, _: s["syncs"], ".2f"),),
+    "latency": (
+        Metric("enqueue to first line, p50, ms", lambda s, _: _ms(s, 50), ",.1f"),
+        Metric("- p99, ms", lambda s, _: _ms(s, 99), ",.1f"),
+    ),
+    "start": (Metric("worker start to first job, ms", lambda s, _: s["seconds"] * 1e3, ",.0f"),),
+    "import": (Metric("import, CPU ms", lambda s, _: s["seconds"] * 1e3, ",.0f"),),
+    "memory": (
+        Metric(f"RSS, {WAITING:,} jobs waiting, MiB", lambda s, _: s["bytes"] / MIB, ",.0f"),
+    ),
+    "takeover": (Metric("takeover after kill -9, s", lambda s, _: s["seconds"], ",.2f"),),
+}
+
+
+def _ms(one: Sample, percent: float) -> float:
+    return percentile(one["latencies"], percent) * 1e3
+
+
+class FailedError(Exception):
+    """A contender's sample did not end, or ended wrong."""
+
+
+class Bench(NamedTuple):
+    """Where samples are taken, and with which interpreters."""
+
+    place: Path
+    pythons: dict[str, str]
+    given: argparse.Namespace
+
+    def jobs(self, scenario: str, name: str) -> int:
+        """How many jobs a sample has."""
+        one = CONTENDERS[name]
+        own = {"cycle": one.many, "drain": one.many, "lone": one.lone, "latency": one.some}
+        most = WAITING if scenario == "memory" else own.get(scenario, 1)
+        return min(most, self.given.jobs or most)
+
+    def take(self, scenario: str, name: str) -> Sample:
+        """Take one sample. Raises FailedError."""
+        one = CONTENDERS[name]
+        if scenario == "import":
+            return {"seconds": self._cpu(name, one.line) - self._cpu(name, "")}
+        if scenario == "syncs":
+            return {"syncs": (self._syncs(name, SYNCED + 10) - self._syncs(name, 10)) / SYNCED}
+        output = self._run(name, scenario, self.jobs(scenario, name))
+        found: Sample = json.loads(output.splitlines()[-1])
+        return found
+
+    def _cpu(self, name: str, line: str) -> float:
+        return started(self.pythons[name], self.place, line).cpu_seconds
+
+    def _syncs(self, name: str, jobs: int) -> int:
+        """The calls that wait for the disk, in all threads of a process that enqueues so many."""
+        if not (strace := shutil.which("strace")):
+            raise FailedError("not counted: there is no strace")
+        told = self.place / "syncs"
+        calls = "fsync,fdatasync,sync_file_range,msync,sync,syncfs"
+        self._run(name, "lone", jobs, strace, "-f", "-qq", "-e", f"trace={calls}", "-o", str(told))
+        return sum("sync" in line and "resumed" not in line for line in told.open())
+
+    def _run(self, name: str, scenario: str, jobs: int, *before: str) -> str:
+        """Run a sample's process to its end, and end whatever it left behind."""
+        one = CONTENDERS[name]
+        with tempfile.TemporaryDirectory(dir=self.place) as directory:
+            errors = Path(directory) / "errors"
+            with errors.open("wb") as stderr:
+                process = subprocess.Popen(
+                    (
+                        *(*before, self.pythons[name], "-m", "tests.bench.contenders.sample"),
+                        *(one.app, scenario, str(jobs)),
+                    ),
+                    cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True,
+                    start_new_session=True,
+                    env=environment(self.place) | {
+                        "PEERS_DIRECTORY": directory, "PEERS_JOBS": str(jobs),
+                        "PEERS_MODE": one.mode, "PEERS_TAKEOVER_SECONDS": str(self.given.takeover),
+                    },
+                )  # fmt: skip
+            try:
+                output, _ = process.communicate(timeout=SAMPLE_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                raise FailedError(f"it did not end within {SAMPLE_SECONDS_MAX} s") from None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            if process.returncode:
+                *_, last = ["it said nothing", *errors.read_text(errors="replace").splitlines()]
+                raise FailedError(last)
+        return output
+
+
+def measure(bench: Bench, scenario: str) -> tuple[dict[str, list[Sample]], dict[str, str]]:
+    """Take all samples of a scenario in turn: those of each contender, and who failed, and why."""
+    samples: dict[str, list[Sample]] = {name: [] for name in bench.pythons}
+    failed: dict[str, str] = {}
+    # A count does not vary.
+    for _ in range(1 if scenario == "syncs" else bench.given.rounds):
+        for name, taken in samples.items():
+            if name in failed:
+                continue
+            try:
+                one = bench.take(scenario, name)
+            except (FailedError, AssertionError) as error:
+                failed[name] = str(error)
+                continue
+            if "never" in one:
+                # It is not waited for again.
+                failed[name] = one["never"]
+                continue
+            taken.append(one)
+    return samples, failed
+
+
+Row = dict[str, dict[str, float] | str]
+
+
+def rows(bench: Bench, scenario: str) -> dict[str, Row]:
+    """Measure a scenario: metric -> contender -> median and spread, or what went wrong."""
+    samples, failed = measure(bench, scenario)
+    found: dict[str, Row] = {}
+    for metric in SCENARIOS[scenario]:
+        row: Row = {}
+        for name, taken in samples.items():
+            jobs = bench.jobs(scenario, name)
+            values = [metric.of(one, jobs) for one in taken]
+            row[name] = failed.get(name) or {
+                "median": median(values), "lowest": min(values), "highest": max(values),
+                "rounds": len(values), "jobs": jobs,
+            }  # fmt: skip
+        found[metric.name] = row
+    return found
+
+
+def show(scenario: str, found: dict[str, Row]) -> None:
+    """Print the spread of a scenario's figures."""
+    table = Table(scenario, ("", "", "median", "lowest", "highest", "jobs", "rounds"))
+    for metric in SCENARIOS[scenario]:
+        for name, one in found[metric.name].items():
+            if isinstance(one, str):
+                table.row(metric.name, name, one, *("-",) * 4)
+                continue
+            figures = (f"{one[key]:{metric.shape}}" for key in ("median", "lowest", "highest"))
+            table.row(metric.name, name, *figures, f"{one['jobs']:,}", f"{one['rounds']}")
+    table.print()
+
+
+def summary(columns: Sequence[str], everything: dict[str, Row]) -> None:
+    """Print the medians of all, and below them what went wrong."""
+    table = Table("medians", ("", *columns))
+    notes: list[str] = []
+    for metric in (one for metrics in SCENARIOS.values() for one in metrics):
+        cells = []
+        for one in everything.get(metric.name, {}).values():
+            if isinstance(one, str) and len(one) > len("never: lost"):
+                notes.append(one)
+                one = f"({len(notes)})"  # noqa: PLW2901 - the note stands below
+            cells.append(one if isinstance(one, str) else f"{one['median']:{metric.shape}}")
+        if cells:
+            table.row(metric.name, *cells)
+    table.print()
+    for number, note in enumerate(notes, start=1):
+        print(f"({number}) {note}")
+
+
+def machine(directory: Path) -> str:
+    """Where this was measured."""
+    cpu = next(
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    )
+    disk = subprocess.run(
+        ("df", "--output=fstype", directory), check=True, capture_output=True, text=True
+    )
+    today = dt.datetime.now(dt.UTC).date()
+    return (
+        f"{today}, {os.cpu_count()} cores of {cpu}, {disk.stdout.split()[-1]}, "
+        f"Linux {platform.release()}, Python {platform.python_version()}"
+    )
+
+
+def prepare(given: argparse.Namespace, place: Path) -> tuple[Bench, dict[str, str]]:
+    """Install what is missing, and leave out with its message whatever does not run one job.
+
+    The first start of each compiles its modules, too, and is not counted.
+    """
+    bench, versions = Bench(place, {}, given), {}
+    for name in given.contender or CONTENDERS:
+        package = CONTENDERS[name].package
+        try:
+            python, version = (
+                installed(given.venvs, package) if package else (sys.executable, taskq.__version__)
+            )
+            bench.pythons[name] = python
+            bench.take("start", name)
+            versions[name] = version
+        except (FailedError, subprocess.SubprocessError) as error:
+            bench.pythons.pop(name, None)
+            versions[name] = f"left out: {getattr(error, 'stderr', None) or error}"
+    return bench, versions
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.peers")
+    parser.add_argument("--jobs", type=int, help="at most so many jobs in a sample")
+    parser.add_argument("--rounds", type=int, default=5, help="samples of each contender")
+    parser.add_argument(
+        "--only", action="append", choices=tuple(SCENARIOS), help="only this scenario"
+    )
+    parser.add_argument(
+        "--contender", action="append", choices=tuple(CONTENDERS), help="only this contender"
+    )
+    parser.add_argument(
+        "--takeover", type=float, default=90, metavar="SECONDS",
+        help="how long a killed worker's job is waited for",
+    )  # fmt: skip
+    parser.add_argument(
+        "--venvs", type=Path, default=platformdirs.user_cache_path("taskq-bench"), metavar="DIR",
+        help="where the peers are installed (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--dir", type=Path, default=Path.cwd(), help="a directory of the disk")
+    parser.add_argument("--json", action="store_true", help="one JSON object a scenario")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure in turn (A B C A B C …), print a table a scenario, and one of all medians."""
+    given = options()
+    everything: dict[str, Row] = {}
+    with tempfile.TemporaryDirectory(dir=given.dir, prefix=".bench-") as directory:
+        bench, versions = prepare(given, Path(directory).absolute())
+        head = {"machine": machine(given.dir), "versions": versions}
+        print(json.dumps(head) if given.json else f"{head['machine']}\n{versions}")
+        for scenario in given.only or SCENARIOS:
+            found = rows(bench, scenario)
+            everything |= found
+            if given.json:
+                print(json.dumps({"scenario": scenario, "rows": found}), flush=True)
+            else:
+                show(scenario, found)
+    if not given.json:
+        summary(tuple(bench.pythons), everything)
+
+
+if __name__ == "__main__":
+    main()
