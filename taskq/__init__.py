@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taskq.calls.signature import Inject, injected
     from taskq.connection.handle import JobHandle, PendingJob
     from taskq.core.model import Durability, State
-    from taskq.core.signals import Discard, Retry, Snooze
+    from taskq.core.retry import Discard, Retry, Snooze
     from taskq.flows.building import Failed, Flow, Step, chain, chord, group
     from taskq.flows.handle import FlowHandle, PendingFlow
     from taskq.log.config import QueuePolicy
@@ -91,7 +91,7 @@ _HOMES = {
     "ChildDied": "taskq.app.context",
     "DeadLetter": "taskq.log.decide.listeners",
     "Delivery": "taskq.log.requests",
-    "Discard": "taskq.core.signals",
+    "Discard": "taskq.core.retry",
     "Durability": "taskq.core.model",
     "Failed": "taskq.flows.building",
     "Flow": "taskq.flows.building",
@@ -105,8 +105,8 @@ _HOMES = {
     "Put": "taskq.calls.call",
     "QueuePolicy": "taskq.log.config",
     "Record": "taskq.reading.record",
-    "Retry": "taskq.core.signals",
-    "Snooze": "taskq.core.signals",
+    "Retry": "taskq.core.retry",
+    "Snooze": "taskq.core.retry",
     "SoftTimeout": "taskq.app.context",
     "State": "taskq.core.model",
     "Step": "taskq.flows.building",

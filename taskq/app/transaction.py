@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Never, Self, TypeVar, Unpack
 
 from taskq import telemetry
@@ -25,6 +24,7 @@ from taskq.core.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
 from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX
 from taskq.core.records import Cause, Kind
 from taskq.core.retry import DEFAULT
+from taskq.core.values import dataclass
 from taskq.log.requests import Bundle, Settlement
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from typing import (
     TYPE_CHECKING,
@@ -32,6 +32,7 @@ from taskq.core.model import (
     Extras,
 )
 from taskq.core.parsing import rather, whole
+from taskq.core.values import dataclass
 from taskq.log.format.bodies import check_storage
 from taskq.log.requests import EnqueueSpec
 

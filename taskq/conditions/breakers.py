@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.parsing import check_name, whole
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -22,6 +21,7 @@ from taskq.core.errors import (
     ResultTimeout,
 )
 from taskq.core.model import LATE_SECONDS_MAX, LIVE_STATES, SECOND_NS, State
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskq.core.errors import FormatError
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from taskq.core.flows import FlowPart

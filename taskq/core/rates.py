@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.durations import nanoseconds, spoken
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,6 +1,6 @@
-"""Retry policies: after which error, and after how long, a job runs again. Pure; chance comes in.
+"""What a task wishes, and after which error, and after how long, a job runs again. Pure.
 
-::
+The delays of a policy::
 
     fixed        delay
     linear       base * attempt
@@ -17,17 +17,70 @@ import enum
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypedDict, Unpack
 
-from taskq.core.durations import Duration, seconds
+from taskq.core.durations import Duration, nanoseconds, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import ATTEMPTS_DEFAULT, ATTEMPTS_MAX, SECOND_NS
 from taskq.core.parsing import rather, whole
-from taskq.core.signals import Discard, Retry, Snooze
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# What a task raises to say how it wants to end. These are wishes, not errors.
+
+
+class Signal(Exception):
+    """The root of the three."""
+
+
+def _until_ns(delay: Duration, what: str) -> int:
+    """The delay in nanoseconds; 0 for one that is over, such as the rest of a pause."""
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    is_over = isinstance(seconds, int | float) and seconds < 0
+    return 0 if is_over else nanoseconds(delay, what)
+
+
+class Retry(Signal):
+    """This attempt failed: run the job again, even for an error that the policy gives up on.
+
+    The attempt counts, so after the last one the job is dead all the same.
+
+    Attributes:
+        delay_ns: until the next attempt, 0 if that is past; None leaves it to the task's policy.
+        reason: kept with the attempt.
+    """
+
+    def __init__(self, delay: Duration | None = None, reason: str = "") -> None:
+        super().__init__(reason or "the task asked for another attempt")
+        self.delay_ns = None if delay is None else _until_ns(delay, "Retry(delay=)")
+        self.reason = reason
+
+
+class Snooze(Signal):
+    """Not now: put the job back for a while, without burning an attempt.
+
+    Attributes:
+        delay_ns: until the job is due again, 0 if that is past.
+    """
+
+    def __init__(self, delay: Duration) -> None:
+        super().__init__(f"the task asked to wait for {delay!s}")
+        self.delay_ns = _until_ns(delay, "Snooze(delay)")
+
+
+class Discard(Signal):
+    """Never again: the job goes to the dead letters now, whatever attempts are left.
+
+    Attributes:
+        reason: kept with the dead letter.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the task discarded the job")
+        self.reason = reason
 
 
 # What a retry policy takes besides its delays: which errors, how long, and who is asked. Pure.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
 from taskq.core.parsing import parse_json
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

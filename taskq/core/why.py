@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -12,6 +11,7 @@ from taskq.core.durations import spoken
 from taskq.core.errors import WORKER, command
 from taskq.core.folds.lanes import BLOCKED_BY_PAUSE
 from taskq.core.model import SECOND_NS, State
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

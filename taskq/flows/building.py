@@ -7,7 +7,6 @@ process dies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, Unpack, overload
 
 from taskq.calls.call import Call, OptionChanges, Runnable
@@ -15,6 +14,7 @@ from taskq.calls.habits import STEPS, no_attribute
 from taskq.connection.blocking import refuse_in_loop
 from taskq.core.errors import UsageError
 from taskq.core.flows import Policy
+from taskq.core.values import dataclass
 from taskq.flows.handle import FlowHandle
 from taskq.flows.plan import Chain, Group, Leaf, Node, Plan, begins_open, make_plan
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -15,6 +14,7 @@ from taskq.core.durations import Duration, seconds
 from taskq.core.errors import JobCancelled, JobExpired, JobFailed, JobNotFound, UsageError
 from taskq.core.flows import nested
 from taskq.core.model import WAITING_STATES, State
+from taskq.core.values import dataclass
 from taskq.log.requests import WITHDRAWN_MAX
 
 if TYPE_CHECKING:

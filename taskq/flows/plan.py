@@ -6,13 +6,14 @@ and so on. So a job's inputs mostly follow one another, and one run names ten th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from taskq.calls.call import transaction_bytes
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.flows import DEPTH_MAX, ONE, UNLOCKS_MAX, FlowPart, Policy, depth, list_of, skipping
 from taskq.core.model import TIME_NS_MAX, TRANSACTION_BYTES_MAX, Extras
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

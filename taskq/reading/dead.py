@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypedDict, Unpack
@@ -14,6 +14,7 @@ from taskq.connection.connection import split_job_id
 from taskq.core.durations import Duration, moment_ns, nanoseconds
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.parsing import rather, whole
+from taskq.core.values import dataclass
 from taskq.log.read.selection import (
     WAITING,
     DeadFilter,

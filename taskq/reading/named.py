@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taskq.core.errors import LogDamaged, ReaderFellBehind, ReaderMismatch, UsageError
+from taskq.core.values import dataclass
 from taskq.log.format.codec import SEGMENT_HEADER
 from taskq.log.format.frames import Cursor
 from taskq.log.machine.disk import LocalDisk

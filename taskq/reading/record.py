@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError, TaskqError, UsageError
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Kind
+from taskq.core.values import dataclass
 from taskq.log.format.record import decode_record, places
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.follow import Onlooker

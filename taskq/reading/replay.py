@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -16,6 +16,7 @@ from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import SETTLED_STATES, Extras, State
 from taskq.core.parsing import check_name
 from taskq.core.records import Flag
+from taskq.core.values import dataclass
 from taskq.log.format.codec import PREFIX
 from taskq.log.format.options import encode_extras
 from taskq.log.read.reader import open_journal

@@ -6,7 +6,6 @@ nanoseconds of wall time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -15,6 +14,7 @@ from taskq.core.durations import Duration, positive_nanoseconds
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS
 from taskq.core.schedules import RULE_BYTES_MAX, jitter_ns
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

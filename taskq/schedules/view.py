@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -11,6 +10,7 @@ from taskq.connection.blocking import blocking
 from taskq.core.errors import UsageError
 from taskq.core.model import TIME_NS_MAX
 from taskq.core.parsing import check_name, parse_json
+from taskq.core.values import dataclass
 from taskq.log.requests import Steer
 from taskq.schedules.times import Cron, moment_in, parse_rule
 

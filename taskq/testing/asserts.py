@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.calls.serialization import decode_loose
 from taskq.calls.signature import REST
 from taskq.core.errors import InvalidCall, LogError, UsageError
 from taskq.core.parsing import rather
+from taskq.core.values import dataclass
 from taskq.log.read.reader import LogReader
 
 if TYPE_CHECKING:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.model import SECOND_NS, TIME_NS_MAX
 from taskq.core.transitions import BY_TIME
+from taskq.core.values import dataclass
 from taskq.log.read.reader import LogReader
 
 if TYPE_CHECKING:

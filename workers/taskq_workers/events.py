@@ -7,11 +7,11 @@ is logged and stops nothing.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Kind
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,10 +7,10 @@ answer, and may be told twice: a loss of power can bring a job back to life, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from taskq.core.records import Cause
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,13 +7,13 @@ have changed before it is acted upon: that is decided under the lock, job by job
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import nlargest
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from taskq.core.errors import JobNotFound, LogDamaged, NotDead, TaskqError
 from taskq.core.folds.jobtable import STATE_MASK
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, WAITING_STATES, State
+from taskq.core.values import dataclass
 from taskq.log.format.carried import decode_carried, is_carrying
 from taskq.log.format.options import DUE_OPTIONS, enqueue_extras, timeless
 from taskq.log.requests import LETTERS_BYTES_MAX, LETTERS_MAX, Letter

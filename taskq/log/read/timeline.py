@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +10,7 @@ from taskq.core import views as documents
 from taskq.core.fingerprints import failure_of
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import CARRYING_KINDS, Cause, Kind
+from taskq.core.values import dataclass
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Cursor, Gap

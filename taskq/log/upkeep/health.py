@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import WORKER, LogError, command
+from taskq.core.values import dataclass
 from taskq.core.why import strays_of
 from taskq.log.commit.room import files_left
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig

@@ -12,11 +12,11 @@ indexes and snapshots that know the old places are gone, before one rename repla
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
+from taskq.core.values import dataclass
 from taskq.log.config import LogConfig
 from taskq.log.format import codec
 from taskq.log.format.codec import NO_LINK

@@ -4,7 +4,7 @@ import pytest
 
 from taskq.calls.serialization import encode_reason
 from taskq.core.model import REASON_BYTES_MAX
-from taskq.core.signals import Discard
+from taskq.core.retry import Discard
 from taskq_workers.runs.reasons import describe, raised_by_call, summary
 
 

@@ -6,10 +6,10 @@ function that takes an app and an ``Order`` and gives a context manager of the w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskq.core.errors import TaskqError, UsageError
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -13,9 +13,9 @@ import signal
 import socket
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.values import dataclass
 from taskq_workers.process.leash import WorkerProcess, told
 from taskq_workers.process.reporting import spoken_seconds
 

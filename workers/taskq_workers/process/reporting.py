@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final, TextIO
 
 from taskq.cli.errors import silence
 from taskq.core.records import Kind
+from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

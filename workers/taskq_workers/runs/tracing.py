@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq import telemetry
 from taskq.app.context import _current
 from taskq.connection import tracing
-from taskq.core.signals import Snooze
+from taskq.core.retry import Snooze
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

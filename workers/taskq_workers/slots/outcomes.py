@@ -12,8 +12,7 @@ from taskq.core.durations import spoken
 from taskq.core.errors import CompressionUnavailable, InvalidCall, LogDamaged, PayloadTooLarge
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Cause, Kind
-from taskq.core.retry import Decision, Die
-from taskq.core.signals import Discard, Retry, Signal, Snooze
+from taskq.core.retry import Decision, Die, Discard, Retry, Signal, Snooze
 from taskq.log.read.gauges import age_ns
 from taskq.log.requests import Settlement
 from taskq_workers.runs import reasons

@@ -1,0 +1,168 @@
+"""A dataclass that is written later is as the standard library's, whatever is its first use."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from taskq.core import values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+THREADS = 8
+FIRST_USES: dict[str, Callable[[Any], object]] = {
+    "one is made": lambda kind: repr(kind(to="Ada", weight=2)),
+    "one is made of defaults": lambda kind: repr(kind(to="Ada")),
+    "too few are given": lambda kind: kind(),
+    "too many are given": lambda kind: kind(to="Ada", colour="red"),
+    "by position": lambda kind: repr(kind("Ada")),
+    "what it checks": lambda kind: kind(to="Ada", weight=-1),
+    "alike": lambda kind: kind(to="Ada", notes=["a"]) == kind(to="Ada"),
+    "unlike": lambda kind: kind(to="Ada") == kind(to="Bob"),
+    "of another kind": lambda kind: kind(to="Ada") == "Ada",
+    "a hash": lambda kind: len({kind(to="Ada", notes=["a"]), kind(to="Ada")}),
+    "a change": lambda kind: setattr(kind(to="Ada"), "to", "Bob"),
+    "a loss": lambda kind: delattr(kind(to="Ada"), "to"),
+    "what it has not": lambda kind: kind(to="Ada").colour,
+    "no dictionary": lambda kind: hasattr(kind(to="Ada"), "__dict__"),
+    "slots": lambda kind: kind.__slots__,
+    "fields": lambda kind: [(one.name, one.compare) for one in dataclasses.fields(kind)],
+    "whether it is one": dataclasses.is_dataclass,
+    "a dictionary": lambda kind: dataclasses.asdict(kind(to="Ada")),
+    "one like it": lambda kind: repr(dataclasses.replace(kind(to="Ada"), weight=3)),
+    "a copy": lambda kind: repr(copy.copy(kind(to="Ada"))),
+    "a pattern": lambda kind: kind.__match_args__,
+    "its name": lambda kind: (kind.__name__, kind.__qualname__, kind.__module__, kind.__doc__),
+    "a list each": lambda kind: kind(to="Ada").notes is kind(to="Ada").notes,
+    "what is no field": lambda kind: kind.most,
+}
+OPTIONS: tuple[dict[str, bool], ...] = (
+    {"frozen": True, "kw_only": True},
+    {"frozen": True},
+    {"kw_only": True},
+    {},
+    {"eq": False},
+    {"frozen": True, "eq": False},
+)
+
+
+def parcel() -> type:
+    class Parcel:
+        """What is sent."""
+
+        most: ClassVar[int] = 9
+        to: str
+        weight: int = 1
+        notes: list[str] = dataclasses.field(default_factory=list, compare=False, hash=False)
+
+        def __post_init__(self) -> None:
+            if self.weight < 0:
+                raise ValueError("a weight is not below 0")
+
+    return Parcel
+
+
+def made(make: Callable[..., Any], plain: type, options: dict[str, bool]) -> Any:
+    """A dataclass with slots, by either way."""
+    return make(slots=True, **options)(plain)
+
+
+def told(use: Callable[[Any], object], kind: type) -> object:
+    """What comes of a use, or how it fails."""
+    try:
+        return use(kind)
+    except Exception as error:  # noqa: BLE001 - it is compared with the other's
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("use", FIRST_USES.values(), ids=FIRST_USES)
+def test_whatever_is_done_first_with_a_class_comes_out_as_with_the_standard_librarys(
+    use: Callable[[Any], object], options: dict[str, bool]
+) -> None:
+    ours = made(values.dataclass, parcel(), options)
+    theirs = made(dataclasses.dataclass, parcel(), options)
+    assert told(use, ours) == told(use, theirs)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_class_that_builds_on_another_has_its_fields(options: dict[str, bool]) -> None:
+    def built(make: Callable[..., Any]) -> Any:
+        base = made(make, parcel(), options)
+        space = {"__annotations__": {"paid": "bool"}, "paid": False, "__doc__": "Postage is."}
+        space["__module__"] = __name__
+        return made(make, type("Paid", (base,), space), options)
+
+    ours, theirs = built(values.dataclass), built(dataclasses.dataclass)
+    for use in FIRST_USES.values():
+        assert told(use, ours) == told(use, theirs)
+    assert dataclasses.asdict(ours(to="Ada")) == dataclasses.asdict(theirs(to="Ada"))
+
+
+@values.dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """Found by its name, as a pickle needs it."""
+
+    to: str
+
+
+def test_one_travels_in_a_pickle_to_a_process_that_has_used_none() -> None:
+    label = Label(to="Ada")
+    assert pickle.loads(pickle.dumps(label)) == label  # noqa: S301 - our own
+
+
+def test_what_a_class_says_itself_of_its_face_and_its_equals_stays() -> None:
+    class Own:
+        number: int
+
+        def __repr__(self) -> str:
+            return "mine"
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, type(self))
+
+        def __hash__(self) -> int:
+            return 7
+
+    kind: Any = values.dataclass(slots=True, frozen=True)(Own)
+    assert (repr(kind(1)), kind(1) == kind(2), hash(kind(1))) == ("mine", True, 7)
+
+
+def test_threads_that_use_a_class_first_at_the_same_time_all_get_theirs() -> None:
+    kind: Any = values.dataclass(slots=True, frozen=True)(parcel())
+    together = Barrier(THREADS)
+
+    def make(number: int) -> Any:
+        together.wait()
+        return kind(str(number))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        made = list(pool.map(make, range(THREADS)))
+    assert [(one.to, one.weight, one.notes) for one in made] == [
+        (str(number), 1, []) for number in range(THREADS)
+    ]
+
+
+def test_views_are_loaded_without_a_method_of_theirs_being_written() -> None:
+    program = (
+        "import dataclasses, sys\n"
+        "written, process = [], dataclasses._process_class\n"
+        "dataclasses._process_class = lambda cls, *a: written.append(cls) or process(cls, *a)\n"
+        "from taskq.core import views\n"
+        "print(len(written))\n"
+        "views.Spread.__init__\n"
+        "print(len(written))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["0", "1"], done.stderr
