@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 from pathlib import Path
@@ -27,7 +26,7 @@ from taskq.conditions.breakers import (
 )
 from taskq.conditions.failures import is_network_failure
 from taskq.connection import places
-from taskq.connection.blocking import blocking, refuse_in_loop, run
+from taskq.connection.blocking import blocking, off_loop, refuse_in_loop, run
 from taskq.connection.connection import Connection, split_job_id
 from taskq.connection.handle import JobHandle, make_handle
 from taskq.connection.logoptions import LogOptions, numbers_checked, unknown_option
@@ -476,7 +475,7 @@ class TaskQ(LogHolder):
         """
         self._connection.reopen()
         await self._connection.opened()
-        await asyncio.to_thread(load_checks, [task.signature for task in self._tasks.values()])
+        await off_loop(load_checks, [task.signature for task in self._tasks.values()])
         return self
 
     def open_sync(self) -> Self:

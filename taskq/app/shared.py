@@ -7,10 +7,9 @@ only what is durable. What few programs need is imported where they ask for it.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from taskq.connection.blocking import blocking
+from taskq.connection.blocking import blocking, off_loop
 from taskq.connection.connection import split_job_id
 from taskq.core.durations import moment_ns, seconds
 from taskq.core.errors import JobNotFound, UsageError
@@ -189,13 +188,13 @@ class LogHolder:
 
         port, lsn = await self._found(job)
         path = self._connection.path
-        workers = await asyncio.to_thread(live_workers, path)
+        workers = await off_loop(live_workers, path)
         facts: Facts | None = await port.look(
             lambda one: facts_of(one.journal, one.facets.need_agenda(), lsn, workers)
         )
         if facts is None:
             raise JobNotFound(f"there is no job {_shown(job)} in {path}")
-        return await asyncio.to_thread(decide, facts, path)
+        return await off_loop(decide, facts, path)
 
     why_sync = blocking(why)
 
@@ -308,7 +307,7 @@ class LogHolder:
         port = await self._connection.port()
         extent: Extent = await port.extent(-1)
         store = self._connection.store()
-        return await asyncio.to_thread(reader_views, store.path, store.log_id, extent)
+        return await off_loop(reader_views, store.path, store.log_id, extent)
 
     readers_sync = blocking(readers)
 
@@ -348,7 +347,7 @@ class LogHolder:
         extent: Extent = await port.extent()
         store = self._connection.store()
         place = lsn if lsn is not None else where
-        return await asyncio.to_thread(seek_reader, store, reader, place, time_ns, extent)
+        return await off_loop(seek_reader, store, reader, place, time_ns, extent)
 
     seek_sync = blocking(seek)
 
@@ -364,7 +363,7 @@ class LogHolder:
 
         check_reader_name(reader)
         store = await self._connection.opened()
-        await asyncio.to_thread(forget_reader, store, reader)
+        await off_loop(forget_reader, store, reader)
 
     forget_reader_sync = blocking(forget_reader)
 
@@ -481,7 +480,7 @@ class LogHolder:
                 return read(reader)
 
         port = await self._connection.port()
-        told = await asyncio.to_thread(work)
+        told = await off_loop(work)
         await port.look(lambda _: None, needs_agenda=False)
         return told
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 from typing import Final
 
 #: Error numbers of an ``OSError`` that come from the network.
@@ -23,7 +22,7 @@ NETWORK_ERRNOS: Final = frozenset(
         errno.EPIPE,
     }
 )
-#: Errors of widespread clients, by name, since none of them is imported for this.
+#: Errors of widespread clients and of sockets, by name, since none of them is imported for this.
 NETWORK_ERRORS: Final = frozenset(
     {
         "aiohttp.ClientConnectionError",
@@ -32,6 +31,8 @@ NETWORK_ERRORS: Final = frozenset(
         "httpx.TransportError",
         "requests.ConnectionError",
         "requests.Timeout",
+        "socket.gaierror",
+        "socket.herror",
         "urllib3.MaxRetryError",
         "urllib3.TimeoutError",
     }
@@ -55,7 +56,7 @@ def is_network_failure(error: BaseException) -> bool:
 
 
 def _is_network(error: BaseException) -> bool:
-    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror | socket.herror):
+    if isinstance(error, ConnectionError | TimeoutError):
         return True
     if isinstance(error, OSError) and error.errno in NETWORK_ERRNOS:
         return True

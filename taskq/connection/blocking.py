@@ -1,21 +1,25 @@
-"""From a coroutine method to its twin for code without an event loop.
+"""From coroutines to blocking calls, and back: twins for code without a loop, threads for one.
 
-Such a twin runs the coroutine on a loop that one daemon thread of the process keeps for them all,
+A twin runs the coroutine on a loop that one daemon thread of the process keeps for them all,
 and blocks the calling thread meanwhile. It takes and returns what the coroutine does, so that there
 is one implementation, one docstring and one signature.
+
+asyncio is imported by the calls that need it: it takes longer than all that declares an app, which
+many programs do that start no loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from taskq.core.errors import UsageError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Coroutine
 
 P = ParamSpec("P")
@@ -39,8 +43,17 @@ def blocking(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
     return call
 
 
+async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Do on a thread what would stop the event loop."""
+    import asyncio  # noqa: PLC0415 - see the module's docstring
+
+    return await asyncio.to_thread(work, *args, **kwargs)
+
+
 def run(coroutine: Coroutine[Any, Any, R]) -> R:
     """What the coroutine gives, run on the thread for such calls; interrupted, it is cancelled."""
+    import asyncio  # noqa: PLC0415 - see the module's docstring
+
     future = asyncio.run_coroutine_threadsafe(coroutine, _Background.current().loop)
     try:
         return future.result()
@@ -55,6 +68,10 @@ def refuse_in_loop(call: str, instead: str) -> None:
     Raises:
         UsageError: one does; it says what to write instead.
     """
+    if "asyncio" not in sys.modules:  # then nobody runs one
+        return
+    import asyncio  # noqa: PLC0415 - see the module's docstring
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -69,7 +86,9 @@ class _Background:
     _present: _Background | None = None
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        import asyncio  # noqa: PLC0415 - see the module's docstring
+
+        self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name="taskq-sync", daemon=True).start()
 
     @classmethod

@@ -6,16 +6,15 @@ program that only declares tasks never needs. Whoever minds the first enqueue op
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import threading
 import weakref
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from taskq.calls.call import transaction_bytes
 from taskq.connection import tracing
+from taskq.connection.blocking import off_loop
 from taskq.connection.packing import Packer
 from taskq.connection.tracebacks import install
 from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
@@ -24,6 +23,8 @@ from taskq.core.parsing import split_id
 from taskq.log.requests import Done
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from taskq.connection.packing import Item, Loose
     from taskq.core.model import Extras
     from taskq.log.config import LogConfig
@@ -112,6 +113,8 @@ class Connection:
         if store is not None and store.usable:
             return store
         self._tell_tests()
+        import asyncio  # noqa: PLC0415 - whoever waits here has it
+
         return await asyncio.wrap_future(self._open_on_thread())
 
     async def port(self) -> LoopPort:
@@ -142,7 +145,7 @@ class Connection:
         if self.current is None and self._opening is None:
             self._closed = True
             return
-        await asyncio.to_thread(self.close)
+        await off_loop(self.close)
 
     def check_tag(self, tag: str, lsn: int) -> None:
         """Refuse an id of another log, once the store is open.
@@ -256,6 +259,8 @@ class Connection:
             plugin.on_open(self.path)
 
     def _open_on_thread(self) -> Future[Store]:
+        from concurrent.futures import Future  # noqa: PLC0415 - asyncio has loaded it
+
         with self._lock:
             opening = self._opening
             if opening is None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from taskq.calls.habits import JOBS, no_attribute
 from taskq.calls.serialization import decode_loose
-from taskq.connection.blocking import blocking
+from taskq.connection.blocking import blocking, off_loop
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import (
     JobCancelled,
@@ -108,6 +107,8 @@ class JobHandle(Generic[R]):
             LogDamaged: the result does not read back; ``SpillMissing`` if its file is gone.
         """
         limit = None if timeout is None else seconds(timeout, "timeout")
+        import asyncio  # noqa: PLC0415 - whoever waits here has it
+
         future = (await self._port()).outcome(self.lsn)
         try:
             await asyncio.wait((future,), timeout=limit)
@@ -116,7 +117,7 @@ class JobHandle(Generic[R]):
                     now = await asyncio.wait_for(self._view(), LATE_SECONDS_MAX)
                 # A job that was settled meanwhile has its outcome on the way.
                 if now.state in LIVE_STATES:
-                    raise await asyncio.to_thread(self._explained, limit or 0.0, now)
+                    raise await off_loop(self._explained, limit or 0.0, now)
             outcome = await future
         finally:
             future.cancel()

@@ -6,10 +6,10 @@ job, task, queue and log.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from taskq.calls.call import Options, Put, spec_of
+from taskq.connection.blocking import off_loop
 from taskq.core.errors import UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
@@ -100,13 +100,13 @@ class Packer:
         """Do as ``items_sync``, on a thread if that takes long."""
         if sum(len(item[1]) for item, packing, _ in given if packing) <= QUICK_BYTES_MAX:
             return self.items_sync(given)
-        return await asyncio.to_thread(self.items_sync, given)
+        return await off_loop(self.items_sync, given)
 
     async def result(self, body: bytes, packing: Packing | None, what: str) -> tuple[bytes, int]:
         """A result as its record holds it, and the record's flags for it; raises as ``items``."""
         if packing is None or len(body) <= QUICK_BYTES_MAX:
             return self.bodies.pack(body, packing, what, is_new_job=False)
-        return await asyncio.to_thread(self.bodies.pack, body, packing, what, is_new_job=False)
+        return await off_loop(self.bodies.pack, body, packing, what, is_new_job=False)
 
     # -- out of it --------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Packer:
             return stored
         if self.bodies.is_quick(stored, flags):
             return self.bodies.unpack(stored, flags, what)
-        return await asyncio.to_thread(self.bodies.unpack, stored, flags, what)
+        return await off_loop(self.bodies.unpack, stored, flags, what)
 
     async def payload(self, delivery: Delivery) -> bytes:
         """A job's payload as it was given; raises what ``BodyStore.unpack`` does."""
@@ -127,13 +127,13 @@ class Packer:
         """The view with payload and result as they were given; raises as ``BodyStore.unpack``."""
         if not (view.payload_flags or view.result_flags):
             return view
-        return await asyncio.to_thread(self.bodies.open_view, view)
+        return await off_loop(self.bodies.open_view, view)
 
     async def listed(self, views: list[JobView]) -> list[JobView]:
         """The views as lists show them; see ``BodyStore.list_views``."""
         if not any(view.payload_flags or view.result_flags for view in views):
             return views
-        return await asyncio.to_thread(self.bodies.list_views, views)
+        return await off_loop(self.bodies.list_views, views)
 
     def deliveries(self, claimed: list[Delivery]) -> list[Delivery]:
         """The deliveries, with payloads that can be read wherever they are."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import Flow, FlowHandle, JobHandle, State, Stream, Task, TaskLog, TaskQ
-from taskq.connection import blocking as module
 from taskq.connection.blocking import blocking
 from taskq.errors import JobFailed, JobNotFound, ResultTimeout, UsageError
 from taskq.reading.dead import DeadLetters
@@ -184,7 +183,7 @@ def test_an_interrupted_call_cancels_what_it_waits_for() -> None:
     with pytest.MonkeyPatch.context() as patch:
         start = asyncio.run_coroutine_threadsafe
         patch.setattr(
-            module.asyncio,  # type: ignore[attr-defined]
+            asyncio,
             "run_coroutine_threadsafe",
             lambda coroutine, loop: Future(start(coroutine, loop)),
         )
