@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +21,10 @@ settings.register_profile("taskq", _COMMON, derandomize=True)
 settings.register_profile("explore", _COMMON, max_examples=2_000)
 settings.load_profile("taskq")
 
-# The programs that tests start, hundreds of them, would compile all that they import each anew.
+# The programs that tests start, hundreds of them, would compile all that they import each anew, and
+# each run the tests themselves: their asserts are rewritten, which takes longer than some folders.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 #: A torture takes what it takes, and more on a busy machine: this only ends one that hangs.
 SLOW_SECONDS: Final = 1_800
