@@ -12,6 +12,7 @@ from taskq.core.records import Kind
 from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:
+    from taskq.log.requests import Delivery
     from tests.workers.fakes import FakeApp
 
 pytestmark = pytest.mark.anyio
@@ -62,3 +63,34 @@ async def test_what_a_gate_claims_beside_the_common_claim_counts_as_well(
     await running
     kinds = Counter(one.kind for one in fake.fake.settled)
     assert kinds == {Kind.SUCCEEDED: 2, Kind.RELEASED: 1}
+
+
+async def test_what_a_gate_sends_back_as_it_shuts_counts_for_nothing(fake: FakeApp) -> None:
+    """It was claimed while the gate was open, and has not run."""
+
+    class Shutting:
+        shuts = True
+
+        def claimable(
+            self, queues: frozenset[str] | None, tasks: frozenset[str]
+        ) -> tuple[frozenset[str] | None, frozenset[str]]:
+            return queues, tasks
+
+        def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
+            passed, self.shuts = ([] if self.shuts else deliveries), False
+            return passed
+
+    @fake.task
+    async def work() -> None: ...
+
+    worker = Worker(fake, max_jobs=1)
+    running = asyncio.create_task(ended(worker))
+    await worker.started.wait()
+    runner = worker._runner
+    assert runner is not None
+    runner.feed.filter = gate = Shutting()
+    fake.put(work)
+    await fake.fake.until(lambda: not gate.shuts)
+    fake.put(work)
+    await running
+    assert [one.kind for one in fake.fake.settled] == [Kind.SUCCEEDED]

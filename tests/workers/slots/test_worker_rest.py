@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from anyio.lowlevel import checkpoint
 
 from taskq_workers import pool
 from taskq_workers.gates import breaker
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from tests.workers.fakes import FakeApp
 
 SECONDS = 20
+
+leaked: contextvars.ContextVar[str] = contextvars.ContextVar("leaked")
 
 
 class _Unwatched:
@@ -94,6 +98,22 @@ async def test_beside_jobs_that_came_together_and_take_long_one_more_runs_at_onc
         fake.put(work)
         await fake.fake.until(lambda: worker.running == busy + 1)
         hold.set()
+
+
+@pytest.mark.anyio
+async def test_in_place_of_a_slot_that_its_job_spoilt_another_asks_for_work(fake: FakeApp) -> None:
+    """It is the only one, and ends long after its worker has looked for what it left behind."""
+
+    @fake.task
+    async def spoil() -> None:
+        await checkpoint()
+        leaked.set("what no other job may meet")
+
+    fake.put(spoil)
+    async with asyncio.timeout(SECONDS), Worker(fake, concurrency=1):
+        await fake.fake.settlements(1)
+        fake.put(spoil)
+        await fake.fake.settlements(2)
 
 
 @pytest.mark.anyio

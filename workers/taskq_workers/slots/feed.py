@@ -80,6 +80,7 @@ class Feed:
         self._closed = False
         self._paused = False
         self._asked_when_quiet = False
+        #: whether a burst found nothing since it last looked anew; its claims wait from then on
         self._came_empty = False
         #: late answers of the port when the claim was made
         self._late = 0
@@ -236,7 +237,6 @@ class Feed:
 
     def _supply(self, deliveries: list[Delivery]) -> None:
         buffer, pace = self.buffer, self._pace
-        self._came_empty = False
         full = len(deliveries) >= self._request.count
         if self.filter is not None:
             deliveries = self._passed(deliveries)
@@ -308,7 +308,6 @@ class Feed:
             self._pace.cut()
             self._withdraw()
             self._give_back()
-            self.refill()
         elif not self.buffer and taken == self._mark:
             # Idle, or busy with slow jobs. What comes next may be slow too, so ask for little.
             self._pace.cut()
