@@ -74,6 +74,8 @@ WAITING: Final = 200_000
 #: Enqueues whose syncs are counted, beyond those of opening, a first few and closing.
 SYNCED: Final = 100
 SAMPLE_SECONDS_MAX: Final = 300
+#: Fewer rounds of what takes long and hardly varies; a count does not vary.
+ROUNDS_MAX: Final = {"syncs": 1, "memory": 3, "takeover": 3}
 SCENARIOS: Final[dict[str, tuple[Metric, ...]]] = {
     "cycle": (Metric("full cycle, jobs/s", lambda s, jobs: jobs / s["seconds"], ",.0f"),),
     "drain": (Metric("drain, jobs/s", lambda s, jobs: jobs / s["seconds"], ",.0f"),),
@@ -177,8 +179,8 @@ def measure(bench: Bench, scenario: str) -> tuple[dict[str, list[Sample]], dict[
     """Take all samples of a scenario in turn: those of each contender, and who failed, and why."""
     samples: dict[str, list[Sample]] = {name: [] for name in bench.pythons}
     failed: dict[str, str] = {}
-    # A count does not vary.
-    for _ in range(1 if scenario == "syncs" else bench.given.rounds):
+    rounds: int = bench.given.rounds
+    for _ in range(min(rounds, ROUNDS_MAX.get(scenario, rounds))):
         for name, taken in samples.items():
             if name in failed:
                 continue
