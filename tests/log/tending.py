@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: More steps than any of the tests needs.
 _STEPS_MAX: Final = 500_000
-FILLER: Final = b"." * 2_000
+FILLER: Final = b"." * 12_000
 
 T = TypeVar("T")
 
