@@ -29,6 +29,9 @@ sys.dont_write_bytecode = False
 #: A torture takes what it takes, and more on a busy machine: this only ends one that hangs.
 SLOW_SECONDS: Final = 1_800
 
+#: Longer values give no test its name.
+LONG_ID: Final = 1_000
+
 TESTS: Final = Path(__file__).parent
 #: Folders whose tests use the library as a program does: settings and a directory of their own.
 PROGRAMS: Final = {
@@ -47,6 +50,13 @@ PROGRAMS: Final = {
 def pytest_configure(config: pytest.Config) -> None:
     """Tell whether this is a torture, before the first test is imported."""
     run.tortures = config.option.markexpr == "slow"
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a megabyte by its size: names go to and fro between processes, three times a test."""
+    if isinstance(val, str | bytes) and len(val) > LONG_ID:
+        return f"{argname} of {len(val)}"
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
