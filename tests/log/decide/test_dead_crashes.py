@@ -11,6 +11,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log.read.selection import letters
 from taskq.log.requests import Op, Settlement, Withdrawal
 from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.effort import grows, some
 from tests.log.world import World
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     Act: TypeAlias = Callable[[Process, list[int]], Future[Any]]
 
-SEEDS: Final = 4
+SEEDS: Final = some(2, 4)
 
 
 def is_live(agenda: Agenda, job: int) -> bool:
@@ -171,6 +172,7 @@ def check_the_rest(story: Story, opener: Process, act: Act) -> None:
         assert (view.state, view.result) == (State.SUCCEEDED, b"done")
 
 
+@grows
 @pytest.mark.parametrize("power", [True, False])
 @pytest.mark.parametrize(
     ("act", "dead"),

@@ -34,6 +34,7 @@ from taskq.log.upkeep import snapshots
 from taskq.log.upkeep.snapshots import SnapshotPolicy
 from taskq.testing.crashable import ProcessKilled
 from tests.core.frozen import Columns
+from tests.effort import grows, some
 from tests.log.flowing import items_of, leaf, step
 from tests.log.mix import ACTS, CONFIGS, REFUSED, Mix, said
 from tests.log.tending import FILLER
@@ -311,7 +312,8 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "_PATIENCE_BYTES", 1_000)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@grows
+@pytest.mark.parametrize("seed", range(some(1, 2)))
 def test_flows_limits_and_cancels_are_the_same_to_all_and_all_ends(seed: int) -> None:
     history(seed)
 

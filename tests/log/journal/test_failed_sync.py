@@ -346,7 +346,7 @@ def test_a_recovery_cut_short_at_any_step_is_repeated_by_the_next_open(
     step = crashed = 1
     while crashed:
         step += 1
-        for seed in range(some(2, 6)):
+        for seed in range(some(1, 6)):
             failed, crashed = _crash_in_recovery(seed, before, step - 1, power=power)
             failed.check(failed.world.process(), may_lose=power)
             failed.world.lose_power()

@@ -32,7 +32,7 @@ def _past(world: World, moment: Moment) -> Meaning:
 
 @grows
 @pytest.mark.parametrize("steps_of_clock", [False, True])
-@pytest.mark.parametrize("seed", range(some(2, 6)))
+@pytest.mark.parametrize("seed", range(some(1, 6)))
 def test_at_every_moment_the_fold_of_the_log_equals_what_was_live_then(
     seed: int, *, steps_of_clock: bool
 ) -> None:
@@ -49,7 +49,7 @@ def test_at_every_moment_the_fold_of_the_log_equals_what_was_live_then(
 
 
 @grows
-@pytest.mark.parametrize("seed", range(some(2, 6)))
+@pytest.mark.parametrize("seed", range(some(1, 6)))
 def test_what_compaction_left_tells_every_moment_from_its_end_on(seed: int) -> None:
     """And of none before it something wrong: carried jobs stand behind the moments before."""
     history = History(seed, small=True)
@@ -72,7 +72,8 @@ def test_what_compaction_left_tells_every_moment_from_its_end_on(seed: int) -> N
     _check_told(history, told)
 
 
-@pytest.mark.parametrize("seed", range(10, 13))
+@grows
+@pytest.mark.parametrize("seed", range(10, some(11, 13)))
 def test_a_job_is_told_as_it_was_told_then(seed: int) -> None:
     history = History(seed)
     history.run(40)

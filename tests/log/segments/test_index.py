@@ -93,7 +93,7 @@ def check_cursors(journal: Journal) -> None:
 
 @given(st.integers(0, 2**32))
 @grows
-@settings(max_examples=some(3, 5), deadline=None)
+@settings(max_examples=some(2, 5), deadline=None)
 def test_lookups_in_memory_find_what_a_plain_scan_finds(seed: int) -> None:
     """As a reader has them that must not write."""
     reader = random_log(seed).world.reader()
@@ -104,7 +104,7 @@ def test_lookups_in_memory_find_what_a_plain_scan_finds(seed: int) -> None:
 
 @given(st.integers(0, 2**32))
 @grows
-@settings(max_examples=some(3, 5), deadline=None)
+@settings(max_examples=some(2, 5), deadline=None)
 def test_lookups_in_files_find_what_a_plain_scan_finds(seed: int) -> None:
     process = random_log(seed)
     save(process)
@@ -223,7 +223,8 @@ def told_by_walking(journal: Journal, job: int, now_ns: int) -> JobView | None:
     return story.view(now_ns)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@grows
+@pytest.mark.parametrize("seed", range(some(3, 8)))
 @pytest.mark.parametrize("steps_of_clock", [False, True])
 def test_the_story_of_every_job_is_that_of_a_walk(seed: int, *, steps_of_clock: bool) -> None:
     """Through crashes, power losses and steps of the clock; with files and without."""

@@ -14,6 +14,7 @@ from taskq.log.requests import Op
 from taskq.log.segments.index_file import index_name, remove_index
 from taskq.log.state.story import tell
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
+from tests.effort import grows, some
 from tests.log.segments.plainscan import Scan
 from tests.log.segments.test_index import check_lookups, check_times, index_files, random_log, save
 from tests.log.world import PATH, PLAIN, World
@@ -63,7 +64,8 @@ def test_a_missing_file_is_written_anew(saved: dict[str, bytes]) -> None:
     _check_and_repair(_revive(rest), saved[_FIRST])
 
 
-@pytest.mark.parametrize("seed", range(12))
+@grows
+@pytest.mark.parametrize("seed", range(some(5, 12)))
 def test_a_file_with_a_flipped_bit_is_written_anew(saved: dict[str, bytes], seed: int) -> None:
     """Wherever the bit is: what is asked before is answered from the segment itself."""
     data = bytearray(saved[_FIRST])
@@ -153,7 +155,8 @@ def test_a_page_that_rots_while_the_file_is_open_is_noticed(saved: dict[str, byt
     assert world.machine.content(_FIRST) == saved[_FIRST]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@grows
+@pytest.mark.parametrize("seed", range(some(4, 10)))
 def test_what_rots_in_a_segment_after_it_was_indexed_is_told_by_nobody(
     saved: dict[str, bytes], seed: int
 ) -> None:

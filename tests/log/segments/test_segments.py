@@ -10,6 +10,7 @@ from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import Op
 from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.effort import grows, some
 from tests.log.world import PLAIN, World
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def test_more_segments_than_open_files_are_read_back() -> None:
     assert world.kinds().count(Kind.SUCCEEDED) == 150
 
 
+@grows
 @pytest.mark.parametrize("size", [SEGMENT_BYTES_MIN, 2 * SEGMENT_BYTES_MIN])
 @pytest.mark.parametrize("power", [True, False])
 def test_a_new_segment_begun_by_a_process_that_died_in_it_costs_nothing(
@@ -78,7 +80,7 @@ def test_a_new_segment_begun_by_a_process_that_died_in_it_costs_nothing(
     step, crashed = 0, True
     while crashed:
         step += 1
-        for seed in range(6):
+        for seed in range(some(2, 6)):
             world = World(seed)
             first, second = world.process(), world.process(other)
             jobs = _fill(first)

@@ -12,6 +12,7 @@ from taskq.core.records import Flag, Kind
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.segments.spill import Spill, collect, decode_reference, old_files
 from taskq.testing.crashable import PowerLost, ProcessKilled
+from tests.effort import grows, some
 from tests.log.tending import finish
 from tests.log.world import PATH, Process, World
 
@@ -45,13 +46,14 @@ def check(world: World, process: Process) -> set[bytes]:
     return stored
 
 
+@grows
 @pytest.mark.parametrize("power", [True, False])
 def test_no_crash_leaves_a_record_that_names_a_file_which_is_not_there(power: bool) -> None:
     """At every step of: put a payload, enqueue it, claim it, put a result, settle."""
     stop, finished = 0, False
     while not finished:
         stop += 1
-        for seed in range(8):
+        for seed in range(some(3, 8)):
             world = World(seed)
             process = world.process()
             process.enqueue(b"first")
@@ -206,7 +208,7 @@ class Town:
         self.collecting = None
 
 
-@pytest.mark.parametrize("seeds", [range(35), range(35, 70)])
+@pytest.mark.parametrize("seeds", [range(35), pytest.param(range(35, 70), marks=pytest.mark.slow)])
 def test_no_unsettled_job_ever_loses_its_file(seeds: range) -> None:
     """Whoever puts, enqueues late, dies or collects; whatever the clock says meanwhile."""
     removed = refused = 0

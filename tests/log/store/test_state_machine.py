@@ -441,7 +441,7 @@ def _meant(model: Model, agenda: Agenda, now_ns: int) -> tuple[Said, set[int], s
 TestLogMachine = LogMachine.TestCase
 TestLogMachine.settings = settings(
     print_blob=True,
-    max_examples=some(17, 50),
+    max_examples=some(11, 50),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),

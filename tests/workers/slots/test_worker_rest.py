@@ -15,6 +15,7 @@ from taskq_workers import pool
 from taskq_workers.gates import breaker
 from taskq_workers.pool import Worker
 from taskq_workers.slots import slot
+from tests.effort import grows, some
 from tests.workers.slots.resting import Schedule
 
 if TYPE_CHECKING:
@@ -60,8 +61,9 @@ def _run(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
             raise
 
 
+@grows
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("start", range(0, 200, 50))
+@pytest.mark.parametrize("start", range(0, some(100, 200), 50))
 def test_at_rest_a_ready_job_and_a_free_slot_never_coexist(
     start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
