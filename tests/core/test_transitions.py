@@ -13,7 +13,6 @@ from taskq.core.records import Kind
 from taskq.core.transitions import BY_TIME, TRANSITIONS, after, diagram, legal
 
 ROOT = Path(__file__).parents[2]
-PAIRS = list(product(State, Kind))
 #: Kinds that change a job's state, and from where. The rest of the project may rely on this.
 ORIGINS = {
     Kind.ENQUEUED: {State.ABSENT},
@@ -41,16 +40,16 @@ ORIGINS = {
 }
 
 
-@pytest.mark.parametrize(("state", "kind"), PAIRS)
-def test_each_kind_is_legal_from_its_origins_alone(state: State, kind: Kind) -> None:
-    assert legal(state, kind) == (state in ORIGINS[kind])
+@pytest.mark.parametrize("kind", Kind)
+def test_each_kind_is_legal_from_its_origins_alone(kind: Kind) -> None:
+    assert {state for state in State if legal(state, kind)} == ORIGINS[kind]
 
 
-@pytest.mark.parametrize(("state", "kind"), PAIRS)
-def test_what_a_record_says_happened_happened(state: State, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", Kind)
+def test_what_a_record_says_happened_happened(kind: Kind) -> None:
     """A fold meets records whose forerunner was damaged: the kind decides, from any state."""
     origins = ORIGINS[kind]
-    for waits in (False, True):
+    for state, waits in product(State, (False, True)):
         found = after(state, kind, waits=waits)
         if not origins:
             assert found is state

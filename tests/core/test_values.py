@@ -85,13 +85,13 @@ def told(use: Callable[[Any], object], kind: type) -> object:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("use", FIRST_USES.values(), ids=FIRST_USES)
 def test_whatever_is_done_first_with_a_class_comes_out_as_with_the_standard_librarys(
-    use: Callable[[Any], object], options: dict[str, bool]
+    options: dict[str, bool],
 ) -> None:
-    ours = made(values.dataclass, parcel(), options)
-    theirs = made(dataclasses.dataclass, parcel(), options)
-    assert told(use, ours) == told(use, theirs)
+    for name, use in FIRST_USES.items():
+        ours = made(values.dataclass, parcel(), options)
+        theirs = made(dataclasses.dataclass, parcel(), options)
+        assert told(use, ours) == told(use, theirs), name
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
