@@ -156,7 +156,7 @@ def check_chaos(path: Path, durability: Durability, seed: int, rounds: int) -> N
 
 def test_chaos_leaves_a_log_in_which_everything_told_is_true(tmp_path: Path) -> None:
     """Kills and stops at random: no answer is taken back and no living worker loses its job."""
-    check_chaos(tmp_path, Durability.FSYNC, seed=1, rounds=6)
+    check_chaos(tmp_path, Durability.FSYNC, seed=1, rounds=4)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from taskq.core.records import Kind
 from taskq.log.machine.ports import INTEREST_GROWTH
 from taskq.log.requests import ClaimRequest, EnqueueSpec
 from taskq.reading.stream import COMMIT_RECORDS_MAX
+from tests.effort import grows, some
 from tests.processes.harness import Child, eventually, log_records, open_here, put
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def test_a_second_process_is_refused_the_name_and_told_who_has_it(tmp_path: Path
     store.close()
 
 
+@grows
 def test_a_reader_that_is_killed_loses_nothing_and_repeats_little(tmp_path: Path) -> None:
     """Kill -9 at any moment, again and again, while others write on."""
     store = open_here(tmp_path, segment_bytes=64 * 1024)
@@ -109,7 +111,7 @@ def test_a_reader_that_is_killed_loses_nothing_and_repeats_little(tmp_path: Path
     items: list[Item] = [(EnqueueSpec(), b"x" * 50, None)] * BATCH
     seen: list[int] = []
     jobs = 0
-    for _ in range(5):
+    for _ in range(some(3, 5)):
         with Child("follow_log.py", tmp_path, "billing", "os") as reader:
             for _ in range(2):
                 store.thread_port.enqueue_many(items).result(20)

@@ -12,12 +12,15 @@ import pytest
 
 from taskq.core.records import Kind
 from taskq.log.machine.peers import owner_alive
+from tests.effort import grows, some
 from tests.processes.harness import Child, eventually, log_records, of_kind, open_here, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOW = ["os", "fork", "spawn"]
+#: Forks at so many moments.
+CHILDREN = some(3, 6)
 
 
 class Family:
@@ -60,12 +63,13 @@ def is_open(pid: int, name: str) -> bool:
     return name in links
 
 
+@grows
 @pytest.mark.parametrize("how", HOW)
 def test_both_sides_of_a_fork_enqueue_as_owners_of_their_own(tmp_path: Path, how: str) -> None:
     """Forks at any moment of the storage thread's work; nobody waits for a lock of the other."""
-    with family(tmp_path, how, 6) as (_, told):
-        assert len(set(told.owners.values())) == 7
-        assert len(set(told.lsns)) == 7
+    with family(tmp_path, how, CHILDREN) as (_, told):
+        assert len(set(told.owners.values())) == CHILDREN + 1
+        assert len(set(told.lsns)) == CHILDREN + 1
         directory = tmp_path / "owners"
         assert all(owner_alive(directory, owner) for owner in told.owners.values())
 
@@ -73,7 +77,7 @@ def test_both_sides_of_a_fork_enqueue_as_owners_of_their_own(tmp_path: Path, how
 @pytest.mark.parametrize("how", HOW)
 def test_children_do_not_keep_a_killed_parent_alive(tmp_path: Path, how: str) -> None:
     """Its owner is dead at once, the writer lock is free, and the children go on as they were."""
-    with family(tmp_path, how, 4) as (parent, told):
+    with family(tmp_path, how, 2) as (parent, told):
         parent.kill()
         directory = tmp_path / "owners"
         assert not owner_alive(directory, told.owners[parent.pid])
@@ -93,7 +97,7 @@ def test_children_do_not_keep_a_killed_parent_alive(tmp_path: Path, how: str) ->
 @pytest.mark.parametrize("how", HOW)
 def test_children_keep_no_descriptor_of_their_parent(tmp_path: Path, how: str) -> None:
     """Neither of its owner's lock nor, more than their own, of the writer lock."""
-    with family(tmp_path, how, 3) as (parent, told):
+    with family(tmp_path, how, 2) as (parent, told):
         name = f"{told.owners[parent.pid]:016x}"
         assert is_open(parent.pid, f"{name}.lock")
         for pid in told.children:

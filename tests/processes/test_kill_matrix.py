@@ -136,8 +136,17 @@ def test_a_job_shorter_than_the_grace_period_finishes(tmp_path: Path, executor: 
     assert not is_there(pid)
 
 
-@pytest.mark.parametrize("executor", [*EXECUTORS, "deaf"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("executor", "number"),
+    [
+        *((executor, signal.SIGTERM) for executor in (*EXECUTORS, "deaf")),
+        ("process", signal.SIGINT),
+        *(
+            pytest.param(executor, signal.SIGINT, marks=pytest.mark.slow)
+            for executor in ("async", "thread", "deaf")
+        ),
+    ],
+)
 def test_a_job_longer_than_the_grace_period_goes_back_with_no_attempt_burnt(
     tmp_path: Path, executor: str, number: signal.Signals
 ) -> None:

@@ -123,7 +123,9 @@ def test_a_child_of_its_task_does_not_keep_a_killed_worker_alive(tmp_path: Path,
             check_second_attempt_succeeded(tmp_path, job)
 
 
-@pytest.mark.parametrize("task", LEAVING_A_CHILD)
+@pytest.mark.parametrize(
+    "task", [LEAVING_A_CHILD[0], pytest.param(LEAVING_A_CHILD[1], marks=pytest.mark.slow)]
+)
 def test_nor_does_it_when_the_worker_is_restarted(tmp_path: Path, task: str) -> None:
     """The same with no second worker running."""
     job = enqueue(tmp_path, task)
@@ -139,7 +141,10 @@ def test_nor_does_it_when_the_worker_is_restarted(tmp_path: Path, task: str) -> 
                 check_second_attempt_succeeded(tmp_path, job)
 
 
-@pytest.mark.parametrize("attempts", [1, 3])
+@pytest.mark.parametrize(
+    "attempts",
+    [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
+)
 def test_a_job_that_kills_its_worker_each_time_ends_as_a_dead_letter(
     tmp_path: Path, attempts: int
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.records import Kind
+from tests.effort import grows, some
 from tests.processes.harness import MODES, Child, log_records, of_kind
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 PRODUCERS = 4
 #: What is promised on a machine of its own; ``-s`` prints the figures.
 LOCK_WAIT_SECONDS = 0.05
+#: Others share the machine: a run that they disturbed is done again.
+RUNS_MAX = 3
 #: What even a machine that is busy with other things must keep: without the turnstile single waits
 #: reached 200 ms with four writers, and whole seconds with more.
 NOISY_LOCK_WAIT_SECONDS = 0.5
@@ -120,12 +123,13 @@ def check(fleet: Fleet) -> None:
     assert max(fleet.waits) < NOISY_LOCK_WAIT_SECONDS
 
 
+@grows
 @pytest.mark.parametrize("durability", MODES)
 def test_four_producers_and_two_workers_share_a_directory(
     tmp_path: Path, durability: Durability
 ) -> None:
     """Each job succeeds exactly once, in FIFO order within its priority; both workers get some."""
-    check(Fleet(tmp_path, durability, 20_000))
+    check(Fleet(tmp_path, durability, some(10_000, 20_000)))
 
 
 def longest_waits(path: Path, durability: Durability, jobs: int) -> list[float]:
@@ -145,9 +149,10 @@ def longest_waits(path: Path, durability: Durability, jobs: int) -> list[float]:
 def test_no_wait_for_the_lock_is_long_with_four_busy_processes(
     tmp_path: Path, durability: Durability
 ) -> None:
-    """At most 50 ms on a machine of its own; the best of three runs, as others share this one."""
-    runs = [longest_waits(tmp_path / str(run), durability, 5_000) for run in range(3)]
-    longest = [max(waits) for waits in runs]
+    """At most 50 ms on a machine of its own; in one of three runs, as others share this one."""
+    longest: list[float] = []
+    while len(longest) < RUNS_MAX and min(longest, default=LOCK_WAIT_SECONDS) >= LOCK_WAIT_SECONDS:
+        longest.append(max(longest_waits(tmp_path / str(len(longest)), durability, 5_000)))
     told = ", ".join(f"{wait * 1e3:.1f} ms" for wait in longest)
     print(f"longest wait of each run: {told}")  # noqa: T201 - figures
     assert min(longest) < LOCK_WAIT_SECONDS
