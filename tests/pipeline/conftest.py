@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 JAVA_IS_A_MUST = "TASKQ_TESTS_NEED_JAVA"
 TIMEOUT_SECONDS = 300
 #: A session that lives for minutes: Java's second compiler, and noting each line of ours that adds
-#: to a plan, took twice the processor time of the tests themselves.
+#: to a plan, took twice the processor time of the tests themselves. Compiling each plan costs more
+#: than it saves on a few thousand rows.
 CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
 }
 
 

@@ -16,6 +16,7 @@ from taskq_plugins.spark.tables import schemas
 from taskq_plugins.spark.tables.attempts import attempts
 from taskq_plugins.spark.tables.jobs import jobs
 from taskq_plugins.spark.tables.records import records
+from tests.effort import grows, some
 from tests.log.acts import History
 from tests.log.mix import CONFIGS, Mix
 from tests.log.simulation import Simulation
@@ -40,10 +41,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 #: The fold of them all, with a session that may have to start first.
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), grows]
 SECOND: Final = 10**9
-SEEDS: Final = range(6)
-DAMAGED: Final = range(12)
+SEEDS: Final = range(some(2, 6))
+DAMAGED: Final = range(some(4, 12))
 
 
 class Folded(NamedTuple):
