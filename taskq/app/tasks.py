@@ -72,6 +72,9 @@ class Enqueuer(Generic[P, R]):
         )
         self._extras = chosen.extras(None, chosen.fixed_concurrency_key(task.name))
         self.spec = chosen.spec(task.name, flags)
+        #: what each enqueue needs: a look at an attribute of this class costs as much as a call,
+        #: because of ``__getattr__``
+        self._hot = task, task.app, self._connection, self._is_plain, self.spec, self._extras
 
     if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
 
@@ -160,25 +163,25 @@ class Enqueuer(Generic[P, R]):
             InvalidCall: the arguments do not fit; nothing was written.
             LogError: the log could not be opened or written.
         """
-        task = self._task
+        task, app, connection, is_plain, spec, extras = self._hot
         if tracing.tracer is not None:
-            return await task.app.enqueue(self.call(*args, **kwargs))
-        if self._is_plain:
-            spec, body, extras = self.spec, task.encode(args, kwargs), self._extras
+            return await app.enqueue(self.call(*args, **kwargs))
+        if is_plain:
+            body = task.encode(args, kwargs)
         else:
             spec, body, extras = await self._packed(args, kwargs)
-        store = self._connection.current
+        store = connection.current
         if store is None or not store.usable:
-            store = await self._connection.opened()
-            if self._connection.is_traced():  # a provider was looked for just now
-                return await task.app.enqueue(self.call(*args, **kwargs))
+            store = await connection.opened()
+            if connection.is_traced():  # a provider was looked for just now
+                return await app.enqueue(self.call(*args, **kwargs))
         port = store.port()
         if port.full:
             await port.room()
-        answer = await port.ask(spec, body, extras)
+        answer = await port.enqueue(spec, body, extras)
         if type(answer) is int:
-            return JobHandle(task.app, task, store.tag, answer)
-        return make_handle(task.app, task, store.tag, answer)
+            return JobHandle(app, task, store.tag, answer)
+        return make_handle(app, task, store.tag, answer)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Do as ``enqueue``, blocking this thread: for code without an event loop."""

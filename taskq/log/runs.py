@@ -81,17 +81,37 @@ class Run:
 
     def _answer(self, left: Iterator[tuple[Any, Any]]) -> None:
         try:
-            for future, answer in left:
+            for future, value in left:
                 if future.done():
                     continue
-                if type(answer) is int:
-                    future.set_result(answer)
+                if type(value) is int:
+                    answer(future, value)
                 else:
-                    future.set_exception(answer)
+                    future.set_exception(value)
         except BaseException:
             # A task that was stepped here ends the program; the others get their answers still.
             self.futures[0].get_loop().call_soon(self._answer, left)
             raise
+
+
+def answer(future: Any, lsn: int) -> None:
+    """Answer a future, and step the task that awaits it right here, if one does.
+
+    Left to itself an asyncio future wakes its task through the loop: one more handle, made, queued
+    and run in Python for every job. Answers come on a turn of the loop that belongs to no task, so
+    the task can be stepped now. It is told apart by nothing but being the only one who waits.
+    """
+    try:
+        waiting = future._callbacks
+    except AttributeError:  # another kind: of a thread that has no loop
+        waiting = None
+    if waiting is None or len(waiting) != 1:
+        future.set_result(lsn)
+        return
+    ((wake, context),) = waiting
+    future.remove_done_callback(wake)
+    future.set_result(lsn)
+    context.run(wake, future)
 
 
 def take(line: list[Any], room: int) -> Run:

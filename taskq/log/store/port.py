@@ -11,16 +11,16 @@ import threading
 from asyncio import Future as _Future
 from collections import deque
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.views import LogStats
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Withdrawal
-from taskq.log.runs import LINE_WIDTH
+from taskq.log.runs import LINE_WIDTH, answer
 from taskq.log.state.story import tell
 from taskq.log.state.uploads import waiting_uploads
-from taskq.log.store.waking import Bell, Reply
+from taskq.log.store.waking import Bell
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -51,9 +51,6 @@ _PACKED_MIN: Final = int(Flag.ZLIB)
 #: A loop that has had so many answers is here to stay, and gets a bell; one made for a single call
 #: (``async_to_sync``) is spared the pipe.
 _SETTLED_IN: Final = 16
-
-
-A = TypeVar("A")
 
 
 class _Port:
@@ -210,7 +207,7 @@ class _Port:
             elif future.done():
                 self._late(value)
             elif type(value) is int:  # the lsn of a new job: by far the most
-                future.set_result(value)
+                answer(future, value)
             elif isinstance(value, Exception):
                 future.set_exception(value)
             else:
@@ -250,31 +247,24 @@ class LoopPort(_Port):
         self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
     ) -> _Future[int | Duplicate]:
         """The new job's lsn once it is durable, or the job that holds its key."""
-        future: _Future[int | Duplicate] = _Future(loop=self.loop)
-        return self._ask(spec, body, extras, future)
-
-    def ask(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> Reply:
-        """Do as ``enqueue`` for a caller that awaits the answer right away."""
-        return self._ask(spec, body, extras, Reply(self.loop))
-
-    def _ask(self, spec: EnqueueSpec, body: bytes, extras: Extras | None, answer: A) -> A:
         mailbox = self._mailbox
         if not mailbox.usable:
             raise mailbox.closed()
+        future: _Future[int | Duplicate] = _Future(loop=self.loop)
         if extras is None and spec.flags < _PACKED_MIN:
             line = self._line
             # One step, as the interpreter has it; see ``runs.take``.
-            line += (spec, body, answer)
+            line += (spec, body, future)
             if len(line) != LINE_WIDTH:
-                return answer  # the first in the line has asked for all
+                return future  # the first in the line has asked for all
             self._requests.append((_ENQUEUE_RUN, self, None, line))
         else:
             # What comes now comes behind it: a new line is begun then.
             self._line = []
-            self._requests.append((_ENQUEUE, self, answer, (spec, body, extras)))
+            self._requests.append((_ENQUEUE, self, future, (spec, body, extras)))
         if mailbox.asleep:
             mailbox.wake_up()
-        return answer
+        return future
 
     @property
     def full(self) -> bool:
@@ -388,11 +378,11 @@ class ThreadPort(_Port):
 
     def deliver(self, answers: list[Answer]) -> None:
         """Futures of threads are resolved right here."""
-        for answer in answers:
+        for one in answers:
             try:
-                self._resolve([answer])
+                self._resolve([one])
             except futures.InvalidStateError:  # cancelled at this very moment
-                self._late(answer[2])
+                self._late(one[2])
 
 
 def _wake(future: _Future[None]) -> None:

@@ -67,7 +67,7 @@ def test_every_job_is_taken_once_and_in_order_while_others_come(
     thread = threading.Thread(target=take)
     thread.start()
     for number in range(count):
-        port.ask(MAIL, b"%d" % number, None)
+        port.enqueue(MAIL, b"%d" % number, None)
     over.set()
     thread.join()
     assert found == [b"%d" % number for number in range(count)]
@@ -91,7 +91,7 @@ def test_two_threads_that_empty_the_mailbox_take_no_job_twice(
     for thread in threads:
         thread.start()
     for number in range(count):
-        port.ask(MAIL, b"%d" % number, None)
+        port.enqueue(MAIL, b"%d" % number, None)
     over.set()
     for thread in threads:
         thread.join()
@@ -103,7 +103,7 @@ def test_single_jobs_of_one_loop_stay_in_the_order_in_which_they_were_asked_for(
 ) -> None:
     extras = Extras(key=b"key")
     for number, options in enumerate((None, None, extras, None, extras, None, None)):
-        port.ask(MAIL, b"%d" % number, options)
+        port.enqueue(MAIL, b"%d" % number, options)
     found = [bodies(request) for request in taken(mailbox)]
     assert found == [[b"0", b"1"], [b"2"], [b"3"], [b"4"], [b"5", b"6"]]
 
@@ -112,16 +112,16 @@ def test_a_run_holds_no_more_than_a_batch_but_for_its_last_job(
     mailbox: Mailbox, port: LoopPort
 ) -> None:
     for _ in range(10):
-        port.ask(MAIL, bytes(BATCH_BYTES_MAX // 3), None)
+        port.enqueue(MAIL, bytes(BATCH_BYTES_MAX // 3), None)
     sizes = [len(bodies(request)) for request in taken(mailbox)]
     assert sizes == [3, 3, 3, 1]
 
 
 def test_each_job_of_a_line_counts_for_the_limit_of_the_mailbox(port: LoopPort) -> None:
     for _ in range(MAILBOX_MAX - 2):  # the request for all of them counts, too
-        port.ask(MAIL, b"", None)
+        port.enqueue(MAIL, b"", None)
     assert not port.full
-    port.ask(MAIL, b"", None)
+    port.enqueue(MAIL, b"", None)
     assert port.full
 
 
@@ -156,7 +156,7 @@ def test_the_others_are_answered_when_one_of_them_ends_the_program(tmp_path: Pat
     answered: list[Any] = []
 
     async def one(port: LoopPort, number: int) -> None:
-        lsn = await port.ask(MAIL, b"", None)
+        lsn = await port.enqueue(MAIL, b"", None)
         answered.append(lsn)
         if number == 1:
             raise KeyboardInterrupt
