@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -19,6 +19,7 @@ from taskq.calls.serialization import ResultCodec, encode_loose, encode_reason
 from taskq.calls.signature import Signature
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.errors import InvalidCall, PayloadTooLarge, UsageError
+from tests.effort import grows, some
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,6 +151,8 @@ LOOSE = codec_of(loose)
 
 
 @given(JSON, st.lists(JSON), st.dictionaries(st.text(min_size=1), JSON))
+@grows
+@settings(max_examples=some(35, 100))
 def test_what_is_not_annotated_comes_back_as_plain_json(
     value: Any, rest: list[Any], further: dict[str, Any]
 ) -> None:

@@ -23,7 +23,7 @@ from taskq.log.read.reader import LogReader
 if TYPE_CHECKING:
     from pathlib import Path
 
-FILES = 150
+FILES = 80
 ODD_NAMES = ("a b.txt", "100%.txt", "q?x#y.txt", "grüße.txt", "it's.txt", "-dash", "a\\b", "c:d")
 
 

@@ -363,5 +363,5 @@ class AgendaMachine(RuleBasedStateMachine):
 
 
 TestAgenda = AgendaMachine.TestCase
-TestAgenda.settings = settings(max_examples=some(34, 100), stateful_step_count=40)
+TestAgenda.settings = settings(max_examples=some(20, 100), stateful_step_count=40)
 TestAgenda = grows(TestAgenda)

@@ -144,7 +144,7 @@ class DedupMachine(RuleBasedStateMachine):
 
 
 TestDedup = DedupMachine.TestCase
-TestDedup.settings = settings(max_examples=some(20, 60), stateful_step_count=40)
+TestDedup.settings = settings(max_examples=some(12, 60), stateful_step_count=40)
 TestDedup = grows(TestDedup)
 
 

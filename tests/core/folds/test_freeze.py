@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from functools import cache
 from typing import Any, Final
 
 import pytest
@@ -62,8 +63,10 @@ def rich() -> Driven:
     return driven
 
 
-#: Not to be changed.
-EXAMPLE: Final = rich()
+@cache
+def example() -> Driven:
+    """Not to be changed."""
+    return rich()
 
 
 def every(root: object) -> list[Any]:
@@ -87,12 +90,12 @@ def every(root: object) -> list[Any]:
 @pytest.mark.parametrize("kind", DECISIONS, ids=lambda kind: kind.__name__)
 def test_each_attribute_of_a_fold_is_kept_made_again_or_forgotten_on_purpose(kind: type) -> None:
     """A new one is decided upon here, and frozen, before a snapshot loses it."""
-    ones = [one for root in (EXAMPLE.agenda, EXAMPLE.dedup) for one in every(root)]
+    ones = [one for root in (example().agenda, example().dedup) for one in every(root)]
     assert sorted(DECISIONS[kind]) == attributes(next(one for one in ones if type(one) is kind))
 
 
 def test_the_folds_are_made_of_no_other_classes() -> None:
-    driven = EXAMPLE
+    driven = example()
     plain = (dict, list, tuple, set, str, bytes, int, bool, array, type(None))
     left: list[object] = [driven.agenda, driven.dedup]
     strangers = set()
@@ -117,7 +120,7 @@ def test_the_folds_are_made_of_no_other_classes() -> None:
 
 def test_the_rich_example_leaves_something_in_every_attribute_that_is_kept() -> None:
     """Else the comparisons below would compare nothing."""
-    driven = EXAMPLE
+    driven = example()
     fresh = {type(one): one for root in (Agenda(), Dedup()) for one in every(root)}
     fresh |= {Lane: Lane(0, b"\0\0", 0), Chunk: Chunk(0), Returned: Returned()}
     idle = {

@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
@@ -29,6 +29,7 @@ from taskq.log.format.salvage import salvage
 from taskq.log.requests import EnqueueSpec
 from taskq.log.state.fold import fold_frame
 from taskq.log.state.fold_rare import Watch
+from tests.effort import grows, some
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -99,6 +100,8 @@ def as_read(extras: Extras) -> Extras:
 
 
 @given(spec=SPECS, extras=EXTRAS, body=BODY, lsn=LSN)
+@grows
+@settings(max_examples=some(50, 100))
 def test_an_enqueue_reads_back_in_every_part(
     spec: EnqueueSpec, extras: Extras, body: bytes, lsn: int
 ) -> None:
