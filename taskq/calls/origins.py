@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskq.calls.naming import main_module_name
+from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Final, NamedTuple
+from typing import Final
+
+from taskq.core.values import NamedTuple
 
 #: Characters of a reason that are looked at: its first line up to here. It bounds the patterns.
 READ_CHARACTERS_MAX: Final = 500

@@ -6,7 +6,9 @@ must agree on.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
+
+from taskq.core.values import NamedTuple
 
 #: Schedules that a log knows of at a time, and the bytes of all their names and rules.
 SCHEDULES_MAX: Final = 10_000

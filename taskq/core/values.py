@@ -1,44 +1,57 @@
-"""Dataclasses whose methods are written when they are first used: for what a start loads.
+"""Classes of values whose methods are written when they are first used: for what a start loads.
 
-To write and compile what ``dataclasses.dataclass`` adds takes up to a millisecond a class, and a
-start loads sixty classes to use ten of them. Once written, a class is as if it had made it.
+To write and compile what ``dataclasses.dataclass`` and ``typing.NamedTuple`` add takes up to a
+millisecond a class. A start loads more than a hundred of them, to use a few. From its first use on
+a class is what those would have made of it.
 """
 
 from __future__ import annotations
 
+import types
+import typing
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from dataclasses import dataclass
+    from typing import NamedTuple
 
-__all__ = ["dataclass"]
+__all__ = ["NamedTuple", "dataclass"]
 
-#: What is added to every class, to those that are compared, and to those that are frozen.
+#: What a dataclass gets in any case, if its instances are compared, and if they are frozen.
 _ALL: Final = (
     "__init__", "__repr__", "__match_args__", "__dataclass_fields__", "__dataclass_params__",
 )  # fmt: skip
 _COMPARED: Final = ("__eq__", "__hash__")
 _FROZEN: Final = ("__setattr__", "__delattr__", "__getstate__", "__setstate__")
+#: What a named tuple gets besides its fields.
+_OF_TUPLES: Final = (
+    "__new__", "__repr__", "__match_args__", "__getnewargs__",
+    "_make", "_replace", "_asdict", "_field_defaults",
+)  # fmt: skip
 
 
 class _Later:
-    """An attribute that is written, with all others of its class, when somebody asks for it."""
+    """An attribute that is written, with others of its class, when somebody asks for it.
 
-    def __init__(self, write: Callable[[], type]) -> None:
+    Args:
+        write: told its name, gives it and what was written with it.
+    """
+
+    def __init__(self, write: Callable[[str], Mapping[str, Any]]) -> None:
         self._write = write
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._owner, self._name = owner, name
 
     def __get__(self, instance: object, owner: type) -> Any:
-        for name, value in vars(self._write()).items():
+        for name, value in self._write(self._name).items():
             if isinstance(vars(self._owner).get(name), _Later):
                 setattr(self._owner, name, value)
         return getattr(owner if instance is None else instance, self._name)
 
 
-if not TYPE_CHECKING:  # to whom it is the one that it makes up for
+if not TYPE_CHECKING:  # to whom they are the ones that they make up for
 
     def dataclass(
         *, slots: bool, eq: bool = True, frozen: bool = False, **others: bool
@@ -52,12 +65,16 @@ if not TYPE_CHECKING:  # to whom it is the one that it makes up for
             bare = {k: v for k, v in vars(plain).items() if k not in {"__dict__", "__weakref__"}}
             bare["__qualname__"] = plain.__qualname__
 
-            def write() -> type:
-                import dataclasses  # noqa: PLC0415 - a millisecond that most starts need not
+            def write(name: str) -> Mapping[str, Any]:
+                import dataclasses  # noqa: PLC0415 - most starts need it later
 
                 # From a copy of its own: two threads may be the first at the same time.
-                one = kind(plain.__name__, bases, dict(bare))
-                return dataclasses.dataclass(slots=True, eq=eq, frozen=frozen, **others)(one)
+                one, given = kind(plain.__name__, bases, dict(bare)), {"frozen": frozen, **others}
+                if name != "__init__":
+                    return vars(dataclasses.dataclass(slots=True, eq=eq, **given)(one))
+                # Most classes are never used otherwise, and this is half of the work.
+                made = dataclasses.dataclass(eq=False, repr=False, **given)(one)
+                return {name: vars(made)[name]}
 
             hints = plain.__annotations__
             fields = tuple(name for name in hints if not hints[name].startswith("ClassVar"))
@@ -66,3 +83,24 @@ if not TYPE_CHECKING:  # to whom it is the one that it makes up for
             return kind(plain.__name__, bases, {**space, "__slots__": fields})
 
         return make
+
+    class _TupleMaker(type):
+        """Makes of a class statement what ``typing.NamedTuple`` does, and writes it later."""
+
+        def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> type:
+            assert bases == (NamedTuple,), "a generic one is typing's"
+            fields = tuple(space["__annotations__"])
+            bare = {field: space.pop(field) for field in fields if field in space}
+            bare |= {key: space[key] for key in ("__annotations__", "__module__")}
+
+            def write(asked: str) -> Mapping[str, Any]:
+                del asked  # what there is comes together
+                return vars(types.new_class(name, (typing.NamedTuple,), None, fill))
+
+            def fill(made: dict[str, Any]) -> None:
+                made.update(bare)
+
+            later = {one: _Later(write) for one in _OF_TUPLES + fields if one not in space}
+            return type(name, (tuple,), {**space, **later, "_fields": fields, "__slots__": ()})
+
+    NamedTuple = type.__new__(_TupleMaker, "NamedTuple", (), {})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.durations import spoken
 from taskq.core.errors import WORKER, command
 from taskq.core.folds.lanes import BLOCKED_BY_PAUSE
 from taskq.core.model import SECOND_NS, State
-from taskq.core.values import dataclass
+from taskq.core.values import NamedTuple, dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from taskq.core.errors import UsageError
 from taskq.core.folds.moments import STARVATION_NS
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, Durability
-from taskq.core.values import dataclass
+from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_storage
 from taskq.log.machine.access import Mode
 

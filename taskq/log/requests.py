@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.core.errors import UsageError
 from taskq.core.model import (
@@ -21,7 +21,7 @@ from taskq.core.model import (
 )
 from taskq.core.parsing import check_name, whole
 from taskq.core.records import PACKED, Cause, Flag, Kind
-from taskq.core.values import dataclass
+from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec
 from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, decompress
 from taskq.log.format.codec import FLAGS_AT

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
 from taskq.connection.blocking import blocking, refuse_in_loop, run
 from taskq.core.errors import (
@@ -18,6 +18,7 @@ from taskq.core.errors import (
     command,
     refusal,
 )
+from taskq.core.values import NamedTuple
 from taskq.log.format.codec import SEGMENT_HEADER
 from taskq.log.format.frames import Cursor
 from taskq.log.machine.disk import LocalDisk

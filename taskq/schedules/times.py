@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskq.core.durations import Duration, positive_nanoseconds
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS
 from taskq.core.schedules import RULE_BYTES_MAX, jitter_ns
-from taskq.core.values import dataclass
+from taskq.core.values import NamedTuple, dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,9 @@ import errno
 import itertools
 import os
 import random
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from taskq.core.values import NamedTuple
 from taskq.testing.inode import SECTOR_BYTES, File
 
 if TYPE_CHECKING:

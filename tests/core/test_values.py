@@ -1,15 +1,16 @@
-"""A dataclass that is written later is as the standard library's, whatever is its first use."""
+"""A class that is written later is as the standard library's, whatever is its first use."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_type_hints
 
 import pytest
 
@@ -108,6 +109,63 @@ def test_a_class_that_builds_on_another_has_its_fields(options: dict[str, bool])
     assert dataclasses.asdict(ours(to="Ada")) == dataclasses.asdict(theirs(to="Ada"))
 
 
+TUPLE_USES: dict[str, Callable[[Any], object]] = {
+    "one is made": lambda kind: kind("Ada", 2),
+    "one is made by names": lambda kind: kind(weight=2, to="Ada"),
+    "one is made of defaults": lambda kind: kind("Ada"),
+    "too few are given": lambda kind: kind(),
+    "too many are given": lambda kind: kind("Ada", 1, 2),
+    "one of a list": lambda kind: kind._make(["Ada", 2]),
+    "a field of one that was made without a word": lambda kind: tuple.__new__(kind, "ab").weight,
+    "its face": lambda kind: repr(tuple.__new__(kind, "ab")),
+    "its own method": lambda kind: kind("Ada").shown(),
+    "one like it": lambda kind: kind("Ada")._replace(weight=3),
+    "a dictionary": lambda kind: kind("Ada")._asdict(),
+    "equals": lambda kind: (kind("Ada") == ("Ada", 1), hash(kind("Ada")) == hash(("Ada", 1))),
+    "a change": lambda kind: setattr(kind("Ada"), "to", "Bob"),
+    "no dictionary": lambda kind: hasattr(kind("Ada"), "__dict__"),
+    "a copy": lambda kind: copy.copy(kind("Ada")),
+    "a pattern": lambda kind: kind.__match_args__,
+    "its fields": lambda kind: (kind._fields, kind._field_defaults, get_type_hints(kind)),
+    "its name": lambda kind: (kind.__name__, kind.__qualname__, kind.__module__, kind.__doc__),
+    "its kind": lambda kind: (type(kind), kind.__mro__[1:]),
+    "how it is called": lambda kind: list(inspect.signature(kind).parameters),
+}
+
+
+def tuple_kind(base: Any) -> Any:
+    class Weighed(base):  # type: ignore[misc]
+        """What is weighed."""
+
+        to: str
+        weight: int = 1
+
+        def shown(self) -> str:
+            return f"{self.to}: {self.weight}"
+
+    return Weighed
+
+
+@pytest.mark.parametrize("use", TUPLE_USES.values(), ids=TUPLE_USES)
+def test_whatever_is_done_first_with_a_tuple_comes_out_as_with_the_standard_librarys(
+    use: Callable[[Any], object],
+) -> None:
+    ours, theirs = tuple_kind(values.NamedTuple), tuple_kind(NamedTuple)
+    assert told(use, ours) == told(use, theirs)
+
+
+def test_a_tuple_that_builds_on_another_is_one_with_more_methods() -> None:
+    class Heavier(tuple_kind(values.NamedTuple)):  # type: ignore[misc]
+        __slots__ = ()
+
+        def heavier(self) -> Heavier:
+            made: Heavier = self._replace(weight=self.weight + 1)
+            return made
+
+    assert Heavier("Ada").heavier() == ("Ada", 2)
+    assert type(Heavier("Ada").heavier()) is Heavier
+
+
 @values.dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
     """Found by its name, as a pickle needs it."""
@@ -115,9 +173,18 @@ class Label:
     to: str
 
 
+class Pair(values.NamedTuple):
+    """As above."""
+
+    one: int
+    other: int
+
+
 def test_one_travels_in_a_pickle_to_a_process_that_has_used_none() -> None:
     label = Label(to="Ada")
     assert pickle.loads(pickle.dumps(label)) == label  # noqa: S301 - our own
+    pair = Pair(1, 2)
+    assert pickle.loads(pickle.dumps(pair)) == pair  # noqa: S301 - our own
 
 
 def test_what_a_class_says_itself_of_its_face_and_its_equals_stays() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.cli.errors import Failure
 from taskq.core.records import Kind
+from taskq.core.values import NamedTuple
 from taskq.log.format.record import LogRecord
 from taskq.reading.record import Choice
 

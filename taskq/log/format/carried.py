@@ -7,11 +7,12 @@ payload, a key or a header gets them from there as from the original.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
 from taskq.core.model import State
 from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, option
 from taskq.log.format.flows import decode_needs, decode_unlocks, encode_needs, encode_unlocks

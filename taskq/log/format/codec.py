@@ -123,11 +123,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
 from taskq.core.model import TIME_NS_MAX
 from taskq.core.records import Flag, Kind
+from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
     from uuid import UUID

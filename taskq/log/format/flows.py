@@ -8,12 +8,13 @@ and ``SHAPE`` see ``Option`` and ``core.shapes``.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.flows import Policy, needs_of
 from taskq.core.folds.jobtable import META_FLOW
 from taskq.core.records import Flag, Option
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT, option
 from taskq.log.format.options import each_option

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 
 if TYPE_CHECKING:

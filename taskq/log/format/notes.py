@@ -6,7 +6,7 @@ They stand at the end of a frame, so that they are found without reading what is
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
 from taskq.core.folds.groups import pack_group, unpack_group
@@ -14,6 +14,7 @@ from taskq.core.model import NAME_BYTES_MAX
 from taskq.core.rates import Times
 from taskq.core.records import Flag, Kind, Option
 from taskq.core.schedules import ScheduleState, Ticked
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, option
 from taskq.log.format.options import each_option

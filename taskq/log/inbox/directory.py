@@ -20,10 +20,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError, TaskqError, UploadDamaged, UsageError
 from taskq.core.model import SECOND_NS, TIME_NS_MAX
+from taskq.core.values import NamedTuple
 from taskq.log.format.frames import segment_lsn
 from taskq.log.inbox.manifest import (
     DONE,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from taskq.core.errors import FormatError, TaskqError, UploadDamaged, UsageError
 from taskq.core.parsing import parse_json
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 
 DONE: Final = "done"

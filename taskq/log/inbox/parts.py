@@ -13,7 +13,7 @@ import functools
 import hashlib
 import struct
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, UploadDamaged, UsageError
 from taskq.core.model import (
@@ -25,6 +25,7 @@ from taskq.core.model import (
     Extras,
 )
 from taskq.core.records import Flag, Kind, Option
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.options import decode_extras, each_option, encode_extras
 from taskq.log.inbox.manifest import VERSION

@@ -22,10 +22,11 @@ import threading
 import time
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskq.core.errors import LogLocked
 from taskq.core.model import TIME_NS_MAX
+from taskq.core.values import NamedTuple
 from taskq.log.format.codec import LSN_MAX, PREFIX, SEGMENT_HEADER, crc32
 from taskq.log.journal.syncturn import SyncTurn
 from taskq.log.machine.door import read_file

@@ -6,10 +6,11 @@ import contextlib
 import functools
 import itertools
 import json
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogError
 from taskq.core.parsing import parse_json
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame, Gap, Scanner, segment_lsn, segment_name
 from taskq.log.machine.ports import write_all, write_file

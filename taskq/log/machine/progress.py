@@ -14,9 +14,10 @@ import contextlib
 import json
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.parsing import parse_json
+from taskq.core.values import NamedTuple
 from taskq.log.machine.door import read_file, replace_file
 from taskq.log.machine.peers import PROGRESS, PROGRESS_NEW
 

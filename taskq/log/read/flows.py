@@ -7,13 +7,14 @@ others through the indexes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound, LogError
 from taskq.core.flows import Awaited
 from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import Cause, Kind
 from taskq.core.transitions import after
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in, is_carrying
 from taskq.log.format.codec import JOB_AT, KIND_AT

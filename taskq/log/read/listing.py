@@ -13,12 +13,13 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from heapq import nlargest
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import STATE_MASK
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import CARRYING_KINDS, Kind
 from taskq.core.transitions import after
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in
 from taskq.log.format.codec import JOB_AT, KIND_AT

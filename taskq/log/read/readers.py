@@ -17,10 +17,11 @@ import os
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, LogError, ReaderBusy, UsageError
 from taskq.core.parsing import check_name
+from taskq.core.values import NamedTuple
 from taskq.log.format.codec import crc32
 from taskq.log.machine.ports import write_all, write_file
 from taskq.log.segments.identity import read_identity

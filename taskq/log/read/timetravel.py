@@ -11,14 +11,14 @@ that "two hours ago" is two hours ago, whatever a box without a battery took for
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.durations import moment_ns, nanoseconds
 from taskq.core.errors import MomentGone, UsageError
 from taskq.core.model import SECOND_NS
 from taskq.core.parsing import whole
 from taskq.core.records import Kind
-from taskq.core.values import dataclass
+from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Cursor, Gap

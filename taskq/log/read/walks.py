@@ -7,12 +7,13 @@ from array import array
 from bisect import bisect_left
 from heapq import merge
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
 from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Kind
 from taskq.core.transitions import after
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in
 from taskq.log.format.codec import JOB_AT, KIND_AT, STATE_AT

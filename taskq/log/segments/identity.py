@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import FormatError, LogError, refusal
 from taskq.core.parsing import parse_json
+from taskq.core.values import NamedTuple
 from taskq.log.format.frames import segment_lsn
 from taskq.log.machine.access import denied
 from taskq.log.machine.ports import write_file

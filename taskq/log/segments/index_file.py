@@ -6,8 +6,9 @@ import contextlib
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.columns import column, packed, view
 from taskq.log.format.frames import segment_lsn, segment_name

@@ -61,8 +61,9 @@ offset u32; then the CRC-32 (u32) of each page of places, of entries and of the 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.columns import column, packed
 from taskq.log.segments import index_memory

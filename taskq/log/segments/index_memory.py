@@ -13,8 +13,9 @@ from array import array
 from bisect import bisect_left, bisect_right
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from taskq.core.values import NamedTuple
 from taskq.log.format.columns import column, joined, lower_halves, packed, upper_halves, view
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ cost no memory: what is kept of an index that is not in use are a few numbers.
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.records import JOB_KINDS, Kind
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import JOB_AT, KIND_AT
 from taskq.log.format.frames import Cursor, Gap

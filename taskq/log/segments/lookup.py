@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.records import Flag
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT
 from taskq.log.segments.segments import hop

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, LogDamaged, LogError, refusal
 from taskq.core.records import Kind
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in, is_carrying
 from taskq.log.format.frames import Cursor, Frame, Gap, Scanner, segment_lsn, segment_name

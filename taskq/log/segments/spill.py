@@ -16,11 +16,12 @@ import hashlib
 import os
 import re
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import AppendFailed, DiskFull, LogDamaged, SpillMissing, refusal
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Flag
+from taskq.core.values import NamedTuple
 from taskq.log.machine.disk import PatientDisk
 from taskq.log.machine.ports import write_file
 from taskq.log.requests import OldFile

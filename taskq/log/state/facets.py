@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound, TaskqError
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
 from taskq.core.model import SECOND_NS
+from taskq.core.values import NamedTuple
 from taskq.core.views import Damage
 from taskq.log.format.frames import Gap, segment_name
 from taskq.log.segments.segments import SegmentGone

@@ -20,7 +20,7 @@ import contextlib
 import logging
 import struct
 from array import array
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from taskq.core.errors import LogError
 from taskq.core.folds.agenda import Agenda
@@ -33,7 +33,7 @@ from taskq.core.folds.freeze import (
     thaw_agenda,
     thaw_dedup,
 )
-from taskq.core.values import dataclass
+from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec
 from taskq.log.format.columns import column, joined, lower_halves, packed, upper_halves
 from taskq.log.format.frames import Cursor

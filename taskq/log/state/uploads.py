@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
 from taskq.core.records import Kind
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame, Gap
 from taskq.log.format.notes import ADOPTED_SIZE, UploadProgress, adopted_at_end, decode_adopted

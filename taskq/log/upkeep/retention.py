@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from heapq import nsmallest
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import SECOND_NS
+from taskq.core.values import NamedTuple
 from taskq.log.read.readers import reader_positions
 from taskq.log.requests import LETTERS_MAX, Op
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import pickle
 import threading
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
     import socket

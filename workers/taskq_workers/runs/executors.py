@@ -8,9 +8,10 @@ function is cancelled, a child process killed, and a thread, which nothing can s
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from taskq.core.errors import UsageError
+from taskq.core.values import NamedTuple
 from taskq_workers.runs.lifespans import bound
 from taskq_workers.runs.threads import ThreadRunner
 from taskq_workers.runs.timeouts import limited, limits_of

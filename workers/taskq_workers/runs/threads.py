@@ -20,9 +20,10 @@ from collections import deque
 from contextvars import Context, copy_context
 from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.app.context import SoftTimeout, _current
+from taskq.core.values import NamedTuple
 from taskq_workers.runs.timeouts import tell_deadline, too_long
 
 if TYPE_CHECKING:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from asyncio import CancelledError
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from taskq.app.context import SoftTimeout, _current
+from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from taskq.app.context import JobContext
 from taskq.core.folds.lanes import Lane
 from taskq.core.records import Cause, Kind
+from taskq.core.values import NamedTuple
 from taskq.log.requests import Delivery, Settlement
 
 if TYPE_CHECKING:
