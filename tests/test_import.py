@@ -97,7 +97,7 @@ LATE = (
     "taskq.connection.settings taskq.flows.building taskq.reading taskq.testing "
     "taskq.conditions.base taskq.conditions.network taskq_workers.children "
     "taskq_workers.process.guard taskq_workers.process.reload "
-    "taskq_workers.gates.breaker taskq_workers.gates.condition"
+    "taskq_workers.gates.breaker taskq_workers.gates.condition difflib pickle"
 )
 LOADED = "import atexit, json, sys; atexit.register(lambda: print(json.dumps([*sys.modules])));"
 WORKER_APP = """
@@ -135,6 +135,24 @@ def pinned(rooms: dict[str, str]) -> set[str]:
 
 def test_an_app_is_declared_with_these_modules_and_no_other_package() -> None:
     assert loaded("from taskq import TaskQ") == (pinned(APP), set())
+
+
+def test_an_app_is_declared_while_hardly_a_class_writes_its_methods() -> None:
+    program = (
+        "import dataclasses, types, typing\n"
+        "written, make, tuples = [], dataclasses.dataclass, types.new_class\n"
+        "def told(kind=None, /, **options):\n"
+        "    return make(kind, **options) if kind else lambda kind: written.append(kind.__name__)"
+        " or make(kind, **options)\n"
+        "dataclasses.dataclass = told\n"
+        "types.new_class = lambda name, *rest: written.append(name) or tuples(name, *rest)\n"
+        "from taskq import TaskQ\n"
+        "print(sorted(written))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "['Link', 'Options', 'RetryPolicy']"
 
 
 def test_help_loads_these_modules_and_click() -> None:

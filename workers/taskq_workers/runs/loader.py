@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -16,6 +15,7 @@ from taskq.app.default import default_app
 from taskq.app.tasks import Task
 from taskq.calls.naming import checked_modules, main_module_name
 from taskq.core.errors import TaskqError, UsageError
+from taskq.core.parsing import nearest
 from taskq_workers.runs.reasons import is_machinery, user_traceback
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ def _not_found(name: str, missing: str) -> str:
             return f"there is no module {name!r}: {parent!r} is a module and no package"
     else:
         paths = [str(Path.cwd())]
-    close = difflib.get_close_matches(last, sorted(_modules_in(paths)), n=1)
+    close = nearest(last, sorted(_modules_in(paths)))
     if close:
-        nearest = f"{parent}.{close[0]}" if parent else close[0]
-        return f"there is no module {missing!r}: did you mean {nearest!r}?"
+        meant = f"{parent}.{close}" if parent else close
+        return f"there is no module {missing!r}: did you mean {meant!r}?"
     where = f"package {parent!r}" if parent else f"{Path.cwd()} or among the installed packages"
     return f"there is no module {missing!r} in {where}: run this from the folder that holds it"
 
@@ -148,10 +148,8 @@ def _app_named(module: ModuleType, attribute: str) -> TaskQ:
 
 def _no_attribute(module: ModuleType, attribute: str, part: str) -> str:
     apps = _apps_of(module)
-    close = difflib.get_close_matches(part, apps, n=1) or list(apps)[:1]
-    if not close:
-        close = difflib.get_close_matches(part, vars(module), n=1)
-    hint = f": did you mean {module.__name__}:{close[0]}?" if close else _offer(module, "give")
+    close = nearest(part, apps) or next(iter(apps), "") or nearest(part, vars(module))
+    hint = f": did you mean {module.__name__}:{close}?" if close else _offer(module, "give")
     return f"module {module.__name__!r} has no {attribute!r}{hint}"
 
 

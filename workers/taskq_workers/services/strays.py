@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from anyio import move_on_after, sleep
 
 from taskq.core.errors import TaskqError
+from taskq.core.parsing import nearest
 from taskq.core.views import Serving
 from taskq.core.why import ready_jobs, strays_of
 
@@ -99,9 +100,7 @@ def _counts(sight: Sight) -> tuple[dict[tuple[str, str], int], set[str]]:
 
 
 def _told(name: str, known: set[str]) -> str:
-    import difflib  # noqa: PLC0415 - for the mistaken alone
-
-    near = difflib.get_close_matches(name, sorted(known), n=1)
+    near = nearest(name, sorted(known))
     known_as = f"known are {', '.join(sorted(known))}" if known else "there is none yet"
-    hint = f"did you mean {near[0]!r}?" if near else known_as
+    hint = f"did you mean {near!r}?" if near else known_as
     return f"nobody uses queue {name!r}: no task puts into it, no job was ever in it; {hint}"

@@ -6,7 +6,6 @@ Plain tuples of bytes and numbers, so that both ends may differ in everything bu
 from __future__ import annotations
 
 import contextlib
-import pickle
 from typing import TYPE_CHECKING, Final
 
 from taskq.app.context import JobContext
@@ -120,6 +119,8 @@ class Unpacker:
 
 def pickled_error(error: BaseException) -> bytes:
     """The error as it travels; empty if it is too large or refuses."""
+    import pickle  # noqa: PLC0415 - most workers have no children
+
     try:
         body = pickle.dumps(error)
     except Exception:  # noqa: BLE001 - it is the user's
@@ -130,6 +131,8 @@ def pickled_error(error: BaseException) -> bytes:
 def error_of(ended: Ended) -> BaseException:
     """What the job raised, as far as that is known here."""
     if ended.error:
+        import pickle  # noqa: PLC0415 - as above
+
         with contextlib.suppress(Exception):  # it is the user's, and may not be importable here
             error: object = pickle.loads(ended.error)  # noqa: S301 - from our own child
             if isinstance(error, BaseException):
