@@ -97,7 +97,7 @@ def drain(stage: Stage, jobs: int) -> dict[str, Any]:
     """A backlog, from its first job's start until all is settled: the worker's is not in it."""
     stage.caller.fill("noop", jobs)
     with stage.worker():
-        begin = stage.heard.hear("first", START_SECONDS).moment
+        begin = stage.heard.hear("first", START_SECONDS)
         stage.heard.hear("last", RUN_SECONDS)
         return {"seconds": stage.settled(jobs) - begin}
 
@@ -121,7 +121,7 @@ def latency(stage: Stage, jobs: int) -> dict[str, Any]:
             time.sleep(random.uniform(*PAUSE_SECONDS))
             called = time.monotonic()
             stage.caller.enqueue("stamp")
-            latencies.append(stage.heard.hear("stamp", RUN_SECONDS).moment - called)
+            latencies.append(stage.heard.hear("stamp", RUN_SECONDS) - called)
         stage.settled(jobs + 1)
     return {"latencies": latencies}
 
@@ -131,7 +131,7 @@ def start(stage: Stage, jobs: int) -> dict[str, Any]:
     stage.caller.fill("stamp", jobs)
     begin = time.monotonic()
     with stage.worker():
-        seconds = stage.heard.hear("stamp", START_SECONDS).moment - begin
+        seconds = stage.heard.hear("stamp", START_SECONDS) - begin
         stage.settled(jobs)
     return {"seconds": seconds}
 
@@ -164,12 +164,12 @@ def takeover(stage: Stage, jobs: int) -> dict[str, Any]:
     stage.caller.fill("hold", jobs)
     with stage.worker():
         stage.heard.hear("held", START_SECONDS)
-    killed = time.monotonic()
+        killed = time.monotonic()
     with stage.worker():
         for seconds in (min(LOST_SECONDS, TAKEOVER_SECONDS), TAKEOVER_SECONDS):
             with contextlib.suppress(told.HangsError):
                 left = killed + seconds - time.monotonic()
-                return {"seconds": stage.heard.hear("held", left).moment - killed}
+                return {"seconds": stage.heard.hear("held", left) - killed}
             if stage.caller.counts()[1] == 0:
                 return {"never": "never: lost"}
     return {"never": f"> {TAKEOVER_SECONDS:.0f} s"}

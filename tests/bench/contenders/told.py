@@ -12,7 +12,7 @@ import os
 import select
 import time
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 #: Where a sample and its worker keep everything.
 DIRECTORY: Final = Path(os.environ.get("PEERS_DIRECTORY", "."))
@@ -24,21 +24,13 @@ _PIPE: Final = DIRECTORY / "told"
 _ran = itertools.count(1)
 
 
-class Line(NamedTuple):
-    """One thing told: which word, when, and by which process."""
-
-    word: str
-    moment: float
-    pid: int
-
-
 class HangsError(Exception):
     """Nobody told what was waited for."""
 
 
 def tell(word: str) -> None:
     """Write one line, at once."""
-    os.write(_writer(), f"{word} {time.monotonic()!r} {os.getpid()}\n".encode())
+    os.write(_writer(), f"{word} {time.monotonic()!r}\n".encode())
 
 
 @functools.cache
@@ -69,16 +61,16 @@ class Listener:
         self._file = os.open(_PIPE, os.O_RDWR | os.O_NONBLOCK)
         self._rest = b""
 
-    def hear(self, word: str, seconds: float) -> Line:
-        """Wait for the next line of that word; others are passed over."""
+    def hear(self, word: str, seconds: float) -> float:
+        """Wait for the next line of that word, and give its moment; others are passed over."""
         until = time.monotonic() + seconds
         while True:
             line, found, rest = self._rest.partition(b"\n")
             if found:
                 self._rest = rest
-                said, moment, pid = line.decode().split()
+                said, moment = line.decode().split()
                 if said == word:
-                    return Line(said, float(moment), int(pid))
+                    return float(moment)
                 continue
             left = until - time.monotonic()
             if left <= 0 or not select.select([self._file], [], [], left)[0]:
