@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.effort import run
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -16,14 +18,17 @@ if TYPE_CHECKING:
 JAVA_IS_A_MUST = "TASKQ_TESTS_NEED_JAVA"
 TIMEOUT_SECONDS = 300
 #: A session that lives for minutes: Java's second compiler, and noting each line of ours that adds
-#: to a plan, took twice the processor time of the tests themselves. Compiling each plan costs more
-#: than it saves on a few thousand rows.
+#: to a plan, took twice the processor time of the tests themselves.
 CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.codegen.wholeStage": "false",
 }
+if not run.tortures:
+    # To compile each plan costs more than it saves on a few thousand rows.
+    CONF |= {
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.codegen.wholeStage": "false",
+    }
 
 
 @pytest.fixture(scope="session")
