@@ -71,7 +71,8 @@ async def test_each_row_of_a_killed_stream_is_one_job(tmp_path: Path) -> None:
         print("killed", kill + 1, "with", stream.batches(), "batches committed")  # noqa: T201
     stream = Stream(tmp_path)
     assert stream.process.wait() == 0, (tmp_path / "output").read_text()[-2_000:]
-    assert stream.batches() == FILES
+    # Spark that is killed between noting a file and noting its batch gives the next one two files.
+    assert FILES - KILLS <= stream.batches() <= FILES
     adopt_all(tmp_path / "data")
     found = np.array([int((job.body or b"")[5:-1]) for job in jobs(tmp_path / "data")])
     assert len(found) == ROWS
