@@ -89,6 +89,8 @@ _log: Final = logging.getLogger("taskq")
 #: writes nothing; each batch looks by itself.
 LOOK_AROUND_NS: Final = SECOND_NS
 _ENQUEUE: Final = int(Op.ENQUEUE)
+_CLAIM: Final = int(Op.CLAIM)
+_OUTCOME: Final = int(Op.OUTCOME)
 _FOLLOW: Final = int(Op.FOLLOW)
 _STATS: Final = int(Op.STATS)
 _NEEDS_AGENDA: Final = ops_that(Trait.AGENDA)
@@ -259,7 +261,7 @@ class Committer:
         facets = self.facets
         wants_agenda = self._wants_agenda(needs)
         builds = (wants_agenda and facets.agenda is None) or (needs.keyed and facets.dedup is None)
-        if builds or facets.agenda is not None:
+        if builds or (facets.agenda is not None and not self.journal.writer.is_alone):
             self.journal.refresh()
             if self.builds_in_steps and facets.lacks(agenda=wants_agenda, keys=needs.keyed):
                 return True
@@ -412,10 +414,10 @@ class Committer:
                 for item, error in self.operations.settles.settle_soon(batch, op, items):
                     self.answers.now.append((port, None, (on_error, item, error)))
                 return
-            if op == Op.CLAIM:
+            if op == _CLAIM:
                 self.waiters.claims.append((operand, port, future))
                 return
-            if op == Op.OUTCOME:
+            if op == _OUTCOME:
                 self.waiters.outcomes.add(operand, port, future)
                 return
             value = self.operations.table[op](batch, operand)

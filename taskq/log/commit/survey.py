@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.model import Conflict
 from taskq.log.commit.answers import SOON
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from taskq.log.requests import Item, Request
 
 _ENQUEUE: Final = int(Op.ENQUEUE)
+#: Most batches hold nothing else: their size is all there is to know.
+_PLAIN: Final = frozenset(map(int, (Op.ENQUEUE_RUN, Op.SUCCEED_SOON, Op.CLAIM)))
 _NEEDS_KEYS: Final = ops_that(Trait.KEYS)
 
 
@@ -48,6 +50,10 @@ class BatchNeeds:
                 self._look(extras)
             return
         self.size += request_size(op, operand)
+        if op not in _PLAIN:
+            self._look_into(op, operand)
+
+    def _look_into(self, op: int, operand: Any) -> None:
         if op == Op.ENQUEUE_MANY:
             self._look_at(operand)
         elif op in _NEEDS_KEYS or (op == Op.ADOPT and operand.is_keyed):

@@ -106,7 +106,7 @@ class Journal:
         self._tail = Tail(disk, clock, self.files, self.meters, writer)
         self._marks = Marks()
 
-    @property
+    @functools.cached_property
     def writer(self) -> WriterLock:
         """The writer lock; a reader has none."""
         if self._writer is None:
@@ -506,9 +506,10 @@ class Journal:
             raise PayloadTooLarge("a batch", len(body), codec.FRAME_BODY_MAX, "send less at a time")
         self._put(body, count, time_ns)
         self._time.recorded()
-        # The frame is in the log, with or without its hint: a wrong one is found out.
-        with contextlib.suppress(OSError):
+        try:
             self._write_hint()
+        except OSError:
+            """The frame is in the log, with or without its hint: a wrong one is found out."""
 
     def _put(self, body: bytes, count: int, time_ns: int) -> None:
         seed = self.files.seed(self.segment)

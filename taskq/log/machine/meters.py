@@ -34,14 +34,16 @@ class Histogram:
 
     def record(self, value: int) -> None:
         """Count one number in; one below 0 (a clock that fell) counts as 0."""
-        value = max(value, 0)
+        if value < 0:  # noqa: PLR1730 - a call of max costs as much as all the rest
+            value = 0
         # The number's highest three bits, and how far they are up: a bucket without a search.
         shift = value.bit_length() - _MANTISSA_BITS
         index = shift * _PER_OCTAVE + (value >> shift) if shift > 0 else value
         self._buckets[index if index < _BUCKETS else _BUCKETS - 1] += 1
         self.count += 1
         self.total += value
-        self.largest = max(self.largest, value)
+        if value > self.largest:  # noqa: PLR1730 - as above
+            self.largest = value
 
     def quantile(self, share: float) -> float:
         """A number that about ``share`` of all are at most; 0 when there is none.
