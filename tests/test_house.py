@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import fnmatch
-import functools
 import graphlib
 import inspect
 import re
@@ -18,9 +17,7 @@ import taskq
 from taskq.cli.main import BUILT_IN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-pytestmark = pytest.mark.xdist_group("house")
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[1]
 SOURCE_FOLDERS = ("taskq", "workers", "plugins", "examples")
@@ -71,14 +68,6 @@ def lines(path: Path) -> int:
     return len(path.read_text().splitlines())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def parsed_once() -> Iterator[None]:
-    """All rules look at the same trees, which are too large to be kept for the other tests."""
-    yield
-    nodes.cache_clear()
-
-
-@functools.cache
 def nodes(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text())))
 
