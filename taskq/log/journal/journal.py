@@ -67,13 +67,12 @@ class Journal:
         meters: what this process did so far.
         durable_lsn: all below it is on disk.
         clean_offset: every byte of the segment before it is known to be on disk.
-        generation: another when frames were moved, so that what was folded must be folded anew.
+        generation: another when frames were moved: what was folded must be folded anew.
         tag: what every job id of this log starts with.
         recovered: what opening had to repair, in words; empty for a clean log.
         torn_bytes: bytes behind the last whole frame, when it was last looked for.
-        gone: what became of its files if the path does not lead to them any more; else empty.
-        in_order: no power was lost since the last frame was written, as far as the lock's file
-            tells; without one it is a copy, or the file was removed.
+        gone: what became of its files if the path does not lead there any more; else empty.
+        in_order: no power was lost since the last frame, as far as the lock's file tells.
     """
 
     def __init__(
