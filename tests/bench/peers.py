@@ -171,7 +171,7 @@ class Bench(NamedTuple):
                 process.wait()
             if process.returncode:
                 *_, last = ["it said nothing", *errors.read_text(errors="replace").splitlines()]
-                raise FailedError(last)
+                raise FailedError(f"it ended with {process.returncode}: {last}")
         return output
 
 

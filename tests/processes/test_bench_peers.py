@@ -50,5 +50,5 @@ def test_a_peer_that_fails_is_told_with_its_message_and_stops_nobody(tmp_path: P
         *contenders, "--only", "lone", "--rounds", 1, "--jobs", 10, "--json", "--dir", tmp_path
     )
     head = json.loads(told.splitlines()[0])
-    assert head["versions"]["huey"] == "left out: it is broken"
+    assert head["versions"]["huey"] == "left out: it ended with 3: it is broken"
     assert set(figures(told)["lone enqueue, jobs/s"]) == {"taskq os"}
