@@ -261,7 +261,7 @@ class Committer:
         facets = self.facets
         wants_agenda = self._wants_agenda(needs)
         builds = (wants_agenda and facets.agenda is None) or (needs.keyed and facets.dedup is None)
-        if builds or (facets.agenda is not None and not self.journal.writer.is_alone):
+        if builds or facets.agenda is not None:
             self.journal.refresh()
             if self.builds_in_steps and facets.lacks(agenda=wants_agenda, keys=needs.keyed):
                 return True
