@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -28,6 +30,7 @@ def test_its_help_names_the_scenarios_and_the_contenders() -> None:
     assert all(name in told for name in ("cycle", "takeover", "huey", "flexiq", "dbos", "--venvs"))
 
 
+@pytest.mark.slow
 def test_a_cycle_a_drain_and_a_takeover_of_ours_have_figures(tmp_path: Path) -> None:
     """Each sample asserts its end state; a job whose worker was killed runs again."""
     chosen = ("--only", "cycle", "--only", "drain", "--only", "takeover", "--rounds", 1)
