@@ -229,8 +229,8 @@ def moving_frames(files: SegmentFiles) -> Iterator[None]:
     files.refresh()
     if last:
         with files.looked_at() as looked:
-            end = [before for before, lsn in seams(looked) if lsn == last]
-        files.relink(last, link_to_end(files, *end))
+            end = next((before for before, lsn in seams(looked) if lsn == last), 0)
+        files.relink(last, link_to_end(files, end))
 
 
 def compacted_floor(place: Place) -> int:
