@@ -48,6 +48,7 @@ from taskq.log.inbox.manifest import (
 )
 from taskq.log.machine.door import NotAFile
 from taskq.log.machine.ports import write_all, write_file
+from taskq.log.segments.identity import check_writable
 from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
 
 if TYPE_CHECKING:
@@ -92,7 +93,12 @@ class Inbox:
         self._held = -1
 
     def keep(self) -> None:
-        """Make the directory, and its entry durable; whoever made it may have died before that."""
+        """Make the directory, and its entry durable; whoever made it may have died before that.
+
+        Raises:
+            LogError: as ``check_writable``; nothing was written.
+        """
+        check_writable(self.disk, self._log_path)
         for name in (INBOX, f"{INBOX}/{DONE}", f"{INBOX}/{REFUSED}"):
             self.disk.make_directory(f"{self._log_path}/{name}")
         self.disk.sync_directory(self._log_path)

@@ -32,6 +32,7 @@ from taskq.log.journal.syncturn import SyncTurn
 from taskq.log.machine.door import read_file
 from taskq.log.machine.meters import Histogram
 from taskq.log.machine.ports import write_all
+from taskq.log.segments.identity import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,9 +118,13 @@ class WriterLock:
             has looked at the board since the lock was released.
         waits: nanoseconds that each taking of the lock took.
         longest_hold_ns: the longest time it was held, what was excused left out.
+
+    Raises:
+        LogError: as ``check_writable``; nothing was written.
     """
 
     def __init__(self, disk: Disk, path: str, pid: int, wait_seconds: float) -> None:
+        check_writable(disk, path)
         self._disk = disk
         self._path = path
         self._wait_seconds = wait_seconds

@@ -23,6 +23,8 @@ _SIZE_MAX: Final = 64 * 1024
 #: Features that this taskq knows. These three were written before there was any release: every
 #: taskq reads what they stand for, and none asks for them any more.
 _KNOWN: Final = frozenset({"records-2", "records-3", "records-4"})
+#: What makes a log one that nobody may write to but the hub that copies it, byte for byte.
+REPLICA: Final = "replica-1"
 
 
 class Identity(NamedTuple):
@@ -32,6 +34,8 @@ class Identity(NamedTuple):
     created_ns: int
     #: features that who does not know them must not open the log with
     incompat: frozenset[str] = frozenset()
+    #: features that who does not know them may only read the log with
+    read_only: frozenset[str] = frozenset()
 
     @property
     def tag(self) -> str:
@@ -61,7 +65,9 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
         values: dict[str, Any] = parse_json(data)
         version, features = int(values["format"]), values.get("features", {})
         incompat = frozenset(map(str, features.get("incompat", [])))
-        identity = Identity(uuid.UUID(values["log_id"]), int(values["created_ns"]), incompat)
+        read_only = frozenset(map(str, features.get("read_only_compat", [])))
+        log_id = uuid.UUID(values["log_id"])
+        identity = Identity(log_id, int(values["created_ns"]), incompat, read_only)
         unknown = sorted(incompat - _KNOWN)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(
@@ -71,6 +77,27 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
         what = f"features {unknown}" if unknown else f"format {version}"
         raise FormatError(f"{path}/{FILE}: {what} is unknown: use a newer taskq")
     return identity
+
+
+def check_writable(disk: Disk, path: str) -> None:
+    """Refuse to write to a log that may only be read; asked before anything else is touched.
+
+    Raises:
+        LogError: it is a hub's copy.
+        FormatError: as ``read_identity``, or a feature allows this taskq no more than to read.
+    """
+    identity = read_identity(disk, path)
+    if identity is None or not identity.read_only:
+        return
+    if REPLICA in identity.read_only:
+        raise LogError(
+            f"{path} is the copy that a hub keeps of a device's log, and nobody else writes to it: "
+            f"read commands work here; enqueue, cancel, compact and run workers on the device"
+        )
+    raise FormatError(
+        f"{path}/{FILE}: with features {sorted(identity.read_only)} this taskq may only read the "
+        f"log: use a newer taskq"
+    )
 
 
 def read_or_create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
@@ -111,7 +138,7 @@ def add_feature(disk: Disk, path: str, identity: Identity, feature: str) -> Iden
 def _write_identity(disk: Disk, path: str, identity: Identity) -> None:
     features: dict[str, list[str]] = {
         "compat": [],
-        "read_only_compat": [],
+        "read_only_compat": sorted(identity.read_only),
         "incompat": sorted(identity.incompat),
     }
     values = {
