@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from taskq_plugins.spark import fleet
+from taskq_plugins import fleet
 from taskq_plugins.spark.decode import SCHEMA, Piece, decode
 from taskq_plugins.spark.session import open_session
 from tests.bench.decode import payloads

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from taskq import Put, TaskLog
+from taskq_plugins.fleet import durable_mark, find_logs, segments
 from taskq_plugins.spark.decode import DETAILS, Corrupt, Piece, decode
-from taskq_plugins.spark.fleet import durable_mark, find_logs, segments
 
 if TYPE_CHECKING:
     from pathlib import Path

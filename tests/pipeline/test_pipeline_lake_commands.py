@@ -16,7 +16,7 @@ from taskq_plugins.spark.lake.errors import CheckpointMismatch
 from taskq_plugins.spark.lake.manifest import Batch
 from taskq_plugins.spark.lake.progress import log_progress
 from taskq_plugins.spark.run import checkpoint
-from tests.pipeline.made_logs import MadeLog
+from tests.fleet.made_logs import MadeLog
 from tests.pipeline.rowmaking import live, rows_of
 
 if TYPE_CHECKING:

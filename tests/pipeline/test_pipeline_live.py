@@ -14,7 +14,7 @@ import pytest
 from taskq import Put, TaskLog
 from taskq.log.read.reader import open_journal
 from taskq.log.read.walks import entries
-from tests.pipeline.made_logs import MadeLog, damage
+from tests.fleet.made_logs import MadeLog, damage
 from tests.pipeline.source_tools import Row, Stream
 
 if TYPE_CHECKING:

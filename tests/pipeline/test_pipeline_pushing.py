@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 )
 
 from taskq_plugins.spark.source.pushing import PushingReader
-from tests.pipeline.made_logs import BEGAN_NS, SECOND, MadeLog, claimed, damage
+from tests.fleet.made_logs import BEGAN_NS, SECOND, MadeLog, claimed, damage
 from tests.pipeline.source_tools import read_batch, rows_of, source, spark_schema
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskq import TaskLog
-from tests.pipeline.made_logs import MadeLog
+from tests.fleet.made_logs import MadeLog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from taskq.core.errors import LogDamaged, LogError, UsageError
+from taskq_plugins.fleet import FleetError, LogTwice
 from taskq_plugins.spark.decode import SCHEMA
-from taskq_plugins.spark.fleet import FleetError, LogTwice
 from taskq_plugins.spark.source import rows as source_rows
 from taskq_plugins.spark.source.batch import Pieces
 from taskq_plugins.spark.source.problems import DataLoss, OptionError, Unreadable
-from tests.pipeline.made_logs import BEGAN_NS, SECOND, SKIP, MadeLog, claimed, damage, succeeded
+from tests.fleet.made_logs import BEGAN_NS, SECOND, SKIP, MadeLog, claimed, damage, succeeded
 from tests.pipeline.source_tools import batches_of, lsns, read_batch, rows_of, source, spark_schema
 
 if TYPE_CHECKING:

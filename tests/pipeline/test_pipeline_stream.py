@@ -17,7 +17,7 @@ from taskq_plugins.spark.source.problems import (
     OptionError,
     Unreadable,
 )
-from tests.pipeline.made_logs import BEGAN_NS, SECOND, SKIP, MadeLog, damage, enqueued
+from tests.fleet.made_logs import BEGAN_NS, SECOND, SKIP, MadeLog, damage, enqueued
 from tests.pipeline.source_tools import ALL, Stream, lsns
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 from taskq.core.errors import FormatError, UsageError
+from taskq_plugins.fleet.problems import shown
 from taskq_plugins.spark.decode import arrays
 from taskq_plugins.spark.decode.columns import BUILDERS, CONSTANTS
 from taskq_plugins.spark.decode.frames import Damage, PieceReader
 from taskq_plugins.spark.decode.rows import Rows
 from taskq_plugins.spark.decode.schema import DAMAGED, DETAILS, ROWS_MAX, Corrupt
 from taskq_plugins.spark.decode.values import UNPACKED_BYTES_MAX, Bodies, Values, unpacked_sizes
-from taskq_plugins.spark.fleet.problems import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

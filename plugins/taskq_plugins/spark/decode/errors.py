@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from taskq.core.errors import LogDamaged, LogError
-from taskq_plugins.spark.fleet.problems import shown
+from taskq_plugins.fleet.problems import shown
 
 
 class SegmentMissing(LogError):

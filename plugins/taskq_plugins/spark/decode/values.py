@@ -14,8 +14,8 @@ from taskq.core.records import Flag
 from taskq.log.config import LogConfig
 from taskq.log.format.bodies import original_size
 from taskq.log.segments.bodystore import BodyStore
+from taskq_plugins.fleet.problems import shown
 from taskq_plugins.spark.decode import arrays
-from taskq_plugins.spark.fleet.problems import shown
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.decode.layout import Ints

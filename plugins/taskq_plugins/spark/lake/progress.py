@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow.compute as pc
 
-from taskq_plugins.spark.fleet import find_logs, inventory, log_problem
+from taskq_plugins.fleet import find_logs, inventory, log_problem
 from taskq_plugins.spark.lake.store import OPEN_RECORDS, POSITION
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.spark.fleet import LogPlace, SegmentRow
+    from taskq_plugins.fleet import LogPlace, SegmentRow
     from taskq_plugins.spark.lake.manifest import Manifest
     from taskq_plugins.spark.lake.store import Lake
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812 - as all the world calls it
 
-from taskq_plugins.spark.fleet import find_logs, inventory, log_problem
+from taskq_plugins.fleet import find_logs, inventory, log_problem
 from taskq_plugins.spark.lake import OPEN, OVER, Change
 from taskq_plugins.spark.lake.hours import overlap, union
 from taskq_plugins.spark.lake.manifest import Refresh

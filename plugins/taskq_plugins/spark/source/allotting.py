@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq_plugins.spark.fleet.segmentfile import START
+from taskq_plugins.fleet.segmentfile import START
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskq_plugins.spark.fleet.places import SegmentPlace
+    from taskq_plugins.fleet.places import SegmentPlace
     from taskq_plugins.spark.source.positions import Position
     from taskq_plugins.spark.source.standing import Standing
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from taskq_plugins.spark.fleet.problems import FleetError
+from taskq_plugins.fleet.problems import FleetError
 from taskq_plugins.spark.source.going_on import Stretch, go_on, stretches
 from taskq_plugins.spark.source.packing import pack
 from taskq_plugins.spark.source.problems import DataLoss, OptionError, loss_handler

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from taskq.log.format.frames import segment_name
-from taskq_plugins.spark.fleet.inventory import Edges, edges, follows
-from taskq_plugins.spark.fleet.segmentfile import START, SegmentFile
+from taskq_plugins.fleet.inventory import Edges, edges, follows
+from taskq_plugins.fleet.segmentfile import START, SegmentFile
 from taskq_plugins.spark.source.problems import DataLoss, OffsetMismatch
 from taskq_plugins.spark.source.standing import at_lsn
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from taskq.core.errors import LogError
     from taskq.log.format.codec import FrameHeader
-    from taskq_plugins.spark.fleet.places import LogPlace, SegmentPlace
+    from taskq_plugins.fleet.places import LogPlace, SegmentPlace
     from taskq_plugins.spark.source.positions import Position
     from taskq_plugins.spark.source.standing import Standing
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from taskq_plugins.fleet.segmentfile import START, SegmentFile
 from taskq_plugins.spark.decode import Piece
-from taskq_plugins.spark.fleet.segmentfile import START, SegmentFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 from taskq.core.errors import UsageError
 from taskq.core.parsing import parse_json
 from taskq.log.format.codec import LSN_MAX
-from taskq_plugins.spark.fleet.segmentfile import START
+from taskq_plugins.fleet.segmentfile import START
 
 if TYPE_CHECKING:
-    from taskq_plugins.spark.fleet.marks import End
+    from taskq_plugins.fleet.marks import End
 
 _U64: Final = 2**64
 _LOGS_MAX: Final = 100_000

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from taskq.core.errors import LogError
 from taskq.log.read.reader import LogReader
+from taskq_plugins.fleet.listing import segments
+from taskq_plugins.fleet.marks import durable_end
+from taskq_plugins.fleet.places import LogPlace
 from taskq_plugins.spark.decode import DETAILS, Corrupt, Piece, decode
-from taskq_plugins.spark.fleet.listing import segments
-from taskq_plugins.spark.fleet.marks import durable_end
-from taskq_plugins.spark.fleet.places import LogPlace
 from taskq_plugins.spark.source.standing import Standing, at_lsn
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from taskq.core.errors import FormatError, LogError
+from taskq_plugins.fleet.problems import shown
 from taskq_plugins.spark.decode import (
     DETAILS,
     ROWS_MAX,
@@ -16,7 +17,6 @@ from taskq_plugins.spark.decode import (
     SegmentUnreadable,
     decode,
 )
-from taskq_plugins.spark.fleet.problems import shown
 from taskq_plugins.spark.source.problems import DataLoss, Unreadable
 from taskq_plugins.spark.source.queues import NEEDED, QueueFilter
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogError
-from taskq_plugins.spark.fleet.listing import segment_lsns, segments
-from taskq_plugins.spark.fleet.marks import End, durable_end
-from taskq_plugins.spark.fleet.places import LogPlace, Mark, SegmentPlace, find_logs
-from taskq_plugins.spark.fleet.problems import log_problem
-from taskq_plugins.spark.fleet.segmentfile import START, SegmentFile
+from taskq_plugins.fleet.listing import segment_lsns, segments
+from taskq_plugins.fleet.marks import End, durable_end
+from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace, find_logs
+from taskq_plugins.fleet.problems import log_problem
+from taskq_plugins.fleet.segmentfile import START, SegmentFile
 from taskq_plugins.spark.source.positions import Given, Lsn, Position
 from taskq_plugins.spark.source.problems import OptionError, Unreadable
 

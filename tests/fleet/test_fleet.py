@@ -16,15 +16,15 @@ from taskq.log.format import codec
 from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
-from taskq_plugins.spark import fleet
-from taskq_plugins.spark.fleet import FleetError, LogTwice, Mark, SegmentUnreadable
-from taskq_plugins.spark.fleet.segmentfile import SegmentFile
-from tests.pipeline.made_logs import SKIP, MadeLog, damage, enqueued
+from taskq_plugins import fleet
+from taskq_plugins.fleet import FleetError, LogTwice, Mark, SegmentUnreadable
+from taskq_plugins.fleet.segmentfile import SegmentFile
+from tests.fleet.made_logs import SKIP, MadeLog, damage, enqueued
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.spark.fleet import LogPlace
+    from taskq_plugins.fleet import LogPlace
 
 
 def only(path: Path) -> LogPlace:

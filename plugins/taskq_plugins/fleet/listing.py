@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
 from taskq.log.format.frames import segment_lsn, segment_name
-from taskq_plugins.spark.fleet.memory import Memory
-from taskq_plugins.spark.fleet.places import LogPlace, SegmentPlace
-from taskq_plugins.spark.fleet.problems import FleetError, shown, tell
-from taskq_plugins.spark.fleet.segmentfile import START, SegmentFile
+from taskq_plugins.fleet.memory import Memory
+from taskq_plugins.fleet.places import LogPlace, SegmentPlace
+from taskq_plugins.fleet.problems import FleetError, shown, tell
+from taskq_plugins.fleet.segmentfile import START, SegmentFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from taskq.core.errors import FormatError
 from taskq.log.format import codec
 from taskq.log.format.frames import Scanner
 from taskq.log.machine.door import open_file
-from taskq_plugins.spark.fleet.problems import SegmentUnreadable, shown
+from taskq_plugins.fleet.problems import SegmentUnreadable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from taskq.core.errors import LogError
 from taskq.log.config import LSN_SKIP
 from taskq.log.format.codec import PREFIX
-from taskq_plugins.spark.fleet.listing import segments
-from taskq_plugins.spark.fleet.marks import durable_end
-from taskq_plugins.spark.fleet.memory import Memory
-from taskq_plugins.spark.fleet.problems import tell
-from taskq_plugins.spark.fleet.segmentfile import START, SegmentFile
+from taskq_plugins.fleet.listing import segments
+from taskq_plugins.fleet.marks import durable_end
+from taskq_plugins.fleet.memory import Memory
+from taskq_plugins.fleet.problems import tell
+from taskq_plugins.fleet.segmentfile import START, SegmentFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from taskq_plugins.spark.fleet.places import LogPlace, SegmentPlace
+    from taskq_plugins.fleet.places import LogPlace, SegmentPlace
 
 
 class Edges(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from taskq.core.errors import LogError
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.segments.identity import FILE, read_identity
-from taskq_plugins.spark.fleet.problems import FleetError, LogTwice, shown, tell
+from taskq_plugins.fleet.problems import FleetError, LogTwice, shown, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

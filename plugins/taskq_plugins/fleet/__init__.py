@@ -1,0 +1,24 @@
+"""Finding many task logs, their segments, and how far each may be read: needs taskq alone."""
+
+from __future__ import annotations
+
+from taskq_plugins.fleet.inventory import SegmentRow, inventory
+from taskq_plugins.fleet.listing import segments
+from taskq_plugins.fleet.marks import durable_mark
+from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace, find_logs
+from taskq_plugins.fleet.problems import FleetError, LogTwice, SegmentUnreadable, log_problem
+
+__all__ = [
+    "FleetError",
+    "LogPlace",
+    "LogTwice",
+    "Mark",
+    "SegmentPlace",
+    "SegmentRow",
+    "SegmentUnreadable",
+    "durable_mark",
+    "find_logs",
+    "inventory",
+    "log_problem",
+    "segments",
+]
