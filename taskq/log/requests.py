@@ -50,8 +50,8 @@ class Trait(enum.IntFlag):
     #: follows is decided: the end waits for all. A loss of power ends a claim with its holder,
     #: extended or not.
     AT_ONCE = 16
-    #: it reads only, without the lock, and sees what the others of its batch wrote
-    READS = 32
+    #: it is done behind its batch's frame, and sees what the others of the batch wrote
+    BEHIND = 32
 
 
 class Op(enum.IntEnum):
@@ -81,15 +81,15 @@ class Op(enum.IntEnum):
     #: operand lsn -> Outcome, once the job is settled
     OUTCOME = 5, Trait(0)
     #: operand (function(sight), needs the agenda) -> its result
-    LOOK = 6, Trait.READS
+    LOOK = 6, Trait.BEHIND
     #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
     SETTLE_SOON = 7, Trait.AGENDA | Trait.PATIENT
     #: operand ([Delivery, …], on_error): successes that left nothing; else as SETTLE_SOON
     SUCCEED_SOON = 10, Trait.AGENDA | Trait.PATIENT
     #: what makes a LogStats of the sight, the queues' numbers and the engine's
-    STATS = 8, Trait.READS
+    STATS = 8, Trait.BEHIND
     #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
-    FOLLOW = 16, Trait.READS | Trait.PATIENT
+    FOLLOW = 16, Trait.BEHIND | Trait.PATIENT
     #: of compaction: operand [Rewrite, …] -> how many must be looked at again
     CARRY = 24, Trait.AGENDA | Trait.KEYS | Trait.AT_ONCE
     #: of compaction: operand range of lanes -> None
@@ -122,6 +122,9 @@ class Op(enum.IntEnum):
     ENROL = 49, Trait.AGENDA
     #: operand Steer -> whether that was new
     STEER = 50, Trait.AGENDA
+    #: operand lsn that somebody has seen -> lsn from which on the log goes on, in another epoch and
+    #: LSN_SKIP above it
+    SKIP = 51, Trait.BEHIND
 
 
 def ops_that(trait: Trait) -> frozenset[int]:

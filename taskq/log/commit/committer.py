@@ -93,9 +93,10 @@ _CLAIM: Final = int(Op.CLAIM)
 _OUTCOME: Final = int(Op.OUTCOME)
 _FOLLOW: Final = int(Op.FOLLOW)
 _STATS: Final = int(Op.STATS)
+_SKIP: Final = int(Op.SKIP)
 _NEEDS_AGENDA: Final = ops_that(Trait.AGENDA)
 _AT_ONCE: Final = ops_that(Trait.AT_ONCE)
-_READS: Final = ops_that(Trait.READS)
+_BEHIND: Final = ops_that(Trait.BEHIND)
 
 
 class Committer:
@@ -142,13 +143,12 @@ class Committer:
             requests = [*self.undecided.take_held(), *requests]
             needs = BatchNeeds.of(requests)
         looks: list[Request] = []
-        if not needs.ops.isdisjoint(_READS):
-            looks = [request for request in requests if request[0] in _READS]
-            requests = [request for request in requests if request[0] not in _READS]
+        if not needs.ops.isdisjoint(_BEHIND):
+            looks = [request for request in requests if request[0] in _BEHIND]
+            requests = [request for request in requests if request[0] not in _BEHIND]
         if requests or self.waiters.claims or not looks:
             self._commit(requests, needs)
-        # After the writes of the same batch, so that a caller reads what it wrote; without the
-        # lock.
+        # After the writes of the same batch, so that a caller reads what it wrote.
         for request in looks:
             self._look(request)
 
@@ -222,9 +222,12 @@ class Committer:
         self.answers.now += refusals([*requests, *claim_requests(waiting)], failure(error))
 
     def _look(self, request: Request) -> None:
-        """Answer a request that only reads."""
+        """Answer a request that is no part of a frame; without the lock, but for a skip."""
         op, port, future, operand = request
         try:
+            if op == _SKIP:
+                self.answers.add_later([(port, future, self._skip(operand))], self.journal.next_lsn)
+                return
             self.journal.check_files()
             self.journal.refresh()
             if op == _FOLLOW:
@@ -242,6 +245,12 @@ class Committer:
             self.answers.add_later([(port, future, value)], self.journal.next_lsn)
         except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
             self.answers.now.append((port, future, failure(error)))
+
+    def _skip(self, lsn: int) -> int:
+        try:
+            return self.journal.skip(lsn)
+        except OSError as error:
+            raise AppendFailed(self.journal.path, error) from error
 
     def _numbers(self) -> tuple[tuple[QueueStats, ...], EngineStats]:
         agenda = self.facets.need_agenda()

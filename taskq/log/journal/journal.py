@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError, LogFailed, LogGone, PayloadTooLarge, command
-from taskq.core.model import SECOND_NS, Durability
+from taskq.core.model import Durability
 from taskq.log.config import LSN_SKIP, STRETCHED_BYTES_MAX, LogConfig
 from taskq.log.format import codec
 from taskq.log.format.frames import Cursor, Marks, segment_name
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from taskq.log.machine.ports import Clock, Disk
 
 _log: Final = logging.getLogger("taskq")
-#: How soon it is tried again to begin a segment for which no file was to be had.
-_ROTATE_AGAIN_NS: Final = SECOND_NS
 
 
 class Journal:
@@ -84,8 +82,7 @@ class Journal:
         self.config = config
         self.files = SegmentFiles(disk, path, writable=writer is not None)
         self.meters = Meters()
-        self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = 0
-        self.last_frame = self._rotate_at_ns = 0
+        self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = self.last_frame = 0
         self.is_past = False
         self.indexes = SegmentIndexes(self)
         self.boot = disk.boot_id()
@@ -462,29 +459,32 @@ class Journal:
         if self.offset >= self._segment_bytes and self._may_rotate():
             self._begin_segment(self.next_lsn, new_epoch=False)
 
-    def _may_rotate(self) -> bool:
-        """Whether there is a file for the next segment; else this one grows on, to a limit.
+    def skip(self, lsn: int) -> int:
+        """Go on LSN_SKIP above an lsn that was seen, in another epoch; returns the first lsn there.
 
-        On a disk without an inode jobs must still be settled. Only where nothing at all was made:
-        a file that comes back after a loss of power, whole, would end the log before its end. And
-        only behind a segment that is on disk: with a failed sync all ends here, and nothing begins.
+        Raises:
+            OSError: the disk refused, and all is as it was.
         """
-        now_ns = self.clock.steady_ns()
+        self.lock()
+        try:
+            if self.segment < lsn + LSN_SKIP:
+                self._begin_segment(max(lsn + LSN_SKIP, self.next_lsn), new_epoch=True)
+                self.files.remove_empty(self.segment)
+        except OSError:
+            self._write_hint()
+            raise
+        finally:
+            self.unlock()
+        return self.segment
+
+    def _may_rotate(self) -> bool:
+        """Whether there is a file for the next segment; else this one grows on, to a limit."""
         if self.offset >= STRETCHED_BYTES_MAX:
             return True
-        if now_ns < self._rotate_at_ns:
+        if self._tail.is_patient:
             return False
-        self._seal()
-        try:
-            path = self.files.file_path(self.next_lsn)
-            self.disk.close(self.disk.open(path, create=True))
-        except OSError as error:
-            if not self._rotate_at_ns:
-                _log.warning("%s: the segment grows on, no next one: %s", self.path, error)
-            self._rotate_at_ns = now_ns + _ROTATE_AGAIN_NS
-            return False
-        self._rotate_at_ns = 0
-        return True
+        self._seal()  # with a failed sync all ends here, and nothing begins
+        return self._tail.finds_file(self.next_lsn)
 
     def allow(self, features: tuple[str, ...]) -> None:
         """Make sure that a taskq that does not know these leaves the log alone."""

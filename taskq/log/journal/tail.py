@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from taskq.log.segments.segments import SegmentFiles
 
 _log: Final = logging.getLogger("taskq")
+#: How soon it is tried again to begin a segment for which no file was to be had.
+_ROTATE_AGAIN_NS: Final = SECOND_NS
 
 
 class Tail:
@@ -47,6 +49,7 @@ class Tail:
         self.descriptor = -1
         self._path = ""
         self._identity = (0, 0)
+        self._rotate_at_ns = 0
 
     def enter(self, segment: int) -> None:
         """Open this segment from here on."""
@@ -95,6 +98,28 @@ class Tail:
             if self._disk.size(self.descriptor) < offset + whole_bytes:
                 return
         raise OutcomeUnknown(self._files.path, error, "a write") from error
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether there was no file for a segment behind it a moment ago."""
+        return self._clock.steady_ns() < self._rotate_at_ns
+
+    def finds_file(self, next_lsn: int) -> bool:
+        """Whether there is a file for a segment behind it.
+
+        On a disk without an inode jobs must still be settled. Only where nothing at all was made:
+        a file that comes back after a loss of power, whole, would end the log before its end.
+        """
+        try:
+            path = self._files.file_path(next_lsn)
+            self._disk.close(self._disk.open(path, create=True))
+        except OSError as error:
+            if not self._rotate_at_ns:
+                _log.warning("%s: the segment grows on, no next one: %s", self._files.path, error)
+            self._rotate_at_ns = self._clock.steady_ns() + _ROTATE_AGAIN_NS
+            return False
+        self._rotate_at_ns = 0
+        return True
 
     def sync(self) -> None:
         """Sync it and note how long that took; a slow one is worth a line in the program's log.
