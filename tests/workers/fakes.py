@@ -52,6 +52,10 @@ class FakePort:
         self._serve_soon()
         return delivery
 
+    def when_closed(self, _: Callable[[], list[Settlement]]) -> Callable[[], None]:
+        """Its loop is not closed while anybody looks."""
+        return lambda: None
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return once the condition holds; looked at whenever a worker called."""
         while not condition():

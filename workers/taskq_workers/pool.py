@@ -30,6 +30,7 @@ from taskq_workers.services.deaths import DeathHooks
 from taskq_workers.services.loopwatch import LoopWatch
 from taskq_workers.services.scheduler import Scheduler
 from taskq_workers.services.strays import StrayWatch
+from taskq_workers.slots.outcomes import release
 from taskq_workers.slots.plans import Plans
 from taskq_workers.slots.slots import Slots
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from taskq.core.rates import Limit
     from taskq.core.records import Kind
     from taskq.log.decide.listeners import DeadLetter
-    from taskq.log.requests import Delivery
+    from taskq.log.requests import Delivery, Settlement
     from taskq.log.store.store import Store
     from taskq_workers.events import Hook
     from taskq_workers.runs.executors import Children
@@ -394,6 +395,7 @@ class Worker:
         self._tell_what_it_serves()
         runner = self._make_runner(store)
         runner.feed.limits, runner.feed.weights = self._task_limits, self._weights
+        self._undo.callback(store.port().when_closed(lambda: _stranded(runner)))
         gates = self._gates = Gates(
             self.app,
             runner,
@@ -493,6 +495,12 @@ class Worker:
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _stranded(runner: Runner) -> list[Settlement]:
+    """The loop was closed under the worker: settle what ended, release what runs or waits."""
+    left = [delivery for delivery, _ in runner.held()]
+    return runner.settler.surrender() + [release(one) for one in left + runner.feed.surrender()]
 
 
 def _only(error: BaseException | None) -> BaseException | None:

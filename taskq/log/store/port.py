@@ -242,6 +242,7 @@ class LoopPort(_Port):
         self._turns = 0
         self._bell: Bell | None = None
         self._inbox: deque[list[Answer]] = deque()
+        self._stranded: list[Callable[[], list[Settlement]]] = []
 
     def enqueue(
         self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
@@ -298,8 +299,29 @@ class LoopPort(_Port):
         """Whether answers are on their way."""
         return bool(self._inbox)
 
+    def when_closed(self, stranded: Callable[[], list[Settlement]]) -> Callable[[], None]:
+        """Have what the loop's closing leaves behind settled, by whichever thread sees it first.
+
+        Args:
+            stranded: gives outcomes that nobody hands over any more, and releases.
+
+        Returns what ends that.
+        """
+        self._stranded.append(stranded)
+
+        def undo() -> None:
+            with contextlib.suppress(ValueError):
+                self._stranded.remove(stranded)
+
+        return undo
+
     def give_up(self) -> None:
         """The loop is closed: nobody is left to be told, but claims must not be lost with it."""
+        with contextlib.suppress(IndexError):
+            while self._mailbox.usable:
+                items = self._stranded.pop()()
+                if items:
+                    self.settle_soon(items, _ignore)
         with contextlib.suppress(IndexError):
             while True:
                 for _, _, value in self._inbox.popleft():
@@ -391,7 +413,7 @@ def _wake(future: _Future[None]) -> None:
 
 
 def _ignore(item: Settlement, error: TaskqError) -> None:
-    _log.debug("giving back %r: %s", item.delivery, error)
+    _log.debug("settling %r too late: %s", item.delivery, error)
 
 
 def _call(on_error: Callable[[Any, Any], None], item: object, error: object) -> None:

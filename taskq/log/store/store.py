@@ -238,6 +238,8 @@ class Store:
             if not self.mailbox.closing:
                 self.openers -= 1
                 if self.openers > 0:
+                    # Whoever leaves may have closed the loop that it used.
+                    self.leave_closed_loops()
                     return
                 self.mailbox.closing = True
                 for key in [key for key, store in _registry.items() if store is self]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,8 +25,7 @@ if TYPE_CHECKING:
     from taskq import JobHandle
 
 ATTEMPTS = 2
-#: A worker that ends must not have the next attempt in its hands already.
-DELAY = 0.05
+DELAY = 0
 SECONDS = 10
 
 
@@ -136,6 +137,83 @@ def _ctrl_c() -> None:
 def _all_is_cancelled() -> None:
     for task in asyncio.all_tasks():
         task.cancel()
+
+
+@pytest.mark.parametrize("act", WAYS[1:-1])
+def test_what_a_worker_is_given_while_its_loop_ends_is_left_to_others(
+    tmp_path: Path, act: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    path = tmp_path / "data"
+    app, job = _enqueued(path)
+    other = TaskQ(path, durability="os")
+    late: list[JobHandle[Any]] = []
+    ran: list[str] = []
+
+    @other.task(name="late")
+    async def second() -> None:
+        ran.append("late")
+        sys.exit()
+
+    def enqueue() -> None:
+        # The loop stands still until the worker's claim is answered.
+        late.append(second.enqueue_sync())
+        until = time.monotonic() + SECONDS
+        while app.job(late[0].id).view_sync().state is not State.RUNNING:
+            assert time.monotonic() < until
+
+    @other.task(name="work", retry=retry.fixed(ATTEMPTS, 3600))
+    async def work() -> None:
+        # The claim for the other slot is made after this one's first step.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        thread = threading.Thread(target=enqueue)
+        thread.start()
+        thread.join()
+        await act()
+
+    async def main() -> None:
+        async with asyncio.timeout(SECONDS), other.worker(concurrency=2):
+            await asyncio.Event().wait()
+
+    with contextlib.suppress(SystemExit, KeyboardInterrupt, TimeoutError, asyncio.CancelledError):
+        asyncio.run(main())
+    other.close_sync()
+    views = [app.job(one.id).view_sync() for one in (job, *late)]
+    app.close_sync()
+    assert ran == []
+    assert [(one.state, one.attempt) for one in views] == [(State.SCHEDULED, 1), (State.READY, 0)]
+
+
+def test_a_loop_that_is_closed_under_a_worker_keeps_no_job(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    app, job = _enqueued(path)
+    other = TaskQ(path, durability="os")
+    begun: list[int] = []
+
+    @other.task(name="work")
+    async def work() -> None:
+        begun.append(1)
+        loop.call_soon(loop.stop, context=contextvars.Context())
+        await asyncio.Event().wait()
+
+    loop = asyncio.new_event_loop()
+    worker = loop.run_until_complete(_started(other))
+    loop.run_forever()
+    loop.close()
+    other.close_sync()
+    until = time.monotonic() + SECONDS
+    while (view := app.job(job.id).view_sync()).state is State.RUNNING:
+        assert time.monotonic() < until, view
+    app.close_sync()
+    assert begun == [1]
+    assert (view.state, view.attempt) == (State.READY, 0)
+    del worker
+
+
+async def _started(app: TaskQ) -> Worker:
+    worker = Worker(app)
+    await worker.start()
+    return worker
 
 
 @pytest.mark.parametrize("end", [_loop_is_stopped, _program_exits, _ctrl_c, _all_is_cancelled])

@@ -142,11 +142,16 @@ class Settler:
         # Those that were on their way before these have been answered by now, some of them badly.
         await self._settle_what_is_left()
 
-    async def _settle_what_is_left(self) -> None:
+    def surrender(self) -> list[Settlement]:
+        """What was not handed over: somebody else does that now."""
         items = [*map(settled, self.outcomes), *self._again]
         self.outcomes.clear()
         self._again = []
         self.refused = 0
+        return items
+
+    async def _settle_what_is_left(self) -> None:
+        items = self.surrender()
         self._count(items)
         for settlement, answer in zip(items, await self._port.settle(items), strict=True):
             if isinstance(answer, TaskqError):

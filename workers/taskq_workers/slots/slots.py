@@ -166,8 +166,8 @@ class Slots:
         return idle + self._concurrency - len(self._slots)
 
     def wake(self) -> None:
-        """Let free slots look at the buffer."""
-        if self._call_one() and not self._spreading:
+        """Let free slots look at the buffer, unless the worker is about to give all of it back."""
+        if not self.interrupting() and self._call_one() and not self._spreading:
             # Runs after the first step of the slot that was called just now.
             self._spreading = True
             self.loop.call_soon(self._spread)
@@ -257,6 +257,8 @@ class Slots:
 
     def _spread(self) -> None:
         self._spreading = False
+        if self.interrupting():
+            return
         buffer = self.feed.buffer
         while len(buffer) > len(self._called) and self._call_one():
             pass
