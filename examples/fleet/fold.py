@@ -106,7 +106,7 @@ def job_row(log: Log, view: JobView) -> dict[str, Any]:
         "attempts": [
             {
                 "number": attempt.number,
-                "owner": _signed(attempt.owner),
+                "owner": f"{attempt.owner:016x}",
                 "started_ns": attempt.started_ns or None,
                 "ended_ns": attempt.ended_ns or None,
                 "outcome": attempt.outcome or None,
@@ -176,8 +176,3 @@ def backlogs(logs: Iterable[Log]) -> dict[str, dict[str, int]]:
         counts = Counter(names.get(view.state.name.lower(), "") for view in log.views)
         found[log.log_id] = {name: counts[name] for name in names.values()}
     return found
-
-
-def _signed(number: int) -> int:
-    """A number of 64 bits as the tables have it."""
-    return number - 2**64 if number >= 2**63 else number

@@ -10,7 +10,8 @@ from taskq.log.config import LogConfig
 from taskq.log.read.reader import open_journal
 from taskq.log.read.walks import Chosen, each_job
 from taskq.log.segments.bodystore import BodyStore
-from taskq_plugins.spark.decode import DETAILS, Corrupt, decode
+from taskq_plugins.spark.decode import Corrupt, decode
+from tests.pipeline.rowmaking import COLUMNS
 from tests.pipeline.rows_of_log import pieces, save
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ Jobs = dict[tuple[str, int], Row]
 
 
 class JobLog(NamedTuple):
-    """Records, columns DETAILS, and the jobs as of the last of them."""
+    """Records, columns as the source gives the tables, and the jobs as of the last of them."""
 
     records: pa.Table
     jobs: Jobs
@@ -47,12 +48,12 @@ def of_directory(directory: Path) -> JobLog:
         batches = [
             batch
             for piece in pieces(journal, directory, name)
-            for batch in decode(piece, DETAILS, corrupt=Corrupt.SKIP)
+            for batch in decode(piece, COLUMNS, corrupt=Corrupt.SKIP)
         ]
-        found = pa.Table.from_batches(batches, DETAILS)
-        place = DETAILS.get_field_index("log_id")
+        found = pa.Table.from_batches(batches, COLUMNS)
+        place = COLUMNS.get_field_index("log_id")
         named = pa.array([name] * found.num_rows, pa.string())
-        table = found.set_column(place, DETAILS.field(place), named)
+        table = found.set_column(place, COLUMNS.field(place), named)
         if not table.num_rows:
             return JobLog(table, {})
         now_ns = table["ts_ns"][-1].as_py()
@@ -136,7 +137,7 @@ def _row(view: JobView) -> Row:
         "attempts": [
             {
                 "number": one.number,
-                "owner": one.owner - 2**64 if one.owner >= 2**63 else one.owner,
+                "owner": f"{one.owner:016x}",
                 "started_ns": one.started_ns,
                 "ended_ns": one.ended_ns or None,
                 "outcome": one.outcome or None,

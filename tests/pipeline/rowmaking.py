@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from taskq import Put, TaskLog
 from taskq_plugins.fleet import durable_mark, find_logs, segments
-from taskq_plugins.spark.decode import DETAILS, Corrupt, Piece, decode
+from taskq_plugins.spark.decode import DETAILS, Corrupt, Piece, as_bytes, decode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
 
 SEGMENT_BYTES = 64 * 1024
+#: What the tables are made of.
+COLUMNS = as_bytes(DETAILS)
 
 
 def rows_of(root: Path, after: dict[str, int] | None = None) -> pa.Table:
@@ -27,8 +29,8 @@ def rows_of(root: Path, after: dict[str, int] | None = None) -> pa.Table:
         for place in segments(log):
             end = mark.offset if place.first_lsn == mark.segment else place.size_bytes
             piece = Piece(place.path, log.device, log.log_id, log.tag, place.first_lsn, 0, end)
-            batches.extend(decode(piece, DETAILS, corrupt=Corrupt.FAIL))
-    table = pa.Table.from_batches(batches, DETAILS)
+            batches.extend(decode(piece, COLUMNS, corrupt=Corrupt.FAIL))
+    table = pa.Table.from_batches(batches, COLUMNS)
     for log_id, lsn in (after or {}).items():
         is_old = pa.compute.and_(
             pa.compute.equal(table["log_id"], log_id), pa.compute.less_equal(table["lsn"], lsn)

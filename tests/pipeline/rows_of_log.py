@@ -108,12 +108,13 @@ def _row(journal: Journal, entry: Entry, bodies: BodyStore, device: str) -> Row:
         "log_id": str(journal.identity.log_id),
         "segment": journal.files.segment_at(entry.location),
         "offset": entry.location & _OFFSET_MASK,
+        "branch": 0,
         "lsn": entry.lsn,
         "kind": Kind(record.kind).name.lower() if record.kind in _known() else "unknown",
         "job_id": f"{journal.tag}-{record.job}" if record.job else None,
         "timestamp": entry.time_ns // 1_000,
         "ts_ns": entry.time_ns,
-        "epoch": _signed(entry.epoch),
+        "epoch": f"{entry.epoch:016x}",
         "flags": record.flags,
         "job": record.job or None,
     }
@@ -130,7 +131,7 @@ def _row(journal: Journal, entry: Entry, bodies: BodyStore, device: str) -> Row:
     return row
 
 
-def _concurrency_key(entry: Entry, record: LogRecord) -> bytes | None:
+def _concurrency_key(entry: Entry, record: LogRecord) -> str | None:
     """What a LogRecord does not tell."""
     if record.kind not in _BIRTHS:
         return None
@@ -140,7 +141,7 @@ def _concurrency_key(entry: Entry, record: LogRecord) -> bytes | None:
     _, _, _, size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
     at = codec.ENQUEUED.size + queue_size + task_size
     options = dict(each_option(born, at, size))
-    return options.get(Option.CONCURRENCY_KEY)
+    return _key(options.get(Option.CONCURRENCY_KEY))
 
 
 def _details(record: LogRecord, bodies: BodyStore, tag: str) -> Iterator[tuple[str, Any]]:
@@ -168,11 +169,11 @@ def _details(record: LogRecord, bodies: BodyStore, tag: str) -> Iterator[tuple[s
 def _other(record: LogRecord) -> Iterator[tuple[str, Any]]:
     kind = record.kind
     if kind in (Kind.CLAIMED, Kind.OWNER):
-        yield "owner", _signed(record.token) or None
+        yield "owner", _owner(record.token)
     elif kind in _JOB_KINDS or kind == Kind.COMPACTED:
         yield "token", _signed(record.token) or None
     if kind == Kind.OWNER:
-        yield "value", record.body
+        yield "value", None if record.body is None else record.body.decode()
     if kind in _WITH_CAUSE:
         yield "cause", record.cause.name.lower()
     if kind == Kind.CLOCK:
@@ -186,7 +187,7 @@ def _birth(record: LogRecord, extras: Extras) -> Iterator[tuple[str, Any]]:
     yield "expires_ns", extras.expires_ns or None
     yield "moments", int(extras.due_is_wall) | int(extras.expires_is_wall) << 1
     yield "attempts_max", record.attempts_max or None
-    yield "key", extras.key
+    yield "key", _key(extras.key)
     yield "headers", extras.headers or None
     yield "replaces", record.replaces or None
     if record.carried is not None:
@@ -198,7 +199,7 @@ def _birth(record: LogRecord, extras: Extras) -> Iterator[tuple[str, Any]]:
 def _carried(carried: Carried) -> Iterator[tuple[str, Any]]:
     yield "flags", codec.PREFIX.unpack_from(carried.born)[4]
     yield "state", carried.state.name.lower()
-    yield "owner", _signed(carried.claim[1]) or None
+    yield "owner", _owner(carried.claim[1])
     yield "due_ns", carried.due_ns or None
     yield "enqueued_ns", carried.enqueued_ns or None
     yield "ended_ns", carried.ended_ns or None
@@ -210,13 +211,23 @@ def _value(
     name: str, stored: bytes | None, flags: int, bodies: BodyStore, what: str
 ) -> Iterator[tuple[str, Any]]:
     """The body as it was given, or why it is missing."""
-    if stored is None or not flags:
-        yield name, stored
-        return
     try:
-        yield name, bodies.unpack(stored, flags, what)
+        body = bodies.unpack(stored, flags, what) if stored is not None and flags else stored
     except TaskqError as error:
         yield "problem", str(error)
+        return
+    try:
+        yield name, None if body is None else body.decode()
+    except UnicodeDecodeError:
+        yield f"{name}_bytes", body
+
+
+def _key(key: bytes | None) -> str | None:
+    return None if key is None else key.decode(errors="backslashreplace")
+
+
+def _owner(number: int) -> str | None:
+    return f"{number:016x}" if number else None
 
 
 def _known() -> frozenset[int]:

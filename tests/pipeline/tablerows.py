@@ -52,16 +52,16 @@ def attempt(number: int, /, **told: Any) -> dict[str, Any]:
         "queue": "default",
         "task": "app.send",
         "number": 1,
-        "owner": 1,
+        "owner": f"{1:016x}",
         "ended_ns": NOON + SECOND,
         "outcome": "succeeded",
     }
-    return plain | told
+    return plain | told | {"owner": f"{told.get('owner', 1):016x}"}
 
 
 def tried(outcome: str, owner: int, reason: str | None = None, **told: Any) -> dict[str, Any]:
     """An attempt within a row of ``jobs``."""
-    plain = {"number": 1, "owner": owner, "started_ns": NOON, "ended_ns": NOON + SECOND}
+    plain = {"number": 1, "owner": f"{owner:016x}", "started_ns": NOON, "ended_ns": NOON + SECOND}
     return plain | {"outcome": outcome, "reason": reason} | told
 
 

@@ -30,6 +30,7 @@ from taskq.log.segments.spill import Spill
 from taskq_plugins.spark.decode import (
     DETAILS,
     SCHEMA,
+    as_bytes,
     decode,
 )
 from taskq_plugins.spark.decode.layout import HEAD_SIZE, PAD_SIZE
@@ -62,29 +63,29 @@ _NAMES: Final = {"queue": "mail", "task": "mail.send", "priority": 7}
 _BIRTH: Final = _NAMES | {"attempts_max": 3, "attempt": 0, "moments": 0}
 _JOB: Final = {"job": 1, "job_id": "00112233-1", "attempt": 2, "token": 30}
 _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
-    (enqueued(b'{"to":1}'), _BIRTH | {"value": b'{"to":1}'}),
+    (enqueued(b'{"to":1}'), _BIRTH | {"value": '{"to":1}'}),
     (
         enqueued(b"", encode_extras(_RICH, 1_000) + encode_replaces(22) + b"\x07\x02\x00ab"),
-        _BIRTH | {"value": b"", "due_ns": 1_005, "expires_ns": 9, "moments": 2, "key": b"k",
-         "headers": {"a": "é"}, "replaces": 22, "concurrency_key": b"ab"},
+        _BIRTH | {"value": "", "due_ns": 1_005, "expires_ns": 9, "moments": 2, "key": "k",
+         "headers": {"a": "é"}, "replaces": 22, "concurrency_key": "ab"},
     ),
     (
         enqueued(b"", encode_extras(Extras(due_ns=5, due_is_wall=True), 1_000), flags=6),
-        _BIRTH | {"value": b"", "due_ns": 5, "moments": 1, "flags": 7},
+        _BIRTH | {"value": "", "due_ns": 5, "moments": 1, "flags": 7},
     ),
     (
         codec.encode_job(Kind.CLAIMED, 0, 2, 1, 2**64 - 1, None, 31, encode_lease(77)),
-        _JOB | {"owner": -1, "token": None, "lease_ns": 77, "flags": 0},
+        _JOB | {"owner": "f" * 16, "token": None, "lease_ns": 77, "flags": 0},
     ),
     (codec.encode_job(Kind.SUCCEEDED, 0, 2, 1, 30), _JOB | {"flags": 0}),
-    (succeeded(1, 30, b""), _JOB | {"attempt": 1, "value": b""}),
+    (succeeded(1, 30, b""), _JOB | {"attempt": 1, "value": ""}),
     (
         codec.encode_job(Kind.SUCCEEDED, 0, 2, 1, 30, b"42", 31, encode_key_hash(2**63)),
-        _JOB | {"value": b"42", "key_hash": -(2**63)},
+        _JOB | {"value": "42", "key_hash": -(2**63)},
     ),
     (
         codec.encode_job(Kind.DEAD, Cause.EXHAUSTED, 2, 1, 30, b"no", 31),
-        _JOB | {"value": b"no", "cause": "exhausted"},
+        _JOB | {"value": "no", "cause": "exhausted"},
     ),
     (
         codec.encode_job(Kind.CANCELLED, Cause.REPLACED, 0, 1, 0),
@@ -96,22 +97,22 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     ),
     (
         codec.encode_back(Kind.RETRIED, Cause.EXHAUSTED, 2, 1, 30, 5_000, b"no", 31),
-        _JOB | {"value": b"no", "cause": "exhausted", "due_ns": 5_000, "moments": 0},
+        _JOB | {"value": "no", "cause": "exhausted", "due_ns": 5_000, "moments": 0},
     ),
     (
         codec.encode_back(Kind.RELEASED, Cause.OWNER_LOST, 2, 1, 30, 0, b"", 31),
-        _JOB | {"value": b"", "cause": "owner_lost", "moments": 0},
+        _JOB | {"value": "", "cause": "owner_lost", "moments": 0},
     ),
     (
         encode_carried(Kind.CARRIED, Carried(1, State.SUCCEEDED, _BORN, 7, ended_ns=3), 31),
-        _BIRTH | {"job": 1, "job_id": "00112233-1", "value": b'{"to":1}', "enqueued_ns": 7,
+        _BIRTH | {"job": 1, "job_id": "00112233-1", "value": '{"to":1}', "enqueued_ns": 7,
          "ended_ns": 3, "state": "succeeded", "expires_ns": 1_005},
     ),
     (
         encode_carried(Kind.REQUEUED, _HELD, 31),
-        _BIRTH | _JOB | {"owner": -1, "value": b'{"to":1}', "state": "running", "due_ns": 5,
+        _BIRTH | _JOB | {"owner": "f" * 16, "value": '{"to":1}', "state": "running", "due_ns": 5,
          "expires_ns": 1_005, "moments": 1, "enqueued_ns": 7, "ended_ns": 79, "history": b"hi",
-         "lease_ns": 77, "result": b"no"},
+         "lease_ns": 77, "result": "no"},
     ),
     (
         codec.encode_job(Kind.PURGED, 0, 2, 1, 0),
@@ -128,7 +129,7 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     (encode_ticked(Ticked("nightly", ScheduleState(7, 9, True, b"every 60")), 31), {}),
     (encode_rated(("mail.send", b"a"), Times(), 0, 31), {}),
     (codec.encode_clock(-5, 31), {"step_ns": -5}),
-    (codec.encode_owner(2**63, b'{"pid":1}', 31), {"owner": -(2**63), "value": b'{"pid":1}'}),
+    (codec.encode_owner(2**63, b'{"pid":1}', 31), {"owner": "8" + "0" * 15, "value": '{"pid":1}'}),
 ]  # fmt: skip
 
 
@@ -148,7 +149,7 @@ def test_every_kind_of_record_has_these_columns(tmp_path: Path) -> None:
             "device": "edge-7", "log_id": str(LOG_ID), "segment": 1, "offset": offset,
             "lsn": number + 1, "kind": kind.name.lower(), "ts_ns": time_ns, "flags": 1,
             "timestamp": datetime.fromtimestamp(1_700_000_000, UTC).replace(microsecond=124_456),
-            "epoch": EPOCH - 2**64,
+            "epoch": f"{EPOCH:016x}", "branch": 0,
         }  # fmt: skip
         if kind is Kind.ENQUEUED:
             expected |= {"job": number + 1, "job_id": f"00112233-{number + 1}"}
@@ -207,7 +208,7 @@ def test_payloads_and_headers_can_be_left_out(tmp_path: Path) -> None:
         enqueued(b"secret", encode_extras(Extras(headers={"a": "b"}), 0)), succeeded(1, 2, b"42")
     )
     rows = _rows(segments, payload=False, headers=False)
-    assert [(row["value"], row["headers"]) for row in rows] == [(None, None), (b"42", None)]
+    assert [(row["value"], row["headers"]) for row in rows] == [(None, None), ("42", None)]
 
 
 def test_headers_come_as_every_reader_takes_them(tmp_path: Path) -> None:
@@ -256,11 +257,44 @@ def test_bodies_come_as_they_were_given(tmp_path: Path) -> None:
         ),
     )
     rows = _rows(segments)
-    assert [row["value"] for row in rows] == [big, b"plain", big, None, None, big]
-    assert rows[5]["result"] == big
+    text = big.decode()
+    assert [row["value"] for row in rows] == [text, "plain", text, None, None, text]
+    assert rows[5]["result"] == text
     assert [row["problem"] for row in rows[:3]] == [None] * 3
     assert "is missing, and held what lsn 4 holds of 00112233-4" in rows[3]["problem"]
     assert "the limit is 104857600" in rows[4]["problem"]
+
+
+def test_bytes_that_are_no_text_stand_beside_the_column_of_text(tmp_path: Path) -> None:
+    """Keys are shown as taskq shows them; whoever asks for bytes gets them all as they are."""
+    segments = Segments(tmp_path)
+    packed, flag = compress(b"\xff" * 6_000, "zlib")
+    key = encode_extras(Extras(key=b"\xe9t\xe9"), 0)
+    segments.frame(
+        enqueued("é".encode()),
+        enqueued(b"\xff\x00", key),
+        enqueued(packed, flags=flag),
+        succeeded(1, 2, b"\xc3"),
+        encode_carried(
+            Kind.CARRIED, Carried(1, State.SUCCEEDED, enqueued(b"a")(1), 7, body=b"\xff"), 6
+        ),
+    )
+    rows = _rows(segments)
+    assert [row["value"] for row in rows] == ["é", None, None, None, "a"]
+    whole = b"\xff" * 6_000
+    assert [row["value_bytes"] for row in rows] == [None, b"\xff\x00", whole, b"\xc3", None]
+    assert (rows[4]["result"], rows[4]["result_bytes"]) == (None, b"\xff")
+    assert rows[1]["key"] == r"\xe9t\xe9"
+    plain = _rows(segments, schema=as_bytes(DETAILS))
+    assert [row["value"] for row in plain] == ["é".encode(), b"\xff\x00", whole, b"\xc3", b"a"]
+    assert (plain[1]["key"], plain[4]["result"]) == (b"\xe9t\xe9", b"\xff")
+
+
+def test_numbers_without_sign_are_sixteen_digits(tmp_path: Path) -> None:
+    segments = Segments(tmp_path)
+    owners = [1, 2**64 - 1, 0xABCD, 2**63]
+    segments.frame(enqueued(b"x"), *(claimed(1, owner) for owner in owners))
+    assert [row["owner"] for row in _rows(segments)] == [None, *(f"{one:016x}" for one in owners)]
 
 
 def test_large_unpacked_bodies_come_in_batches_of_their_own(
@@ -283,7 +317,7 @@ def test_records_of_unknown_types_are_passed_on_or_refused(tmp_path: Path) -> No
     assert [row["kind"] for row in rows] == ["unknown", "enqueued"]
     assert {name for name, value in rows[0].items() if value is not None} == {
         "device", "log_id", "segment", "offset", "lsn", "kind", "timestamp", "ts_ns", "epoch",
-        "flags",
+        "flags", "branch",
     }  # fmt: skip
     segments.frame(codec.PREFIX.pack(12, 99, 1, 0, 0))
     with pytest.raises(FormatError, match=r"001\.log: record type 99 at lsn 3 is unknown"):

@@ -40,10 +40,10 @@ ATTEMPT_ROWS = [
         queue="slow",
         outcome="retried",
         reason=OFFLINE.format(2),
-        owner=-5,
+        owner=5,
         ended_ns=NOON + 7 * SECOND,
     ),
-    attempt(3, device="d2", outcome=None, ended_ns=None, owner=-5),
+    attempt(3, device="d2", outcome=None, ended_ns=None, owner=5),
 ]
 
 

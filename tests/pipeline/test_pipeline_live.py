@@ -56,16 +56,12 @@ def writing(directory: Path) -> Iterator[None]:
     assert codes == [0, 0]
 
 
-def records_of_log(directory: Path) -> list[tuple[int, int]]:
+def records_of_log(directory: Path) -> list[tuple[str, int]]:
     """(epoch, lsn) of every record, as the log's own readers see them."""
     journal = open_journal(str(directory))
-    found = [(_signed(entry.epoch), entry.lsn) for entry in entries(journal)]
+    found = [(f"{entry.epoch:016x}", entry.lsn) for entry in entries(journal)]
     journal.close()
     return found
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
 
 
 def one_trigger(stream: Stream) -> list[Row]:
@@ -103,7 +99,7 @@ def test_a_query_of_spark_reads_every_record_once_while_two_processes_write(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     log = tmp_path / "logs" / "edge"
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[str, int]] = []
 
     def keep(batch: DataFrame, _: int) -> None:
         seen.extend((row.epoch, row.lsn) for row in batch.select("epoch", "lsn").collect())

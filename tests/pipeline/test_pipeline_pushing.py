@@ -19,6 +19,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
+from taskq_plugins.spark.decode import DETAILS
 from taskq_plugins.spark.source.pushing import PushingReader
 from tests.fleet.made_logs import BEGAN_NS, SECOND, MadeLog, claimed, damage
 from tests.pipeline.source_tools import read_batch, rows_of, source, spark_schema
@@ -49,12 +50,12 @@ def logs(tmp_path: Path) -> list[MadeLog]:
 
 def pushed(path: Path, *filters: Filter) -> tuple[list[Row], list[Filter], int]:
     """(rows, filters that are left to Spark, bytes of the plan)."""
-    reader = source(path, pushdown="true").reader(spark_schema())
+    reader = source(path, pushdown="true").reader(spark_schema(DETAILS))
     assert isinstance(reader, PushingReader)
     left = list(reader.pushFilters(list(filters)))
     partitions: list[Any] = reader.partitions()
     size = sum(piece.end - piece.start for part in partitions for piece in part.pieces)
-    return rows_of(reader, partitions), left, size
+    return rows_of(reader, partitions, DETAILS), left, size
 
 
 CASES: list[tuple[list[Filter], Callable[[Row], bool]]] = [
@@ -96,7 +97,7 @@ def test_a_filter_that_is_taken_over_gives_the_rows_that_fit(
     assert logs
     rows, left, _ = pushed(tmp_path, *filters)
     assert not left
-    assert rows == [row for row in read_batch(tmp_path) if fits(row)]
+    assert rows == [row for row in read_batch(tmp_path, includeDetails="true") if fits(row)]
 
 
 def test_other_filters_are_left_to_spark(tmp_path: Path, logs: list[MadeLog]) -> None:
@@ -109,7 +110,7 @@ def test_other_filters_are_left_to_spark(tmp_path: Path, logs: list[MadeLog]) ->
     ]
     rows, left, _ = pushed(tmp_path, *others, EqualTo(("device",), "b"))
     assert left == others
-    assert rows == read_batch(tmp_path, devices="b")
+    assert rows == read_batch(tmp_path, devices="b", includeDetails="true")
 
 
 def test_devices_and_segments_that_are_ruled_out_are_not_planned(

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from taskq.core.errors import LogDamaged, LogError, UsageError
 from taskq_plugins.fleet import FleetError, LogTwice
@@ -68,6 +75,28 @@ def test_details_come_when_they_are_asked_for(tmp_path: Path, fleet: dict[str, M
     assert "attempts_max" not in source(tmp_path).schema().fieldNames()
 
 
+def test_bytes_are_given_to_whoever_asks_for_them(
+    tmp_path: Path, fleet: dict[str, MadeLog]
+) -> None:
+    """By the option, or by a schema of one's own."""
+    assert fleet
+    assert source(tmp_path).schema()["value"].dataType == StringType()
+    fields = source(tmp_path, binary="true").schema()
+    assert fields["value"].dataType == fields["key"].dataType == BinaryType()
+    assert "value_bytes" not in fields.fieldNames()
+    schema = pa.schema([("value", pa.binary()), ("lsn", pa.int64())])
+    reader = source(tmp_path).reader(spark_schema(schema))
+    assert {row["value"] for row in rows_of(reader, reader.partitions(), schema)} == {bytes(20)}
+
+
+def test_times_are_one_column_unless_details_are_asked_for(tmp_path: Path) -> None:
+    MadeLog(tmp_path / "a")
+    plain = source(tmp_path).schema()
+    assert [one.name for one in plain if isinstance(one.dataType, TimestampType)] == ["timestamp"]
+    assert not [name for name in plain.fieldNames() if name.endswith("_ns")]
+    assert "ts_ns" in source(tmp_path, includeDetails="true").schema().fieldNames()
+
+
 @pytest.mark.parametrize(
     ("field", "message"),
     [
@@ -86,7 +115,7 @@ def test_payloads_and_headers_are_left_out_when_asked(
     tmp_path: Path, fleet: dict[str, MadeLog]
 ) -> None:
     assert fleet
-    assert {row["value"] for row in read_batch(tmp_path)} == {bytes(20)}
+    assert {row["value"] for row in read_batch(tmp_path)} == {"\0" * 20}
     assert {row["value"] for row in read_batch(tmp_path, includePayload="false")} == {None}
     assert {row["headers"] for row in read_batch(tmp_path, includeHeaders="false")} == {None}
 
@@ -224,7 +253,7 @@ def test_a_damaged_frame_is_an_error_or_left_out_or_a_row(tmp_path: Path, mode: 
     assert [lsn for lsn in lsns(rows) if lsn != 3 or mode == "skip"][:3] == [1, 2, 4]
     bad = [row for row in rows if row["kind"] == "damaged"]
     assert len(bad) == (mode == "quarantine")
-    assert all(row["offset"] == frames[1].offset and row["value"] for row in bad)
+    assert all(row["offset"] == frames[1].offset and row["value_bytes"] for row in bad)
 
 
 @pytest.mark.parametrize("mode", ["fail", "skip", "quarantine"])

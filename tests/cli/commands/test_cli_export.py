@@ -126,7 +126,7 @@ def test_parquet_holds_the_same_records_with_the_columns_of_the_spark_source(
     assert list(rows[0]) == DETAILS.names
     assert {row["device"] for row in rows} == {sample.path.name}
     dead = next(row for row in rows if row["job_id"] == sample.ids["dead"])
-    assert (dead["kind"], dead["value"]) == ("enqueued", b"\xff\x00")
+    assert (dead["kind"], dead["value_bytes"]) == ("enqueued", b"\xff\x00")
     assert dict(dead["headers"]) == {"from": "here"}
 
 

@@ -7,9 +7,18 @@ from taskq_plugins.spark.decode.errors import (
     SegmentUnreadable,
     WrongSegment,
 )
-from taskq_plugins.spark.decode.schema import DETAILS, ROWS_MAX, SCHEMA, Corrupt, Piece
+from taskq_plugins.spark.decode.schema import (
+    AS_BYTES,
+    DETAILS,
+    ROWS_MAX,
+    SCHEMA,
+    Corrupt,
+    Piece,
+    as_bytes,
+)
 
 __all__ = [
+    "AS_BYTES",
     "DETAILS",
     "ROWS_MAX",
     "SCHEMA",
@@ -19,5 +28,6 @@ __all__ = [
     "SegmentMissing",
     "SegmentUnreadable",
     "WrongSegment",
+    "as_bytes",
     "decode",
 ]

@@ -22,6 +22,9 @@ _FOUR: Final = 10_000
 _DIGITS: Final = np.frombuffer(b"".join(b"%04d" % number for number in range(_FOUR)), "<u4")
 _ASCII_MAX: Final = 127
 _U32_MAX: Final = 2**32 - 1
+_U64_MAX: Final = 2**64 - 1
+#: Two hexadecimal digits of each byte.
+_PAIRS: Final = np.frombuffer(b"".join(b"%02x" % number for number in range(256)), "<u2")
 
 
 def nothing(kind: Any, count: int) -> pa.Array:
@@ -97,13 +100,37 @@ def _taken(data: Bytes, start: Ints, end: Ints) -> pa.Array:
 
 def _text(values: pa.Array) -> pa.Array:
     """Binary without nulls as text."""
-    _, borders, data = values.buffers()
+    text = whole_text(values)
+    return shown(values, "replace") if text is None else text
+
+
+def whole_text(values: pa.Array) -> pa.Array | None:
+    """Binary as text, None if any of it is no UTF-8."""
+    valid, borders, data = values.buffers()
     if data is None or np.frombuffer(data, np.uint8).max(initial=0) <= _ASCII_MAX:
-        return pa.Array.from_buffers(_TEXT, len(values), [None, borders, data])
+        return pa.Array.from_buffers(_TEXT, len(values), [valid, borders, data])
     try:
         return values.cast(_TEXT)
     except pa.ArrowInvalid:
-        return pa.array([one.decode("utf-8", "replace") for one in values.to_pylist()], _TEXT)
+        return None
+
+
+def shown(values: pa.Array, errors: str) -> pa.Array:
+    """Binary as text, what is no UTF-8 of it as Python's codecs put it."""
+    told = (None if one is None else one.decode("utf-8", errors) for one in values.to_pylist())
+    return pa.array(told, _TEXT)
+
+
+def is_text(values: pa.Array) -> Mask:
+    """Which of the bytes are UTF-8; null is."""
+    return np.array([_is_text(one) for one in values.to_pylist()], np.bool_)
+
+
+def _is_text(value: bytes | None) -> bool:
+    try:
+        return value is None or value.decode() is not None
+    except UnicodeDecodeError:
+        return False
 
 
 def ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
@@ -115,6 +142,25 @@ def ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
     if not len(some):
         return nothing(_TEXT, len(job))
     return spread(_ids(tag, job[some]), some, valid)
+
+
+def hexadecimal(values: Ints, valid: Mask | None = None) -> pa.Array:
+    """Numbers of 64 bits, given bit for bit, as sixteen hexadecimal digits."""
+    if valid is None or valid.all():
+        return _hexadecimal(values)
+    some = np.flatnonzero(valid)
+    if not len(some):
+        return nothing(_TEXT, len(values))
+    return spread(_hexadecimal(values[some]), some, valid)
+
+
+def _hexadecimal(values: Ints) -> pa.Array:
+    count = len(values)
+    if count and (values == values[0]).all():  # records of a process lie together
+        return pa.repeat(pa.scalar(f"{int(values[0]) & _U64_MAX:016x}", _TEXT), count)
+    data = _PAIRS[values.astype(">i8").view(np.uint8)]
+    offsets = np.arange(0, 16 * count + 1, 16, dtype=np.int32)
+    return pa.Array.from_buffers(_TEXT, count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def _ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:

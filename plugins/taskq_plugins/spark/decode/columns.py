@@ -258,7 +258,7 @@ def _replaces(rows: Rows) -> pa.Array:
 
 #: What builds so many rows of a column that is the same in all of a piece.
 CONSTANTS: Final[dict[str, Callable[[Piece, int], pa.Array]]] = {
-    name: _repeated(name) for name in ("device", "log_id", "segment")
+    name: _repeated(name) for name in ("device", "log_id", "branch", "segment")
 }
 #: What builds another column; value, result and problem are built in ``values``.
 BUILDERS: Final[dict[str, Callable[[Rows], pa.Array]]] = {
@@ -273,8 +273,8 @@ BUILDERS: Final[dict[str, Callable[[Rows], pa.Array]]] = {
     "key": _option_bytes(Option.KEY),
     "attempt": _attempt,
     "priority": _priority,
-    "owner": lambda rows: arrays.somewhere(rows.owner),
-    "epoch": lambda rows: arrays.numbers(rows.epoch),
+    "owner": lambda rows: arrays.hexadecimal(rows.owner, rows.owner != 0),
+    "epoch": lambda rows: arrays.hexadecimal(rows.epoch),
     "headers": _headers,
     "job": lambda rows: arrays.somewhere(rows.job.view(np.int64)),
     "token": _token,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from taskq.core.errors import FormatError, UsageError
@@ -13,7 +12,7 @@ from taskq_plugins.spark.decode import arrays
 from taskq_plugins.spark.decode.columns import BUILDERS, CONSTANTS
 from taskq_plugins.spark.decode.frames import Damage, PieceReader
 from taskq_plugins.spark.decode.rows import Rows
-from taskq_plugins.spark.decode.schema import DAMAGED, DETAILS, ROWS_MAX, Corrupt
+from taskq_plugins.spark.decode.schema import AS_BYTES, DAMAGED, DETAILS, ROWS_MAX, Corrupt
 from taskq_plugins.spark.decode.values import UNPACKED_BYTES_MAX, Bodies, Values, unpacked_sizes
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Of a longer gap only the beginning is kept as a row; a damaged frame is never as long.
 QUARANTINED_BYTES_MAX: Final = 16 * 1024 * 1024
-_VALUES: Final = frozenset({"value", "result", "problem"})
+_VALUES: Final = frozenset({"value", "value_bytes", "result", "result_bytes", "problem"})
 
 
 def decode(
@@ -124,16 +123,22 @@ class _Decoder:
         return _assembled(columns, self._schema, len(rows))
 
     def _column(self, field: pa.Field, rows: Rows, values: Values) -> pa.Array:
-        name = field.name
+        name, is_text = field.name, pa.types.is_string(field.type)
         if name in _VALUES:
-            array = getattr(values, name)
+            array = getattr(values, f"{name}_text" if name in AS_BYTES and is_text else name)
         elif name in CONSTANTS:
             array = self._constant(name, len(rows))
         elif name == "headers" and not self._headers:
             array = arrays.nothing(field.type, len(rows))
         else:
             array = BUILDERS[name](rows)
+            if name in AS_BYTES and is_text:
+                text = arrays.whole_text(array)
+                return arrays.shown(array, "backslashreplace") if text is None else text
         return array if array.type == field.type else array.cast(field.type)
+
+    def _type(self, name: str) -> Any:
+        return self._schema.field(name).type if name in self._schema.names else pa.null()
 
     def _constant(self, name: str, count: int) -> pa.Array:
         """The same for every row, so made once."""
@@ -156,10 +161,13 @@ class _Decoder:
             "kind": DAMAGED,
             "timestamp": damage.time_ns // 1_000,
             "ts_ns": damage.time_ns,
-            "epoch": int(np.uint64(damage.epoch).view(np.int64)),
-            "value": raw,
+            "epoch": f"{damage.epoch:016x}",
+            "value_bytes": raw,
+            "branch": piece.branch,
             "problem": problem,
         }
+        if pa.types.is_binary(self._type("value")):
+            row["value"] = raw
         columns = [pa.array([row.get(field.name)], field.type) for field in self._schema]
         return _assembled(columns, self._schema, 1)
 

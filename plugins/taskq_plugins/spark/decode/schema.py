@@ -12,12 +12,13 @@ _LONG: Final = pa.int64()
 _INT: Final = pa.int32()
 _BYTES: Final = pa.binary()
 
-#: One row a record, null where a record does not tell. Numbers of 64 bits without sign (epoch,
-#: owner) are given bit for bit.
+#: One row a record, null where a record does not tell.
 SCHEMA: Final = pa.schema(
     [
         ("device", _TEXT),
         ("log_id", _TEXT),
+        # counts how often the log was found restored from a backup, and to have gone on otherwise
+        ("branch", _INT),
         # the first lsn of the segment, and where the record starts in its file
         ("segment", _LONG),
         ("offset", _LONG),
@@ -29,16 +30,18 @@ SCHEMA: Final = pa.schema(
         ("task", _TEXT),
         ("queue", _TEXT),
         ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("ts_ns", _LONG),
-        ("key", _BYTES),
+        # as taskq shows it
+        ("key", _TEXT),
         # counted after the record; of those that concern one job
         ("attempt", _INT),
         ("priority", _INT),
         # who claimed the job, of carried ones too; of "owner" records themselves
-        ("owner", _LONG),
-        ("epoch", _LONG),
-        # payload, result, reason, or an owner's description in JSON, as it was given
-        ("value", _BYTES),
+        ("owner", _TEXT),
+        ("epoch", _TEXT),
+        # payload, result, reason, or an owner's description in JSON, as it was given; what is no
+        # UTF-8 stands in value_bytes
+        ("value", _TEXT),
+        ("value_bytes", _BYTES),
         # null where there are none
         ("headers", pa.map_(_TEXT, _TEXT)),
     ]
@@ -46,6 +49,7 @@ SCHEMA: Final = pa.schema(
 DETAILS: Final = pa.schema(
     [
         *SCHEMA,
+        pa.field("ts_ns", _LONG),
         pa.field("job", _LONG),
         # lsn of the claim; of "compacted" the first lsn that is kept
         pa.field("token", _LONG),
@@ -61,17 +65,33 @@ DETAILS: Final = pa.schema(
         pa.field("enqueued_ns", _LONG),
         pa.field("ended_ns", _LONG),
         # of carried records: result or reason, beside the payload
-        pa.field("result", _BYTES),
+        pa.field("result", _TEXT),
+        pa.field("result_bytes", _BYTES),
         pa.field("step_ns", _LONG),
         pa.field("history", _BYTES),
         pa.field("key_hash", _LONG),
         pa.field("replaces", _LONG),
-        pa.field("concurrency_key", _BYTES),
+        pa.field("concurrency_key", _TEXT),
         pa.field("lease_ns", _LONG),
         # why value or result is missing although there is one
         pa.field("problem", _TEXT),
     ]
 )
+
+#: Columns of text that whoever asks gets as the bytes that they are.
+AS_BYTES: Final = frozenset({"key", "value", "result", "concurrency_key"})
+#: Where a column's bytes stand that are no text.
+BYTES_OF: Final = {"value_bytes": "value", "result_bytes": "result"}
+
+
+def as_bytes(schema: pa.Schema) -> pa.Schema:
+    """The schema with columns of bytes where users' own bytes are shown as text."""
+    return pa.schema(
+        pa.field(field.name, _BYTES) if field.name in AS_BYTES else field
+        for field in schema
+        if field.name not in BYTES_OF
+    )
+
 
 #: Rows of a batch, unless fewer are left.
 ROWS_MAX: Final = 8_192
@@ -92,6 +112,7 @@ class Piece(NamedTuple):
         segment: first lsn of the segment.
         start, end: bytes of the file; the segment's header is checked if ``start`` is not behind
             it.
+        branch: of the log.
     """
 
     path: str
@@ -101,6 +122,7 @@ class Piece(NamedTuple):
     segment: int
     start: int
     end: int
+    branch: int = 0
 
 
 class Corrupt(StrEnum):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from taskq.core.errors import TaskqError
 from taskq.core.records import Flag
@@ -73,6 +74,34 @@ class Values:
         return self._result[0]
 
     @property
+    def value_text(self) -> pa.Array:
+        """The value where it is text."""
+        return self._texts_of_value[0]
+
+    @property
+    def value_bytes(self) -> pa.Array:
+        """The value where it is no text."""
+        return self._texts_of_value[1]
+
+    @property
+    def result_text(self) -> pa.Array:
+        """The result where it is text."""
+        return self._texts_of_result[0]
+
+    @property
+    def result_bytes(self) -> pa.Array:
+        """The result where it is no text."""
+        return self._texts_of_result[1]
+
+    @cached_property
+    def _texts_of_value(self) -> tuple[pa.Array, pa.Array]:
+        return _parted(self.value)
+
+    @cached_property
+    def _texts_of_result(self) -> tuple[pa.Array, pa.Array]:
+        return _parted(self.result)
+
+    @property
     def problem(self) -> pa.Array:
         """Why a value or a result is missing."""
         of_value, of_result = self._value[1], self._result[1]
@@ -117,6 +146,16 @@ class Values:
                 problems[row] = problem
         values = arrays.slices(rows.data, start, end, whole)
         return arrays.patched(values, packed, told), problems
+
+
+def _parted(values: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """(those that are text, the bytes of the others), each null where the other is not."""
+    text = arrays.whole_text(values)
+    if text is not None:
+        return text, arrays.nothing(values.type, len(values))
+    is_text = pa.array(arrays.is_text(values))
+    none = pa.scalar(None, values.type)
+    return pc.if_else(is_text, values, none).cast(pa.string()), pc.if_else(is_text, none, values)
 
 
 def unpacked_sizes(rows: Rows) -> Ints | None:

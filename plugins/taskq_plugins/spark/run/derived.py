@@ -69,17 +69,12 @@ def _device_lag(source: _Source) -> DataFrame:
             rows.append(
                 (
                     one.device, one.log_id, one.first_lsn, one.size_bytes, one.modified_ns,
-                    _signed(one.epoch), last_lsn, one.next_lsn,
+                    f"{one.epoch:016x}", last_lsn, one.next_lsn,
                     one.last_time_ns if last_lsn is not None else None, False,
                 )
             )  # fmt: skip
     segments = source.spark.createDataFrame(rows, SEGMENTS)
     return device_lag(source.read(JOBS), segments, time.time_ns())
-
-
-def _signed(number: int) -> int:
-    """An unsigned number of 64 bits, bit for bit as a signed one."""
-    return number - (1 << 64) if number >> 63 else number
 
 
 _ROLLUPS: Final = {"rollup_hour": rollup_hour, "rollup_fleet_hour": rollup_fleet_hour}

@@ -145,6 +145,7 @@ def _follow(
         spark.readStream.format("taskq")
         .option("path", str(options.journals))
         .option("includeDetails", "true")
+        .option("binary", "true")
         .option("maxBytesPerTrigger", str(options.max_bytes))
         .option("corruptMode", options.corrupt)
         .option("failOnDataLoss", str(options.fail_on_data_loss).lower())

@@ -42,6 +42,7 @@ _ALLOWED: Final = {
     "includePayload": "true or false",
     "includeHeaders": "true or false",
     "includeDetails": "true or false",
+    "binary": "true or false",
     "pushdown": "true or false",
 }
 
@@ -119,6 +120,7 @@ class ReadOptions(BaseModel):
     include_payload: Flag = True
     include_headers: Flag = True
     include_details: Flag = False
+    binary: Flag = False
     pushdown: Flag = False
 
 

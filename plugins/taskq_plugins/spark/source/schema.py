@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from taskq.core.errors import UsageError
-from taskq_plugins.spark.decode import DETAILS, SCHEMA
+from taskq_plugins.spark.decode import AS_BYTES, DETAILS, SCHEMA, as_bytes
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 
-def spark_schema(*, details: bool) -> StructType:
+def spark_schema(*, details: bool, binary: bool = False) -> StructType:
     """The columns that a reader has who names none."""
-    schema: StructType = from_arrow_schema(DETAILS if details else SCHEMA)
+    ours = DETAILS if details else SCHEMA
+    schema: StructType = from_arrow_schema(as_bytes(ours) if binary else ours)
     return schema
 
 
@@ -34,7 +35,8 @@ def arrow_schema(wanted: StructType) -> pa.Schema:
                 f"it has {', '.join(DETAILS.names)}"
             )
         ours = DETAILS.field(field.name)
-        if not field.type.equals(ours.type):
+        as_bytes_too = field.name in AS_BYTES and field.type.equals(pa.binary())
+        if not field.type.equals(ours.type) and not as_bytes_too:
             raise UsageError(
                 f"the schema asks for column {field.name!r} as {field.type}, but it is {ours.type}"
             )

@@ -32,7 +32,8 @@ class TaskqSource(DataSource):
         from taskq_plugins.spark.source.options import read_options  # noqa: PLC0415
         from taskq_plugins.spark.source.schema import spark_schema  # noqa: PLC0415
 
-        return spark_schema(details=read_options(self.options).include_details)
+        options = read_options(self.options)
+        return spark_schema(details=options.include_details, binary=options.binary)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """What reads a batch."""

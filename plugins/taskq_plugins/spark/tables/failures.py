@@ -170,7 +170,7 @@ def _poison_jobs(jobs: DataFrame) -> DataFrame:
         f"transform(filter(attempts, one -> one.outcome = 'dead' or (one.outcome = 'lost' and "
         f"{lost})), one -> struct(device, one.owner))"
     )
-    unknown = F.expr("array(struct(device, cast(null as long) as owner))")
+    unknown = F.expr("array(struct(device, cast(null as string) as owner))")
     calls = jobs.where(F.col("state") == "dead").select(
         *_JOB,
         "task",

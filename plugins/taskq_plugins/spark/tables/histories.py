@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: What is known of an attempt, in the order of the tables.
 ATTEMPT_TYPE: Final = (
-    "struct<number int, owner bigint, started_ns bigint, ended_ns bigint, outcome string,"
+    "struct<number int, owner string, started_ns bigint, ended_ns bigint, outcome string,"
     " reason string, wait_ns bigint, run_ns bigint>"
 )
 #: Bytes of an attempt without its reason.
@@ -27,12 +27,15 @@ _SIGNED_BYTES: Final = 8
 _NAMES: Final = ", ".join(f"'{name}'" if name else "null" for name in OUTCOMES)
 
 
+def _turned(at: str, place: int, size: int) -> str:
+    """Hexadecimal digits: the last byte first, and within each the first digit first again."""
+    digits = f"hex(substr(born.history, {at} + {place + 1}, {size}))"
+    return f"regexp_replace(reverse({digits}), '(.)(.)', '$2$1')"
+
+
 def _number(at: str, place: int, size: int) -> str:
     """The number in ``size`` bytes, ``place`` bytes behind ``at``; eight of them are signed."""
-    digits = f"hex(substr(born.history, {at} + {place + 1}, {size}))"
-    # The last byte first, and within each the first digit first again.
-    turned = f"regexp_replace(reverse({digits}), '(.)(.)', '$2$1')"
-    return f"bigint(conv({turned}, 16, {-10 if size == _SIGNED_BYTES else 10}))"
+    return f"bigint(conv({_turned(at, place, size)}, 16, {-10 if size == _SIGNED_BYTES else 10}))"
 
 
 #: Where each attempt begins, counted from 0: a chain, since each tells the size of its reason.
@@ -55,7 +58,7 @@ if(length(born.history) >= {_FIXED_BYTES},
 _PACKED: Final = f"""
 transform(places, at -> struct(
   int({_number("at", 0, 4)}) as number,
-  {_number("at", 4, 8)} as owner,
+  lower({_turned("at", 4, 8)}) as owner,
   {_number("at", 12, 8)} as started_ns,
   nullif({_number("at", 20, 8)}, 0) as ended_ns,
   get(array({_NAMES}), int({_number("at", 28, 1)})) as outcome,

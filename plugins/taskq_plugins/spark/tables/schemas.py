@@ -1,8 +1,8 @@
 """The columns that the tables' functions hand to each other.
 
-Unsigned 64-bit numbers (owner, epoch) are given bit for bit as signed longs. A moment in ``*_ns``
-is wall time in nanoseconds, one in ``*_at`` the same as a timestamp, cut to the microsecond. Where
-the Python fold has 0, "" or None for "there is none", these tables have null.
+A moment in ``*_ns`` is wall time in nanoseconds, one in ``*_at`` the same as a timestamp, cut to
+the microsecond. Where the Python fold has 0, "" or None for "there is none", these tables have
+null.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BOOLEAN: Final = BooleanType()
 ATTEMPT: Final = StructType(
     [
         StructField("number", _INT),
-        StructField("owner", _LONG),
+        StructField("owner", _STRING),
         StructField("started_ns", _LONG),
         StructField("ended_ns", _LONG),
         StructField("outcome", _STRING),
@@ -71,7 +71,7 @@ JOBS: Final = StructType(
         StructField("reason", _STRING),
         StructField("stores_result", _BOOLEAN),
         StructField("replay_of", _STRING),
-        StructField("epoch", _LONG),
+        StructField("epoch", _STRING),
         StructField("is_over", _BOOLEAN),
         StructField("attempts", ArrayType(ATTEMPT)),
     ]
@@ -89,7 +89,7 @@ ATTEMPTS: Final = StructType(
         StructField("task", _STRING),
         StructField("key", _BINARY),
         StructField("number", _INT),
-        StructField("owner", _LONG),
+        StructField("owner", _STRING),
         StructField("started_ns", _LONG),
         StructField("ended_ns", _LONG),
         StructField("started_at", _TIMESTAMP),
@@ -112,7 +112,7 @@ SEGMENTS: Final = StructType(
         StructField("segment", _LONG),
         StructField("size_bytes", _LONG),
         StructField("modified_ns", _LONG),
-        StructField("epoch", _LONG),
+        StructField("epoch", _STRING),
         StructField("last_lsn", _LONG),
         StructField("next_lsn", _LONG),
         StructField("last_record_ns", _LONG),
