@@ -28,25 +28,24 @@ class Check(NamedTuple):
 
 
 def check(lake: Lake, root: Path) -> Iterator[Check]:
-    """Compare table by table, all of one version of the lake."""
+    """Compare table by table, all as of one batch."""
     logs = fold.read_logs(root)
-    tables = _Tables(lake)
+    lake = lake.pinned()
     wanted_jobs = {
         (log.log_id, view.lsn): fold.job_row(log, view) for log in logs for view in log.views
     }
-    found_jobs = {(row["log_id"], row["job"]): row for row in tables.rows("jobs")}
+    found_jobs = {(row["log_id"], row["job"]): row for row in _rows(lake, "jobs")}
     yield _compare("jobs", wanted_jobs, found_jobs)
     wanted_attempts = {
         (key, number): {**attempt, "task": row["task"], "device": row["device"]}
         for key, row in wanted_jobs.items()
         for number, attempt in enumerate(row["attempts"])
     }
-    yield _compare("attempts", wanted_attempts, _numbered(tables.rows("attempts")))
-    for table, by_device in (("rollup_hour", True), ("rollup_fleet_hour", False)):
-        found = {_hour_key(row): row for row in tables.rows(table)}
-        yield _compare(table, fold.hours(logs, by_device=by_device), found)
+    yield _compare("attempts", wanted_attempts, _numbered(_rows(lake, "attempts")))
+    found = {_hour_key(row): row for row in _rows(lake, "rollup_hour")}
+    yield _compare("rollup_hour", fold.hours(logs), found)
     failed: dict[str, int] = {}
-    for row in tables.rows("failures"):
+    for row in _rows(lake, "failures"):
         failed[row["task"]] = failed.get(row["task"], 0) + row["failed_attempts"]
     wanted_failed = {task: {"failed": count} for task, count in fold.failed_attempts(logs).items()}
     yield _compare("failures", wanted_failed, {task: {"failed": n} for task, n in failed.items()})
@@ -54,23 +53,15 @@ def check(lake: Lake, root: Path) -> Iterator[Check]:
     wanted_duplicates = {
         key: dict(zip(names, counts, strict=True)) for key, counts in fold.duplicates(logs).items()
     }
-    found_duplicates = {(row["queue"], row["key"]): row for row in tables.rows("duplicates")}
+    found_duplicates = {(row["queue"], row["key"]): row for row in _rows(lake, "duplicates")}
     yield _compare("duplicates", wanted_duplicates, found_duplicates)
-    found_lag = {row["log_id"]: row for row in tables.rows("device_lag")}
+    found_lag = {row["log_id"]: row for row in _rows(lake, "device_lag")}
     yield _compare("device_lag", fold.backlogs(logs), found_lag)
 
 
-class _Tables:
-    def __init__(self, lake: Lake) -> None:
-        self._lake = lake
-        self._manifest = lake.manifest()
-
-    def rows(self, table: str) -> list[dict[str, Any]]:
-        """All rows of a table."""
-        found: list[dict[str, Any]] = (
-            self._lake.dataset(table, manifest=self._manifest).to_table().to_pylist()
-        )
-        return found
+def _rows(lake: Lake, table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = lake.dataset(table).to_table().to_pylist()
+    return found
 
 
 def _numbered(rows: list[dict[str, Any]]) -> dict[tuple[tuple[str, int], int], dict[str, Any]]:
@@ -89,7 +80,7 @@ def _numbered(rows: list[dict[str, Any]]) -> dict[tuple[tuple[str, int], int], d
 def _hour_key(row: Mapping[str, Any]) -> fold.HourKey:
     hour: datetime = row["hour"]
     seconds = math.floor(hour.timestamp())
-    return fold.HourKey(row.get("device", ""), row["queue"], row["task"], seconds // _HOUR_SECONDS)
+    return fold.HourKey(row["device"], row["queue"], row["task"], seconds // _HOUR_SECONDS)
 
 
 def _compare(

@@ -117,11 +117,11 @@ def job_row(log: Log, view: JobView) -> dict[str, Any]:
     }
 
 
-def hours(logs: Iterable[Log], *, by_device: bool) -> dict[HourKey, dict[str, float | None]]:
-    """The rows of ``rollup_hour``, or of ``rollup_fleet_hour``."""
+def hours(logs: Iterable[Log]) -> dict[HourKey, dict[str, float | None]]:
+    """The rows of ``rollup_hour``."""
     found: defaultdict[HourKey, Hour] = defaultdict(Hour)
     for log in logs:
-        device = log.device if by_device else ""
+        device = log.device
         for view in log.views:
             state = view.state.name.lower()
 

@@ -48,7 +48,7 @@ def _hours(lake: Lake) -> Table:
     """The hours of the fleet in which most happened, in order, all tasks together."""
     totals: dict[Any, Row] = {}
     names = ("enqueued", "succeeded", "dead", "cancelled", "expired", "attempts_ended")
-    for row in _rows(lake, "rollup_fleet_hour"):
+    for row in _rows(lake, "rollup_hour"):
         total = totals.setdefault(row["hour"], dict.fromkeys((*names, "failed"), 0))
         for name in names:
             total[name] += row[name]

@@ -43,7 +43,6 @@ _KEYS: Final = {
     "jobs": ("log_id", "job"),
     "attempts": ("log_id", "job", "number", "started_ns"),
     "rollup_hour": ("device", "queue", "task", "hour"),
-    "rollup_fleet_hour": ("queue", "task", "hour"),
     "failures": ("fingerprint",),
     "duplicates": (),
     "device_lag": ("log_id",),
@@ -151,7 +150,7 @@ def killed(
             assert process.poll() is None, "it ended before it was killed: take more batches"
             kill_all(process.pid)
         assert process.returncode == -signal.SIGKILL
-        batch = Lake.open(lake).manifest().batch
+        batch = Lake(lake).batch()
         told.append(f"batch {batch.number}" if batch is not None else "nothing")
     undisturbed(journals, lake, max_bytes)
     return told
@@ -201,7 +200,7 @@ def main() -> None:
         pace = undisturbed(journals, directory / "whole", max_bytes)
         seconds = time.monotonic() - started
         whole = Lake.open(directory / "whole")
-        records = whole.manifest().table("records").rows
+        records = sum(file.rows for file in whole.data_files("records"))
         print(f"undisturbed: {records:,} records, {seconds:.0f} s, {pace[1]:.1f} s a batch")
         draw = random.Random(chosen.seed)
         told = killed(journals, directory / "killed", max_bytes, pace[0], draw)

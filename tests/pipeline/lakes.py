@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyarrow import parquet
 
-from taskq_plugins.spark.lake import OPEN, OVER, Change, Lake
+from taskq_plugins.spark.lake import OVER, Batch, Change, Lake
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,21 +65,25 @@ COLUMNS: Final[dict[str, dict[str, tuple[pa.DataType, Any]]]] = {
 }
 
 
+def put(
+    lake: Lake, name: str, rows: pa.Table, batch: Batch | None = None, part: str = OVER
+) -> None:
+    """Commit these rows as a table, in place of what it held."""
+    with lake.writer() as writer:
+        directory = writer.new_directory(name) / f"part={part}"
+        directory.mkdir(parents=True)
+        parquet.write_table(rows, directory / "rows.parquet")
+        staged = writer.stage(name, directory.parent)
+        old = tuple(lake.data_files(name))
+        writer.commit(name, Change(staged.files, old, staged.schema), batch)
+
+
 def fill(path: Path, **tables: Iterable[dict[str, Any]]) -> Lake:
     """Commit these rows as the tables of a lake, in place of what they held."""
     lake = Lake.open(path, create=True)
-    changes = {}
-    with lake.writer() as writer:
-        for name, rows in tables.items():
-            columns = COLUMNS[name]
-            plain = {column: value for column, (_, value) in columns.items()}
-            schema = pa.schema([(column, kind) for column, (kind, _) in columns.items()])
-            directory = writer.new_directory(name)
-            directory.mkdir(parents=True)
-            table = pa.Table.from_pylist([plain | row for row in rows], schema)
-            parquet.write_table(table, directory / "rows.parquet")
-            staged = writer.stage(name, directory)
-            parts = frozenset({OPEN, OVER})
-            changes[name] = Change(staged.files, parts, schema=staged.schema)
-        writer.commit(changes)
+    for name, rows in tables.items():
+        columns = COLUMNS[name]
+        plain = {column: value for column, (_, value) in columns.items()}
+        schema = pa.schema([(column, kind) for column, (kind, _) in columns.items()])
+        put(lake, name, pa.Table.from_pylist([plain | row for row in rows], schema))
     return lake

@@ -3,24 +3,22 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from pyarrow import parquet
 
 from taskq.cli.main import main
-from taskq_plugins.spark.lake import OPEN, OVER, Change, Lake
+from taskq_plugins.spark.lake import Batch, Lake
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
-from taskq_plugins.spark.lake.manifest import Batch
 from taskq_plugins.spark.lake.progress import log_progress
 from taskq_plugins.spark.run import checkpoint
 from tests.fleet.made_logs import MadeLog
+from tests.pipeline.lakes import put
 from tests.pipeline.rowmaking import live, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from click.testing import Result
@@ -56,25 +54,14 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["pipeline", *arguments])
 
 
-def commit(
-    lake: Lake, batch: Batch | None = None, **tables: tuple[pa.Schema, Sequence[dict[str, Any]]]
-) -> None:
-    changes = {}
-    with lake.writer() as writer:
-        for name, (schema, rows) in tables.items():
-            directory = writer.new_directory(name)
-            directory.mkdir(parents=True)
-            table = pa.Table.from_pylist(list(rows), schema)
-            parquet.write_table(table, directory / "part-0.parquet")
-            staged = writer.stage(name, directory)
-            changes[name] = Change(staged.files, frozenset({OPEN, OVER}), schema=staged.schema)
-        writer.commit(changes, batch=batch)
+def commit(lake: Lake, batch: Batch, name: str = "jobs") -> None:
+    put(lake, name, pa.Table.from_pylist(JOBS, SCHEMA), batch)
 
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     found = Lake.open(tmp_path / "lake", create=True)
-    commit(found, jobs=(SCHEMA, JOBS))
+    put(found, "jobs", pa.Table.from_pylist(JOBS, SCHEMA))
     return found
 
 
@@ -143,13 +130,14 @@ def test_status_tells_tables_and_what_is_left(lake: Lake, tmp_path: Path) -> Non
     asyncio.run(live(journals / "edge-2", 2, 10))
     rows = rows_of(journals)
     position = rows.filter(pa.compute.equal(rows["device"], "edge-1")).to_pylist()[-1]
-    commit(lake, _open=(rows.schema, [position | {"kind": "position"}]))
+    open_rows = pa.Table.from_pylist([position | {"kind": "position"}], rows.schema)
+    put(lake, "_open", open_rows, Batch("s", 7))
+    commit(lake, Batch("s", 7))
     result = call("status", "--lake", str(lake.path), "--journals", str(journals), "--json")
     told = json.loads(result.output)
-    assert told["version"] == 2
-    assert [table for table in told["tables"] if table["table"] == "jobs"] == [
-        {"table": "jobs", "rows": 8, "files": 1, "size_bytes": told["tables"][0]["size_bytes"]}
-    ]
+    assert told["batch"] == 7
+    (table,) = told["tables"]
+    assert (table["table"], table["rows"], table["files"]) == ("jobs", 8, 1)
     one, other = told["logs"]
     assert (one["device"], one["left_bytes"], one["lsn"]) == ("edge-1", 0, position["lsn"])
     assert (other["device"], other["lsn"]) == ("edge-2", None)
@@ -199,7 +187,7 @@ def test_a_checkpoint_as_a_kill_leaves_it_is_gone_on_with(
 ) -> None:
     commit(lake, Batch(STREAM, 2, noted(2)))
     note(lake, planned, ran)
-    checkpoint.check(lake, lake.manifest())
+    checkpoint.check(lake)
 
 
 @pytest.mark.parametrize(
@@ -217,9 +205,9 @@ def test_a_checkpoint_or_lake_from_a_backup_is_refused_and_can_be_made_anew(
     commit(lake, Batch(STREAM, 2, noted(2)))
     note(lake, planned, ran, offsets)
     with pytest.raises(CheckpointMismatch, match=rf"{problem}.*--restore-checkpoint"):
-        checkpoint.check(lake, lake.manifest())
-    checkpoint.restore(lake, lake.manifest())
-    checkpoint.check(lake, lake.manifest())
+        checkpoint.check(lake)
+    checkpoint.restore(lake)
+    checkpoint.check(lake)
     assert checkpoint.read_checkpoint(lake.checkpoint) == (STREAM, 2, 2)
     assert checkpoint.batch_of(lake, 2) == Batch(STREAM, 2, noted(2))
 
@@ -234,14 +222,14 @@ def test_a_checkpoint_that_lost_bytes_with_the_power_is_refused_and_can_be_made_
     """Spark does not wait for the disk with what it notes; the tables' commits do."""
     commit(lake, Batch(STREAM, 2, noted(2)))
     note(lake, 3, 2)
-    checkpoint.check(lake, lake.manifest())
+    checkpoint.check(lake)
     (lake.checkpoint / name / str(number)).write_text(left)
     with pytest.raises(
         CheckpointMismatch, match=rf"{name}/{number} is not whole.*--restore-checkpoint"
     ):
-        checkpoint.check(lake, lake.manifest())
-    checkpoint.restore(lake, lake.manifest())
-    checkpoint.check(lake, lake.manifest())
+        checkpoint.check(lake)
+    checkpoint.restore(lake)
+    checkpoint.check(lake)
 
 
 def test_a_log_of_which_only_damage_was_read_has_no_position(lake: Lake, tmp_path: Path) -> None:
@@ -251,7 +239,8 @@ def test_a_log_of_which_only_damage_was_read_has_no_position(lake: Lake, tmp_pat
     names = ("device", "log_id", "kind")
     columns = [*((name, pa.string()) for name in names), ("lsn", LONG), ("ts_ns", LONG)]
     row = dict.fromkeys(names) | {"log_id": str(made.log_id), "kind": "position"}
-    commit(lake, _open=(pa.schema(columns), [row | {"lsn": None, "ts_ns": None}]))
+    unknown = row | {"lsn": None, "ts_ns": None}
+    put(lake, "_open", pa.Table.from_pylist([unknown], pa.schema(columns)))
     (progress,) = log_progress(lake, tmp_path / "journals")
     assert (progress.device, progress.position) == ("edge-1", None)
     assert progress.left_bytes > 0
@@ -259,24 +248,24 @@ def test_a_log_of_which_only_damage_was_read_has_no_position(lake: Lake, tmp_pat
 
 
 def test_a_checkpoint_that_was_removed_is_told(lake: Lake) -> None:
-    checkpoint.check(lake, lake.manifest())
+    checkpoint.check(lake)
     commit(lake, Batch(STREAM, 2, noted(2)))
     with pytest.raises(CheckpointMismatch, match=r"is missing, while the tables hold .* batch 2"):
-        checkpoint.check(lake, lake.manifest())
+        checkpoint.check(lake)
     note(lake, 2, 2)
     (lake.checkpoint / "metadata").write_text('{"id": "another"}')
     with pytest.raises(CheckpointMismatch, match="metadata does not read"):
-        checkpoint.check(lake, lake.manifest())
+        checkpoint.check(lake)
     (lake.checkpoint / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000001"}')
     with pytest.raises(CheckpointMismatch, match="not the one that the tables were filled from"):
-        checkpoint.check(lake, lake.manifest())
+        checkpoint.check(lake)
 
 
 def test_a_checkpoint_of_tables_that_are_gone_is_told(lake: Lake) -> None:
     note(lake, 0, -1)
-    checkpoint.check(lake, lake.manifest())
+    checkpoint.check(lake)
     note(lake, 4, 4)
     with pytest.raises(CheckpointMismatch, match="has run batch 4, the tables hold none"):
-        checkpoint.check(lake, lake.manifest())
-    checkpoint.restore(lake, lake.manifest())
+        checkpoint.check(lake)
+    checkpoint.restore(lake)
     assert checkpoint.read_checkpoint(lake.checkpoint) is None

@@ -10,31 +10,48 @@ import pytest
 
 from taskq import TaskLog
 from tests.fleet.made_logs import MadeLog
+from tests.pipeline.lakes import fill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TEXT: Final = (Path(__file__).parents[2] / "plugins/README.md").read_text(encoding="utf-8")
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def run_block(title: str, directory: Path, **names: Any) -> None:
+def run_block(title: str, directory: Path, **names: Any) -> dict[str, Any]:
     """Run the Python under a heading, with its directories in this one: Java has one of its own."""
     _, _, rest = TEXT.partition(f"\n## {title}\n")
     _, _, rest = rest.partition("```python\n")
     code, _, _ = rest.partition("```")
-    for path in re.findall(r'"(hub/devices|ck|out|\./\w+)"', code):
+    for path in re.findall(r'"(hub/devices|ck|out|lake/jobs|lake|\./\w+)"', code):
         code = code.replace(f'"{path}"', f'"{directory / path}"')
     exec(compile(code, "plugins/README.md", "exec"), names)  # noqa: S102 - it is our own text
+    return names
 
 
+def test_the_lines_on_tables_give_every_reader_the_same_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    states = {"dead": 2, "succeeded": 3}
+    rows = [{"job_id": state, "state": state} for state, n in states.items() for _ in range(n)]
+    lake = fill(tmp_path / "lake", jobs=[{"job_id": "replaced"}])
+    fill(lake.path, jobs=rows)
+    read = run_block("The tables", tmp_path, spark=spark)
+    assert len(read["dead"]) == 2
+    assert dict(read["states"]) == states
+    assert len(read["frame"]) == read["by_spark"].count() == 5
+
+
+@pytest.mark.slow
 def test_the_lines_on_data_frames_run(spark: SparkSession, tmp_path: Path) -> None:
     MadeLog(tmp_path / "hub/devices/edge-1").enqueue(3)
     run_block("Logs as data frames", tmp_path, spark=spark)
     assert spark.read.parquet(str(tmp_path / "out")).count() == 3
 
 
+@pytest.mark.slow
 async def test_the_lines_on_jobs_by_the_million_run(spark: SparkSession, tmp_path: Path) -> None:
     df = spark.createDataFrame([("a@b.c",)], "to string")
     stream = (

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from pyarrow import parquet
 
 from taskq.cli.main import main
 from taskq.core.records import Flag
-from taskq_plugins.spark.lake import OPEN, OVER, Change, Lake
+from taskq_plugins.spark.lake import Lake
+from tests.pipeline.lakes import put
 from tests.pipeline.sinking import jobs
 
 if TYPE_CHECKING:
@@ -51,16 +51,9 @@ def job(number: int, state: str = "dead", **changes: Any) -> dict[str, Any]:
 
 
 def lake(path: Path, over: list[dict[str, Any]], live: list[dict[str, Any]] | None = None) -> Lake:
-    """A lake with such a table of jobs; those in ``live`` are in its open part."""
+    """A lake with such a table of jobs; those in ``live`` are not over."""
     made = Lake.open(path, create=True)
-    with made.writer() as writer:
-        for part, rows in ((OVER, over), (OPEN, live or [])):
-            directory = writer.new_directory("jobs")
-            target = directory / f"part={part}"
-            target.mkdir(parents=True)
-            parquet.write_table(pa.Table.from_pylist(rows, SCHEMA), target / "part-0.parquet")
-            staged = writer.stage("jobs", directory)
-            writer.commit({"jobs": Change(staged.files, schema=staged.schema)})
+    put(made, "jobs", pa.Table.from_pylist([*over, *(live or [])], SCHEMA))
     return made
 
 
@@ -113,7 +106,7 @@ def test_the_oldest_comes_first(tmp_path: Path) -> None:
 def test_a_run_is_done_once_under_its_name(tmp_path: Path) -> None:
     made = lake(tmp_path / "lake", [job(1)])
     assert replay("--yes").output.startswith("enqueued 1 job once more")
-    lake(tmp_path / "lake", [job(2)])
+    lake(tmp_path / "lake", [job(1), job(2)])
     again = replay("--yes", where="state  =\n'dead'")
     assert again.exit_code == 0
     assert "was done before, so nothing was enqueued; name another with --run" in again.output
@@ -122,7 +115,7 @@ def test_a_run_is_done_once_under_its_name(tmp_path: Path) -> None:
     assert replay("--yes", "--run", "second").output == "enqueued 2 jobs once more (run second)\n"
     assert replay("--yes", where="job = 1").output.startswith("enqueued 1 job once more")
     assert len(jobs(tmp_path / "data")) == 4
-    assert made.manifest().table("jobs").rows == 2
+    assert sum(file.rows for file in made.data_files("jobs")) == 2
 
 
 @pytest.mark.parametrize("name", ["a/b", "x" * 200])

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from taskq_plugins.spark.tables.rollups import rollup_fleet_hour, rollup_hour
+from taskq_plugins.spark.tables.rollups import rollup_hour
 from taskq_plugins.spark.tables.schemas import ATTEMPTS, JOBS
 from tests.pipeline.tablerows import HOUR, NOON, NOON_HOUR, SECOND, attempt, frame, job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from pyspark.sql import DataFrame, SparkSession
 
 Rows = dict[tuple[Any, ...], dict[str, Any]]
@@ -64,11 +62,6 @@ def by_device(jobs: DataFrame, attempts: DataFrame) -> Rows:
     return collected(rollup_hour(jobs, attempts), "device", "task", "hour")
 
 
-@pytest.fixture(scope="module")
-def of_fleet(jobs: DataFrame, attempts: DataFrame) -> Rows:
-    return collected(rollup_fleet_hour(jobs, attempts), "task", "hour")
-
-
 def test_each_thing_counts_in_the_hour_in_which_it_happened(by_device: Rows) -> None:
     told = {
         key: (row["enqueued"], row["succeeded"], row["dead"], row["cancelled"], row["expired"])
@@ -107,32 +100,13 @@ def test_negative_and_unknown_spans_are_left_out(by_device: Rows) -> None:
     assert row["run_p50_seconds"] == pytest.approx(2)  # of 0, 1, 3 and 5
 
 
-def test_the_fleets_spreads_are_taken_of_all_raw_values(of_fleet: Rows, by_device: Rows) -> None:
-    """Of 0, 2, 4 and 9 seconds; the mean of the devices' medians would be 5.5."""
-    row = of_fleet["app.send", at(NOON_HOUR)]
-    assert row["wait_p50_seconds"] == pytest.approx(3)
-    assert row["enqueued"] == 6
-    assert row["dead"] == 2
-    assert "device" not in row
-    assert len(of_fleet) == len(by_device) - 1
-
-
-@pytest.mark.parametrize(
-    ("rollup", "hours"),
-    [(rollup_hour, [NOON_HOUR - 1, NOON_HOUR + 1]), (rollup_fleet_hour, [NOON_HOUR])],
-)
 def test_some_hours_have_the_rows_that_they_have_in_the_whole_table(
-    rollup: Callable[[DataFrame, DataFrame, Collection[int] | None], DataFrame],
-    hours: list[int],
-    jobs: DataFrame,
-    attempts: DataFrame,
-    by_device: Rows,
-    of_fleet: Rows,
+    jobs: DataFrame, attempts: DataFrame, by_device: Rows
 ) -> None:
-    whole = by_device if rollup is rollup_hour else of_fleet
-    names = ("device", "task", "hour") if rollup is rollup_hour else ("task", "hour")
-    wanted = {key: row for key, row in whole.items() if key[-1] in {at(hour) for hour in hours}}
-    assert collected(rollup(jobs, attempts, hours), *names) == wanted
+    hours = [NOON_HOUR - 1, NOON_HOUR + 1]
+    wanted = {key: row for key, row in by_device.items() if key[-1] in {at(one) for one in hours}}
+    found = rollup_hour(jobs, attempts, hours)
+    assert collected(found, "device", "task", "hour") == wanted
 
 
 def test_percentiles_are_those_of_numpy(spark: SparkSession) -> None:

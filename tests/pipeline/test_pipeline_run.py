@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyarrow import dataset
 
 from taskq import TaskLog
-from taskq_plugins.spark.lake import Lake, LakeWriter
+from taskq_plugins.spark.lake import OPEN, Batch, Lake, LakeWriter
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
-from taskq_plugins.spark.lake.hours import HOUR_NS
-from taskq_plugins.spark.lake.manifest import Batch
 from taskq_plugins.spark.lake.progress import log_progress
 from taskq_plugins.spark.run.tablenames import DERIVED
 from tests.pipeline.rowmaking import cut, last_lsns, live, rows_of
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(600)
 Row = dict[str, Any]
-HOURS = 5
+HOURS = 30
+HOUR_NS = 3_600 * 1_000_000_000
 
 
 class Logs(NamedTuple):
@@ -138,7 +138,8 @@ def test_rollups_of_touched_hours_equal_those_of_everything(small: Folding, whol
 
 def test_what_is_kept_of_records_is_of_open_jobs(logs: Logs, small: Folding) -> None:
     kept = small.lake.dataset("_open").to_table(columns=["log_id", "job", "kind"]).to_pylist()
-    opened = small.lake.dataset("jobs", "open").to_table(columns=["log_id", "job", "is_over"])
+    paths = small.lake.paths("jobs", lambda file: file.part == OPEN)
+    opened = dataset.dataset(paths).to_table(columns=["log_id", "job", "is_over"])
     assert not any(opened["is_over"].to_pylist())
     others = {"clock", "position", "told"}
     of_jobs = {(row["log_id"], row["job"]) for row in kept if row["kind"] not in others}
@@ -150,7 +151,7 @@ def test_what_is_kept_of_records_is_of_open_jobs(logs: Logs, small: Folding) -> 
 def test_what_the_lake_has_is_passed_over_and_others_under_its_number_are_refused(
     logs: Logs, small: Folding
 ) -> None:
-    before = small.lake.manifest()
+    before = small.lake.holdings()
     rows = logs.parts[0]
     assert not small.batch(rows, 1)
     assert not small.batch(rows, 0)
@@ -159,25 +160,44 @@ def test_what_the_lake_has_is_passed_over_and_others_under_its_number_are_refuse
     with pytest.raises(CheckpointMismatch, match="not the one that the tables"):
         small.batch(rows, 2, stream="other")
     assert small.refresh(DERIVED, logs.root) == []
-    assert small.lake.manifest() == before
+    assert small.lake.holdings() == before
 
 
-def test_a_crash_before_the_manifest_leaves_the_last_version(
-    logs: Logs, whole: Folding, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "commits", [pytest.param(n, marks=[] if n == 3 else pytest.mark.slow) for n in range(4)]
+)
+def test_a_crash_between_two_tables_commits_is_made_good(
+    spark: SparkSession,
+    logs: Logs,
+    small: Folding,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    commits: int,
 ) -> None:
-    before = whole.lake.manifest()
-    files = len(list(whole.lake.path.rglob("*.parquet")))
+    """Whichever tables have the batch already: they pass it over, and the fold is as it was."""
+    folding = Folding(spark, tmp_path / "lake")
+    before, carried, behind = logs.parts
+    first, second = cut(before, 2)
+    assert folding.batch(first, 0)
+    at_first = base_tables(folding.lake.pinned())
+    real = LakeWriter.commit
+    done: list[str] = []
 
-    def killed(*_args: object, **_options: object) -> None:
-        raise KeyboardInterrupt
+    def killed(self: LakeWriter, table: str, *args: Any, **options: Any) -> bool:
+        if len(done) == commits:
+            raise KeyboardInterrupt
+        done.append(table)
+        return real(self, table, *args, **options)
 
+    rest = pa.concat_tables([second, carried, behind])
     with monkeypatch.context() as crash:
         crash.setattr(LakeWriter, "commit", killed)
         with pytest.raises(KeyboardInterrupt):
-            whole.batch(logs.parts[2].slice(0, 0), 1)
-    assert Lake.open(whole.lake.path).manifest() == before
-    assert len(list(whole.lake.path.rglob("*.parquet"))) > files
-    assert len(whole.lake.files("jobs")) < files
+            folding.batch(rest, 1)
+    assert done == ["records", "attempts", "_open", "jobs"][:commits]
+    assert base_tables(Lake.open(folding.lake.path).pinned()) == at_first
+    assert folding.batch(rest, 1)
+    assert base_tables(folding.lake) == base_tables(small.lake)
 
 
 async def unused(path: Path, jobs: int) -> None:
@@ -193,8 +213,7 @@ def test_a_batch_without_jobs_and_one_without_attempts_leave_tables_that_read(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     root = tmp_path / "journals"
-    # A name that Spark would take for a pattern, if it were asked to.
-    folding = Folding(spark, tmp_path / "la[k]e {a,b}*")
+    folding = Folding(spark, tmp_path / "the lake")
     asyncio.run(unused(root / "edge-1", 0))
     assert folding.batch(rows := rows_of(root), 0)
     assert folding.refresh(DERIVED, root) == list(DERIVED)

@@ -56,7 +56,7 @@ def test_without_an_older_version_the_devices_clocks_tell_what_is_new(
     rows = [kind("old", 9), kind("new", 1, first_seen=datetime(2024, 5, 2, tzinfo=UTC))]
     if vacuumed:
         lake = fill(tmp_path, failures=[kind("old", 9)])
-        for path in lake.files("failures"):
+        for path in lake.paths("failures"):
             (tmp_path / path).unlink()
     found = find(fill(tmp_path, failures=rows), since_ns, 10)
     assert [(one.fingerprint, one.grown) for one in found.findings] == [

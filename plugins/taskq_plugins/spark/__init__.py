@@ -1,1 +1,31 @@
 """The data pipeline: task logs on Spark. Importing this package imports no Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read_table(
+    spark: SparkSession, lake: Path | str, name: str, version: int | None = None
+) -> DataFrame:
+    """Read a table of a lake in a session that has no jar of Delta.
+
+    Spark is given exactly the files that the table's log names.
+
+    Args:
+        spark: the session.
+        lake: the lake's directory.
+        name: of the table.
+        version: of the table, as Delta counts; the newest if None.
+
+    Raises:
+        LakeError: there is no such lake, table or version.
+    """
+    from taskq_plugins.spark.run import storage  # noqa: PLC0415 - it imports pyspark
+
+    return storage.read_table(spark, lake, name, version)

@@ -9,7 +9,7 @@ import duckdb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskq_plugins.spark.lake import Lake, Manifest
+    from taskq_plugins.spark.lake import Lake
 
 PERCENTS: Final = (50, 95, 99)
 #: Hours without anything that make two stretches of time of one: more than a long weekend.
@@ -74,18 +74,17 @@ class Failure(NamedTuple):
 
 
 class ChartData:
-    """One version of a lake, asked for what the pictures show.
+    """A lake, asked for what the pictures show.
 
     Raises:
         LakeError: a table is missing.
     """
 
-    def __init__(self, lake: Lake, manifest: Manifest | None = None) -> None:
-        manifest = manifest or lake.manifest()
+    def __init__(self, lake: Lake) -> None:
         self._duck = duckdb.connect(":memory:")
         self._duck.execute("SET TimeZone = 'UTC'; SET enable_external_access = false")
         for table in ("rollup_hour", "attempts", "failures", "device_lag"):
-            self._duck.register(table, lake.dataset(table, manifest=manifest))
+            self._duck.register(table, lake.dataset(table))
         self._duck.execute(_AHEAD)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from taskq_plugins.spark.lake import Lake, Manifest
+    from taskq_plugins.spark.lake import Lake
 
 _TABLE: Final = "failures"
 #: Poisonous jobs that a command names.
@@ -102,9 +102,8 @@ def find(lake: Lake, since_ns: int, limit: int) -> Found:
     Raises:
         LakeError: there is no table of failures, or a file of it is damaged.
     """
-    manifest = lake.manifest()
-    before = _known_before(lake, manifest, since_ns)
-    rows = lake.dataset(_TABLE, manifest=manifest).to_table().to_pylist()
+    rows = lake.dataset(_TABLE).to_table().to_pylist()
+    before = _known_before(lake, since_ns)
     findings = sorted((_finding(row, before, since_ns) for row in rows), key=_rank)
     return Found(
         findings[:limit],
@@ -122,16 +121,14 @@ def moment_ns(since: str | datetime, now_ns: int) -> int:
     return int(since.timestamp() * 1_000_000) * 1_000
 
 
-def _known_before(lake: Lake, newest: Manifest, since_ns: int) -> dict[str, int] | None:
+def _known_before(lake: Lake, since_ns: int) -> dict[str, int] | None:
     """Failed attempts by fingerprint as the lake knew them then; None if it cannot be told."""
     try:
-        older = next(iter(lake.versions_since(since_ns)), newest)
-        if older.version in (0, newest.version) or older.created_ns > since_ns:
-            return None
-        if not older.table(_TABLE).schema:
+        older = lake.as_of(_TABLE, since_ns)
+        if older is None:
             return None
         columns = ["fingerprint", "failed_attempts"]
-        table = lake.dataset(_TABLE, manifest=older).to_table(columns=columns)
+        table = older.dataset(_TABLE).to_table(columns=columns)
     except (LakeError, OSError, pa.ArrowInvalid):  # its files may have been vacuumed, even now
         return None
     return dict(zip(*(table.column(name).to_pylist() for name in columns), strict=True))

@@ -1,8 +1,8 @@
-"""Tables as Parquet files that a manifest names; no Spark."""
+"""Tables as Delta Lake has them, each in a directory of its name; no Spark."""
 
 from __future__ import annotations
 
-from taskq_plugins.spark.lake.manifest import OPEN, OVER, Change, Manifest
-from taskq_plugins.spark.lake.store import Lake, LakeWriter
+from taskq_plugins.spark.lake.files import OPEN, OVER
+from taskq_plugins.spark.lake.store import Batch, Change, Lake, LakeWriter
 
-__all__ = ["OPEN", "OVER", "Change", "Lake", "LakeWriter", "Manifest"]
+__all__ = ["OPEN", "OVER", "Batch", "Change", "Lake", "LakeWriter"]

@@ -15,9 +15,8 @@ from taskq.core import views as documents
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq_plugins.spark.lake.manifest import Manifest
     from taskq_plugins.spark.lake.progress import LogProgress
-    from taskq_plugins.spark.lake.store import Lake
+    from taskq_plugins.spark.lake.store import Batch, Lake
 
 #: Logs that are listed for people, those with most to read first.
 _LOGS_SHOWN: Final = 60
@@ -51,31 +50,25 @@ def status(lake_path: Path, journals: Path | None, as_json: bool) -> None:
     from taskq_plugins.spark.lake.progress import log_progress  # noqa: PLC0415 - needs pyarrow
     from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415
 
-    lake = Lake.open(lake_path)
-    manifest = lake.manifest()
-    logs = log_progress(lake, journals, manifest)
+    newest = Lake.open(lake_path)
+    batch, lake = newest.batch(), newest.pinned()
+    logs = log_progress(lake, journals)
     if as_json:
-        render.print_json(_document(lake, manifest, logs))
+        render.print_json(_document(lake, batch, logs))
         return
     now_ns = time.time_ns()
     left = sum(log.left_bytes for log in logs)
     facts = [
         ("lake", str(lake.path)),
-        ("version", str(manifest.version)),
-        ("committed", render.when(manifest.created_ns, now_ns) or "never"),
+        ("batch", "" if batch is None else str(batch.number)),
+        ("committed", render.when(lake.committed_at(), now_ns) or "never"),
         ("left", render.size(left) if journals is not None else ""),
     ]
     render.print_facts(facts)
     click.echo()
-    names = [name for name in manifest.tables if not name.startswith("_")]
     rows = [
-        (
-            name,
-            f"{table.rows:,}",
-            str(len(table.files)),
-            render.size(table.size_bytes),
-        )
-        for name, table in ((name, manifest.table(name)) for name in names)
+        (one.table, f"{one.rows:,}", str(one.files), render.size(one.size_bytes))
+        for one in lake.holdings()
     ]
     render.print_table(("table", ">rows", ">files", ">size"), rows)
     click.echo()
@@ -99,22 +92,12 @@ def _print_logs(logs: list[LogProgress], now_ns: int) -> None:
         click.echo(f"… and {len(logs) - len(shown)} more logs; --json lists all")
 
 
-def _document(lake: Lake, manifest: Manifest, logs: list[LogProgress]) -> dict[str, Any]:
+def _document(lake: Lake, batch: Batch | None, logs: list[LogProgress]) -> dict[str, Any]:
     return {
         "lake": str(lake.path),
-        "lake_id": lake.lake_id,
-        "version": manifest.version,
-        "committed_at": documents.moment(manifest.created_ns),
-        "batch": manifest.batch.number if manifest.batch is not None else None,
-        "tables": [
-            {
-                "table": name,
-                "rows": table.rows,
-                "files": len(table.files),
-                "size_bytes": table.size_bytes,
-            }
-            for name, table in manifest.tables.items()
-        ],
+        "committed_at": documents.moment(lake.committed_at()),
+        "batch": None if batch is None else batch.number,
+        "tables": [one._asdict() for one in lake.holdings()],
         "logs": [
             {
                 "device": log.device,
@@ -173,6 +156,6 @@ def show(
         display.print_json_rows(found)
         return
     display.print_rows(found)
-    total = lake.manifest().table(table).rows
+    total = sum(file.rows for file in lake.data_files(table))
     if where is None and found.num_rows < total:
         click.echo(f"{found.num_rows} of {total:,} rows; --limit shows more", err=True)

@@ -5,11 +5,11 @@
     TaskqError
     └── LakeError               the lake cannot be used as asked
         ├── NotALake            the directory holds no lake
-        ├── LakeFormatError     a newer taskq wrote it
-        ├── LakeDamaged         a manifest, or a file that it names, is missing or not as written
+        ├── LakeFormatError     its tables are of a format that is read no more
+        ├── LakeDamaged         a table's log, or a file that it names, is missing or not as written
         ├── LakeBusy            another process writes to it
-        ├── LakeConflict        somebody else made the version that was to be committed
-        ├── LakeDiskError       the disk refused a commit; the last version stands
+        ├── LakeConflict        somebody else changed what was to be changed
+        ├── LakeDiskError       the disk refused a commit; the last batch stands
         └── CheckpointMismatch  the stream's checkpoint and the tables tell different stories
 """
 
@@ -32,20 +32,24 @@ class NotALake(LakeError):
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"{path}: is not a lake (there is no taskq-lake.json); "
+            f"{path}: is not a lake (no directory in it is a Delta table of the pipeline); "
             f"make one with taskq pipeline run --journals DIR --lake {path}"
         )
 
 
 class LakeFormatError(LakeError):
-    """Bytes of a version that this taskq does not know."""
+    """Tables of the format from before they were Delta tables."""
 
-    def __init__(self, path: Path, version: object) -> None:
-        super().__init__(f"{path}: format {version} is unknown: a newer taskq wrote it; use that")
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path}: its tables are of a format that is read no more (there is a "
+            f"taskq-lake.json). Begin anew: run with --lake and another directory, which reads "
+            f"the logs from their beginnings, then remove this one"
+        )
 
 
 class LakeDamaged(LakeError):
-    """A manifest, or a file that it names, is missing or not as it was written.
+    """A table's log, or a file that it names, is missing or not as it was written.
 
     Attributes:
         path: the file.
@@ -53,8 +57,8 @@ class LakeDamaged(LakeError):
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
-            f"{path}: {problem}. Restore it from a backup of the lake, or make a new lake "
-            f"from the logs with taskq pipeline run"
+            f"{path}: {problem}. Restore the lake from a backup, or fill a new one with "
+            f"taskq pipeline run"
         )
         self.path = path
 
@@ -75,26 +79,26 @@ class LakeBusy(LakeError):
 
 
 class LakeConflict(LakeError):
-    """Somebody else made the version that was to be committed; nothing was committed."""
+    """Somebody else changed what was to be changed; nothing was committed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
-            f"{path}: exists already, so somebody else writes to this lake without its lock. "
+            f"{path}: somebody else writes to this table without the lake's lock ({problem}). "
             f"Nothing was committed: stop the other one, then run again"
         )
 
 
 class LakeDiskError(LakeError):
-    """The disk refused a commit; nothing of it is visible and the last version stands.
+    """The disk refused a commit; what was committed before stands.
 
     Attributes:
         errno: the operating system's code, for example ``errno.ENOSPC``.
     """
 
-    def __init__(self, path: Path, error: OSError, version: int) -> None:
+    def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
-            f"{path}: could not be written ({error.strerror or error}); nothing was committed, "
-            f"version {version} stands. Free some space or check permissions, then run again"
+            f"{path}: could not be written ({error.strerror or error}); the batch before stands. "
+            f"Free some space or check permissions, then run again"
         )
         self.errno = error.errno
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq_plugins.fleet import LogPlace, SegmentRow
-    from taskq_plugins.spark.lake.manifest import Manifest
     from taskq_plugins.spark.lake.store import Lake
 
 _COLUMNS: Final = ("device", "log_id", "lsn", "ts_ns")
@@ -41,16 +40,15 @@ class LogProgress(NamedTuple):
     left_bytes: int
 
 
-def positions(lake: Lake, manifest: Manifest | None = None) -> dict[str, Position]:
+def positions(lake: Lake) -> dict[str, Position]:
     """The last record of each log, by log id.
 
     Raises:
         LakeDamaged: a file is missing.
     """
-    chosen = manifest or lake.manifest()
-    if not chosen.table(OPEN_RECORDS).schema:
+    if not lake.has(OPEN_RECORDS):
         return {}
-    rows = lake.dataset(OPEN_RECORDS, manifest=chosen).to_table(
+    rows = lake.dataset(OPEN_RECORDS).to_table(
         columns=list(_COLUMNS),
         # Of a log of which nothing but damage was read, the row tells no record.
         filter=(pc.field("kind") == POSITION) & pc.field("lsn").is_valid(),
@@ -60,16 +58,14 @@ def positions(lake: Lake, manifest: Manifest | None = None) -> dict[str, Positio
     return {one.log_id: one for one in sorted(found, key=lambda one: one.lsn)}
 
 
-def log_progress(
-    lake: Lake, journals: Path | None, manifest: Manifest | None = None
-) -> list[LogProgress]:
+def log_progress(lake: Lake, journals: Path | None) -> list[LogProgress]:
     """Every log that the tables or the directory know, by device.
 
     Raises:
         FleetError: there is no such directory.
         LakeDamaged: a file is missing.
     """
-    known = positions(lake, manifest)
+    known = positions(lake)
     told: list[LogProgress] = []
     if journals is not None:
         for log in find_logs(journals, on_problem=log_problem):

@@ -1,4 +1,4 @@
-"""Rows of a table by SQL, with duckdb over the files that the manifest names."""
+"""Rows of a table by SQL, with duckdb over the files of its newest version."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ COLUMNS: Final = {
     "attempts": "job_id device task number outcome started_at wait_ns run_ns reason",
     "rollup_hour": "hour device queue task enqueued settled dead failure_rate wait_p95_seconds"
     " run_p95_seconds",
-    "rollup_fleet_hour": "hour queue task enqueued settled dead failure_rate wait_p95_seconds"
-    " run_p95_seconds",
     "failures": "task pattern failed_attempts dead_jobs devices poison last_seen",
     "device_lag": "device last_record_at record_lag_seconds clock clock_skew_seconds waiting"
     " dead missing_segments",
@@ -31,7 +29,6 @@ COLUMNS: Final = {
 #: In which order, unless told otherwise.
 _ORDERS: Final = {
     "rollup_hour": "hour, device, queue, task",
-    "rollup_fleet_hour": "hour, queue, task",
     "failures": "failed_attempts DESC, fingerprint",
     "device_lag": "device, log_id",
 }
@@ -127,8 +124,6 @@ _BY_HOUR: Final = "strftime(date_trunc('hour', {moment}), '%Y-%m-%d %H:00')"
 _CHARTS: Final = {
     "rollup_hour": ("jobs settled per hour", _BY_HOUR.format(moment="hour"),
                     "sum(settled - dead)", "sum(dead)", True),
-    "rollup_fleet_hour": ("jobs settled per hour", _BY_HOUR.format(moment="hour"),
-                          "sum(settled - dead)", "sum(dead)", True),
     "jobs": ("jobs settled per hour", _BY_HOUR.format(moment="settled_at"),
              "count(*) FILTER (state <> 'dead')", "count(*) FILTER (state = 'dead')", True),
     "attempts": ("attempts ended per hour", _BY_HOUR.format(moment="ended_at"),

@@ -13,14 +13,14 @@ import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.parsing import parse_json
+from taskq_plugins.spark.lake import Batch
 from taskq_plugins.spark.lake.durable import publish, sync_directory
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
-from taskq_plugins.spark.lake.manifest import Batch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.spark.lake import Lake, Manifest
+    from taskq_plugins.spark.lake import Lake
 
 _NONE: Final = -1
 _TEXT_SIZE_MAX: Final = 256 * 1024 * 1024
@@ -73,14 +73,14 @@ def _last(directory: Path) -> int:
     return max((int(name) for name in names if name.isdigit()), default=_NONE)
 
 
-def check(lake: Lake, manifest: Manifest) -> None:
+def check(lake: Lake) -> None:
     """See that stream and tables agree, before anything is read.
 
     Raises:
         CheckpointMismatch: one of the two was removed or restored from a backup.
     """
     path = lake.checkpoint
-    found, batch = read_checkpoint(path), manifest.batch
+    found, batch = read_checkpoint(path), lake.batch()
     if found is None:
         if batch is not None:
             raise CheckpointMismatch(
@@ -122,9 +122,9 @@ def _check_whole(path: Path, found: Checkpoint) -> None:
             raise CheckpointMismatch(path, f"its file {name}/{number} is not whole")
 
 
-def restore(lake: Lake, manifest: Manifest) -> None:
+def restore(lake: Lake) -> None:
     """Make the checkpoint anew as it stood after the last commit; the old one is removed."""
-    path, batch = lake.checkpoint, manifest.batch
+    path, batch = lake.checkpoint, lake.batch()
     shutil.rmtree(path, ignore_errors=True)
     if batch is None:
         return

@@ -102,7 +102,7 @@ def run(
     """Read what is new in the logs, bring the tables up to date, and exit.
 
     The tables records, jobs and attempts are always brought up to date; TABLE limits which of the
-    others are (all: rollup_hour rollup_fleet_hour failures duplicates device_lag).
+    others are (all: rollup_hour failures duplicates device_lag).
     """
     from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - needs pyarrow
     from taskq_plugins.spark.run import checkpoint  # noqa: PLC0415
@@ -117,12 +117,12 @@ def run(
     lake = Lake.open(lake_path, create=True)
     with lake.writer() as writer, open_report(as_json=as_json) as report:
         if restore_checkpoint:
-            checkpoint.restore(lake, lake.manifest())
-        checkpoint.check(lake, lake.manifest())
+            checkpoint.restore(lake)
+        checkpoint.check(lake)
         names = tables or DERIVED
         left_bytes = _left(lake, journals, names)
         if not left_bytes:
-            report.nothing_new(lake.manifest())
+            report.nothing_new(lake)
             return
         from taskq_plugins.spark.run.stream import RunOptions  # noqa: PLC0415 - needs pyspark
 
@@ -150,7 +150,7 @@ def _run(
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         session.sparkContext.setLogLevel("OFF")
         summary = run_stream(session, writer, options, report)
-    report.done(summary._replace(seconds=time.monotonic() - started))
+    report.done(summary._replace(seconds=time.monotonic() - started), writer.lake)
 
 
 def _left(lake: Lake, journals: Path, names: tuple[str, ...]) -> int:
@@ -162,9 +162,8 @@ def _left(lake: Lake, journals: Path, names: tuple[str, ...]) -> int:
     from taskq_plugins.spark.run.checkpoint import read_checkpoint  # noqa: PLC0415
     from taskq_plugins.spark.run.tablenames import stale  # noqa: PLC0415
 
-    manifest = lake.manifest()
-    left = sum(log.left_bytes for log in log_progress(lake, journals, manifest))
+    left = sum(log.left_bytes for log in log_progress(lake, journals))
     found = read_checkpoint(lake.checkpoint)
-    if found is None or found.planned != found.ran or stale(manifest, names):
+    if found is None or found.planned != found.ran or stale(lake, names):
         return max(left, 1)
     return left

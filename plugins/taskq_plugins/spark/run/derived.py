@@ -1,27 +1,26 @@
-"""Tables that are computed from jobs and attempts, once at the end of a run, in one commit.
+"""Tables that are computed from jobs and attempts, once at the end of a run.
 
-Rollups are computed again only for the hours that something happened in since they were last
-computed; the files that tell of no such hour are not read. The others are small and made of all
+Rollups are computed again only for the days that something happened on since they were last
+computed; the files that tell of no such day are not read. The others are small and made of all
 jobs, from the columns that they need.
 """
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pyspark.sql import functions as F  # noqa: N812 - as all the world calls it
-
 from taskq_plugins.fleet import find_logs, inventory, log_problem
-from taskq_plugins.spark.lake import OPEN, OVER, Change
-from taskq_plugins.spark.lake.hours import overlap, union
-from taskq_plugins.spark.lake.manifest import Refresh
-from taskq_plugins.spark.run.storage import read_table, tune, write_table
-from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, base_version, stale
+from taskq_plugins.spark.lake import Change
+from taskq_plugins.spark.lake.errors import LakeError
+from taskq_plugins.spark.lake.files import DATE
+from taskq_plugins.spark.run.storage import read_files, tune, write_table
+from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, stale
 from taskq_plugins.spark.tables.device_lag import device_lag
 from taskq_plugins.spark.tables.duplicates import duplicates
 from taskq_plugins.spark.tables.failures import failures
-from taskq_plugins.spark.tables.rollups import rollup_fleet_hour, rollup_hour
+from taskq_plugins.spark.tables.rollups import rollup_hour
 from taskq_plugins.spark.tables.schemas import SEGMENTS
 
 if TYPE_CHECKING:
@@ -30,24 +29,26 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from taskq_plugins.spark.lake import Lake, LakeWriter, Manifest
-    from taskq_plugins.spark.lake.manifest import DataFile, Hours
-    from taskq_plugins.spark.lake.staging import Staged
+    from taskq_plugins.spark.lake import Lake, LakeWriter
+    from taskq_plugins.spark.lake.files import DataFile
 
-_ALL: Final = frozenset({OPEN, OVER})
-#: More touched hours than these (over a year) and the whole table is computed anew.
-_HOURS_MAX: Final = 10_000
-_HOUR_SECONDS: Final = 3_600
+ROLLUP: Final = "rollup_hour"
+#: More touched days than these (over a year) and the whole table is computed anew.
+_DAYS_MAX: Final = 400
+_DAY_HOURS: Final = 24
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY_NS: Final = 86_400 * 1_000_000_000
+#: The columns that say on which days a row counts.
+_MOMENTS: Final = {JOBS: ("enqueued_ns", "settled_ns"), ATTEMPTS: ("ended_ns",)}
 
 
 class _Source(NamedTuple):
     spark: SparkSession
     lake: Lake
-    manifest: Manifest
     journals: Path | None
 
-    def read(self, table: str, want: Callable[[DataFile], bool] | None = None) -> DataFrame:
-        return read_table(self.spark, self.lake, table, manifest=self.manifest, want=want)
+    def read(self, table: str, want: Callable[[DataFile], bool] = lambda _: True) -> DataFrame:
+        return read_files(self.spark, self.lake, table, want)
 
 
 def _failures(source: _Source) -> DataFrame:
@@ -77,7 +78,6 @@ def _device_lag(source: _Source) -> DataFrame:
     return device_lag(source.read(JOBS), segments, time.time_ns())
 
 
-_ROLLUPS: Final = {"rollup_hour": rollup_hour, "rollup_fleet_hour": rollup_fleet_hour}
 _OTHERS: Final = {"failures": _failures, "duplicates": _duplicates, "device_lag": _device_lag}
 
 
@@ -88,7 +88,7 @@ def refresh_tables(
     journals: Path | None,
     on_table: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
-    """Compute those derived tables that are behind, and commit them together; returns which.
+    """Compute those derived tables that are behind, and commit each; returns which.
 
     Args:
         spark: the session.
@@ -101,61 +101,68 @@ def refresh_tables(
         LakeError: the lake failed.
     """
     lake = writer.lake
-    manifest = lake.manifest()
-    behind = stale(manifest, names)
+    behind = stale(lake, names)
     if not behind:
         return []
-    tune(spark, manifest.table(JOBS).rows)
-    source = _Source(spark, lake, manifest, journals)
-    refresh = Refresh(base_version(manifest), _open_hours(manifest))
-    changes: dict[str, Change] = {}
+    tune(spark, sum(file.rows for file in lake.data_files(JOBS)))
+    source = _Source(spark, lake, journals)
+    batch = lake.batch()
     for name in behind:
         on_table(name)
-        frame = _rollup(source, name) if name in _ROLLUPS else _OTHERS[name](source)
-        staged: Staged = write_table(writer, name, frame.coalesce(1))
-        changes[name] = Change(staged.files, _ALL, schema=staged.schema, refresh=refresh)
-    writer.commit(changes)
+        days = _touched(lake, name) if name == ROLLUP else None
+        frame = _OTHERS[name](source) if name != ROLLUP else _rollup(source, days)
+        staged = write_table(writer, name, frame.coalesce(1))
+        gone = (file for file in lake.data_files(name) if days is None or _day(file) in days)
+        change = Change(staged.files, tuple(gone), staged.schema)
+        writer.commit(name, change, batch, dates=name == ROLLUP)
     return behind
 
 
-def _rollup(source: _Source, name: str) -> DataFrame:
-    compute = _ROLLUPS[name]
-    touched = _touched(source.manifest, name)
-    if touched is None:
-        return compute(source.read(JOBS), source.read(ATTEMPTS))
+def _rollup(source: _Source, days: frozenset[int] | None) -> DataFrame:
+    """The rows of these days, of all if None."""
+    if days is None:
+        frame = rollup_hour(source.read(JOBS), source.read(ATTEMPTS))
+    else:
 
-    def tells(file: DataFile) -> bool:
-        return overlap(file.hours, touched)
+        def tells(table: str) -> Callable[[DataFile], bool]:
+            return lambda file: any(
+                first <= day <= last for first, last in _spans(table, file) for day in days
+            )
 
-    hours = [hour for first, last in touched for hour in range(first, last + 1)]
-    new = compute(source.read(JOBS, tells), source.read(ATTEMPTS, tells), hours)
-    old = source.read(name)
-    hour = (F.unix_timestamp("hour") / _HOUR_SECONDS).cast("long")
-    return old.where(~hour.isin(hours)).unionByName(new)
+        hours = [day * _DAY_HOURS + hour for day in days for hour in range(_DAY_HOURS)]
+        jobs, attempts = (source.read(table, tells(table)) for table in (JOBS, ATTEMPTS))
+        frame = rollup_hour(jobs, attempts, hours)
+    return frame.withColumn(DATE, frame["hour"].cast("date"))
 
 
-def _touched(manifest: Manifest, name: str) -> Hours | None:
-    """The hours whose rows may have changed since the table was computed; None: all of them."""
-    refresh = manifest.table(name).refresh
-    if refresh is None:
+def _touched(lake: Lake, name: str) -> frozenset[int] | None:
+    """The days whose rows may have changed since the table was computed; None: all of them."""
+    computed = lake.batch(name)
+    if computed is None:
         return None
-    fresh = [
-        file.hours
-        for table in (JOBS, ATTEMPTS)
-        for file in manifest.table(table).files
-        if file.version > refresh.version
-    ]
-    touched = union([*fresh, refresh.open_hours])
-    if sum(last - first + 1 for first, last in touched) > _HOURS_MAX:
+    try:
+        then = lake.pinned(computed.number)
+        days: set[int] = set()
+        for table in (JOBS, ATTEMPTS):
+            files = {file.path: file for file in (*lake.data_files(table), *then.data_files(table))}
+            now, before = ({file.path for file in one.data_files(table)} for one in (lake, then))
+            for path in now ^ before:
+                for first, last in _spans(table, files[path]):
+                    days.update(range(first, min(last, first + _DAYS_MAX) + 1))
+                if len(days) > _DAYS_MAX:
+                    return None
+    except LakeError:  # its log tells no more of so long ago
         return None
-    return touched
+    return frozenset(days)
 
 
-def _open_hours(manifest: Manifest) -> Hours:
-    """The hours in which rows count that may still change, or go."""
-    return union(
-        file.hours
-        for table in (JOBS, ATTEMPTS)
-        for file in manifest.table(table).files
-        if file.part == OPEN
-    )
+def _spans(table: str, file: DataFile) -> list[tuple[int, int]]:
+    """From which day to which, since 1970, rows of the file may tell of something."""
+    told = (file.ranges[name] for name in _MOMENTS[table] if name in file.ranges)
+    return [(first // _DAY_NS, last // _DAY_NS) for first, last in told]
+
+
+def _day(file: DataFile) -> int:
+    if file.date is None:
+        return -1
+    return (datetime.fromisoformat(file.date).replace(tzinfo=UTC) - _EPOCH) // timedelta(days=1)

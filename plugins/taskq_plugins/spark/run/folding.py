@@ -1,4 +1,4 @@
-"""One micro-batch: what it changes in the base tables, in one commit.
+"""One micro-batch: what it changes in the base tables, one commit a table.
 
 Records are appended. Jobs and attempts come from a fold over the batch and the records of jobs that
 were open before it (the table ``_open``), so a batch costs what is in it and what is open, whatever
@@ -14,9 +14,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as all the world calls it
 
 from taskq_plugins.spark.lake import OPEN, OVER, Change
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
-from taskq_plugins.spark.lake.staging import PART_COLUMN
+from taskq_plugins.spark.lake.files import DATE, PART_COLUMN
 from taskq_plugins.spark.lake.store import OPEN_RECORDS
-from taskq_plugins.spark.run.storage import read_staged, read_table, tune, write_table
+from taskq_plugins.spark.run.storage import read_files, read_staged, tune, write_table
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, RECORDS
 from taskq_plugins.spark.tables.going_on import keep_open
 
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from taskq_plugins.spark.lake import Lake, LakeWriter, Manifest
-    from taskq_plugins.spark.lake.manifest import Batch
-    from taskq_plugins.spark.lake.staging import Staged
+    from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
+    from taskq_plugins.spark.lake.files import Staged
 
-#: Replaced as a whole by each commit.
-_REPLACED: Final = frozenset({OPEN})
-_ALL: Final = frozenset({OPEN, OVER})
 #: Files that the open records are written to.
 _FILES: Final = 2
+#: The day of a row, UTC: that of the record, of the enqueue, and of the attempt's beginning.
+_DAYS: Final = {
+    RECORDS: "cast(timestamp as date)",
+    JOBS: "cast(enqueued_at as date)",
+    ATTEMPTS: "cast(coalesce(started_at, ended_at) as date)",
+}
 
 
 class Folds(NamedTuple):
@@ -50,7 +52,6 @@ class Folds(NamedTuple):
 class Folded(NamedTuple):
     """What a batch brought."""
 
-    manifest: Manifest
     records: int
     jobs_over: int
     jobs_open: int
@@ -61,35 +62,47 @@ def fold_batch(
 ) -> Folded | None:
     """Commit one micro-batch; None if the lake has it already.
 
+    Whoever was killed between two tables' commits does all of it again, and the tables that have
+    the batch pass it over.
+
     Raises:
         CheckpointMismatch: the lake has other records under that batch's number.
     """
     lake = writer.lake
-    manifest = lake.manifest()
-    if _is_committed(lake, manifest, batch):
+    if _is_committed(lake, batch):
         return None
-    records = write_table(writer, RECORDS, rows)
-    tune(spark, _rows(records) + manifest.table(OPEN_RECORDS).rows)
-    told = read_staged(spark, lake, records)
-    if manifest.table(OPEN_RECORDS).schema:
-        told = read_table(spark, lake, OPEN_RECORDS, manifest=manifest).unionByName(told)
-    jobs = write_table(writer, JOBS, with_part(folds.jobs(told)), parts=True)
-    jobs_now = read_staged(spark, lake, jobs)
-    attempts = write_table(writer, ATTEMPTS, with_part(folds.attempts(jobs_now)), parts=True)
-    still_open = read_staged(spark, lake, jobs, OPEN)
+    before = lake.pinned(batch.number - 1)
+    records = write_table(writer, RECORDS, _dated(RECORDS, rows))
+    kept_rows = sum(file.rows for file in before.data_files(OPEN_RECORDS))
+    tune(spark, _rows(records) + kept_rows)
+    told = read_staged(spark, lake, RECORDS, records)
+    if before.has(OPEN_RECORDS):
+        told = read_files(spark, before, OPEN_RECORDS).unionByName(told)
+    jobs = write_table(writer, JOBS, with_part(_dated(JOBS, folds.jobs(told))))
+    jobs_now = read_staged(spark, lake, JOBS, jobs)
+    attempts = write_table(writer, ATTEMPTS, with_part(_dated(ATTEMPTS, folds.attempts(jobs_now))))
+    still_open = read_staged(spark, lake, JOBS, jobs, OPEN)
     kept = write_table(writer, OPEN_RECORDS, keep_open(told, still_open).coalesce(_FILES))
-    changes = {
-        RECORDS: Change(records.files, schema=records.schema),
-        JOBS: Change(jobs.files, _REPLACED, schema=jobs.schema),
-        ATTEMPTS: Change(attempts.files, _REPLACED, schema=attempts.schema),
-        OPEN_RECORDS: Change(kept.files, _ALL, schema=kept.schema),
-    }
-    after = writer.commit(changes, batch=batch)
-    return Folded(after, _rows(records), _rows(jobs, OVER), _rows(jobs, OPEN))
+    # What jobs has, all have: it is last.
+    staged = {RECORDS: records, ATTEMPTS: attempts, OPEN_RECORDS: kept, JOBS: jobs}
+    for table, found in staged.items():
+        writer.commit(table, _change(before, table, found), batch, dates=table in _DAYS)
+    return Folded(_rows(records), _rows(jobs, OVER), _rows(jobs, OPEN))
 
 
-def _is_committed(lake: Lake, manifest: Manifest, batch: Batch) -> bool:
-    last = manifest.batch
+def _change(before: Lake, table: str, staged: Staged) -> Change:
+    """The new files in place of those whose rows were open; all of the open records are."""
+    files = before.data_files(table)
+    gone = tuple(file for file in files if table == OPEN_RECORDS or file.part == OPEN)
+    return Change(staged.files, gone, staged.schema)
+
+
+def _dated(table: str, frame: DataFrame) -> DataFrame:
+    return frame.withColumn(DATE, F.expr(_DAYS[table]))
+
+
+def _is_committed(lake: Lake, batch: Batch) -> bool:
+    last = lake.batch()
     if last is None:
         return False
     if last.stream != batch.stream:

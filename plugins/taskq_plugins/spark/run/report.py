@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, TaskID
 
-    from taskq_plugins.spark.lake.manifest import Manifest
+    from taskq_plugins.spark.lake import Lake
     from taskq_plugins.spark.run.folding import Folded
     from taskq_plugins.spark.run.stream import Summary
 
@@ -36,11 +36,11 @@ class Report(Protocol):
         """A derived table is about to be computed."""
         ...
 
-    def nothing_new(self, manifest: Manifest) -> None:
+    def nothing_new(self, lake: Lake) -> None:
         """All was read before."""
         ...
 
-    def done(self, summary: Summary) -> None:
+    def done(self, summary: Summary, lake: Lake) -> None:
         """The run has ended well."""
         ...
 
@@ -87,22 +87,20 @@ class Lines:
         """A derived table is about to be computed."""
         self.step(f"computing {name}")
 
-    def nothing_new(self, manifest: Manifest) -> None:
+    def nothing_new(self, lake: Lake) -> None:
         """All was read before."""
-        click.echo(f"nothing new; the tables stand at version {manifest.version}")
+        click.echo(f"nothing new; the tables stand at batch {_batch(lake)}")
 
-    def done(self, summary: Summary) -> None:
+    def done(self, summary: Summary, lake: Lake) -> None:
         """Print what was done, and what the tables hold."""
         rate = summary.records / summary.seconds if summary.seconds else 0.0
         click.echo(
             f"{summary.records:,} records in {summary.batches} "
             f"batch{'' if summary.batches == 1 else 'es'}, {summary.seconds:.1f} s "
-            f"({rate:,.0f} records/s); version {summary.manifest.version}"
+            f"({rate:,.0f} records/s); batch {_batch(lake)}"
         )
         rows = [
-            (name, f"{table.rows:,}", render.size(table.size_bytes))
-            for name, table in summary.manifest.tables.items()
-            if not name.startswith("_")
+            (one.table, f"{one.rows:,}", render.size(one.size_bytes)) for one in lake.holdings()
         ]
         render.print_table(("table", ">rows", ">size"), rows)
 
@@ -120,15 +118,15 @@ class Live(Lines):
         told = f"{self.records:,} records · {text}" if self.records else text
         self._progress.update(self._task, description=told)
 
-    def done(self, summary: Summary) -> None:
+    def done(self, summary: Summary, lake: Lake) -> None:
         """Print the summary where the line was."""
         self._progress.stop()
-        super().done(summary)
+        super().done(summary, lake)
 
-    def nothing_new(self, manifest: Manifest) -> None:
+    def nothing_new(self, lake: Lake) -> None:
         """Print that where the line was."""
         self._progress.stop()
-        super().nothing_new(manifest)
+        super().nothing_new(lake)
 
 
 class JsonLines:
@@ -147,7 +145,6 @@ class JsonLines:
         self._write(
             "batch",
             batch=number,
-            version=folded.manifest.version,
             records=folded.records,
             jobs_over=folded.jobs_over,
             jobs_open=folded.jobs_open,
@@ -158,19 +155,17 @@ class JsonLines:
         """A derived table is about to be computed."""
         self._write("table", table=name)
 
-    def nothing_new(self, manifest: Manifest) -> None:
+    def nothing_new(self, lake: Lake) -> None:
         """All was read before."""
-        self._end(manifest, 0, 0, 0.0, ())
+        self._end(lake, 0, 0, 0.0, ())
 
-    def done(self, summary: Summary) -> None:
+    def done(self, summary: Summary, lake: Lake) -> None:
         """The summary."""
-        self._end(
-            summary.manifest, summary.records, summary.batches, summary.seconds, summary.refreshed
-        )
+        self._end(lake, summary.records, summary.batches, summary.seconds, summary.refreshed)
 
     def _end(
         self,
-        manifest: Manifest,
+        lake: Lake,
         records: int,
         batches: int,
         seconds: float,
@@ -178,14 +173,15 @@ class JsonLines:
     ) -> None:
         self._write(
             "done",
-            version=manifest.version,
+            batch=_batch(lake),
             records=records,
             batches=batches,
             seconds=round(seconds, 3),
             refreshed=list(refreshed),
-            rows={
-                name: table.rows
-                for name, table in manifest.tables.items()
-                if not name.startswith("_")
-            },
+            rows={one.table: one.rows for one in lake.holdings()},
         )
+
+
+def _batch(lake: Lake) -> int | None:
+    last = lake.batch()
+    return None if last is None else last.number

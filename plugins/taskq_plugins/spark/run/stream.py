@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from pyspark.errors import PySparkException
 
 from taskq.core.errors import TaskqError
-from taskq_plugins.spark.lake.merging import merge_small_files
-from taskq_plugins.spark.lake.vacuum import vacuum
+from taskq_plugins.spark.lake.compacting import compact
+from taskq_plugins.spark.lake.store import KEEP_HOURS, OPEN_RECORDS
 from taskq_plugins.spark.run.checkpoint import batch_of, check
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.folding import Folds, fold_batch
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from taskq_plugins.spark.lake import Lake, LakeWriter, Manifest
+    from taskq_plugins.spark.lake import Lake, LakeWriter
     from taskq_plugins.spark.run.folding import Folded
 
 #: How often the main thread looks up from waiting, so that Ctrl-C is answered soon.
 _LOOK_SECONDS: Final = 1
 FOLDS: Final = Folds(jobs, attempts)
+#: So long can be told what is new of a small table; of the others, how long a reader may take.
+_KEEP_HOURS: Final = {"failures": 7 * 24}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,6 @@ class Summary(NamedTuple):
     records: int
     refreshed: tuple[str, ...]
     seconds: float
-    manifest: Manifest
 
 
 class Listener(Protocol):
@@ -82,17 +83,26 @@ def run(
     """
     started = time.monotonic()
     lake = writer.lake
-    check(lake, lake.manifest())
+    check(lake)
     prepare(spark)
     sink = _Sink(spark, writer, listener)
     with interruptible(spark.sparkContext.cancelAllJobs) as asked:
         _follow(spark, lake, options, sink, asked)
         refreshed = [] if asked.is_set() else _refresh(spark, writer, options, listener)
     if sink.batches or refreshed:
-        merge_small_files(writer, (RECORDS, JOBS, ATTEMPTS))
-        vacuum(writer)
+        tidy(writer)
     seconds = time.monotonic() - started
-    return Summary(sink.batches, sink.records, tuple(refreshed), seconds, lake.manifest())
+    return Summary(sink.batches, sink.records, tuple(refreshed), seconds)
+
+
+def tidy(writer: LakeWriter) -> None:
+    """Write small files together, and remove what no reader can want."""
+    for table in (RECORDS, JOBS, ATTEMPTS):
+        compact(writer, table)
+    for table in (OPEN_RECORDS, *writer.lake.tables()):
+        hours = _KEEP_HOURS.get(table, KEEP_HOURS)
+        writer.keep_short(table)
+        writer.vacuum(table, keep_hours=hours)
 
 
 def _refresh(

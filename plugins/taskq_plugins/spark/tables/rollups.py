@@ -1,4 +1,4 @@
-"""Counts, rates and spreads by the hour: of each device, and of the whole fleet.
+"""Counts, rates and spreads of each device by the hour.
 
 A row is one hour (UTC, by the device's own clock) of one task in one queue. It tells of three
 things, each in the hour in which it happened: jobs enqueued, jobs settled, attempts ended. So a job
@@ -8,7 +8,7 @@ that counts in its hour. Jobs that were purged are gone from here as well.
 =======================  ======  ==================================================================
 column                   type    meaning
 =======================  ======  ==================================================================
-device                   string  not in ``rollup_fleet_hour``
+device                   string
 queue, task              string  task is null for jobs that were put as bytes
 hour                     time    its start
 enqueued                 long    jobs enqueued in the hour
@@ -32,9 +32,9 @@ run_p50_seconds, ...     double  likewise from the claim to the end
 =======================  ======  ==================================================================
 
 A percentile lies at rank p * (n - 1) of the sorted values, between two ranks in proportion: as
-``numpy.percentile`` and Spark's ``percentile`` have it. It is exact and always taken of the raw
-values; those of a fleet are not made of its devices'. Negative spans, which a clock that was set
-back leaves, are left out.
+``numpy.percentile`` and Spark's ``percentile`` have it. It is exact; those of a fleet are to be
+taken of the raw values in ``attempts``, not of its devices' percentiles. Negative spans, which a
+clock that was set back leaves, are left out.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ ATTEMPT_OUTCOMES: Final = ("succeeded", "retried", "dead", "released", "lost")
 FAILED_OUTCOMES: Final = ("retried", "dead", "lost")
 SPANS: Final = ("wait", "run")
 PERCENTILES: Final = (50, 95, 99)
+_NAMES: Final = ("device", "queue", "task")
 _COUNTS: Final = (
     "enqueued",
     *JOB_STATES,
@@ -75,31 +76,14 @@ def rollup_hour(
         hours: only these, as numbers of hours since 1970; all if None. Given all jobs and attempts
             that touch these hours, the rows are those of the whole table.
     """
-    return _rollup(jobs, attempts, ("device", "queue", "task"), hours)
-
-
-def rollup_fleet_hour(
-    jobs: DataFrame, attempts: DataFrame, hours: Collection[int] | None = None
-) -> DataFrame:
-    """One row per queue, task and hour over all devices; otherwise as ``rollup_hour``."""
-    return _rollup(jobs, attempts, ("queue", "task"), hours)
-
-
-def _rollup(
-    jobs: DataFrame,
-    attempts: DataFrame,
-    names: tuple[str, ...],
-    hours: Collection[int] | None,
-) -> DataFrame:
-    """One pass: each thing that happened is a row with a 1 where it counts, then all are added."""
+    # One pass: each thing that happened is a row with a 1 where it counts, then all are added.
     events = _union(
         [
-            _events(jobs, "enqueued_ns", names, hours, {"enqueued": F.lit(1)}),
-            _events(jobs, "settled_ns", names, hours, {s: _one("state", s) for s in JOB_STATES}),
+            _events(jobs, "enqueued_ns", hours, {"enqueued": F.lit(1)}),
+            _events(jobs, "settled_ns", hours, {s: _one("state", s) for s in JOB_STATES}),
             _events(
                 attempts,
                 "ended_ns",
-                names,
                 hours,
                 {"attempts_ended": F.lit(1)}
                 | {f"attempts_{name}": _one("outcome", name) for name in ATTEMPT_OUTCOMES},
@@ -111,9 +95,9 @@ def _rollup(
     # Sorted lists took a quarter of the time of Spark's percentile() over 2 M values, and less
     # memory: that one counts each distinct value in a hash map of objects.
     values = [F.sort_array(F.collect_list(name)).alias(name) for name in SPANS]
-    grouped = events.groupBy(*names, "hour").agg(*sums, *values)
+    grouped = events.groupBy(*_NAMES, "hour").agg(*sums, *values)
     return grouped.select(
-        *names,
+        *_NAMES,
         F.timestamp_seconds(F.col("hour") * F.lit(3_600)).alias("hour"),
         "enqueued",
         *JOB_STATES,
@@ -131,7 +115,6 @@ def _rollup(
 def _events(
     rows: DataFrame,
     moment: str,
-    names: tuple[str, ...],
     hours: Collection[int] | None,
     counts: dict[str, Column],
     spans: dict[str, Column] | None = None,
@@ -145,7 +128,7 @@ def _events(
         )
         chosen = chosen.where(hour_number(moment).isin(sorted(hours)))
     return chosen.select(
-        *names,
+        *_NAMES,
         hour_number(moment).alias("hour"),
         *(counts.get(name, F.lit(0)).cast("long").alias(name) for name in _COUNTS),
         *((spans or {}).get(name, F.lit(None)).cast("long").alias(name) for name in SPANS),

@@ -1,0 +1,87 @@
+"""Writing many small files together: a run every minute leaves thousands a day."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from pyarrow import dataset, parquet
+
+from taskq_plugins.spark.lake.errors import LakeDiskError
+from taskq_plugins.spark.lake.files import DATE, OPEN, PART_COLUMN
+from taskq_plugins.spark.lake.store import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from taskq_plugins.spark.lake.files import DataFile, Staged
+    from taskq_plugins.spark.lake.store import LakeWriter
+
+#: A file below this is small ...
+SMALL_BYTES_MAX: Final = 8 * 1024 * 1024
+#: ... and so many of a day are written together: each row is written again a few times at most.
+SMALL_FILES_MAX: Final = 32
+
+
+def compact(writer: LakeWriter, table: str) -> int:
+    """Write the small files of each day of a table together where there are many.
+
+    Only rows that no batch replaces are moved; what the table holds stays as it is. Returns how
+    many files went.
+
+    Raises:
+        LakeDiskError: the disk refused; the version before stands.
+        LakeDamaged: a file is missing or not whole.
+    """
+    days: defaultdict[tuple[str, str | None], list[DataFile]] = defaultdict(list)
+    for file in writer.lake.data_files(table):
+        if file.part != OPEN and file.size_bytes < SMALL_BYTES_MAX:
+            days[file.part, file.date].append(file)
+    old: list[DataFile] = []
+    new: list[DataFile] = []
+    for (part, _), small in days.items():
+        if len(small) >= SMALL_FILES_MAX:
+            old += small
+            new += _merged(writer, table, part, small).files
+    if old:
+        writer.commit(table, Change(tuple(new), tuple(old)))
+    return len(old)
+
+
+def _merged(writer: LakeWriter, table: str, part: str, small: Sequence[DataFile]) -> Staged:
+    chosen = frozenset(file.path for file in small)
+    paths = writer.lake.paths(table, lambda file: file.path in chosen)
+    directory = writer.new_directory(table)
+    # As Spark names them, so that they are taken up in the same way.
+    below = small[0].path.rpartition("/")[0]
+    target = directory / f"{PART_COLUMN}={part}" / below
+    schema = writer.lake.schema(table)
+    if below:
+        schema = schema.remove(schema.get_field_index(DATE))
+    try:
+        target.mkdir(parents=True)
+        _copy(paths, schema, target)
+    except OSError as error:
+        raise LakeDiskError(directory, error) from error
+    return writer.stage(table, directory)
+
+
+def _copy(paths: Sequence[str], schema: pa.Schema, target: Path) -> None:
+    """Into files of about the size from which on they are no longer small."""
+    found = dataset.dataset(list(paths), schema=schema, format="parquet")
+    total = 0
+
+    def number(batch: pa.RecordBatch) -> int:
+        nonlocal total
+        total += batch.nbytes
+        # Compressed, a file has about a fifth of it.
+        return int(total // (SMALL_BYTES_MAX * 10))
+
+    for index, batches in groupby(found.to_batches(), number):
+        with parquet.ParquetWriter(target / f"{index}.parquet", schema, compression="zstd") as file:
+            for batch in batches:
+                file.write_batch(batch)

@@ -1,0 +1,220 @@
+"""Data files of a table: as Spark wrote them, described for Delta's log, and on disk for good."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow import parquet
+
+from taskq_plugins.spark.lake.durable import sync_directory, sync_file
+from taskq_plugins.spark.lake.errors import LakeDamaged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: The column that tables are partitioned by: a day, UTC.
+DATE: Final = "date"
+#: What Spark calls the directory of a part: ``part=over``.
+PART_COLUMN: Final = "part"
+#: Rows that nothing can change any more, and those that the next batch may replace. Readers see
+#: no difference: it is the first word of a file's name.
+OVER: Final = "over"
+OPEN: Final = "open"
+#: How Hive, Spark and Delta write a null in a directory's name.
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+
+Ranges = dict[str, tuple[int, int]]
+
+
+class DataFile(NamedTuple):
+    """One Parquet file of a table."""
+
+    #: relative to the table's directory
+    path: str
+    rows: int
+    size_bytes: int
+    #: None: of rows without a moment, or of a table without dates
+    date: str | None
+    #: (least, largest) of its columns of whole numbers, but for those that are all null
+    ranges: Ranges
+    #: how many nulls each of them has
+    nulls: dict[str, int]
+
+    @property
+    def part(self) -> str:
+        """The part of the table whose rows it has."""
+        return self.path.rpartition("/")[2].partition("-")[0]
+
+
+class Staged(NamedTuple):
+    """Files that lie on disk and are in no version of the table yet."""
+
+    files: tuple[DataFile, ...]
+    schema: pa.Schema
+
+
+def adopt(directory: Path, table: Path) -> Staged:
+    """Move all Parquet files below a directory to where the table has them, durably.
+
+    Files without rows, and whatever else was left there by who wrote, are removed.
+
+    Raises:
+        LakeDamaged: a file is no whole Parquet file.
+        OSError: the disk failed.
+    """
+    files: list[DataFile] = []
+    schema: pa.Schema | None = None
+    batch = uuid.uuid4().hex[:12]
+    for path in sorted(directory.rglob("*.parquet")):
+        if path.name[0] in "._":
+            continue
+        footer = _footer(path)
+        schema = schema or footer.schema.to_arrow_schema().remove_metadata()
+        if not footer.num_rows:
+            continue
+        values = dict(part.partition("=")[::2] for part in path.relative_to(directory).parts[:-1])
+        part, date = values.get(PART_COLUMN, OVER), values.get(DATE)
+        target = table / (f"{DATE}={date}" if date else "")
+        target.mkdir(parents=True, exist_ok=True)
+        moved = target / f"{part}-{batch}-{len(files)}.parquet"
+        path.rename(moved)
+        sync_file(moved)
+        name = moved.relative_to(table).as_posix()
+        day = None if date == _NULL else date
+        ranges, nulls = _stats_of(moved, footer)
+        size = moved.stat().st_size
+        files.append(DataFile(name, footer.num_rows, size, day, ranges, nulls))
+    for one in {(table / file.path).parent for file in files} | {table, table.parent}:
+        if one.is_dir():
+            sync_directory(one)
+    return Staged(tuple(files), schema or pa.schema([]))
+
+
+def _footer(path: Path) -> parquet.FileMetaData:
+    try:
+        return parquet.read_metadata(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise LakeDamaged(path, f"is no whole Parquet file ({error})") from error
+
+
+def counted(schema: pa.Schema) -> list[str]:
+    """The columns of whole numbers: what tells moments, jobs and records apart.
+
+    delta-rs takes a column that a file says nothing of for one without any value that fits, unless
+    the table names the columns that files tell of; so it names these, and each file tells of all.
+    """
+    return [field.name for field in schema if pa.types.is_integer(field.type)]
+
+
+def _stats_of(path: Path, footer: parquet.FileMetaData) -> tuple[Ranges, dict[str, int]]:
+    ranges: Ranges = {}
+    nulls: dict[str, int] = {}
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    places = {groups[0].column(index).path_in_schema: index for index in range(footer.num_columns)}
+    for name in counted(footer.schema.to_arrow_schema()):
+        told = [group.column(places[name]).statistics for group in groups]
+        if all(one is not None and one.has_null_count for one in told):
+            nulls[name] = sum(one.null_count for one in told)
+            known = [one for one in told if one.has_min_max]
+            if known:
+                ranges[name] = (min(one.min for one in known), max(one.max for one in known))
+            if known or nulls[name] == footer.num_rows:
+                continue
+        column = parquet.read_table(path, columns=[name], partitioning=None)[name]
+        nulls[name] = column.null_count
+        found = pc.min_max(column).as_py()
+        if found["min"] is not None:
+            ranges[name] = (found["min"], found["max"])
+    return ranges, nulls
+
+
+def added(files: Iterable[DataFile], *, dates: bool) -> list[AddAction]:
+    """What Delta's log is to say of new files."""
+    now_ms = time.time_ns() // 1_000_000
+    return [
+        AddAction(
+            path=file.path,
+            size=file.size_bytes,
+            partition_values={DATE: file.date} if dates else {},
+            modification_time=now_ms,
+            data_change=True,
+            stats=json.dumps(
+                {
+                    "numRecords": file.rows,
+                    "minValues": {name: low for name, (low, _) in file.ranges.items()},
+                    "maxValues": {name: high for name, (_, high) in file.ranges.items()},
+                    "nullCount": file.nulls,
+                }
+            ),
+        )
+        for file in files
+    ]
+
+
+def removed(files: Iterable[DataFile], *, dates: bool) -> list[RemoveAction]:
+    """What Delta's log is to say of files that go."""
+    now_ms = time.time_ns() // 1_000_000
+    return [
+        RemoveAction(
+            file.path,
+            data_change=True,
+            deletion_timestamp=now_ms,
+            size=file.size_bytes,
+            partition_values={DATE: file.date} if dates else {},
+        )
+        for file in files
+    ]
+
+
+def listed(actions: Iterable[Mapping[str, object]]) -> list[DataFile]:
+    """The files of one version, as ``get_add_actions`` tells them."""
+    return [_listed(action) for action in actions]
+
+
+def _listed(action: Mapping[str, object]) -> DataFile:
+    date = action.get(f"partition.{DATE}")
+    lows = {name[4:]: value for name, value in action.items() if name.startswith("min.")}
+    ranges = {
+        name: (low, high)
+        for name, low in lows.items()
+        if isinstance(low, int) and isinstance(high := action.get(f"max.{name}"), int)
+    }
+    nulls = {name[11:]: value for name, value in action.items() if name.startswith("null_count.")}
+    rows, size = action["num_records"], action["size_bytes"]
+    return DataFile(
+        path=unquote(str(action["path"])),
+        rows=rows if isinstance(rows, int) else 0,
+        size_bytes=size if isinstance(size, int) else 0,
+        date=None if date is None else str(date),
+        ranges=ranges,
+        nulls={name: value for name, value in nulls.items() if isinstance(value, int)},
+    )
+
+
+def checked(table: Path, file: DataFile) -> Path:
+    """Where a file of the table is; whoever brings a lake along names no others.
+
+    Raises:
+        LakeDamaged: it is missing, not as long as it was, or outside of the table.
+    """
+    path = table / file.path
+    parts = Path(file.path).parts
+    if Path(file.path).is_absolute() or ".." in parts or ":" in parts[0]:
+        raise LakeDamaged(path, "is no path of a file in the table")
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        raise LakeDamaged(path, "is missing, although the table names it") from error
+    if path.resolve() != table.resolve() / file.path:
+        raise LakeDamaged(path, "is a symbolic link, or below one: it may be outside")
+    if size != file.size_bytes:
+        raise LakeDamaged(path, f"has {size} bytes, the table says {file.size_bytes}")
+    return path
