@@ -66,6 +66,12 @@ def lake(tmp_path: Path) -> Lake:
     return Lake.open(tmp_path / "lake", create=True)
 
 
+@pytest.fixture
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the disk: tests of many commits are not about that."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
 def test_every_reader_counts_the_same_rows_after_open_ones_were_replaced(lake: Lake) -> None:
     with lake.writer() as writer:
         append(writer, [1, 2], 0)
@@ -105,6 +111,7 @@ def test_a_batch_is_committed_once_however_often_it_is_run(lake: Lake) -> None:
     assert lake.batch() == Batch("s", 1, "offsets 1")
 
 
+@pytest.mark.usefixtures("unsynced")
 def test_tables_are_read_as_of_the_batch_that_all_have(lake: Lake) -> None:
     with lake.writer() as writer:
         for number in range(3):
@@ -123,6 +130,7 @@ def test_tables_are_read_as_of_the_batch_that_all_have(lake: Lake) -> None:
         assert lake.batch("records") == Batch("s", 2, "offsets 2"), "it has no later batch for it"
 
 
+@pytest.mark.usefixtures("unsynced")
 def test_many_small_files_of_a_day_are_written_together(lake: Lake) -> None:
     with lake.writer() as writer:
         for row in range(SMALL_FILES_MAX - 1):
@@ -142,6 +150,7 @@ def test_many_small_files_of_a_day_are_written_together(lake: Lake) -> None:
     assert by_day == {DAYS[0]: (0, SMALL_FILES_MAX - 1)}
 
 
+@pytest.mark.usefixtures("unsynced")
 def test_the_log_of_a_table_is_kept_short(lake: Lake) -> None:
     log = lake.path / "jobs" / "_delta_log"
     with lake.writer() as writer:

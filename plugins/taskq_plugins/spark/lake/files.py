@@ -92,8 +92,8 @@ def adopt(directory: Path, table: Path) -> Staged:
         ranges, nulls = _stats_of(moved, footer)
         size = moved.stat().st_size
         files.append(DataFile(name, footer.num_rows, size, day, ranges, nulls))
-    for one in {(table / file.path).parent for file in files} | {table, table.parent}:
-        if one.is_dir():
+    if files:
+        for one in {(table / file.path).parent for file in files} | {table}:
             sync_directory(one)
     return Staged(tuple(files), schema or pa.schema([]))
 

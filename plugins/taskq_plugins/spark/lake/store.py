@@ -392,6 +392,8 @@ class LakeWriter:
             )
 
         self._durably(where, create)
+        for directory in (where, self.lake.path):
+            sync_directory(directory)
         return self.lake.delta(table)
 
     def _durably(self, table: Path, act: Callable[[], _T]) -> _T:
@@ -402,8 +404,7 @@ class LakeWriter:
             for entry in os.scandir(table / _LOG):
                 if entry.stat().st_mtime_ns >= began_ns:
                     sync_file(Path(entry.path))
-            for directory in (table / _LOG, table, table.parent):
-                sync_directory(directory)
+            sync_directory(table / _LOG)
         except CommitFailedError as error:
             raise LakeConflict(table, str(error)) from error
         except OSError as error:
