@@ -39,14 +39,16 @@ class Soak:
         self.enqueued = self.done = self.largest = 0
         self.rss_early = self.rss_last = 0
         self.ended = asyncio.Event()
-        self.work = self.app.task(name="soak.work")(self._work)
 
-    async def _work(self, number: int, padding: str) -> None:
-        assert number
-        assert padding
-        self.done += 1
-        if self.done == self.enqueued:
-            self.ended.set()
+        @self.app.task(name="soak.work")
+        async def work(number: int, padding: str) -> None:
+            assert number
+            assert padding
+            self.done += 1
+            if self.done == self.enqueued:
+                self.ended.set()
+
+        self.work = work
 
     async def run(self) -> None:
         """Produce and work for the whole time, then let everything end."""
