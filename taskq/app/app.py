@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
 from taskq import telemetry
+from taskq.app.around import Around
 from taskq.app.decorate import TaskChoices, TaskDecorator, make_task, tasks_with
 from taskq.app.schedules import Listeners, Planned, rule_of, schedule_of
 from taskq.app.shared import LogHolder
 from taskq.app.tasks import Task, no_call
-from taskq.app.workers import Lifespan, find_workers
+from taskq.app.workers import find_workers
 from taskq.calls.call import Call, Options, checked_calls, make_call
 from taskq.calls.habits import APPS, no_attribute
 from taskq.calls.naming import checked_modules
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
     from contextlib import AbstractContextManager
 
+    from taskq.app.around import AroundFunction
     from taskq.app.schedules import Schedule, ScheduleChoices
     from taskq.app.tasks import AsyncTask, SyncTask
     from taskq.app.transaction import AppTransaction
-    from taskq.app.workers import AppWorker, LifespanFunction, Queues, WorkerOptions
+    from taskq.app.workers import AppWorker, Queues, WorkerOptions
     from taskq.calls.origins import Origin
     from taskq.conditions.base import Check, Condition
     from taskq.conditions.breakers import BreakerRule
@@ -53,12 +55,11 @@ if TYPE_CHECKING:
     from taskq.log.decide.listeners import DeadLetter
     from taskq.log.requests import Duplicate
     from taskq.log.store.store import Store
-    from taskq.schedules.times import Rule
 
 P = ParamSpec("P")
 R = TypeVar("R")
 DeathHook = TypeVar("DeathHook", bound="Callable[[DeadLetter], Any]")
-Opener = TypeVar("Opener", bound="LifespanFunction")
+OneAround = TypeVar("OneAround", bound="AroundFunction")
 
 
 class TaskQ(LogHolder):
@@ -106,8 +107,9 @@ class TaskQ(LogHolder):
         self._death_hooks: Declared[Callable[[DeadLetter], Any]] = Declared()
         self._breakers: dict[str, BreakerRule] = {}
         self._breaker_origins: dict[str, Origin] = {}
-        #: in the order in which they are entered
-        self._lifespans: Declared[Lifespan] = Declared()
+        #: of both the first is the outermost
+        self._lifespans: Declared[Around] = Declared()
+        self._middleware: Declared[Around] = Declared()
         self._planned = Planned()
 
     @classmethod
@@ -128,11 +130,7 @@ class TaskQ(LogHolder):
             raise UsageError(
                 "user_data() chooses the directory: leave data_dir out, or write TaskQ(data_dir)"
             )
-        if not app.strip(" .") or "/" in app or "\\" in app or "\0" in app:
-            raise UsageError(f"{app!r:.60} is no program's name: give one such as 'My App'")
-        from platformdirs import user_data_path  # noqa: PLC0415 - few programs are desktop apps
-
-        return cls(user_data_path(app, appauthor=False) / "taskq", **arguments)
+        return cls(places.of_program(app), **arguments)
 
     @functools.cached_property
     def settings(self) -> Settings:
@@ -213,7 +211,8 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: the expression, the zone or a choice is wrong, or the name is taken.
         """
-        return self._decorator(rule_of(expression, None, tz), choices, name, args, kwargs)
+        rule = rule_of(expression, None, tz)
+        return self._planned.decorator(self._own_task, rule, choices, name, args, kwargs)
 
     def every(
         self,
@@ -231,7 +230,8 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: the interval or a choice is wrong, or the name is taken.
         """
-        return self._decorator(rule_of(None, interval), choices, name, args, kwargs)
+        rule = rule_of(None, interval)
+        return self._planned.decorator(self._own_task, rule, choices, name, args, kwargs)
 
     def schedule(
         self,
@@ -277,8 +277,7 @@ class TaskQ(LogHolder):
             pause: before the first try; each further one waits twice as long.
             pause_max: the longest pause.
             probe: a condition, such as ``online(...)``, that must hold before a try.
-            is_failure: which errors count; by default those of connections, names and timeouts,
-                also of httpx, aiohttp and requests.
+            is_failure: which errors count; by default those of connections, names, timeouts.
 
         Raises:
             UsageError: an argument is wrong, or the queue has another breaker already.
@@ -289,7 +288,7 @@ class TaskQ(LogHolder):
             raise UsageError(f"queue {queue!r} has another breaker already: declare it once")
         self._breakers[queue], self._breaker_origins[queue] = rule, origin
 
-    def lifespan(self, function: Opener) -> Opener:
+    def lifespan(self, function: OneAround) -> OneAround:
         """Open shared resources when a worker starts, and close them when it ends; a decorator.
 
         ::
@@ -307,7 +306,20 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: the function is no async generator function, or takes something unknown.
         """
-        self._lifespans.add(Lifespan(function), origin_of(function))
+        self._lifespans.add(Around("lifespan", "app", function), origin_of(function))
+        return function
+
+    def middleware(self, function: OneAround) -> OneAround:
+        """Stand around each attempt of a job, on the worker's loop; a decorator like ``lifespan``.
+
+        ``async def session(job: JobContext) -> AsyncIterator[None]`` yields once. A job's error is
+        raised there; one that is not raised on is forgotten, and the job succeeds with None. The
+        first that was declared is the outermost; a worker takes them up at its start.
+
+        Raises:
+            UsageError: the function is no async generator function, or takes something unknown.
+        """
+        self._middleware.add(Around("middleware", "job", function), origin_of(function))
         return function
 
     if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
@@ -565,9 +577,9 @@ class TaskQ(LogHolder):
     def on_dead(self, hook: DeathHook) -> DeathHook:
         """Call a function with each ``DeadLetter`` that a worker of this app makes; a decorator.
 
-        It runs in the worker's loop, as a task of its own if it is async, once the death is on
-        disk. Told are jobs that died here, and those of killed workers that were taken back here.
-        What it raises is logged. Hooks are taken up when a worker starts.
+        It runs in the worker's loop once the death is on disk, as a task of its own if it is async.
+        Told are jobs that died here, and those of killed workers that were taken back here. What it
+        raises is logged. Hooks are taken up when a worker starts.
         """
         self._death_hooks.add(hook, origin_of(hook))
         return hook
@@ -575,22 +587,11 @@ class TaskQ(LogHolder):
     def __repr__(self) -> str:
         return f"<TaskQ {self._connection.path} {len(self._tasks)} task names>"
 
-    def _decorator(
-        self,
-        rule: Rule,
-        choices: ScheduleChoices,
-        name: str | None,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any] | None,
-    ) -> TaskDecorator:
-        def plan(fn: Callable[..., Any]) -> Task[..., Any]:
-            task = fn if isinstance(fn, Task) else self._add_task(fn, {})
-            if task.app is not self:
-                raise UsageError(f"{task.name} is a task of another app: schedule it with that one")
-            self._planned.declare(task, rule, choices, name=name, args=args, kwargs=kwargs)
-            return task
-
-        return plan  # type: ignore[return-value]
+    def _own_task(self, fn: Callable[..., Any]) -> Task[..., Any]:
+        task = fn if isinstance(fn, Task) else self._add_task(fn, {})
+        if task.app is not self:
+            raise UsageError(f"{task.name} is a task of another app: schedule it with that one")
+        return task
 
     def _add_task(self, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
         task = make_task(self, fn, choices)

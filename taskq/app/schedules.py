@@ -20,6 +20,7 @@ from taskq.schedules.headers import MOMENT_HEADER, SCHEDULE_HEADER
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from taskq.app.decorate import TaskDecorator
     from taskq.schedules.times import Rule
 
 
@@ -216,27 +217,40 @@ class Planned:
         self.all[name] = schedule
         self.listeners.tell()
 
-    def declare(
+    def decorator(
         self,
-        task: Task[..., Any],
+        own_task: Callable[[Callable[..., Any]], Task[..., Any]],
         rule: Rule,
         choices: ScheduleChoices,
-        *,
         name: str | None,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any] | None,
-    ) -> None:
-        """Take up a schedule of a task, which is called with these arguments.
+    ) -> TaskDecorator:
+        """Make what takes up a schedule of the task that it decorates.
+
+        Args:
+            own_task: gives the app's task of a function, which may be one already.
+            rule: when it is enqueued.
+            choices: see ``ScheduleChoices``.
+            name: of the schedule; None: as the task.
+            args: with which the task is called.
+            kwargs: likewise.
 
         Raises:
-            UsageError: a choice is wrong, or the name is taken.
+            UsageError: when it decorates: a choice is wrong, or the name is taken.
         """
         given = dict(kwargs or {})
 
-        def make() -> Call[Any]:
-            return task.call(*args, **given)
+        def plan(fn: Callable[..., Any]) -> Task[..., Any]:
+            task = own_task(fn)
 
-        self.add(Schedule(name or task.name, rule, task, make, choices))
+            def make() -> Call[Any]:
+                return task.call(*args, **given)
+
+            self.add(Schedule(name or task.name, rule, task, make, choices))
+            return task
+
+        return plan  # type: ignore[return-value]
 
 
 def schedule_of(

@@ -11,6 +11,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from taskq.core.errors import UsageError
+
 #: Where settings are looked for in the working directory; those of a later file give way.
 DOTENV, TOML, PYPROJECT = ".env", "taskq.toml", "pyproject.toml"
 PREFIX: Final = "TASKQ_"
@@ -18,6 +20,19 @@ PREFIX: Final = "TASKQ_"
 DATA_DIR_DEFAULT: Final = "taskq-data"
 #: From which level on ``taskq worker`` writes to stderr, likewise.
 LOG_LEVEL_DEFAULT: Final = "warning"
+
+
+def of_program(name: str) -> Path:
+    """Where this user's system keeps the data of a desktop program of that name.
+
+    Raises:
+        UsageError: the name is empty or a path.
+    """
+    if not name.strip(" .") or "/" in name or "\\" in name or "\0" in name:
+        raise UsageError(f"{name!r:.60} is no program's name: give one such as 'My App'")
+    from platformdirs import user_data_path  # noqa: PLC0415 - few programs are desktop apps
+
+    return user_data_path(name, appauthor=False) / "taskq"
 
 
 def are_silent() -> bool:

@@ -415,7 +415,14 @@ class Worker:
         assert keeper is not None
         self._places = Executors(self._room, self._lifespans.resources, self._children)
         traced = traced_runs(self._hook)
-        plans = Plans(lambda: self.app._tasks, self._places, traced)
+        wraps = [] if traced is None else [traced.wrap]
+        if self.app._middleware:
+            # Imported when an app has some: few have.
+            from taskq_workers.slots.middleware import Surrounded  # noqa: PLC0415
+
+            resources = self._lifespans.resources
+            wraps.insert(0, Surrounded(self.app._middleware, resources).wrap)
+        plans = Plans(lambda: self.app._tasks, self._places, wraps)
         # From here on each job is run by the task that is there when it begins.
         self._undo.callback(self.app._task_listeners.listen(plans.clear))
         runner = Slots(

@@ -90,6 +90,8 @@ class LifespanHolder:
         """
         if self._lends and self._app._lifespans:
             self.resources = await self._entered()
+        if self._app._middleware and not self._lends:
+            _log.warning("jobs run on executors, where the app's middleware does not stand")
         for task in self._app._tasks.values():
             if self._lends:
                 bound(task, self.resources)
@@ -154,13 +156,13 @@ class LifespanHolder:
         async with contextlib.AsyncExitStack() as stack:
             for lifespan in self._app._lifespans:
                 try:
-                    manager = lifespan.enter(self._app, resources)
+                    manager = lifespan.enter(self._app, lifespan.resources(resources))
                     resources.add(await stack.enter_async_context(manager))
                 except TaskqError:
                     raise
                 except Exception as error:
                     raise TaskqError(
-                        f"the lifespan {lifespan.name} failed at its start: {describe(error)}"
+                        f"{lifespan.name} failed at its start: {describe(error)}"
                     ) from error
             if not ready.done():
                 ready.set_result(resources)

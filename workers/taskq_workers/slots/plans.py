@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from taskq.core.errors import UsageError
 from taskq_workers.runs.executors import Plan, planned
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from taskq.app.tasks import Task
     from taskq_workers.runs.executors import Executors
-    from taskq_workers.runs.tracing import TracedRuns
+
+    Calling: TypeAlias = Callable[..., Awaitable[Any]]
 
 
 class Plans(dict[str, Plan]):
@@ -22,17 +23,17 @@ class Plans(dict[str, Plan]):
     Args:
         tasks: gives the present ones, by name.
         executors: where their functions run.
-        traced: what makes spans of their calls; None for nothing.
+        wraps: what stands around each call, the innermost first.
     """
 
     def __init__(
         self,
         tasks: Callable[[], Mapping[str, Task[..., Any]]],
         executors: Executors,
-        traced: TracedRuns | None = None,
+        wraps: Sequence[Callable[[Calling], Calling]] = (),
     ) -> None:
         super().__init__()
-        self._traced = traced
+        self._wraps = wraps
         self._tasks = tasks
         self._executors = executors
 
@@ -53,7 +54,9 @@ class Plans(dict[str, Plan]):
         except UsageError as error:
             # Registered since the worker's start, which would have refused it.
             plan = planned(task, _refusing(error))
-        return plan if self._traced is None else plan._replace(call=self._traced.wrap(plan.call))
+        for wrap in self._wraps:
+            plan = plan._replace(call=wrap(plan.call))
+        return plan
 
 
 def _refusing(error: UsageError) -> Callable[..., Awaitable[Any]]:

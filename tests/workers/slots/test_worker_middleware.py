@@ -1,0 +1,268 @@
+"""What an app puts around each attempt: ``@app.middleware``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sentry_sdk
+from sentry_sdk.transport import Transport
+
+from taskq import Inject, JobContext, Snooze, State, TaskQ, injected, retry
+from taskq.errors import JobCancelled, JobFailed, UsageError
+from taskq_workers import Worker
+from taskq_workers.slots.slots import Slots
+from tests.workers import afar_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from sentry_sdk.envelope import Envelope
+
+SECONDS = 20
+_who: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> TaskQ:
+    return TaskQ(tmp_path / "data", durability="os")
+
+
+async def test_it_stands_around_each_attempt_the_first_declared_outermost(app: TaskQ) -> None:
+    told: list[str] = []
+
+    @app.middleware
+    async def outer(job: JobContext) -> AsyncIterator[None]:
+        told.append(f"outer before {job.task} {job.attempt}")
+        try:
+            yield
+        except ValueError:
+            told.append("outer failed")
+            raise
+        told.append("outer after")
+
+    @app.middleware
+    async def inner() -> AsyncIterator[None]:
+        told.append("inner before")
+        yield
+        told.append("inner after")
+
+    @app.task(name="work", retry=retry.fixed(2, 0))
+    async def work() -> int:
+        told.append("run")
+        if told.count("run") == 1:
+            raise ValueError
+        return 7
+
+    async with app.worker():
+        assert await (await work.enqueue()).result(timeout=SECONDS) == 7
+    first = ["outer before work 1", "inner before", "run", "outer failed"]
+    again = ["outer before work 2", "inner before", "run", "inner after", "outer after"]
+    assert told == first + again
+
+
+async def test_what_it_sets_is_seen_by_the_task_on_the_loop_and_in_threads(app: TaskQ) -> None:
+    @app.middleware
+    async def signed_in(job: JobContext) -> AsyncIterator[None]:
+        token = _who.set(job.headers["who"])
+        yield
+        _who.reset(token)
+
+    @app.task
+    async def asks() -> str:
+        return _who.get()
+
+    @app.task(runs_in="thread")
+    async def asks_on_own_loop() -> str:
+        return _who.get()
+
+    @app.task
+    def asks_in_thread() -> str:
+        assert threading.current_thread() is not threading.main_thread()
+        return _who.get()
+
+    async with app.worker():
+        for task in (asks, asks_on_own_loop, asks_in_thread):
+            job = await task.options(headers={"who": "ada"}).enqueue()
+            assert await job.result(timeout=SECONDS) == "ada"
+
+
+async def test_it_takes_what_lifespans_yield_and_a_missing_one_stops_the_start(app: TaskQ) -> None:
+    @app.lifespan
+    async def numbers() -> AsyncIterator[list[int]]:
+        yield [1]
+
+    @app.middleware
+    async def counts(job: JobContext, seen: Inject[list[int]] = injected()) -> AsyncIterator[None]:
+        seen.append(job.attempt)
+        yield
+
+    @app.task
+    async def reads(seen: Inject[list[int]] = injected()) -> list[int]:
+        return seen
+
+    async with app.worker():
+        assert await (await reads.enqueue()).result(timeout=SECONDS) == [1, 1]
+
+    @app.middleware
+    async def wants(text: Inject[str] = injected()) -> AsyncIterator[None]:
+        yield
+
+    with pytest.raises(UsageError, match=r"wants.*text.*str"):
+        await app.worker().start()
+
+
+async def test_its_own_error_fails_the_attempt_and_one_it_forgets_is_no_failure(
+    app: TaskQ,
+) -> None:
+    @app.middleware
+    async def strict(job: JobContext) -> AsyncIterator[None]:
+        if job.task == "never":
+            raise RuntimeError("not today")
+        with contextlib.suppress(KeyError):
+            yield
+
+    ran = []
+
+    @app.task(name="never", retry=1)
+    async def never() -> None:
+        ran.append(1)
+
+    @app.task(name="forgiven", retry=1)
+    async def forgiven() -> None:
+        raise KeyError("x")
+
+    async with app.worker():
+        with pytest.raises(JobFailed, match="not today"):
+            await (await never.enqueue()).result(timeout=SECONDS)
+        job = await forgiven.enqueue()
+        await job.result(timeout=SECONDS)
+        assert await job.status() is State.SUCCEEDED
+    assert ran == []
+
+
+async def test_a_cancelled_job_and_a_wish_pass_through_it(app: TaskQ) -> None:
+    told: list[type[BaseException]] = []
+
+    @app.middleware
+    async def sees(_job: JobContext) -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            told.append(type(error))
+            raise
+
+    begun = asyncio.Event()
+
+    @app.task
+    async def hangs() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    @app.task
+    async def waits() -> None:
+        if not told:
+            raise Snooze(0)
+
+    async with app.worker():
+        await (await waits.enqueue()).result(timeout=SECONDS)
+        job = await hangs.enqueue()
+        await begun.wait()
+        await job.cancel()
+        with pytest.raises(JobCancelled):
+            await job.result(timeout=SECONDS)
+    assert told == [Snooze, asyncio.CancelledError]
+
+
+async def test_an_error_in_a_child_process_is_raised_in_it_too(tmp_path: Path) -> None:
+    told: list[BaseException] = []
+    app = afar_jobs.app
+    app.data_dir = tmp_path / "data"
+
+    @app.middleware
+    async def sees(_job: JobContext) -> AsyncIterator[None]:
+        try:
+            yield
+        except Exception as error:
+            told.append(error)
+            raise
+
+    try:
+        async with app, app.worker():
+            job = await afar_jobs.raises.enqueue()
+            with pytest.raises(JobFailed, match="LookupError: in a process"):
+                await job.result(timeout=SECONDS)
+    finally:
+        app._middleware.clear()
+    assert [(type(error), str(error)) for error in told] == [(LookupError, "in a process")]
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "generator", "more"])
+def test_what_is_no_middleware_is_refused(app: TaskQ, kind: str) -> None:
+    async def coroutine(job: JobContext) -> None: ...
+
+    def generator(job: JobContext) -> Iterator[None]:
+        yield
+
+    async def more(job: JobContext, other: int) -> AsyncIterator[None]:
+        yield
+
+    with pytest.raises(UsageError, match=f"the middleware .*{kind}"):
+        app.middleware(locals()[kind])
+
+
+async def test_sentry_hears_of_a_failure_with_the_job_it_befell(app: TaskQ) -> None:
+    """As the README shows it."""
+    sent: list[Any] = []
+
+    class Kept(Transport):
+        def capture_envelope(self, envelope: Envelope) -> None:
+            sent.extend(item.payload.json for item in envelope.items)
+
+    sentry_sdk.init(dsn="https://key@sentry.invalid/1", transport=Kept, default_integrations=False)
+
+    @app.middleware
+    async def sentry(job: JobContext) -> AsyncIterator[None]:
+        with sentry_sdk.isolation_scope() as scope:
+            scope.set_tag("task", job.task)
+            scope.set_tag("job", job.id)
+            try:
+                yield
+            except Exception as error:
+                sentry_sdk.capture_exception(error)
+                raise
+
+    @app.task(name="work", retry=1)
+    async def work() -> None:
+        raise ValueError("broken")
+
+    @app.task
+    async def fine() -> None: ...
+
+    try:
+        async with app.worker():
+            await (await fine.enqueue()).result(timeout=SECONDS)
+            job = await work.enqueue()
+            with pytest.raises(JobFailed):
+                await job.result(timeout=SECONDS)
+    finally:
+        sentry_sdk.get_client().close()
+        sentry_sdk.get_global_scope().set_client(None)
+    (event,) = sent
+    assert event["tags"] == {"task": "work", "job": job.id}
+    assert event["exception"]["values"][0]["value"] == "broken"
+
+
+async def test_a_worker_of_an_app_without_any_calls_its_tasks_directly(app: TaskQ) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    async with Worker(app) as worker:
+        await (await work.enqueue()).result(timeout=SECONDS)
+        assert isinstance(worker._runner, Slots)
+        assert worker._runner._plans[work.name].call is work.fn
