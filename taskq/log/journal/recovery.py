@@ -213,9 +213,13 @@ def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
         if first is not None:
             start = first.offset
             frames = (one for one in items(end) if isinstance(one, Frame) and one.offset > start)
-            if first.header.first_lsn == segment:  # replaced as a whole: it names what it named
-                before = _link_of(disk, old)
-            saved = _write_again(log, first, frames, before)
+            header = codec.SegmentHeader(
+                first.header.first_lsn, first.header.epoch, log.log_id.bytes, first.header.time_ns,
+                before,
+            )  # fmt: skip
+            if first.header.first_lsn == segment:  # replaced as a whole: it begins as it began
+                header = _header_of(disk, old) or header._replace(link=codec.NO_LINK)
+            saved = _write_again(log, first, frames, header)
             # One that holds nothing else was replaced as a whole.
             end = air.begin if first.header.first_lsn != segment else size
         if end < size:
@@ -281,19 +285,16 @@ def _read_from(disk: Disk, descriptor: int, count: int, offset: int) -> bytes:
     return disk.read(descriptor, count, offset)
 
 
-def _link_of(disk: Disk, descriptor: int) -> codec.Link:
-    data = disk.read(descriptor, codec.SEGMENT_HEADER.size, 0)
-    header = codec.decode_segment_header(data, "")
-    return codec.NO_LINK if header is None else header.link
+def _header_of(disk: Disk, descriptor: int) -> codec.SegmentHeader | None:
+    return codec.decode_segment_header(disk.read(descriptor, codec.SEGMENT_HEADER.size, 0), "")
 
 
-def _write_again(log: _Log, first_frame: Frame, others: Iterator[Frame], link: codec.Link) -> int:
+def _write_again(
+    log: _Log, first_frame: Frame, others: Iterator[Frame], header: codec.SegmentHeader
+) -> int:
     """Make a segment of these frames; one that begins with them is replaced as a whole."""
     disk, first = log.disk, first_frame.header
     seed = codec.segment_seed(log.log_id, first.first_lsn)
-    header = codec.SegmentHeader(
-        first.first_lsn, first.epoch, log.log_id.bytes, first.time_ns, link
-    )
     target = f"{log.path}/log/{segment_name(first.first_lsn)}"
     temporary = f"{target}.tmp"
     descriptor = disk.open(temporary, create=True)

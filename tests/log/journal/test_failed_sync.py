@@ -384,3 +384,22 @@ def test_that_a_full_disk_does_not_take_the_word_of_a_sync_makes_it_no_failed_on
     assert _MARKER not in world.machine.paths()
     world.lose_power()
     assert [record.body for record in world.records() if record.body] == [b"in the air"]
+
+
+def test_a_segment_that_is_written_again_as_a_whole_begins_as_it_began() -> None:
+    """Its header tells of the end before it: who compares copies or looks for gaps needs that."""
+    world = World()
+    first = world.process()
+    first.enqueue(b"one")
+    world.clock.advance(60)
+    world.lose_power()
+    second = world.process()
+    world.clock.advance(60)
+    second.send(Op.ENQUEUE, (PLAIN, b"in the air", None))
+    segment, header = second.journal.segment, second.journal.files.header(second.journal.segment)
+    world.machine.fail_next_syncs()
+    second.sync()
+    second.kill()
+    third = world.process()
+    assert third.journal.recovered == ["wrote 1 frames again after a failed fsync"]
+    assert third.journal.files.header(segment) == header
