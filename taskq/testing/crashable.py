@@ -126,6 +126,13 @@ class CrashableDisk:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
         self._step("rename", target).rename(source, target)
 
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name."""
+        file = self._check().find(source)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+        self._step("link", target).link(target, file)
+
     def remove(self, path: str) -> None:
         """Remove a file if it is there."""
         self._step("remove", path).unlink(path)

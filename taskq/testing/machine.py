@@ -164,15 +164,17 @@ class Machine:
         """The file or directory of that path."""
         return self._names.get(path)
 
-    def link(self, path: str, *, directory: bool = False) -> File:
-        """Make a file."""
+    def link(self, path: str, file: File | None = None, *, directory: bool = False) -> File:
+        """Make a file, or give one that is there another name."""
         directory_path = parent(path)
         if directory_path not in self._names:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if self.files is not None and not self.files[0]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        file = self._names[path] = File(next(self._numbers))
-        file.modified_ns = self.wall_ns()
+        if file is None:
+            file = File(next(self._numbers))
+            file.modified_ns = self.wall_ns()
+        self._names[path] = file
         if directory:
             self._directories.add(file)
         self._changes.setdefault(directory_path, []).append(_Change(path, file))
@@ -299,7 +301,7 @@ class Machine:
         return True
 
     def _release(self, file: File | None) -> None:
-        if file is not None:
+        if file is not None and file not in self._names.values():
             self.give_room(len(file.cache))
 
 

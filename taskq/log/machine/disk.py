@@ -100,6 +100,10 @@ class LocalDisk:
         """Replace ``target`` in one step."""
         Path(source).replace(target)
 
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name."""
+        Path(target).hardlink_to(source)
+
     def remove(self, path: str) -> None:
         """Remove a file if it is there."""
         Path(path).unlink(missing_ok=True)

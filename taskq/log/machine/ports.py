@@ -51,6 +51,10 @@ class Disk(Protocol):
         """Replace ``target`` in one step."""
         ...
 
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name, of the same device, that is free."""
+        ...
+
     def remove(self, path: str) -> None:
         """Remove a file; a missing one is no error."""
         ...

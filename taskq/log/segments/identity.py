@@ -117,7 +117,7 @@ def read_or_create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
 def create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
     """Write the file of a new log; the caller holds the writer lock, and keeps the directory."""
     identity = Identity(uuid.uuid4(), now_ns)
-    _write_identity(disk, path, identity)
+    write_identity(disk, path, identity)
     return identity
 
 
@@ -130,12 +130,13 @@ def add_feature(disk: Disk, path: str, identity: Identity, feature: str) -> Iden
     identity = read_identity(disk, path) or identity
     if feature not in identity.incompat:
         identity = identity._replace(incompat=identity.incompat | {feature})
-        _write_identity(disk, path, identity)
+        write_identity(disk, path, identity)
         disk.sync_directory(path)
     return identity
 
 
-def _write_identity(disk: Disk, path: str, identity: Identity) -> None:
+def write_identity(disk: Disk, path: str, identity: Identity) -> None:
+    """Write the file anew, in one step; whoever calls keeps the directory."""
     features: dict[str, list[str]] = {
         "compat": [],
         "read_only_compat": sorted(identity.read_only),
