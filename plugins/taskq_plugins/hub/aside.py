@@ -1,0 +1,135 @@
+"""Setting aside what a break leaves, so that the current directory is always one whole history.
+
+With a gap left in place a fold of the copy shows jobs that are over and misses others. So what is
+before a gap, and the branch that a device left, go to ``old/<n>/``, a task log of its own: all
+segments are linked there; then the current directory loses what does not go on. Every step can be
+cut short and done again: the break is noted as begun before the first, and as done behind the last.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskq.log.format.frames import segment_lsn, segment_name
+from taskq.log.machine.ports import write_all
+from taskq_plugins.hub.messages import Kind
+from taskq_plugins.hub.notes import Notes
+from taskq_plugins.hub.positions import Position
+
+if TYPE_CHECKING:
+    from taskq.log.machine.ports import Disk
+    from taskq_plugins.hub.messages import Declare
+
+_COPY_BYTES: Final = 1024 * 1024
+_BREAKS: Final = "breaks.jsonl"
+_SEALS: Final = "seals.jsonl"
+
+
+class Break(NamedTuple):
+    """One that was declared; as ``Declare``, and ``high_lsn`` as of ``Synced`` by then."""
+
+    kind: Kind
+    left: Position
+    at: Position
+    end_lsn: int
+    cause: str
+    high_lsn: int
+
+
+class Breaks:
+    """The breaks of one copy.
+
+    Attributes:
+        all: those that were declared, oldest first. The latest may still have to be carried out.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._notes = Notes(disk, f"{path}/{_BREAKS}")
+        self.all = [_decoded(line) for line in self._notes.lines if line["step"] == "begun"]
+        if self._notes.lines and self._notes.lines[-1]["step"] == "begun":
+            self._carry_out()
+
+    def knows(self, asked: Declare) -> bool:
+        """Whether it was declared before, in the same words but for ``end_lsn`` and ``cause``."""
+        return any(one[:3] == (asked.kind, asked.left, asked.at) for one in self.all)
+
+    def declare(self, asked: Declare, high_lsn: int) -> None:
+        """Note a break and carry it out.
+
+        Raises:
+            OSError: the disk refused; who opens the copy next carries it out, if it was noted.
+        """
+        self._notes.add(
+            step="begun", n=len(self.all) + 1, kind=asked.kind.value, left=asked.left.as_list(),
+            at=asked.at.as_list(), end_lsn=asked.end_lsn, cause=asked.cause, high_lsn=high_lsn,
+        )  # fmt: skip
+        self.all.append(Break(*asked[2:], high_lsn))
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        disk, path, one = self._disk, self._path, self.all[-1]
+        old = f"{path}/old/{len(self.all)}"
+        # The place that a gap leaves keeps nothing; of a fork what is before it stays.
+        keep = one.at if one.kind is Kind.FORK else Position(0)
+        if segments(disk, path):
+            disk.make_directory(f"{old}/log")
+            for name in (
+                "taskq.json",
+                _SEALS,
+                *(f"log/{one}" for one in disk.names(f"{path}/log")),
+            ):
+                _link(disk, f"{path}/{name}", f"{old}/{name}")
+            for directory in (f"{old}/log", old, f"{path}/old", path):
+                disk.sync_directory(directory)
+        self._cut(keep)
+        self._notes.add(step="done", n=len(self.all))
+
+    def _cut(self, keep: Position) -> None:
+        """Remove all behind that place from the current directory."""
+        disk, log = self._disk, f"{self._path}/log"
+        seals = Notes(disk, f"{self._path}/{_SEALS}")
+        seals.keep([line for line in seals.lines if line["segment"] < keep.segment])
+        # The latest goes first: at no time does anything stand behind a gap.
+        for segment in reversed(segments(disk, self._path)):
+            file = f"{log}/{segment_name(segment)}"
+            if segment > keep.segment or (segment == keep.segment and not keep.offset):
+                disk.remove(file)
+            elif segment == keep.segment:
+                _shorten(disk, file, keep.offset)
+        disk.sync_directory(log)
+
+
+def segments(disk: Disk, path: str) -> list[int]:
+    """First lsns of the segments of a directory, rising."""
+    names = disk.names(f"{path}/log")
+    return sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
+
+
+def _decoded(line: dict[str, Any]) -> Break:
+    places = Position.from_list(line["left"]), Position.from_list(line["at"])
+    return Break(Kind(line["kind"]), *places, line["end_lsn"], line["cause"], line["high_lsn"])
+
+
+def _link(disk: Disk, source: str, target: str) -> None:
+    """Give a file a second name, unless that is taken: by an earlier try, which came further."""
+    if disk.status(target) is None and disk.status(source) is not None:
+        disk.link(source, target)
+
+
+def _shorten(disk: Disk, path: str, size: int) -> None:
+    """Put a copy of a file's beginning in its place: under another name the whole one stays."""
+    temporary = f"{path}.tmp"
+    source = disk.open(path, write=False)
+    target = disk.open(temporary, create=True)
+    try:
+        disk.truncate(target, 0)
+        for at in range(0, size, _COPY_BYTES):
+            data = disk.read(source, min(_COPY_BYTES, size - at), at)
+            write_all(disk, target, data, at)
+        disk.sync(target)
+    finally:
+        disk.close(source)
+        disk.close(target)
+    disk.rename(temporary, path)

@@ -1,0 +1,70 @@
+"""The verdict: how a device's log stands to the hub's copy of it. Pure: no clock, no network."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from taskq_plugins.hub.messages import Synced
+    from taskq_plugins.hub.positions import Position
+
+
+class Verdict(enum.Enum):
+    """What is to be done, in the order in which they are looked for."""
+
+    #: the hub has nothing of the log: its oldest segment comes first
+    NEW = "new"
+    #: the log has again what the copy lacks at its beginning, since it was set back, or a loss of
+    #: power undid that compaction removed it: say so, begin with the oldest segment
+    OLDER = "older"
+    #: what the hub ends with stands here, too, or goes right before what stands here: go on
+    BEHIND = "behind"
+    #: a recovery moved the hub's last frame: seal what is left of its segment, go on with the next
+    MOVED = "moved"
+    #: the log was set back, and nothing was written since: nothing to send, but a new epoch
+    AHEAD = "ahead"
+    #: what would follow is not here any more: say so, go on with the oldest segment
+    GAP = "gap"
+    #: the log was set back and went on: say so, go on where both are still the same
+    FORKED = "forked"
+
+
+class Log(Protocol):
+    """What the verdict asks of the device's log."""
+
+    def stands(self, at: Position) -> bool:
+        """Whether that frame stands at that place."""
+        ...
+
+    def follows(self, at: Position) -> bool:
+        """Whether the log begins right behind it."""
+        ...
+
+    def is_moved(self, at: Position) -> bool:
+        """Whether the same frame stands elsewhere, in a later segment."""
+        ...
+
+    def begins_behind(self, at: Position) -> bool:
+        """Whether the log has no segment that old."""
+        ...
+
+    def begins_before(self, segment: int) -> bool:
+        """Whether the log has an older segment."""
+        ...
+
+
+def compare(told: Synced, log: Log) -> Verdict:
+    """Draw the verdict from what the hub told of its copy."""
+    at = told.at
+    if not at.segment:
+        return Verdict.NEW
+    if told.begins and log.begins_before(told.begins):
+        return Verdict.OLDER
+    if log.stands(at) or log.follows(at):
+        return Verdict.BEHIND
+    if log.is_moved(at):
+        return Verdict.MOVED
+    if told.has_end:
+        return Verdict.AHEAD
+    return Verdict.GAP if log.begins_behind(at) else Verdict.FORKED

@@ -1,0 +1,187 @@
+"""A device's log as its sync reads it: whole frames, never beyond what is durable."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogDamaged, LogFailed
+from taskq.log.config import LogConfig
+from taskq.log.format import codec
+from taskq.log.format.frames import segment_name
+from taskq.log.journal.journal import Journal
+from taskq.log.journal.recovery import is_marked_failed
+from taskq.log.segments.segments import hop
+from taskq_plugins.hub.positions import HEAD, NOWHERE, START, Position, position_behind, stands
+
+if TYPE_CHECKING:
+    from taskq.log.machine.ports import Clock, Disk
+
+_HASHED_BYTES: Final = 1024 * 1024
+
+
+class DeviceLog:
+    """The durable part of a log as it stands now. Close it.
+
+    A sync point that ends the log is left out until something follows it: it says nothing new, and
+    a recovery may take it back.
+
+    Attributes:
+        identity: of the log.
+        end: where it ends; NOWHERE if it holds nothing.
+        segments: first lsns of those that hold something, rising.
+
+    Raises:
+        LogFailed: an fsync failed, and the log was not opened since: frames are about to be moved.
+        LogError: it cannot be read.
+    """
+
+    def __init__(self, disk: Disk, clock: Clock, path: str) -> None:
+        self._disk = disk
+        self._journal = journal = Journal(disk, clock, path, LogConfig(), None)
+        journal.open_for_reading()
+        self.identity = journal.identity
+        self._files = files = journal.files
+        if journal.segment:
+            # Whole frames that were seen before this are durable behind it, whoever wrote them.
+            disk.sync(files.descriptor(journal.segment))
+        if is_marked_failed(disk, path):
+            journal.close()
+            raise LogFailed(path, "an fsync failed in one of its processes")
+        older = [
+            one
+            for one in files.lsns
+            if one < journal.segment and files.size(one) > START and files.header(one) is not None
+        ]
+        self.end = self._last_record(journal.segment, journal.last_frame)
+        self.segments = [*older, journal.segment] if self.end.segment else older
+        if older and not self.end.segment:
+            self.end = self._end_of_sealed(older[-1], journal.segment)
+
+    def close(self) -> None:
+        """Give the files back."""
+        self._journal.close()
+
+    # -- what the verdict asks --------------------------------------------------------------------
+
+    def stands(self, at: Position) -> bool:
+        """Whether that frame stands at that place."""
+        return stands(self._disk, self._files, at)
+
+    def follows(self, at: Position) -> bool:
+        """Whether the log begins right behind it: its oldest segment names that end."""
+        if not self.begins_behind(at) or not self.segments:
+            return False
+        header = self._files.header(self.segments[0])
+        return header is not None and header.link == at.link != codec.NO_LINK
+
+    def begins_behind(self, at: Position) -> bool:
+        """Whether the log has no segment that old."""
+        return not self.segments or self.segments[0] > at.segment
+
+    def begins_before(self, segment: int) -> bool:
+        """Whether the log has an older segment."""
+        return bool(self.segments) and self.segments[0] < segment
+
+    def is_moved(self, at: Position) -> bool:
+        """Whether the same frame stands in a later segment: the same body by the CRC of there."""
+        wanted = at.header
+        if wanted is None or at.segment not in self.segments:
+            return False
+        later = [one for one in self.segments if at.segment < one <= wanted.first_lsn]
+        for segment in reversed(later):
+            size = self._files.size(segment)
+            for offset, header in hop(self._files, segment, START, size):
+                if header[:5] == wanted[:5] and header.records:
+                    body = self._disk.read(
+                        self._files.descriptor(segment), header.body_size, offset + HEAD
+                    )
+                    seed = self._files.seed(at.segment)
+                    return codec.body_is_whole(body, wanted, seed, at.frame)
+        return False
+
+    # -- what is sent -----------------------------------------------------------------------------
+
+    def next_segment(self, segment: int) -> int:
+        """The segment behind one, 0 if there is none."""
+        return next((one for one in self.segments if one > segment), 0)
+
+    def is_sealed(self, segment: int) -> bool:
+        """Whether nothing is written to it any more."""
+        return segment < self._journal.segment
+
+    def end_of(self, segment: int) -> Position:
+        """Where a segment ends.
+
+        Raises:
+            LogDamaged: it holds no whole frame.
+        """
+        if segment == self.end.segment:
+            return self.end
+        return self._end_of_sealed(segment, self.next_segment(segment))
+
+    def borders(self, segment: int) -> list[Position]:
+        """The positions behind each frame of a segment, rising."""
+        end = self.end_of(segment).offset
+        found = (
+            position_behind(self._disk, self._files, segment, offset)
+            for offset, _ in hop(self._files, segment, START, end)
+        )
+        return [one for one in found if one is not None and one.offset <= end]
+
+    def part(self, behind: Position, bytes_max: int) -> tuple[bytes, Position]:
+        """The frames behind a position, and where they end: so many bytes, but at least one frame.
+
+        Raises:
+            LogDamaged: the next frame is not whole.
+        """
+        segment, end, last = behind.segment, self.end_of(behind.segment), 0
+        for offset, header in hop(self._files, segment, max(behind.offset, START), end.offset):
+            if last and offset + header.size - behind.offset > bytes_max:
+                break
+            if offset >= end.offset:
+                break
+            last = offset
+        position = position_behind(self._disk, self._files, segment, last)
+        if position is None:
+            raise LogDamaged(
+                f"{self._files.file_path(segment)}: behind offset {behind.offset} nothing reads "
+                f"back, so it cannot be sent"
+            )
+        return self._read(segment, behind.offset, position.offset), position
+
+    def digest(self, end: Position) -> bytes:
+        """The SHA-256 of a segment up to there."""
+        found = hashlib.sha256()
+        for offset in range(0, end.offset, _HASHED_BYTES):
+            found.update(self._read(end.segment, offset, min(offset + _HASHED_BYTES, end.offset)))
+        return found.digest()
+
+    def _read(self, segment: int, start: int, end: int) -> bytes:
+        data = self._disk.read(self._files.descriptor(segment), end - start, start)
+        # The zeros behind the last frame are no part of it, and may be missing.
+        return data.ljust(end - start, b"\0")
+
+    def _last_record(self, segment: int, last_frame: int) -> Position:
+        """The position behind the last frame of a segment that holds a record."""
+        found = position_behind(self._disk, self._files, segment, last_frame) if segment else None
+        header = None if found is None else found.header
+        if header is not None and header.is_sync_point:
+            frames = hop(self._files, segment, START, last_frame)
+            offset = max((one for one, header in frames if header.records), default=0)
+            found = position_behind(self._disk, self._files, segment, offset)
+        return NOWHERE if found is None else found
+
+    def _end_of_sealed(self, segment: int, following: int) -> Position:
+        header = self._files.header(following) if following else None
+        if header is not None and header.link.offset:
+            found = position_behind(self._disk, self._files, segment, header.link.offset)
+            if found is not None and found.link == header.link:
+                return found
+        frames = hop(self._files, segment, START, self._files.size(segment))
+        found = position_behind(
+            self._disk, self._files, segment, max((offset for offset, _ in frames), default=0)
+        )
+        if found is None:
+            raise LogDamaged(f"{segment_name(segment)} holds no whole frame")
+        return found

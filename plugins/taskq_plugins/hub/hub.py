@@ -1,0 +1,132 @@
+"""The hub's side of a session: requests in, answers out; the copies are opened at first touch."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from taskq.log.segments.identity import REPLICA, Identity, read_identity, write_identity
+from taskq_plugins.hub.copy import Copy
+from taskq_plugins.hub.messages import (
+    ASKED_MAX,
+    Append,
+    Ask,
+    Known,
+    Refusal,
+    Refused,
+    Seal,
+    Stored,
+    Sync,
+    Synced,
+    Trouble,
+)
+from taskq_plugins.hub.positions import NOWHERE
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from taskq.log.machine.ports import Disk
+    from taskq_plugins.hub.messages import Answer, Request
+
+
+class Hub:
+    """One directory of copies, and the only process that writes to it. For one thread.
+
+    Args:
+        disk: of this machine.
+        path: of the hub's directory.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._copies: dict[tuple[str, UUID], Copy] = {}
+        #: the newest session of each device: none of before this process is believed
+        self._sessions: dict[str, int] = {}
+        self._first_session = random.SystemRandom().getrandbits(48)
+
+    def close(self) -> None:
+        """Give all files back."""
+        for copy in self._copies.values():
+            copy.close()
+        self._copies.clear()
+
+    def answer(self, device: str, asked: Request, received: int | None = None) -> Answer:
+        """Do what a device asks for.
+
+        Args:
+            device: who asks, as its token says.
+            asked: the request.
+            received: so many bytes of an ``Append`` came before the line dropped; None: all.
+
+        Raises:
+            OSError: the disk refused; nothing was answered for.
+        """
+        try:
+            return self._answered(device, asked, received)
+        except Refusal as refusal:
+            return refusal.answer
+        except OSError:
+            # What the files hold now is found out at the next touch.
+            copy = self._copies.pop((device, asked.log_id), None)
+            if copy is not None:
+                copy.close()
+            raise
+
+    def _answered(self, device: str, asked: Request, received: int | None) -> Answer:
+        if isinstance(asked, Sync):
+            return self._begin(device, asked)
+        if self._sessions.get(device) != asked.session:
+            return Refused(Trouble.SUPERSEDED, NOWHERE)
+        copy = self._copy(device, asked.log_id)
+        if copy is None:
+            return Refused(Trouble.SUPERSEDED, NOWHERE)
+        if isinstance(asked, Ask):
+            return Known(tuple(copy.has(one) for one in asked.places[:ASKED_MAX]))
+        if isinstance(asked, Append):
+            return self._append(copy, asked, received)
+        return copy.seal(asked) if isinstance(asked, Seal) else copy.declare(asked)
+
+    def _begin(self, device: str, asked: Sync) -> Synced:
+        before = self._sessions.get(device, self._first_session)
+        session = self._sessions[device] = before + 1
+        copy = self._copy(device, asked.log_id) or self._make(device, asked)
+        has_end = not asked.end.segment or copy.has(asked.end)
+        return Synced(session, copy.at, copy.is_sealed, has_end, copy.high_lsn, copy.begins)
+
+    def _append(self, copy: Copy, asked: Append, received: int | None) -> Stored:
+        part = copy.receive(asked)
+        try:
+            part.take(asked.data[:received])
+        except Refusal:
+            part.end()
+            raise
+        return part.end()
+
+    def _copy(self, device: str, log_id: UUID) -> Copy | None:
+        key = device, log_id
+        copy = self._copies.get(key)
+        if copy is None:
+            path = self._path_of(device, log_id)
+            if read_identity(self._disk, path) is None:
+                return None
+            copy = self._copies[key] = Copy(self._disk, path, log_id)
+        return copy
+
+    def _make(self, device: str, asked: Sync) -> Copy:
+        path = self._path_of(device, asked.log_id)
+        self._disk.make_directory(f"{path}/log")
+        above = path
+        while len(above) >= len(self._path):
+            self._disk.sync_directory(above)
+            above = above.rpartition("/")[0]
+        # Where the identity stands the directories are on disk; who opens the copy keeps itself.
+        only_read = frozenset({REPLICA})
+        identity = Identity(asked.log_id, asked.created_ns, asked.incompat, only_read)
+        write_identity(self._disk, path, identity)
+        copy = self._copy(device, asked.log_id)
+        assert copy is not None
+        return copy
+
+    def _path_of(self, device: str, log_id: UUID) -> str:
+        return f"{self._path}/devices/{device}/{log_id}"

@@ -1,0 +1,173 @@
+"""A device's side of a session: what it asks, given what it was answered. No line, no clock.
+
+``push`` is a generator: it gives out requests to the hub and orders to the device's own log, and is
+sent the answers. A line that drops is the driver's: it closes the generator and begins another
+later, and nothing is remembered between the two. Where an answer does not fit, it asks anew where
+the hub stands, so that whatever happened is found by content.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogError
+from taskq_plugins.hub.compare import Verdict, compare
+from taskq_plugins.hub.messages import (
+    ASKED_MAX,
+    Append,
+    Ask,
+    Declare,
+    Kind,
+    Known,
+    Refused,
+    Seal,
+    Skip,
+    Stored,
+    Sync,
+    Synced,
+    Trouble,
+)
+from taskq_plugins.hub.positions import NOWHERE, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from taskq_plugins.hub.device import DeviceLog
+    from taskq_plugins.hub.messages import Answer, Request
+
+#: So often a session asks anew where the hub stands; a healthy one needs a break, and what follows.
+_ROUNDS_MAX: Final = 12
+
+
+class Unsettled(LogError):
+    """A session did not come to an end, though every request of it was answered."""
+
+
+def push(
+    log: DeviceLog, part_bytes: int
+) -> Generator[Request | Skip, Answer | None, list[Verdict]]:
+    """Bring the hub's copy to where the log ends; returns the verdicts that were drawn.
+
+    Args:
+        log: as it stands now: what is written meanwhile goes with the next session.
+        part_bytes: of a request, unless one frame is larger.
+
+    Raises:
+        Unsettled: the hub goes on answering that it stands elsewhere.
+        LogError: the log does not read back.
+    """
+    verdicts: list[Verdict] = []
+    for _ in range(_ROUNDS_MAX):
+        identity = log.identity
+        told = yield Sync(identity.log_id, identity.created_ns, identity.incompat, log.end)
+        if not isinstance(told, Synced):
+            continue
+        verdict = compare(told, log)
+        verdicts.append(verdict)
+        if verdict in (Verdict.AHEAD, Verdict.FORKED, Verdict.OLDER) or (
+            verdict is Verdict.GAP and told.high_lsn > log.segments[0]
+        ):
+            # The hub has records with numbers that this log would give again.
+            yield Skip(told.high_lsn)
+        if verdict is Verdict.AHEAD:
+            return verdicts
+        if verdict is Verdict.GAP:
+            at = Position(log.segments[0])
+            yield _declared(log, told, told.at, Kind.GAP, at, "the log begins behind it")
+        elif verdict is Verdict.OLDER:
+            at = Position(log.segments[0])
+            yield _declared(log, told, told.at, Kind.FORK, at, "the log begins before it again")
+        elif verdict is Verdict.FORKED:
+            at = yield from _parting(log, told)
+            yield _declared(log, told, told.at, Kind.FORK, at, "the log was set back")
+        elif (yield from _send(log, told, verdict, part_bytes)):
+            return verdicts
+    raise Unsettled(
+        f"after {_ROUNDS_MAX} rounds the hub still stands elsewhere: see what it says of the device"
+    )
+
+
+def _declared(
+    log: DeviceLog, told: Synced, left: Position, kind: Kind, at: Position, cause: str
+) -> Declare:
+    log_id, end_lsn = log.identity.log_id, log.end.next_lsn
+    return Declare(told.session, log_id, kind, left, at, end_lsn, cause)
+
+
+# -- sending ---------------------------------------------------------------------------------------
+
+
+def _send(
+    log: DeviceLog, told: Synced, verdict: Verdict, part_bytes: int
+) -> Generator[Request, Answer | None, bool]:
+    """Send what the hub lacks; False if it turned out to stand elsewhere."""
+    behind = told.at
+    if verdict is Verdict.MOVED:
+        # What is left of the segment is a prefix of the hub's.
+        behind = log.end_of(behind.segment)
+    elif verdict is Verdict.NEW or behind.segment not in log.segments:
+        behind = Position(log.segments[0]) if log.segments else NOWHERE
+    is_done = told.is_sealed and behind == told.at
+    while behind.segment:
+        if not is_done and not (yield from _send_segment(log, told, behind, part_bytes)):
+            return False
+        behind, is_done = Position(log.next_segment(behind.segment)), False
+    return True
+
+
+def _send_segment(
+    log: DeviceLog, told: Synced, behind: Position, part_bytes: int
+) -> Generator[Request, Answer | None, bool]:
+    session, log_id, end = told.session, log.identity.log_id, log.end_of(behind.segment)
+    while behind.offset < end.offset:
+        data, following = log.part(behind, part_bytes)
+        answer = yield Append(session, log_id, behind, data)
+        if answer == Stored(following):
+            behind = following
+            continue
+        if isinstance(answer, Refused) and answer.trouble is Trouble.GAP:
+            at = Position(behind.segment)
+            yield _declared(log, told, answer.at, Kind.GAP, at, "a segment before it is missing")
+        return False
+    if not log.is_sealed(behind.segment):
+        return True
+    answer = yield Seal(session, log_id, end, log.digest(end))
+    return answer == Stored(end)
+
+
+# -- where a fork parts ----------------------------------------------------------------------------
+
+
+def _parting(log: DeviceLog, told: Synced) -> Generator[Request, Answer | None, Position]:
+    """The last place of the log that the hub has, too; at worst the start of its oldest segment.
+
+    The hub is asked, and nothing is declared for it: with the newest ends of segments first, then
+    with frames of the first segment that differs.
+    """
+    parting, differs = Position(log.segments[0]), log.segments[0]
+    ends = [log.end_of(segment) for segment in reversed(log.segments)]
+    for at in range(0, len(ends), ASKED_MAX):
+        shared = yield from _shared(log, told, ends[at : at + ASKED_MAX])
+        if shared:
+            parting = shared[0]
+            differs = log.next_segment(parting.segment)
+            break
+    borders = log.borders(differs) if differs else []
+    while borders:
+        # All up to one place are shared, and none behind it.
+        asked = borders[:: max(len(borders) // ASKED_MAX, 1)][:ASKED_MAX]
+        shared = yield from _shared(log, told, asked)
+        if shared:
+            parting = shared[-1]
+        low = borders.index(parting) + 1 if shared else 0
+        behind = [one for one in asked if one not in shared]
+        borders = borders[low : borders.index(behind[0]) if behind else None]
+    return parting
+
+
+def _shared(
+    log: DeviceLog, told: Synced, places: list[Position]
+) -> Generator[Request, Answer | None, list[Position]]:
+    answer = yield Ask(told.session, log.identity.log_id, tuple(places))
+    has = answer.has if isinstance(answer, Known) else (False,) * len(places)
+    return [place for place, one in zip(places, has, strict=True) if one]

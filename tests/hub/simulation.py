@@ -1,0 +1,509 @@
+"""Two machines and a bad line, driven by one seed: a device with its log, and a hub.
+
+Either machine may lose its power, or a process be killed, at any step of the disk; fsyncs fail, and
+each machine may be set back to an earlier day. The line drops requests and answers, cuts bodies,
+doubles requests and brings some much later. After every step what the hub holds is compared with
+what the device ever had, byte for byte.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import LogError, LogFailed
+from taskq.core.records import Kind as RecordKind
+from taskq.log.config import LSN_SKIP, SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.format.frames import segment_lsn
+from taskq.log.journal.journal import Journal
+from taskq.log.read.verify import verify
+from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.segments.identity import read_identity
+from taskq.log.segments.segments import SegmentFiles, hop
+from taskq.log.state.facets import Facets
+from taskq.log.upkeep.upkeep import Upkeep
+from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
+from taskq.testing.machine import parent
+from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.hub.device import DeviceLog
+from taskq_plugins.hub.hub import Hub
+from taskq_plugins.hub.messages import Append, Declare, Refused, Seal, Skip, Stored, Sync
+from taskq_plugins.hub.positions import START, Position
+from taskq_plugins.hub.push import push
+from tests.log.tending import meaning, tend
+from tests.log.world import PATH, Process, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+    from taskq_plugins.hub.messages import Answer, Request
+
+HUB: Final = "/srv/hub"
+DEVICE: Final = "edge-7"
+_CONFIG: Final = LogConfig(
+    segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=0, keep_seconds=60.0
+)
+_SPEC: Final = EnqueueSpec(task="photos.send", attempts=3)
+_ENDS: Final = (RecordKind.SUCCEEDED, RecordKind.RETRIED, RecordKind.DEAD)
+Files = dict[str, bytes]
+#: (epoch, lsn) of a frame's first record, and how many it holds
+Records = set[tuple[int, int]]
+
+
+class LineDropped(Exception):
+    """The device hears nothing any more of what it asked."""
+
+
+class Simulation:
+    """One device, one hub, and what lies between.
+
+    Attributes:
+        verdicts: all that sessions drew.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.world = World(seed, _CONFIG)
+        self.world.is_whole = False
+        self.process: Process | None = None
+        self.hub_machine = Machine(seed + 1)
+        self.hub: Hub | None = None
+        self.verdicts: list[Verdict] = []
+        self.log_id: UUID | None = None
+        #: what each segment of the device ever held, the latest last
+        self.versions: dict[int, list[bytes]] = {}
+        #: what of the log must be found at the hub, or be declared as missing
+        self.due: Records = set()
+        self._late: list[Request] = []
+        self._answered: Position | None = None
+        self._device_backup: Files | None = None
+        self._hub_backup: Files | None = None
+        #: whether anything happened since the last whole session that may part the logs
+        self._may_part = False
+        self._checked: dict[str, int] = {}
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def run(self, steps: int) -> None:
+        """So many things happen; then the line is well again, and all must be found."""
+        chances: list[tuple[int, Callable[[], None]]] = [
+            (30, self._work), (4, self._rest), (3, self._kill_device), (3, self._crash_device),
+            (2, self._fail_sync), (2, self._compact), (25, self.session), (3, self._kill_hub),
+            (3, self._deliver_late), (4, self._back_up), (3, self._set_device_back),
+            (2, self._set_hub_back), (4, self._pass_time),
+        ]  # fmt: skip
+        weights, acts = zip(*chances, strict=True)
+        for _ in range(steps):
+            (act,) = self.random.choices(acts, weights)
+            act()
+            self.check_bytes()
+        self.settle()
+
+    def _device(self) -> Process:
+        for _ in range(3):
+            if self.process is None:
+                try:
+                    self.process = self.world.process()
+                except (LogFailed, OSError):
+                    continue
+            return self.process
+        raise AssertionError("the device does not start")
+
+    def _on_device(self, act: Callable[[Process], object]) -> bool:
+        """Whether it went well; else the process is gone, or its machine was off."""
+        try:
+            act(self._device())
+        except PowerLost:
+            self.process = None
+            self.world.everyone_is_gone()
+        except ProcessKilled:
+            self._drop_process()
+        except (LogError, OSError):
+            self._drop_process()
+        else:
+            return True
+        return False
+
+    def _drop_process(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process = None
+
+    def _work(self) -> None:
+        chance = self.random
+        count, size = chance.randrange(1, 6), chance.choice((10, 300, 2_000, 9_000))
+        syncs, ends = chance.random() < 0.7, chance.random() < 0.6
+
+        def act(process: Process) -> None:
+            for _ in range(count):
+                process.send(Op.ENQUEUE, (_SPEC, chance.randbytes(chance.randrange(size)), None))
+            if ends:
+                for delivery in process.claim(count):
+                    kind = chance.choice(_ENDS)
+                    process.settle(delivery, kind, body=b"why")
+            if syncs:
+                process.sync()
+
+        self._on_device(act)
+
+    def _rest(self) -> None:
+        self._on_device(lambda process: process.rest())
+
+    def _pass_time(self) -> None:
+        self.world.clock.advance(self.random.choice((1, 100, 10_000)))
+
+    def _kill_device(self) -> None:
+        self._drop_process()
+
+    def _crash_device(self) -> None:
+        machine = self.world.machine
+        power = self.random.random() < 0.5
+        machine.stop_at(machine.steps + self.random.randrange(1, 12), power=power)
+        self._work()
+        machine.stop_at(None)
+
+    def _fail_sync(self) -> None:
+        self.world.machine.fail_next_syncs()
+        self._may_part = True
+        self._work()
+        self._on_device(lambda process: process.sync())
+        self.world.machine.fail_next_syncs(0)
+        self._drop_process()
+
+    def _compact(self) -> None:
+        def act(process: Process) -> None:
+            tend(process, Upkeep(process.committer))
+
+        self._on_device(act)
+
+    # -- set back ---------------------------------------------------------------------------------
+
+    def _back_up(self) -> None:
+        if self.random.random() < 0.5 and self.log_id is not None:
+            self._device_backup = _files(self.world.machine)
+        else:
+            self._hub_backup = _files(self.hub_machine)
+
+    def _set_device_back(self) -> None:
+        """A copy of yesterday comes back: with other inodes, in place, or over a reboot."""
+        if self._device_backup is None:
+            return
+        self._drop_process()
+        self._may_part = True
+        in_place = self.random.random() < 0.5
+        _set_back(self.world.machine, self._device_backup, in_place=in_place)
+        if self.random.random() < 0.5:
+            self.world.lose_power()
+        self.due &= self._held()
+
+    def _held(self) -> Records:
+        """What one of the two surely has."""
+        if self.log_id is not None:
+            self._hub()._copy(DEVICE, self.log_id)  # what a crash left is cut off
+        return self.hub_records() | self._device_records()
+
+    def _set_hub_back(self) -> None:
+        if self._hub_backup is None:
+            return
+        self._stop_hub()
+        self._may_part = True
+        _set_back(self.hub_machine, self._hub_backup, in_place=False)
+        self._answered = None
+        self._checked.clear()
+        self.due &= self._held()
+
+    # -- the hub ----------------------------------------------------------------------------------
+
+    def _hub(self) -> Hub:
+        if self.hub is None:
+            disk = CrashableDisk(self.hub_machine)
+            disk.make_directory(HUB)
+            disk.sync_directory(parent(HUB))
+            disk.sync_directory("/")
+            self.hub = Hub(disk, HUB)
+        return self.hub
+
+    def _stop_hub(self) -> None:
+        if self.hub is not None:
+            self.hub._disk.kill()  # type: ignore[attr-defined]
+            self.hub = None
+
+    def _kill_hub(self) -> None:
+        self._stop_hub()
+        if self.random.random() < 0.5:
+            self.hub_machine.lose_power()
+            self._checked.clear()
+
+    def _ask_hub(self, asked: Request, received: int | None = None) -> Answer:
+        """Let a request arrive; the hub may die of it."""
+        if isinstance(asked, Declare):
+            self._answered = None
+        before = self.hub_records() if isinstance(asked, Declare) else set()
+        try:
+            answer = self._hub().answer(DEVICE, asked, received)
+        except (PowerLost, ProcessKilled):
+            self.hub = None
+            self._checked.clear()
+            raise LineDropped from None
+        except OSError:
+            raise LineDropped from None
+        if isinstance(answer, Stored) and answer.at.offset and isinstance(asked, Append | Seal):
+            self._answered = answer.at
+        # H12: whatever is set aside is kept, on one side or the other.
+        assert before <= self.hub_records() if before else True
+        if isinstance(answer, Refused) and isinstance(asked, Seal):
+            self._answered = None  # what is not what the device has went to torn/
+        return self._checked_answer(answer)
+
+    def _checked_answer(self, answer: Answer) -> Answer:
+        """H2: what was answered is there, whatever happened to the hub since."""
+        if self._answered is not None and self.hub is not None and self.log_id is not None:
+            copy = self.hub._copies.get((DEVICE, self.log_id))
+            assert copy is None or copy.has(self._answered), self._answered
+        return answer
+
+    # -- the line ---------------------------------------------------------------------------------
+
+    def _line(self, asked: Request) -> Answer:
+        chance = self.random.random()
+        if chance < 0.04:
+            raise LineDropped
+        if chance < 0.07:
+            self._late.append(asked)
+            raise LineDropped
+        if chance < 0.10:
+            self._ask_hub(asked)
+            raise LineDropped
+        if chance < 0.14 and isinstance(asked, Append):
+            self._ask_hub(asked, self.random.randrange(len(asked.data) + 1))
+            raise LineDropped
+        if chance < 0.18:
+            steps = self.hub_machine.steps + self.random.randrange(1, 15)
+            self.hub_machine.stop_at(steps, power=self.random.random() < 0.5)
+            try:
+                return self._ask_hub(asked)
+            finally:
+                self.hub_machine.stop_at(None)
+        if chance < 0.20:
+            self.hub_machine.fail_next_syncs()
+            try:
+                return self._ask_hub(asked)
+            finally:
+                self.hub_machine.fail_next_syncs(0)
+        answer = self._ask_hub(asked)
+        if chance < 0.25 and not isinstance(asked, Sync):
+            # H4: the same once more changes nothing, whatever it is answered.
+            before = _files(self.hub_machine)
+            self._ask_hub(asked)
+            assert _files(self.hub_machine) == before, asked
+        return answer
+
+    def _deliver_late(self) -> None:
+        if self._late:
+            asked = self._late.pop(self.random.randrange(len(self._late)))
+            before = _files(self.hub_machine)
+            try:
+                answer = self._ask_hub(asked)
+            except LineDropped:
+                return
+            if isinstance(answer, Refused):
+                assert _files(self.hub_machine) == before, asked
+
+    # -- a session --------------------------------------------------------------------------------
+
+    def session(self) -> None:
+        """The device tries to bring the hub to where its log ends."""
+        if PATH + "/taskq.json" not in self.world.machine.paths():
+            return
+        log = self._read_device()
+        if log is None:
+            return
+        part = self.random.choice((100, 5_000, 200_000))
+        try:
+            self._drive(log, part, self._line)
+        except LineDropped:
+            pass
+        finally:
+            log.close()
+
+    def _read_device(self) -> DeviceLog | None:
+        disk = CrashableDisk(self.world.machine)
+        try:
+            log = DeviceLog(disk, self.world.clock, PATH)
+        except LogFailed:
+            return None
+        self.log_id = log.identity.log_id
+        self._remember(log)
+        return log
+
+    def _drive(self, log: DeviceLog, part: int, line: Callable[[Request], Answer]) -> None:
+        steps, answer = push(log, part), None
+        try:
+            while True:
+                asked = steps.send(answer)
+                if isinstance(asked, Skip):
+                    self._skip(asked.lsn)
+                    answer = None
+                else:
+                    answer = line(asked)
+        except StopIteration as end:
+            verdicts: list[Verdict] = end.value
+        self.verdicts += verdicts
+        # H3: nothing was sent that the device could still lose.
+        assert self._may_part or not {Verdict.FORKED, Verdict.AHEAD} & {*verdicts}, verdicts
+        self._may_part = self._may_part and Verdict.AHEAD in verdicts
+
+    def _skip(self, lsn: int) -> None:
+        def act(process: Process) -> None:
+            # H12: from now on no lsn is given that the hub has seen.
+            assert process.ask(Op.SKIP, lsn) >= lsn + LSN_SKIP
+            assert process.journal.next_lsn >= lsn + LSN_SKIP
+
+        if not self._on_device(act):
+            raise LineDropped
+
+    def _remember(self, log: DeviceLog) -> None:
+        for segment in log.segments:
+            end = log.end_of(segment)
+            data = self.world.machine.content(f"{PATH}/log/{segment:020d}.log")
+            data = data[: end.offset].ljust(end.offset, b"\0")
+            known = self.versions.setdefault(segment, [])
+            if known and data.startswith(known[-1]):
+                known[-1] = data
+            elif not any(one.startswith(data) for one in known):
+                known.append(data)
+        self.due |= _records(CrashableDisk(self.world.machine), PATH, log.end)
+
+    # -- what must hold ---------------------------------------------------------------------------
+
+    def check_bytes(self) -> None:
+        """H1: each segment of the hub is the beginning of what the device's was."""
+        for path in self.hub_machine.paths():
+            lsn = segment_lsn(path.rpartition("/")[2])
+            if lsn is None or "/log/" not in path:
+                continue
+            data = self.hub_machine.content(path)
+            if self._checked.get(path) == hash(data):
+                continue
+            # A crash may have left what no session has found yet, and so nobody was told of.
+            if self.hub is None:
+                continue
+            known = self.versions.get(lsn, [])
+            assert any(one.startswith(data) for one in known), path
+            self._checked[path] = hash(data)
+
+    def settle(self) -> None:
+        """The line and both machines are well again: everything must be found."""
+        self._late.clear()
+        self._on_device(lambda process: process.enqueue(b"last"))
+        self._device().rest()
+        for _ in range(4):
+            log = self._read_device()
+            assert log is not None
+            end = log.end
+            self._drive(log, 20_000, self._ask_hub)
+            log.close()
+        copy = self._copy_path()
+        hub_end = self._hub()._copies[(DEVICE, self.log_id)].at  # type: ignore[index]
+        assert hub_end == end, (hub_end, end)
+        self.check_bytes()
+        self._check_records(copy)
+        self._check_fold(copy)
+
+    def _check_records(self, copy: str) -> None:
+        """H5: what the device has the hub has; what neither has any more was declared."""
+        device, hub = self._device_records(), self._records_at(copy)
+        assert device <= hub
+        oldest = min(lsn for _, lsn in device)
+        assert not {one for one in hub - device if one[1] >= oldest}
+        breaks = self._hub()._copies[(DEVICE, self.log_id)].breaks.all  # type: ignore[index]
+        gaps = [(one.left.next_lsn, one.at.segment) for one in breaks if not one.at.offset]
+        # At first contact the device may have had less than it ever wrote.
+        gaps.append((0, min(lsn for _, lsn in self.hub_records())))
+        for epoch, lsn in self.due - self.hub_records():
+            assert any(first <= lsn < following for first, following in gaps), (epoch, lsn, gaps)
+
+    def _check_fold(self, copy: str) -> None:
+        """H10, H11: the copy is whole, and says of every job what the device's log says."""
+        theirs, ours = self.world.reader(), self._reader(copy)
+        assert verify(ours).damage == verify(theirs).damage == ()
+        now_ns = self.world.clock.wall_ns()
+        told = []
+        for journal in (theirs, ours):
+            facets = Facets(journal)
+            facets.need_agenda()
+            facets.need_dedup()
+            told.append(meaning(facets, now_ns))
+        assert told[0] == told[1]
+
+    def _reader(self, path: str) -> Journal:
+        disk = CrashableDisk(self.hub_machine)
+        journal = Journal(disk, self.world.clock, path, _CONFIG, None)
+        journal.open_for_reading()
+        return journal
+
+    def _copy_path(self) -> str:
+        return f"{HUB}/devices/{DEVICE}/{self.log_id}"
+
+    def _device_records(self) -> Records:
+        return _records(CrashableDisk(self.world.machine), PATH)
+
+    def _records_at(self, path: str) -> Records:
+        return _records(CrashableDisk(self.hub_machine), path)
+
+    def hub_records(self) -> Records:
+        """Of the copy and of all that was set aside."""
+        paths = {path.rpartition("/log/")[0] for path in self.hub_machine.paths()}
+        found: Records = set()
+        for path in paths:
+            if path.startswith(HUB):
+                found |= self._records_at(path)
+        return found
+
+
+def _records(disk: CrashableDisk, path: str, end: Position | None = None) -> Records:
+    """(epoch, lsn) of every record in the whole frames of a directory's segments."""
+    identity = read_identity(disk, path)
+    found: Records = set()
+    if identity is None:
+        return found
+    files = SegmentFiles(disk, path, writable=False)
+    files.log_id = identity.log_id
+    files.refresh()
+    for segment in files.lsns:
+        size = files.size(segment)
+        if end is not None and segment >= end.segment:
+            size = end.offset if segment == end.segment else 0
+        for _, header in hop(files, segment, START, size):
+            found.update((header.epoch, lsn) for lsn in range(header.first_lsn, header.next_lsn))
+    files.forget()
+    return found
+
+
+def hub_files(simulation: Simulation) -> Files:
+    """Everything that the hub has on its disk."""
+    return _files(simulation.hub_machine)
+
+
+def _files(machine: Machine) -> Files:
+    return {path: machine.content(path) for path in machine.paths()}
+
+
+def _set_back(machine: Machine, files: Files, *, in_place: bool) -> None:
+    """Let these be all the files, durably; in place they stay the files that they are."""
+    disk = CrashableDisk(machine)
+    for path in machine.paths():
+        if not in_place or path not in files:
+            disk.remove(path)
+    for path in files:
+        disk.make_directory(parent(path))
+    for directory in {parent(path) for path in [*machine.paths(), *files]}:
+        below = directory
+        while True:
+            disk.sync_directory(below)
+            if below == "/":
+                break
+            below = parent(below)
+    for path, data in files.items():
+        machine.put(path, data)

@@ -1,0 +1,209 @@
+"""How a copy grows, what it refuses, and what it sets aside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskq.core.errors import LogError
+from taskq.log.journal.lock import WriterLock
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.requests import Op
+from taskq.testing.crashable import PowerLost, ProcessKilled
+from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.hub.messages import (
+    Append,
+    Declare,
+    Kind,
+    Refused,
+    Seal,
+    Stored,
+    Sync,
+    Synced,
+    Trouble,
+)
+from taskq_plugins.hub.positions import NOWHERE, START, Position
+from tests.hub.simulation import DEVICE, Simulation, hub_files
+from tests.log.tending import fill_segment
+from tests.log.world import PLAIN
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq_plugins.hub.device import DeviceLog
+
+_BIT: Final = 1
+_ITEM: Final = (PLAIN, b"in the air", None)
+
+
+class Line:
+    """A device with a sealed segment and a tail, and a hub that has nothing of it yet."""
+
+    def __init__(self) -> None:
+        self.simulation = simulation = Simulation(0)
+        self.process = simulation._device()
+        fill_segment(self.process)
+        self.process.enqueue(b"tail")
+        log = simulation._read_device()
+        assert log is not None
+        self.log: DeviceLog = log
+        first = log.segments[0]
+        self.data, self.end = log.part(Position(first), 10**6)
+        told = self.ask(Sync(log.identity.log_id, 1, frozenset(), log.end))
+        assert isinstance(told, Synced)
+        self.session = told.session
+
+    def ask(self, asked: object) -> object:
+        return self.simulation._ask_hub(asked)  # type: ignore[arg-type]
+
+    def append(self, data: bytes, behind: Position | None = None) -> object:
+        behind = behind or Position(self.log.segments[0])
+        return self.ask(Append(self.session, self.log.identity.log_id, behind, data))
+
+    def seal(self, digest: bytes | None = None) -> object:
+        digest = digest or self.log.digest(self.end)
+        return self.ask(Seal(self.session, self.log.identity.log_id, self.end, digest))
+
+    def declare(self, kind: Kind, left: Position, at: Position) -> object:
+        log_id = self.log.identity.log_id
+        return self.ask(Declare(self.session, log_id, kind, left, at, 99, "a test"))
+
+
+def test_whole_frames_count_and_the_rest_of_a_body_is_forgotten() -> None:
+    line = Line()
+    half = line.log.borders(line.log.segments[0])[0]
+    assert line.append(line.data[: half.offset + 20]) == Stored(half)
+    assert line.append(line.data[half.offset :], half) == Stored(line.end)
+
+
+@pytest.mark.parametrize("offset", [0, 12, 24, 40, START, START + 5, START + 20, START + 60])
+def test_a_bit_that_fell_over_on_the_way_is_refused(offset: int) -> None:
+    line = Line()
+    data = bytearray(line.data)
+    data[offset] ^= _BIT
+    assert line.append(bytes(data)) == Refused(Trouble.DAMAGED, line_start(line, offset))
+    assert isinstance(line.append(line.data), Stored)
+
+
+def line_start(line: Line, offset: int) -> Position:
+    """Where a refusal says that the good frames end."""
+    return NOWHERE if offset < START else Position(line.log.segments[0])
+
+
+def test_frames_of_another_log_are_refused() -> None:
+    line, other = Line(), Line()
+    assert isinstance(line.append(other.data), Refused)
+
+
+def test_a_segment_comes_only_behind_the_end_that_it_names() -> None:
+    line = Line()
+    second = Position(line.log.segments[1])
+    data, _ = line.log.part(second, 10**6)
+    half = line.log.borders(line.log.segments[0])[0]
+    line.append(line.data[: half.offset])
+    assert line.append(data, second) == Refused(Trouble.MISMATCH, half)
+    assert line.append(line.data[half.offset :], half) == Stored(line.end)
+    assert isinstance(line.append(data, second), Stored)
+
+
+def test_a_segment_whose_digest_differs_is_thrown_out_and_comes_again() -> None:
+    line = Line()
+    line.append(line.data)
+    assert line.seal(bytes(32)) == Refused(Trouble.MISMATCH, NOWHERE)
+    assert any("/torn/" in path for path in hub_files(line.simulation))
+    line.append(line.data)
+    assert line.seal() == line.seal() == Stored(line.end)
+
+
+def test_a_place_that_the_copy_does_not_hold_is_no_place_to_go_on_from() -> None:
+    line = Line()
+    line.append(line.data)
+    strange = line.end._replace(stem=bytes(56))
+    before = hub_files(line.simulation)
+    assert isinstance(line.declare(Kind.FORK, line.end, strange), Refused)
+    assert isinstance(line.declare(Kind.FORK, strange, line.end), Refused)
+    assert isinstance(line.declare(Kind.GAP, line.end, line.end), Refused)
+    assert hub_files(line.simulation) == before
+
+
+def test_a_break_is_carried_out_once_however_often_it_is_declared() -> None:
+    line = Line()
+    line.append(line.data)
+    half = line.log.borders(line.log.segments[0])[0]
+    assert line.declare(Kind.FORK, line.end, half) == Stored(half)
+    before = hub_files(line.simulation)
+    assert line.declare(Kind.FORK, line.end, half) == Stored(half)
+    assert hub_files(line.simulation) == before
+    line.append(line.data[half.offset :], half)
+    assert line.declare(Kind.FORK, line.end, half) == Stored(line.end)
+
+
+def _steps_of_a_break(kind: Kind) -> int:
+    line = Line()
+    line.append(line.data)
+    before = line.simulation.hub_machine.steps
+    line.declare(kind, line.end, _place(line, kind))
+    return line.simulation.hub_machine.steps - before
+
+
+def _place(line: Line, kind: Kind) -> Position:
+    first = line.log.segments[0]
+    return line.log.borders(first)[0] if kind is Kind.FORK else Position(line.log.segments[1])
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [(kind, step) for kind in Kind for step in range(1, _steps_of_a_break(kind) + 1)],
+)
+def test_a_set_aside_that_is_cut_short_loses_nothing(kind: Kind, step: int, *, power: bool) -> None:
+    line = Line()
+    line.append(line.data)
+    simulation = line.simulation
+    machine, held = simulation.hub_machine, simulation.hub_records()
+    machine.stop_at(machine.steps + step, power=power)
+    place = _place(line, kind)
+    asked = Declare(line.session, line.log.identity.log_id, kind, line.end, place, 99, "cut short")
+    with pytest.raises((PowerLost, ProcessKilled)):
+        simulation._hub().answer(DEVICE, asked)
+    simulation.hub = None
+    simulation._answered = None
+    told = line.ask(Sync(line.log.identity.log_id, 1, frozenset(), line.log.end))
+    assert isinstance(told, Synced)
+    assert told.at in (line.end, place)
+    assert held <= simulation.hub_records()
+    simulation._drive(line.log, 10**6, simulation._ask_hub)
+    assert Verdict.FORKED not in simulation.verdicts
+    assert simulation._device_records() <= simulation.hub_records()
+
+
+def test_a_late_request_of_an_older_session_changes_nothing() -> None:
+    line = Line()
+    late = Append(line.session, line.log.identity.log_id, Position(line.log.segments[0]), line.data)
+    line.ask(Sync(line.log.identity.log_id, 1, frozenset(), line.log.end))
+    before = hub_files(line.simulation)
+    assert line.ask(late) == Refused(Trouble.SUPERSEDED, NOWHERE)
+    assert hub_files(line.simulation) == before
+
+
+def test_a_device_whose_fsync_failed_sends_nothing_until_it_is_opened_again() -> None:
+    line = Line()
+    line.process.send(Op.ENQUEUE, _ITEM)
+    line.simulation.world.machine.fail_next_syncs()
+    line.process.sync()
+    assert line.simulation._read_device() is None
+
+
+def test_nobody_but_the_hub_writes_to_a_copy(tmp_path: Path) -> None:
+    line = Line()
+    line.append(line.data)
+    for path, data in hub_files(line.simulation).items():
+        target = tmp_path / path.removeprefix("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+    (identity,) = tmp_path.rglob("taskq.json")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(LogError, match=DEVICE):
+        WriterLock(LocalDisk(), str(identity.parent), 1, 1.0)
+    assert sorted(tmp_path.rglob("*")) == before
