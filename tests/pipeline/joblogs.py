@@ -1,4 +1,4 @@
-"""Logs as Spark's fold of them gets them, and the jobs that the Python fold tells of each."""
+"""Logs as the pipeline folds them, and the jobs that the Python fold tells of each."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from taskq.log.read.reader import open_journal
 from taskq.log.read.walks import Chosen, each_job
 from taskq.log.segments.bodystore import BodyStore
 from taskq_plugins.spark.decode import Corrupt, decode
+from taskq_plugins.spark.tables.batches import log_rows, logs_of, rows_of
 from tests.pipeline.rowmaking import COLUMNS
 from tests.pipeline.rows_of_log import pieces, save
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
 
     from taskq.core.views import JobView
     from tests.log.world import World
@@ -74,14 +73,26 @@ def joined(logs: Iterable[JobLog]) -> JobLog:
     return JobLog(pa.concat_tables(log.records for log in logs), jobs)
 
 
-def framed(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """The table in Spark. Of one in many chunks Spark 4.3 loses rows without a word."""
-    return spark.createDataFrame(table.combine_chunks())
+class FoldedRows(NamedTuple):
+    """What the fold makes of records, in plain values."""
+
+    jobs: list[Row]
+    attempts: pa.Table
 
 
-def collected(jobs: DataFrame) -> list[Row]:
-    """The rows of ``jobs``, in plain values."""
-    return [row.asDict(recursive=True) for row in jobs.collect()]
+def folded_rows(records: pa.Table, nows: dict[str, int] | None = None) -> FoldedRows:
+    """Fold all records of some logs at once, as of these moments."""
+    logs = logs_of(log_rows(records))
+    for log_id, now_ns in (nows or {}).items():
+        logs[log_id] = logs[log_id]._replace(now_ns=now_ns)
+    rows = rows_of(records, logs)
+    return FoldedRows(plain(rows.jobs), rows.attempts)
+
+
+def plain(jobs: pa.Table) -> list[Row]:
+    """The rows of ``jobs``."""
+    found: list[Row] = jobs.to_pylist(maps_as_pydicts="strict")
+    return found
 
 
 def by_job(rows: Iterable[Row]) -> Jobs:
@@ -95,7 +106,7 @@ def by_job(rows: Iterable[Row]) -> Jobs:
 
 
 def check_equal(told: Jobs, wanted: Jobs) -> None:
-    """What Spark tells, against what the Python fold tells."""
+    """What the pipeline tells, against what the log tells."""
     assert told.keys() == wanted.keys()
     for key, row in wanted.items():
         got = comparable(told[key])
@@ -104,7 +115,7 @@ def check_equal(told: Jobs, wanted: Jobs) -> None:
 
 
 def comparable(row: Row) -> Row:
-    """A row of Spark's with attempts as the Python fold has them."""
+    """A row of the pipeline's with attempts as the log has them."""
     attempts = [
         {name: one[name] for name in one if name not in {"wait_ns", "run_ns"}}
         for one in row["attempts"]

@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
-pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
 
 from taskq.core.records import Kind
-from taskq_plugins.spark.tables import schemas
-from taskq_plugins.spark.tables.attempts import attempts
-from taskq_plugins.spark.tables.jobs import jobs
-from taskq_plugins.spark.tables.records import records
 from tests.effort import grows, some
 from tests.log.acts import History
 from tests.log.mix import CONFIGS, Mix
@@ -25,8 +21,7 @@ from tests.pipeline.joblogs import (
     Jobs,
     by_job,
     check_equal,
-    collected,
-    framed,
+    folded_rows,
     joined,
     of_directory,
     of_world,
@@ -37,10 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType
+    import pyarrow as pa
 
-#: The fold of them all, with a session that may have to start first.
 pytestmark = [pytest.mark.timeout(240), grows]
 SECOND: Final = 10**9
 SEEDS: Final = range(some(2, 6))
@@ -48,12 +41,11 @@ DAMAGED: Final = range(some(4, 12))
 
 
 class Folded(NamedTuple):
-    """Many logs in one data frame, folded once, since each of Spark's actions takes its time."""
+    """Many logs in one table, folded at once."""
 
     logs: dict[str, JobLog]
     jobs: Jobs
-    frame: DataFrame
-    spark: SparkSession
+    attempts: pa.Table
 
     def check(self, *names: str) -> None:
         """The rows of these logs are those of the Python fold."""
@@ -103,17 +95,16 @@ def _damaged(path: Path) -> Iterator[JobLog]:
 
 
 @pytest.fixture(scope="module")
-def folded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Folded:
+def folded(tmp_path_factory: pytest.TempPathFactory) -> Folded:
     """Every log of this file, folded at once."""
     path = tmp_path_factory.mktemp("logs")
     logs = {log.records["log_id"][0].as_py(): log for log in _logs(path) if len(log.records)}
-    # Some copies of records, in no order at all: a fold goes by the lsn.
+    # In no order at all: a fold goes by the lsn.
     table = joined(logs.values()).records
     order = list(range(len(table)))
     random.Random(7).shuffle(order)
-    shuffled = framed(spark, table.take([*order, *order[:500]]))
-    frame = jobs(records(shuffled)).cache()
-    return Folded(logs, by_job(collected(frame)), frame, spark)
+    rows = folded_rows(table.take(order))
+    return Folded(logs, by_job(rows.jobs), rows.attempts)
 
 
 @pytest.mark.parametrize("story", STORIES)
@@ -153,18 +144,8 @@ def test_these_logs_have_all_kinds_of_life_in_them(folded: Folded) -> None:
     assert "cancel_asked" in kinds
 
 
-def test_the_columns_are_those_that_the_other_tables_expect(folded: Folded) -> None:
-    assert _plain(folded.frame.schema) == _plain(schemas.JOBS)
-    assert _plain(attempts(folded.frame).schema) == _plain(schemas.ATTEMPTS)
-
-
-def _plain(kind: DataType) -> str:
-    """The type without what may be null."""
-    return kind.simpleString()
-
-
 def test_there_is_a_row_for_each_attempt(folded: Folded) -> None:
-    told = [row.asDict() for row in attempts(folded.frame).collect()]
+    told = folded.attempts.to_pylist()
     wanted = [
         (key, one["number"], one["started_ns"], one["outcome"], one["reason"], row["is_over"])
         for key, row in folded.jobs.items()
@@ -205,8 +186,6 @@ def test_steps_of_the_clock_are_no_waits_and_no_runs(folded: Folded) -> None:
 def test_waiting_jobs_are_looked_at_when_the_caller_says(folded: Folded) -> None:
     log = folded.logs["retries_with_and_without_delay"]
     [(key, row)] = [one for one in log.jobs.items() if one[1]["state"] == "scheduled"]
-    frame = framed(folded.spark, log.records)
-    due_ns = row["due_ns"]
-    moments = folded.spark.createDataFrame([(key[0], due_ns)], "log_id string, now_ns long")
-    told = by_job(collected(jobs(frame, moments)))
+    at_once = folded_rows(log.records, {key[0]: row["due_ns"]})
+    told = by_job(at_once.jobs)
     assert (told[key]["state"], told[key]["due_ns"]) == ("ready", None)

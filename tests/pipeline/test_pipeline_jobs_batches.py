@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 import pytest
 
-pytest.importorskip("pyspark")
+pytest.importorskip("deltalake")
 
-from taskq_plugins.spark.tables.going_on import keep_open
-from taskq_plugins.spark.tables.jobs import jobs
+from taskq_plugins.spark.lake import Lake
 from tests.effort import grows, some
 from tests.log.acts import History
 from tests.log.mix import CONFIGS, Mix
@@ -22,21 +22,19 @@ from tests.pipeline.joblogs import (
     Jobs,
     Row,
     by_job,
-    collected,
     comparable,
-    framed,
+    folded_rows,
     joined,
     of_world,
+    plain,
 )
 from tests.pipeline.jobstories import STORIES, world_of
+from tests.pipeline.lakes import fold_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
-#: The fold of them all, with a session that may have to start first.
 pytestmark = [pytest.mark.timeout(240), grows]
 BATCHES: Final = some(2, 4)
 SEEDS: Final = range(some(1, 3))
@@ -101,35 +99,36 @@ class Run(NamedTuple):
 
     at_once: Jobs
     by_batch: Jobs
+    attempts: list[Row]
     of_logs: Jobs
     kept: list[Row]
 
 
 @pytest.fixture(scope="module")
-def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     chance = random.Random(4)
     logs = list(_logs(tmp_path_factory.mktemp("logs")))
     whole = joined(logs)
     cut = [_cut(log, chance) for log in logs]
-    over: list[Row] = []
-    rows: list[Row] = []
-    kept = whole.records.slice(0, 0)
+    lake = Lake.open(tmp_path_factory.mktemp("lake"), create=True)
     for number in range(BATCHES):
-        over += [row for row in rows if row["is_over"]]
-        batch = pa.concat_tables(parts[number] for parts in cut)
-        told = framed(spark, pa.concat_tables([kept, batch]))
-        rows = collected(jobs(told))
-        still_open = [(row["log_id"], row["job"]) for row in rows if not row["is_over"]]
-        open_jobs = spark.createDataFrame(still_open, "log_id string, job long")
-        kept = keep_open(told, open_jobs).toArrow().cast(whole.records.schema)
-    at_once = by_job(collected(jobs(framed(spark, whole.records))))
-    return Run(at_once, by_job(over + rows), whole.jobs, kept.to_pylist())
+        fold_rows(lake, pa.concat_tables(parts[number] for parts in cut), number)
+    at_once = folded_rows(whole.records)
+    return Run(
+        by_job(at_once.jobs),
+        by_job(plain(lake.dataset("jobs").to_table())),
+        lake.dataset("attempts").to_table().to_pylist(),
+        whole.jobs,
+        lake.dataset("_open").to_table().to_pylist(),
+    )
 
 
 def test_batches_cut_anywhere_give_the_jobs_of_a_fold_at_once(run: Run) -> None:
     assert run.by_batch.keys() == run.at_once.keys()
     for key, row in run.at_once.items():
+        del row["part"]
         assert run.by_batch[key] == row
+    assert len(run.attempts) == sum(len(row["attempts"]) for row in run.at_once.values())
 
 
 def test_jobs_that_a_log_tells_still_are_as_it_tells_them(run: Run) -> None:
@@ -141,13 +140,25 @@ def test_jobs_that_a_log_tells_still_are_as_it_tells_them(run: Run) -> None:
             assert {name: got[name] for name in row} == row, key
 
 
+def test_attempts_are_those_of_the_jobs(run: Run) -> None:
+    names = ("number", "owner", "started_ns", "ended_ns", "outcome", "reason", "wait_ns", "run_ns")
+    told = Counter(
+        (row["log_id"], row["job"], *(row[name] for name in names)) for row in run.attempts
+    )
+    assert told == Counter(
+        (*key, *(one[name] for name in names))
+        for key, row in run.by_batch.items()
+        for one in row["attempts"]
+    )
+
+
 def test_what_is_kept_is_of_open_jobs_but_for_clocks_and_what_was_read(run: Run) -> None:
     jobs_open = {key for key, row in run.by_batch.items() if not row["is_over"]}
     of_jobs = [row for row in run.kept if row["kind"] not in {"clock", "position", "told"}]
     assert {(row["log_id"], row["job"]) for row in of_jobs} == jobs_open
     assert {row["kind"] for row in of_jobs} & {"owner", "extended", "paused"} == set()
     positions = {row["log_id"] for row in run.kept if row["kind"] == "position"}
-    assert positions == {row["log_id"] for row in run.kept}
+    assert positions >= {row["log_id"] for row in run.kept}
     told = [(row["log_id"], row["job"]) for row in run.kept if row["kind"] == "told"]
     assert len(told) == len(set(told))
     assert not set(told) & jobs_open

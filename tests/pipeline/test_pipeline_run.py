@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyarrow import dataset
 
-from taskq import TaskLog
-from taskq_plugins.spark.lake import OPEN, Batch, Lake, LakeWriter
+from taskq import Put, TaskLog
+from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
 from taskq_plugins.spark.lake.progress import log_progress
+from taskq_plugins.spark.run import batch, shares
 from taskq_plugins.spark.run.tablenames import DERIVED
+from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import cut, last_lsns, live, rows_of
 
 if TYPE_CHECKING:
@@ -54,32 +56,16 @@ def later(rows: pa.Table, hours: int) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index("ts_ns"), "ts_ns", shifted)
 
 
-class Folding:
-    """Folds batches into a lake."""
+def refresh(
+    spark: SparkSession, lake: Lake, names: Sequence[str], journals: Path | None = None
+) -> list[str]:
+    """Which of the derived tables were behind."""
+    from taskq_plugins.spark.run.derived import refresh_tables  # noqa: PLC0415 - imports pyspark
+    from taskq_plugins.spark.run.storage import prepare  # noqa: PLC0415
 
-    def __init__(self, spark: SparkSession, path: Path) -> None:
-        from taskq_plugins.spark.run.storage import prepare  # noqa: PLC0415 - imports pyspark
-
-        prepare(spark)
-        self.spark = spark
-        self.lake = Lake.open(path, create=True)
-
-    def batch(self, rows: pa.Table, number: int, offsets: str = "", stream: str = "s") -> bool:
-        """Whether it was folded: False if the lake had it."""
-        from taskq_plugins.spark.run.folding import fold_batch  # noqa: PLC0415
-        from taskq_plugins.spark.run.stream import FOLDS  # noqa: PLC0415
-
-        batch = Batch(stream, number, offsets or f"offsets {number}")
-        frame = self.spark.createDataFrame(rows)
-        with self.lake.writer() as writer:
-            return fold_batch(self.spark, writer, FOLDS, frame, batch) is not None
-
-    def refresh(self, names: Sequence[str], journals: Path | None = None) -> list[str]:
-        """Which of the derived tables were behind."""
-        from taskq_plugins.spark.run.derived import refresh_tables  # noqa: PLC0415
-
-        with self.lake.writer() as writer:
-            return refresh_tables(self.spark, writer, names, journals)
+    prepare(spark)
+    with lake.writer() as writer:
+        return refresh_tables(spark, writer, names, journals)
 
 
 def table(lake: Lake, name: str, *keys: str) -> dict[tuple[object, ...], Row]:
@@ -98,88 +84,93 @@ def base_tables(lake: Lake) -> tuple[dict[tuple[object, ...], Row], ...]:
 
 
 @pytest.fixture(scope="module")
-def small(spark: SparkSession, logs: Logs, tmp_path_factory: pytest.TempPathFactory) -> Folding:
-    """Two batches, cut anywhere; the rollups are refreshed in between, too."""
-    folding = Folding(spark, tmp_path_factory.mktemp("small") / "lake")
+def small(logs: Logs, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Two batches, cut anywhere."""
+    lake = Lake.open(tmp_path_factory.mktemp("small") / "lake", create=True)
     before, carried, behind = logs.parts
     first, second = cut(before, 2)
-    assert folding.batch(first, 0)
-    assert folding.refresh(["rollup_hour"]) == ["rollup_hour"]
-    assert folding.batch(pa.concat_tables([second, carried, behind]), 1)
-    assert folding.refresh(DERIVED, logs.root) == list(DERIVED)
-    return folding
+    assert fold_rows(lake, first, 0)
+    assert fold_rows(lake, pa.concat_tables([second, carried, behind]), 1)
+    return lake
 
 
 @pytest.fixture(scope="module")
-def whole(spark: SparkSession, logs: Logs, tmp_path_factory: pytest.TempPathFactory) -> Folding:
-    folding = Folding(spark, tmp_path_factory.mktemp("whole") / "lake")
-    folding.batch(pa.concat_tables(logs.parts), 0)
-    folding.refresh(["rollup_hour"])
-    return folding
+def whole(logs: Logs, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    lake = Lake.open(tmp_path_factory.mktemp("whole") / "lake", create=True)
+    fold_rows(lake, pa.concat_tables(logs.parts), 0)
+    return lake
 
 
-def test_small_batches_make_the_tables_that_one_large_one_makes(
-    small: Folding, whole: Folding
-) -> None:
-    for one, other in zip(base_tables(small.lake), base_tables(whole.lake), strict=True):
+def test_small_batches_make_the_tables_that_one_large_one_makes(small: Lake, whole: Lake) -> None:
+    for one, other in zip(base_tables(small), base_tables(whole), strict=True):
         assert one == other
-    states = {row["state"] for row in base_tables(small.lake)[1].values()}
+    states = {row["state"] for row in base_tables(small)[1].values()}
     assert {"succeeded", "dead", "cancelled", "ready", "scheduled"} <= states
 
 
-def test_rollups_of_touched_hours_equal_those_of_everything(small: Folding, whole: Folding) -> None:
+def test_a_batch_in_many_shares_is_one_in_one(
+    logs: Logs, whole: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "SHARE_ROWS", 50)
+    lake = Lake.open(tmp_path / "lake", create=True)
+    for number, part in enumerate(logs.parts):
+        assert fold_rows(lake, part, number)
+    assert base_tables(lake) == base_tables(whole)
+
+
+def test_rollups_of_touched_days_equal_those_of_everything(
+    spark: SparkSession, logs: Logs, whole: Lake, tmp_path: Path
+) -> None:
+    lake = Lake.open(tmp_path / "lake", create=True)
+    for number, part in enumerate(logs.parts):
+        assert fold_rows(lake, part, number)
+        assert refresh(spark, lake, ["rollup_hour"]) == ["rollup_hour"]
+    kept = {file.path for file in lake.data_files("rollup_hour")}
+    assert refresh(spark, whole, ["rollup_hour"]) == ["rollup_hour"]
     keys = ("device", "queue", "task", "hour")
-    by_hour = table(small.lake, "rollup_hour", *keys)
-    assert by_hour == table(whole.lake, "rollup_hour", *keys)
-    assert len({row["hour"] for row in by_hour.values()}) > 1
-    jobs = table(small.lake, "jobs", "log_id", "job")
+    by_hour = table(lake, "rollup_hour", *keys)
+    assert by_hour == table(whole, "rollup_hour", *keys)
+    assert len({row["date"] for row in by_hour.values()}) > 1
+    jobs = table(lake, "jobs", "log_id", "job")
     assert sum(row["enqueued"] for row in by_hour.values()) == len(jobs)
+    assert refresh(spark, lake, ["rollup_hour"]) == []
+    assert {file.path for file in lake.data_files("rollup_hour")} == kept
 
 
-def test_what_is_kept_of_records_is_of_open_jobs(logs: Logs, small: Folding) -> None:
-    kept = small.lake.dataset("_open").to_table(columns=["log_id", "job", "kind"]).to_pylist()
-    paths = small.lake.paths("jobs", lambda file: file.part == OPEN)
-    opened = dataset.dataset(paths).to_table(columns=["log_id", "job", "is_over"])
-    assert not any(opened["is_over"].to_pylist())
+def test_what_is_kept_of_records_is_of_jobs_that_are_not_over(logs: Logs, small: Lake) -> None:
+    kept = small.dataset("_open").to_table(columns=["log_id", "job", "kind"]).to_pylist()
+    jobs = small.dataset("jobs").to_table(columns=["log_id", "job", "is_over"]).to_pylist()
     others = {"clock", "position", "told"}
     of_jobs = {(row["log_id"], row["job"]) for row in kept if row["kind"] not in others}
-    assert of_jobs == {(row["log_id"], row["job"]) for row in opened.to_pylist()}
-    progress = log_progress(small.lake, logs.root)
+    assert of_jobs == {(row["log_id"], row["job"]) for row in jobs if not row["is_over"]}
+    progress = log_progress(small, logs.root)
     assert [(log.device, log.left_bytes) for log in progress] == [("edge-1", 0), ("edge-2", 0)]
 
 
 def test_what_the_lake_has_is_passed_over_and_others_under_its_number_are_refused(
-    logs: Logs, small: Folding
+    logs: Logs, small: Lake
 ) -> None:
-    before = small.lake.holdings()
+    before = small.holdings()
     rows = logs.parts[0]
-    assert not small.batch(rows, 1)
-    assert not small.batch(rows, 0)
+    assert not fold_rows(small, rows, 1)
+    assert not fold_rows(small, rows, 0)
     with pytest.raises(CheckpointMismatch, match="plans other records for batch 1"):
-        small.batch(rows, 1, "others")
+        fold_rows(small, rows, 1, "others")
     with pytest.raises(CheckpointMismatch, match="not the one that the tables"):
-        small.batch(rows, 2, stream="other")
-    assert small.refresh(DERIVED, logs.root) == []
-    assert small.lake.holdings() == before
+        batch.is_committed(small, Batch("other", 2))
+    assert small.holdings() == before
 
 
-@pytest.mark.parametrize(
-    "commits", [pytest.param(n, marks=[] if n == 3 else pytest.mark.slow) for n in range(4)]
-)
+@pytest.mark.parametrize("commits", range(4))
 def test_a_crash_between_two_tables_commits_is_made_good(
-    spark: SparkSession,
-    logs: Logs,
-    small: Folding,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    commits: int,
+    logs: Logs, small: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: int
 ) -> None:
     """Whichever tables have the batch already: they pass it over, and the fold is as it was."""
-    folding = Folding(spark, tmp_path / "lake")
+    lake = Lake.open(tmp_path / "lake", create=True)
     before, carried, behind = logs.parts
     first, second = cut(before, 2)
-    assert folding.batch(first, 0)
-    at_first = base_tables(folding.lake.pinned())
+    assert fold_rows(lake, first, 0)
+    at_first = base_tables(lake.pinned())
     real = LakeWriter.commit
     done: list[str] = []
 
@@ -193,11 +184,48 @@ def test_a_crash_between_two_tables_commits_is_made_good(
     with monkeypatch.context() as crash:
         crash.setattr(LakeWriter, "commit", killed)
         with pytest.raises(KeyboardInterrupt):
-            folding.batch(rest, 1)
+            fold_rows(lake, rest, 1)
     assert done == ["records", "attempts", "_open", "jobs"][:commits]
-    assert base_tables(Lake.open(folding.lake.path).pinned()) == at_first
-    assert folding.batch(rest, 1)
-    assert base_tables(folding.lake) == base_tables(small.lake)
+    assert base_tables(Lake.open(lake.path).pinned()) == at_first
+    assert fold_rows(lake, rest, 1)
+    assert base_tables(lake) == base_tables(small)
+
+
+def test_a_batch_writes_only_the_files_again_that_hold_jobs_which_it_touches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits costs nothing: neither jobs that nobody claims nor dead letters."""
+    monkeypatch.setattr(shares, "ROWS_MAX", 50)
+    root = tmp_path / "journals"
+    lake = Lake.open(tmp_path / "lake", create=True)
+    asyncio.run(filled(root / "edge-1", 500))
+    assert fold_rows(lake, first := rows_of(root), 0)
+    known = {table: {file.path for file in lake.data_files(table)} for table in ("jobs", "_open")}
+    asyncio.run(worked(root / "edge-1", 20))
+    assert fold_rows(lake, rows_of(root, last_lsns(first)), 1)
+    for name, paths in known.items():
+        gone = paths - {file.path for file in lake.data_files(name)}
+        assert len(gone) == (1 if name == "jobs" else 2), "and the one that tells of the logs"
+    states = Counter(lake.dataset("jobs").to_table(columns=["state"])["state"].to_pylist())
+    assert states == {"ready": 480, "succeeded": 10, "dead": 10}
+    dead = [file for file in lake.data_files("jobs") if file.part == "dead"]
+    assert sum(file.rows for file in dead) == 10
+
+
+async def filled(path: Path, jobs: int) -> None:
+    """So many jobs that wait."""
+    async with TaskLog.open(path, durability="os", upkeep=False) as log:
+        await log.put_many([Put(payload=b"x", attempts=1) for _ in range(jobs)])
+
+
+async def worked(path: Path, jobs: int) -> None:
+    """The first of them run: every second one dies."""
+    async with TaskLog.open(path, durability="os", upkeep=False) as log:
+        for number, delivery in enumerate(await log.claim(jobs)):
+            if number % 2:
+                await log.nack(delivery, "ValueError: odd")
+            else:
+                await log.ack(delivery)
 
 
 async def unused(path: Path, jobs: int) -> None:
@@ -213,15 +241,14 @@ def test_a_batch_without_jobs_and_one_without_attempts_leave_tables_that_read(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     root = tmp_path / "journals"
-    folding = Folding(spark, tmp_path / "the lake")
+    lake = Lake.open(tmp_path / "the lake", create=True)
     asyncio.run(unused(root / "edge-1", 0))
-    assert folding.batch(rows := rows_of(root), 0)
-    assert folding.refresh(DERIVED, root) == list(DERIVED)
-    assert [folding.lake.dataset(name).count_rows() for name in ("jobs", "attempts")] == [0, 0]
+    assert fold_rows(lake, rows := rows_of(root), 0)
+    assert refresh(spark, lake, DERIVED, root) == list(DERIVED)
+    assert [lake.dataset(name).count_rows() for name in ("jobs", "attempts")] == [0, 0]
     asyncio.run(unused(root / "edge-1", 2))
-    assert folding.batch(rows_of(root, last_lsns(rows)), 1)
-    assert folding.refresh(["failures", "duplicates"], root) == ["failures", "duplicates"]
-    lake = folding.lake
+    assert fold_rows(lake, rows_of(root, last_lsns(rows)), 1)
+    assert refresh(spark, lake, ["failures", "duplicates"], root) == ["failures", "duplicates"]
     assert lake.dataset("jobs").to_table(columns=["state"])["state"].to_pylist() == ["ready"] * 2
     assert lake.dataset("attempts").count_rows() == 0
     assert {"number", "outcome"} <= set(lake.schema("attempts").names)

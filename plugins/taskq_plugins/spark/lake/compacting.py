@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from pyarrow import dataset, parquet
 
 from taskq_plugins.spark.lake.errors import LakeDiskError
-from taskq_plugins.spark.lake.files import DATE, OPEN, PART_COLUMN
+from taskq_plugins.spark.lake.files import DATE, OVER, PART_COLUMN, ROWS_MAX
 from taskq_plugins.spark.lake.store import Change
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ SMALL_FILES_MAX: Final = 32
 def compact(writer: LakeWriter, table: str) -> int:
     """Write the small files of each day of a table together where there are many.
 
-    Only rows that no batch replaces are moved; what the table holds stays as it is. Returns how
-    many files went.
+    What the table holds stays as it is. Returns how many files went.
 
     Raises:
         LakeDiskError: the disk refused; the version before stands.
@@ -39,7 +38,7 @@ def compact(writer: LakeWriter, table: str) -> int:
     """
     days: defaultdict[tuple[str, str | None], list[DataFile]] = defaultdict(list)
     for file in writer.lake.data_files(table):
-        if file.part != OPEN and file.size_bytes < SMALL_BYTES_MAX:
+        if _is_small(file):
             days[file.part, file.date].append(file)
     old: list[DataFile] = []
     new: list[DataFile] = []
@@ -50,6 +49,12 @@ def compact(writer: LakeWriter, table: str) -> int:
     if old:
         writer.commit(table, Change(tuple(new), tuple(old)))
     return len(old)
+
+
+def _is_small(file: DataFile) -> bool:
+    if file.part == OVER:
+        return file.size_bytes < SMALL_BYTES_MAX
+    return file.rows < ROWS_MAX // 2
 
 
 def _merged(writer: LakeWriter, table: str, part: str, small: Sequence[DataFile]) -> Staged:
@@ -64,22 +69,24 @@ def _merged(writer: LakeWriter, table: str, part: str, small: Sequence[DataFile]
         schema = schema.remove(schema.get_field_index(DATE))
     try:
         target.mkdir(parents=True)
-        _copy(paths, schema, target)
+        rows_max = None if part == OVER else ROWS_MAX
+        _copy(paths, schema, target, rows_max)
     except OSError as error:
         raise LakeDiskError(directory, error) from error
     return writer.stage(table, directory)
 
 
-def _copy(paths: Sequence[str], schema: pa.Schema, target: Path) -> None:
+def _copy(paths: Sequence[str], schema: pa.Schema, target: Path, rows_max: int | None) -> None:
     """Into files of about the size from which on they are no longer small."""
     found = dataset.dataset(list(paths), schema=schema, format="parquet")
-    total = 0
+    total = rows = 0
 
     def number(batch: pa.RecordBatch) -> int:
-        nonlocal total
+        nonlocal total, rows
         total += batch.nbytes
+        rows += batch.num_rows
         # Compressed, a file has about a fifth of it.
-        return int(total // (SMALL_BYTES_MAX * 10))
+        return int(total // (SMALL_BYTES_MAX * 10)) if rows_max is None else rows // rows_max
 
     for index, batches in groupby(found.to_batches(), number):
         with parquet.ParquetWriter(target / f"{index}.parquet", schema, compression="zstd") as file:

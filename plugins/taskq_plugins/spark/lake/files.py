@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 DATE: Final = "date"
 #: What Spark calls the directory of a part: ``part=over``.
 PART_COLUMN: Final = "part"
-#: Rows that nothing can change any more, and those that the next batch may replace. Readers see
-#: no difference: it is the first word of a file's name.
+#: Parts of a table: rows that nothing can change any more, and those that a batch may replace.
+#: Readers see no difference: it is the first word of a file's name.
 OVER: Final = "over"
 OPEN: Final = "open"
+#: Rows of a file, at most, that a batch may have to write again.
+ROWS_MAX: Final = 20_000
 #: How Hive, Spark and Delta write a null in a directory's name.
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow.compute as pc
+from pyarrow import dataset
 
 from taskq_plugins.fleet import find_logs, inventory, log_problem
-from taskq_plugins.spark.lake.store import OPEN_RECORDS, POSITION
+from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS, POSITION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +49,10 @@ def positions(lake: Lake) -> dict[str, Position]:
     """
     if not lake.has(OPEN_RECORDS):
         return {}
-    rows = lake.dataset(OPEN_RECORDS).to_table(
+    paths = lake.paths(OPEN_RECORDS, lambda file: file.part == LOG_PART)
+    if not paths:
+        return {}
+    rows = dataset.dataset(paths, format="parquet").to_table(
         columns=list(_COLUMNS),
         # Of a log of which nothing but damage was read, the row tells no record.
         filter=(pc.field("kind") == POSITION) & pc.field("lsn").is_valid(),

@@ -45,7 +45,10 @@ if TYPE_CHECKING:
 
 #: Raw records of jobs that are not over: of the pipeline alone.
 OPEN_RECORDS: Final = "_open"
-#: ``kind`` of the rows of that table which say how far each log was read.
+#: The part of that table that tells of logs as a whole ...
+LOG_PART: Final = "log"
+#: ... where a row of this ``kind`` stands for a stretch that was read: from the beginning of
+#: ``segment`` up to ``lsn``, whose record was of ``ts_ns``.
 POSITION: Final = "position"
 #: The table that a batch commits last.
 LAST_TABLE: Final = "jobs"

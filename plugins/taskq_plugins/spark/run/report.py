@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from taskq_plugins.spark.lake import Lake
-    from taskq_plugins.spark.run.folding import Folded
+    from taskq_plugins.spark.run.batch import Folded
     from taskq_plugins.spark.run.stream import Summary
 
 

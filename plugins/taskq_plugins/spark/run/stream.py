@@ -11,16 +11,16 @@ from pyspark.errors import PySparkException
 
 from taskq.core.errors import TaskqError
 from taskq_plugins.spark.lake.compacting import compact
+from taskq_plugins.spark.lake.files import DATE
 from taskq_plugins.spark.lake.store import KEEP_HOURS, OPEN_RECORDS
+from taskq_plugins.spark.run.batch import commit_batch, is_committed
 from taskq_plugins.spark.run.checkpoint import batch_of, check
 from taskq_plugins.spark.run.derived import refresh_tables
-from taskq_plugins.spark.run.folding import Folds, fold_batch
 from taskq_plugins.spark.run.interrupting import interruptible
 from taskq_plugins.spark.run.reasons import failure
-from taskq_plugins.spark.run.storage import prepare
+from taskq_plugins.spark.run.shares import fold_share
+from taskq_plugins.spark.run.storage import prepare, write_table
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, DERIVED, JOBS, RECORDS
-from taskq_plugins.spark.tables.attempts import attempts
-from taskq_plugins.spark.tables.jobs import jobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from taskq_plugins.spark.lake import Lake, LakeWriter
-    from taskq_plugins.spark.run.folding import Folded
+    from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
+    from taskq_plugins.spark.run.batch import Folded
+    from taskq_plugins.spark.run.shares import Share
 
 #: How often the main thread looks up from waiting, so that Ctrl-C is answered soon.
 _LOOK_SECONDS: Final = 1
-FOLDS: Final = Folds(jobs, attempts)
 #: So long can be told what is new of a small table; of the others, how long a reader may take.
 _KEEP_HOURS: Final = {"failures": 7 * 24}
 
@@ -97,7 +97,7 @@ def run(
 
 def tidy(writer: LakeWriter) -> None:
     """Write small files together, and remove what no reader can want."""
-    for table in (RECORDS, JOBS, ATTEMPTS):
+    for table in (RECORDS, JOBS, ATTEMPTS, OPEN_RECORDS):
         compact(writer, table)
     for table in (OPEN_RECORDS, *writer.lake.tables()):
         hours = _KEEP_HOURS.get(table, KEEP_HOURS)
@@ -112,6 +112,31 @@ def _refresh(
         return refresh_tables(spark, writer, options.tables, options.journals, listener.on_table)
     except PySparkException as error:
         raise failure(str(error)) from error
+
+
+def fold_batch(
+    spark: SparkSession, writer: LakeWriter, rows: DataFrame, batch: Batch
+) -> Folded | None:
+    """Commit one micro-batch; None if the lake has it already.
+
+    The rows are written by Spark, in one job; a batch of one share is folded here, a larger one in
+    a second job.
+
+    Raises:
+        LakeError: the lake failed, or has other records under that batch's number.
+    """
+    if is_committed(writer.lake, batch):
+        return None
+    dated = rows.withColumn(DATE, rows["timestamp"].cast("date"))
+    records = write_table(writer, RECORDS, dated)
+
+    def run_shares(shares: Sequence[Share]) -> None:
+        if len(shares) == 1:
+            fold_share(shares[0])
+        else:
+            spark.sparkContext.parallelize(shares, len(shares)).foreach(fold_share)
+
+    return commit_batch(writer, records, batch, run_shares)
 
 
 class _Stopped(Exception):
@@ -136,7 +161,7 @@ class _Sink:
         began = time.monotonic()
         try:
             batch = batch_of(self._writer.lake, number)
-            folded = fold_batch(self._spark, self._writer, FOLDS, rows, batch)
+            folded = fold_batch(self._spark, self._writer, rows, batch)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the run tells it
             self.error = error
             # Spark looks through the text by a regular expression that a long one is too much for.

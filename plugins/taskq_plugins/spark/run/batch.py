@@ -1,0 +1,243 @@
+"""One micro-batch: what it changes in the base tables, one commit a table. No Spark.
+
+Records are appended. Jobs, attempts and the records that later batches need (the table ``_open``)
+lie in files of some thousand rows by the time of their enqueue; a batch reads and writes again
+those that hold a job which it touches, and no others. So it costs what is new in it and whom that
+concerns, whatever waits, and whatever the lake holds. A job is touched by records of its own, by
+its due time, and by a step of its log's clock.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import dataset, parquet
+
+from taskq_plugins.spark.lake.errors import CheckpointMismatch, LakeDiskError
+from taskq_plugins.spark.lake.files import OPEN, OVER, PART_COLUMN
+from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS, Change
+from taskq_plugins.spark.run.shares import KEYS, Share, touched_rows, write_rows
+from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, RECORDS
+from taskq_plugins.spark.tables.batches import CLOCK, log_rows, logs_of, rows_of, touched_by
+from taskq_plugins.spark.tables.fold import ENQUEUED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
+    from taskq_plugins.spark.lake.files import DataFile, Staged
+    from taskq_plugins.spark.tables.fold import Log
+
+#: Records of one share, about: what fits into memory as Python's objects.
+SHARE_ROWS: Final = 100_000
+_FOLDED: Final = (JOBS, ATTEMPTS, OPEN_RECORDS)
+_NAMES: Final = [
+    "device", "log_id", "epoch", "segment", "lsn", "timestamp", "ts_ns", "kind", "job", "step_ns"
+]  # fmt: skip
+
+
+class Folded(NamedTuple):
+    """What a batch brought; ``jobs_open`` are all that are open now."""
+
+    records: int
+    jobs_over: int
+    jobs_open: int
+
+
+def commit_batch(
+    writer: LakeWriter,
+    records: Staged,
+    batch: Batch,
+    run: Callable[[Sequence[Share]], object],
+) -> Folded:
+    """Fold the staged records of a batch, and commit it.
+
+    Whoever was killed between two tables' commits does all of it again, and the tables that have
+    the batch pass it over.
+
+    Args:
+        writer: of the lake.
+        records: of the batch.
+        batch: its name.
+        run: folds the shares, wherever.
+
+    Raises:
+        LakeError: the lake failed.
+    """
+    lake = writer.lake
+    before = lake.pinned(batch.number - 1)
+    targets = {table: writer.new_directory(table) for table in _FOLDED}
+    plan = _Plan(lake, before, records, targets)
+    try:
+        run(plan.shares())
+    except OSError as error:
+        raise LakeDiskError(lake.path, error) from error
+    write_rows(plan.log_rows, targets[OPEN_RECORDS], 0)
+    schemas = _schemas(records.schema)
+    changes = {RECORDS: Change(records.files, (), records.schema)}
+    over = 0
+    # What jobs has, all have: it is last.
+    for table in (ATTEMPTS, OPEN_RECORDS, JOBS):
+        staged = writer.stage(table, targets[table])
+        changes[table] = Change(staged.files, tuple(plan.replaced(table)), schemas[table])
+        over = sum(file.rows for file in staged.files if file.part == OVER)
+    for table, change in changes.items():
+        writer.commit(table, change, batch, dates=table != OPEN_RECORDS)
+    still_open = (file.rows for file in lake.data_files(JOBS) if file.part == OPEN)
+    return Folded(sum(file.rows for file in records.files), over, sum(still_open))
+
+
+def is_committed(lake: Lake, batch: Batch) -> bool:
+    """Whether all tables have the batch already.
+
+    Raises:
+        CheckpointMismatch: the lake has other records under that batch's number.
+    """
+    last = lake.batch()
+    if last is None:
+        return False
+    if last.stream != batch.stream:
+        raise CheckpointMismatch(lake.checkpoint, "is not the one that the tables were filled from")
+    if batch.number > last.number:
+        return False
+    if batch.number == last.number and batch.offsets != last.offsets:
+        raise CheckpointMismatch(
+            lake.checkpoint, f"plans other records for batch {batch.number} than the tables hold"
+        )
+    return True
+
+
+def _schemas(records: pa.Schema) -> dict[str, pa.Schema]:
+    """The columns of the tables, which follow from those of the records."""
+    empty = rows_of(records.empty_table(), {})
+    plain = {JOBS: empty.jobs, ATTEMPTS: empty.attempts, OPEN_RECORDS: empty.kept}
+    return {name: table.drop_columns([PART_COLUMN]).schema for name, table in plain.items()}
+
+
+class _Plan:
+    """What a batch touches, and which files that is in."""
+
+    def __init__(self, lake: Lake, before: Lake, records: Staged, targets: dict[str, Path]) -> None:
+        self._lake = lake
+        self._before = before
+        self._records = records
+        self._targets = targets
+        self._paths = [str(lake.path / RECORDS / file.path) for file in records.files]
+        self._known = {table: before.data_files(table) for table in _FOLDED}
+        told = _read(self._paths, _NAMES, records.schema)
+        old = _read(
+            [
+                self._path(OPEN_RECORDS, one)
+                for one in self._known[OPEN_RECORDS]
+                if one.part == LOG_PART
+            ],
+            _NAMES,
+            records.schema,
+        )
+        rows = log_rows(pa.concat_tables([old, told]))
+        logs = logs_of(rows)
+        full = {field.name: _column(rows, field) for field in records.schema}
+        part = pa.array([LOG_PART] * rows.num_rows, pa.string())
+        self.log_rows = pa.table(full, records.schema).append_column(PART_COLUMN, part)
+        stepped = pc.unique(told.filter(pc.equal(told["kind"], CLOCK))["log_id"]).to_pylist()
+        own = touched_by(told)
+        born = told.filter(pc.equal(told["kind"], ENQUEUED)).select(KEYS)
+        waiting = self._waiting(logs, stepped)
+        self._jobs = told["job"]
+        # The records of those that were born in this batch are all in it.
+        earlier = own.join(born, KEYS, join_type="left anti")
+        probed = pa.concat_tables([earlier, waiting]).group_by(KEYS).aggregate([])
+        self._touched = pa.concat_tables([own, waiting]).group_by(KEYS).aggregate([])
+        self._hits = {table: self._holding(table, probed) for table in _FOLDED}
+
+    def shares(self) -> list[Share]:
+        """The shares of the batch: ranges of numbers with about as many records each."""
+        directory = self._targets[JOBS].with_name(f"plan-{self._targets[JOBS].name}")
+        directory.mkdir(parents=True)
+        logs, touched = directory / "logs.parquet", directory / "touched.parquet"
+        parquet.write_table(self.log_rows, logs)
+        parquet.write_table(self._touched, touched)
+        jobs = np.sort(pc.drop_null(self._jobs).to_numpy())
+        count = max(1, -(-len(jobs) // SHARE_ROWS))
+        inner = sorted({int(jobs[turn * len(jobs) // count]) for turn in range(1, count)})
+        return [
+            Share(
+                number=number,
+                first=first,
+                last=last,
+                records=tuple(self._paths),
+                columns=self._records.schema,
+                logs=str(logs),
+                touched=str(touched),
+                tables={table: self._lake.path / table for table in _FOLDED},
+                files=self._hits,
+                targets=self._targets,
+            )
+            for number, (first, last) in enumerate(pairwise([None, *inner, None]))
+        ]
+
+    def replaced(self, table: str) -> Iterable[DataFile]:
+        """The files whose rows stand in new ones now."""
+        yield from self._hits[table]
+        if table == OPEN_RECORDS:
+            yield from (one for one in self._known[table] if one.part == LOG_PART)
+
+    def _path(self, table: str, file: DataFile) -> str:
+        return str(self._lake.path / table / file.path)
+
+    def _changing(self, table: str) -> Iterable[DataFile]:
+        return (one for one in self._known[table] if one.part not in {OVER, LOG_PART})
+
+    def _waiting(self, logs: dict[str, Log], stepped: Sequence[str]) -> pa.Table:
+        """Jobs that are touched without a record of their own."""
+        newest_ns = max((log.now_ns for log in logs.values()), default=0)
+        nows = pa.table({"log_id": list(logs), "now_ns": [log.now_ns for log in logs.values()]},
+                        pa.schema([("log_id", pa.string()), ("now_ns", pa.int64())]))  # fmt: skip
+        found = [pa.schema([("log_id", pa.string()), ("job", pa.int64())]).empty_table()]
+        for file in self._changing(JOBS):
+            due = file.ranges.get("due_ns")
+            if not stepped and (due is None or due[0] > newest_ns):
+                continue
+            rows = parquet.read_table(
+                self._path(JOBS, file), columns=[*KEYS, "due_ns"], partitioning=None
+            )
+            rows = rows.join(nows, "log_id")
+            is_due = pc.fill_null(pc.less_equal(rows["due_ns"], rows["now_ns"]), fill_value=False)
+            chosen = pc.or_(is_due, pc.is_in(rows["log_id"], pa.array(stepped, pa.string())))
+            found.append(rows.filter(chosen).select(KEYS))
+        return pa.concat_tables(found)
+
+    def _holding(self, table: str, probed: pa.Table) -> list[DataFile]:
+        """The files that hold rows of these jobs: by the ranges known of them, then read."""
+        numbers = np.sort(probed["job"].to_numpy())
+        found = []
+        for file in self._changing(table):
+            low, high = file.ranges.get("job", (1, 0))
+            at = np.searchsorted(numbers, low)
+            if at == len(numbers) or numbers[at] > high:
+                continue
+            keys = parquet.read_table(self._path(table, file), columns=KEYS, partitioning=None)
+            if pc.any(touched_rows(keys, probed)).as_py():
+                found.append(file)
+        return found
+
+
+def _read(paths: list[str], names: list[str], schema: pa.Schema) -> pa.Table:
+    chosen = pa.schema([schema.field(name) for name in names])
+    if not paths:
+        return chosen.empty_table()
+    found: pa.Table = dataset.dataset(paths, schema=schema, format="parquet").to_table(
+        columns=names
+    )
+    return found
+
+
+def _column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
+    if field.name in rows.column_names:
+        return rows[field.name]
+    return pa.nulls(rows.num_rows, field.type)

@@ -1,0 +1,122 @@
+"""A batch folded in shares: each takes the jobs of a range of numbers, and writes files. No Spark.
+
+A share runs wherever it can read and write the lake's files: here, or on an executor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import dataset, parquet
+
+from taskq_plugins.spark.lake.files import DATE, OVER, PART_COLUMN, ROWS_MAX
+from taskq_plugins.spark.lake.store import OPEN_RECORDS
+from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS
+from taskq_plugins.spark.tables.batches import logs_of, rows_of
+from taskq_plugins.spark.tables.fold import CONCERNING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from taskq_plugins.spark.lake.files import DataFile
+
+KEYS: Final = ["log_id", "job"]
+
+
+class Share(NamedTuple):
+    """What one share reads, and where it writes."""
+
+    number: int
+    #: the jobs from the first number on, before the last; None: no bound
+    first: int | None
+    last: int | None
+    #: files of the batch's records, with their columns
+    records: tuple[str, ...]
+    columns: pa.Schema
+    #: files that tell of logs as a whole, and which jobs are touched
+    logs: str
+    touched: str
+    #: by table: the directory, and the files that hold rows of touched jobs
+    tables: Mapping[str, Path]
+    files: Mapping[str, Sequence[DataFile]]
+    #: by table: where to write
+    targets: Mapping[str, Path]
+
+
+def fold_share(share: Share) -> None:
+    """Fold the share's jobs, and write their rows beside those of the same files that stay."""
+    logs = logs_of(parquet.read_table(share.logs))
+    touched = parquet.read_table(share.touched)
+    kept: dict[str, list[pa.Table]] = {table: [] for table in share.files}
+    records = [_records(share)]
+    for table, files in share.files.items():
+        for file in files:
+            path = share.tables[table] / file.path
+            rows = parquet.read_table(path, partitioning=None, filters=_range(share))
+            is_touched = touched_rows(rows, touched)
+            if table == OPEN_RECORDS:
+                records.append(rows.filter(is_touched).cast(share.columns))
+            kept[table].append(_placed(rows.filter(pc.invert(is_touched)), file, table))
+    made = rows_of(pa.concat_tables(records), logs)
+    for table, rows in ((JOBS, made.jobs), (ATTEMPTS, made.attempts), (OPEN_RECORDS, made.kept)):
+        others = (one.select(rows.column_names).cast(rows.schema) for one in kept[table])
+        write_rows(pa.concat_tables([*others, rows]), share.targets[table], share.number)
+
+
+def touched_rows(rows: pa.Table, touched: pa.Table) -> pa.Array:
+    """Which rows are of these jobs."""
+    keys = rows.select(KEYS).append_column("row", pa.array(np.arange(rows.num_rows)))
+    found = keys.join(touched, KEYS, join_type="left semi")["row"]
+    mask = np.zeros(rows.num_rows, dtype=bool)
+    mask[found.to_numpy()] = True
+    return pa.array(mask)
+
+
+def write_rows(rows: pa.Table, target: Path, number: int) -> None:
+    """Write rows to files as Spark would name them, by part and day."""
+    places = [name for name in (PART_COLUMN, DATE) if name in rows.column_names]
+    for place in rows.select(places).group_by(places).aggregate([]).to_pylist():
+        is_here = pc.equal(rows[PART_COLUMN], place[PART_COLUMN])
+        below = target / f"{PART_COLUMN}={place[PART_COLUMN]}"
+        if DATE in place:
+            day = place[DATE]
+            is_here = pc.and_(
+                is_here, pc.is_null(rows[DATE]) if day is None else pc.equal(rows[DATE], day)
+            )
+            below /= f"{DATE}={day or '__HIVE_DEFAULT_PARTITION__'}"
+        chosen = rows.filter(is_here).drop_columns(places)
+        below.mkdir(parents=True, exist_ok=True)
+        step = chosen.num_rows if place[PART_COLUMN] == OVER else ROWS_MAX
+        for turn, at in enumerate(range(0, chosen.num_rows, step)):
+            path = below / f"{number:06d}-{turn:06d}.parquet"
+            parquet.write_table(chosen.slice(at, step), path, compression="zstd")
+
+
+def _records(share: Share) -> pa.Table:
+    if not share.records:
+        return share.columns.empty_table()
+    found = dataset.dataset(list(share.records), schema=share.columns, format="parquet")
+    concerning = pc.field("kind").isin(sorted(CONCERNING))
+    within = _range(share)
+    return found.to_table(filter=concerning if within is None else concerning & within)
+
+
+def _range(share: Share) -> pc.Expression | None:
+    job = pc.field("job")
+    if share.first is None:
+        return None if share.last is None else job < share.last
+    return job >= share.first if share.last is None else (job >= share.first) & (job < share.last)
+
+
+def _placed(rows: pa.Table, file: DataFile, table: str) -> pa.Table:
+    """With the part and the day of the file that they are from."""
+    count = rows.num_rows
+    rows = rows.append_column(PART_COLUMN, pa.array([file.part] * count, pa.string()))
+    if table == OPEN_RECORDS:
+        return rows
+    day = pa.array([file.date] * count, pa.string()).cast(pa.date32())
+    return rows.append_column(DATE, day)

@@ -1,0 +1,278 @@
+"""A batch of records, and what was kept of those before it, as rows of the tables. No Spark.
+
+However a log's records are cut into batches, folding each with what was kept of those before gives
+the rows that folding all at once gives.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from taskq.core.records import Flag, Kind
+from taskq_plugins.spark.lake.files import DATE, PART_COLUMN
+from taskq_plugins.spark.lake.store import POSITION
+from taskq_plugins.spark.tables.fold import (
+    CARRIED,
+    COLUMNS,
+    CONCERNING,
+    ENQUEUED,
+    OVER,
+    TOLD,
+    Bodies,
+    Event,
+    Log,
+    fold,
+    told,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from taskq_plugins.spark.tables.fold import Attempt, Job
+
+CLOCK: Final = told(Kind.CLOCK)
+#: Header that links a job to the one that it runs again.
+_REPLAY_OF: Final = "replay_of"
+_DEAD: Final = "dead"
+_LONG: Final = pa.int64()
+_TIME: Final = pa.timestamp("us", tz="UTC")
+#: What is told of the last record of a stretch.
+_LAST: Final = ("device", "epoch", "timestamp", "ts_ns")
+
+
+class Rows(NamedTuple):
+    """What a batch makes of the jobs that it touches, with the columns ``part`` and ``date``."""
+
+    jobs: pa.Table
+    attempts: pa.Table
+    #: without days: records that later batches need, and a row of kind "told" for each job that
+    #: began with a record that carries it and is over or purged: compaction may write it again
+    kept: pa.Table
+
+
+# -- logs as a whole -------------------------------------------------------------------------------
+
+
+def log_rows(records: pa.Table) -> pa.Table:
+    """The rows that tell of logs as a whole: steps of the clock, and stretches that were read.
+
+    Args:
+        records: of a batch, and these rows of the batches before.
+    """
+    read = records.filter(pc.and_(pc.is_valid(records["segment"]), pc.is_valid(records["ts_ns"])))
+    clocks = records.filter(pc.equal(records["kind"], CLOCK))
+    rows = pa.array(range(read.num_rows), _LONG)
+    keys = read.select(["log_id", "segment", "lsn"]).append_column("row", rows).sort_by("lsn")
+    ends = keys.group_by(["log_id", "segment"], use_threads=False).aggregate([("row", "last")])
+    lasts = read.take(ends["row_last"]).select(["log_id", "segment", "lsn", *_LAST]).to_pylist()
+    lasts.sort(key=lambda one: (one["log_id"], one["segment"], one["lsn"]))
+    merged: list[dict[str, Any]] = []
+    for one in lasts:
+        before = merged[-1] if merged else None
+        if before and before["log_id"] == one["log_id"] and one["segment"] <= before["lsn"] + 1:
+            if one["lsn"] > before["lsn"]:
+                merged[-1] = one | {"segment": before["segment"]}
+        else:
+            merged.append(one)
+    told_rows = [one | {"kind": POSITION} for one in merged]
+    return pa.concat_tables([clocks, pa.Table.from_pylist(told_rows, records.schema)])
+
+
+def logs_of(rows: pa.Table) -> dict[str, Log]:
+    """Each log, by its id.
+
+    Args:
+        rows: of ``log_rows``.
+    """
+    names = ["log_id", "kind", "segment", "lsn", "ts_ns", "step_ns"]
+    found: dict[str, Log] = {}
+    for one in rows.select(names).to_pylist():
+        log = found.setdefault(one["log_id"], Log(0, [], []))
+        if one["kind"] == CLOCK:
+            log = log._replace(steps=sorted({*log.steps, (one["lsn"], one["step_ns"] or 0)}))
+        else:
+            is_last = all(one["lsn"] > last for _, last in log.stretches)
+            stretches = [*log.stretches, (one["segment"], one["lsn"])]
+            now_ns = one["ts_ns"] if is_last else log.now_ns
+            log = log._replace(stretches=stretches, now_ns=now_ns)
+        found[one["log_id"]] = log
+    return found
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+def touched_by(records: pa.Table) -> pa.Table:
+    """The jobs (log_id, job) that records concern."""
+    chosen = records.filter(pc.is_in(records["kind"], pa.array(sorted(CONCERNING))))
+    return chosen.select(["log_id", "job"]).group_by(["log_id", "job"]).aggregate([])
+
+
+def rows_of(records: pa.Table, logs: Mapping[str, Log]) -> Rows:
+    """Fold the records of some jobs.
+
+    Args:
+        records: all of these jobs: of the batch, and what was kept of them. Their order is of no
+            account.
+        logs: what is known of their logs, the batch included.
+    """
+    known = pa.array(sorted(CONCERNING | {TOLD}))
+    chosen = records.filter(pc.is_in(records["kind"], known))
+    order = pc.sort_indices(
+        chosen, [("log_id", "ascending"), ("job", "ascending"), ("lsn", "ascending")]
+    )
+    chosen = chosen.take(order).combine_chunks()
+    bodies = Bodies(chosen)
+    columns = [chosen[name].to_pylist() for name in COLUMNS]
+    events = map(Event._make, zip(range(chosen.num_rows), *columns, strict=True))
+    keys = list(zip(chosen["log_id"].to_pylist(), chosen["job"].to_pylist(), strict=True))
+    jobs: list[Job] = []
+    kept: list[int] = []
+    kept_parts: list[str] = []
+    told_jobs: list[tuple[str, int]] = []
+    for (log_id, number), group in groupby(events, key=lambda one: keys[one.row]):
+        of_job, log = list(group), logs[log_id]
+        job = fold(number, of_job, bodies, log)
+        if job is not None:
+            jobs.append(job)
+        if job is None or job.state in OVER:
+            if any(one.kind == TOLD for one in of_job) or (
+                any(one.begins() and one.kind != ENQUEUED for one in of_job)
+                and not log.was_read(number)
+            ):
+                told_jobs.append((log_id, number))
+            continue
+        rows = list(_needed(of_job, is_brought=log.was_read(number)))
+        kept += rows
+        kept_parts += [part_of(job.state)] * len(rows)
+    made = _jobs(jobs, chosen)
+    return Rows(*made, _kept(chosen, kept, kept_parts, told_jobs))
+
+
+def part_of(state: str) -> str:
+    """The part of the tables that a job in this state is in."""
+    return "over" if state in OVER else _DEAD if state == _DEAD else "open"
+
+
+def _needed(events: Iterable[Event], *, is_brought: bool) -> Iterable[int]:
+    """The rows of a job that is not over: of those that carry it, the first that may bring it."""
+    for one in events:
+        if one.kind == CARRIED:
+            if is_brought or not one.begins():
+                continue
+            is_brought = True
+        yield one.row
+
+
+def _kept(
+    chosen: pa.Table,
+    rows: Sequence[int],
+    parts: Sequence[str],
+    told_jobs: Iterable[tuple[str, int]],
+) -> pa.Table:
+    needed = chosen.take(pa.array(rows, _LONG)).append_column(
+        PART_COLUMN, pa.array(parts, pa.string())
+    )
+    over = [
+        {"log_id": log_id, "job": job, "kind": TOLD, PART_COLUMN: _DEAD}
+        for log_id, job in told_jobs
+    ]
+    return pa.concat_tables([needed, pa.Table.from_pylist(over, needed.schema)])
+
+
+def _jobs(jobs: Sequence[Job], records: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The rows of ``jobs``, and those of ``attempts``."""
+    born = records.take(pa.array([job.born.row for job in jobs], _LONG))
+    tried = _tried(
+        [one for job in jobs for one in job.attempts], records.schema.field("owner").type
+    )
+    counts = [len(job.attempts) for job in jobs]
+    offsets = [0]
+    for count in counts:
+        offsets.append(offsets[-1] + count)
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), _structs(tried))
+    body = records.schema.field("value").type
+    states = [job.state for job in jobs]
+    parts = [part_of(state) for state in states]
+    enqueued = pa.array([job.enqueued_ns for job in jobs], _LONG)
+    settled = pa.array([job.settled_ns for job in jobs], _LONG)
+    first = [job.attempts[0].started_ns if job.attempts else None for job in jobs]
+    dropped = pc.bit_wise_and(born["flags"], pa.scalar(int(Flag.DROP_RESULT), born["flags"].type))
+    columns = {
+        **{name: born[name] for name in ("device", "log_id", "job_id", "job", "queue", "task")},
+        "priority": born["priority"],
+        "state": pa.array(states, pa.string()),
+        "attempt": pa.array([job.attempt for job in jobs], pa.int32()),
+        "attempts_max": born["attempts_max"],
+        "enqueued_at": moment(enqueued),
+        "enqueued_ns": enqueued,
+        "due_ns": pa.array([job.due_ns for job in jobs], _LONG),
+        "expires_ns": pa.array([job.expires_ns for job in jobs], _LONG),
+        "first_started_ns": pa.array(first, _LONG),
+        "settled_ns": settled,
+        "settled_at": moment(settled),
+        "key": born["key"],
+        "headers": born["headers"],
+        "payload": born["value"],
+        "result": pa.array([job.result for job in jobs], body),
+        "reason": pa.array([job.reason for job in jobs], pa.string()),
+        "stores_result": pc.equal(dropped, 0),
+        "replay_of": pc.map_lookup(born["headers"], pa.scalar(_REPLAY_OF), "first"),
+        "epoch": born["epoch"],
+        "is_over": pa.array([state in OVER for state in states], pa.bool_()),
+        "attempts": lists,
+        PART_COLUMN: pa.array(parts, pa.string()),
+        DATE: moment(enqueued).cast(pa.date32()),
+    }
+    table = pa.table(columns)
+    return table, _attempts(table, tried, counts)
+
+
+def _attempts(jobs: pa.Table, tried: pa.Table, counts: Sequence[int]) -> pa.Table:
+    """One row per attempt: what is known of its job beside what is of itself."""
+    of = pa.array([at for at, count in enumerate(counts) for _ in range(count)], _LONG)
+    job = jobs.select(
+        ["device", "log_id", "job_id", "job", "queue", "task", "key", "is_over", PART_COLUMN]
+    ).take(of)
+    columns = {name: job[name] for name in job.column_names[:7]}
+    columns |= {name: tried[name] for name in ("number", "owner", "started_ns", "ended_ns")}
+    columns |= {
+        "started_at": moment(tried["started_ns"]),
+        "ended_at": moment(tried["ended_ns"]),
+        **{name: tried[name] for name in ("outcome", "reason", "wait_ns", "run_ns")},
+        "is_over": job["is_over"],
+        PART_COLUMN: job[PART_COLUMN],
+        DATE: moment(pc.coalesce(tried["started_ns"], tried["ended_ns"])).cast(pa.date32()),
+    }
+    return pa.table(columns)
+
+
+def _tried(attempts: Sequence[Attempt], owner: pa.DataType) -> pa.Table:
+    kinds = {
+        "number": pa.int32(), "owner": owner, "started_ns": _LONG, "ended_ns": _LONG,
+        "outcome": pa.string(), "reason": pa.string(), "wait_ns": _LONG, "run_ns": _LONG,
+    }  # fmt: skip
+    return pa.table(
+        {
+            name: pa.array([getattr(one, name) for one in attempts], kind)
+            for name, kind in kinds.items()
+        }
+    )
+
+
+def _structs(table: pa.Table) -> pa.StructArray:
+    plain = table.combine_chunks()
+    columns = [
+        column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        for column in plain.columns
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(plain.schema))
+
+
+def moment(nanoseconds: Any) -> Any:
+    """Nanoseconds since 1970 as a timestamp, cut to the microsecond."""
+    return pc.divide(nanoseconds, 1_000).cast(_TIME)

@@ -1,0 +1,378 @@
+"""One row per job, with its attempts, out of the records of logs: Arrow and Python, and no Spark.
+
+``taskq.log.read.walks.each_job`` is what it is held to. A job begins with its ENQUEUED record, or,
+if that was in a segment that nobody read, with the first record that carries it. Records of a job
+without either make no row, nor do those of a job that was purged. Moments that are relative shift
+by the steps of the clock behind the record that told them.
+
+``wait_ns`` of an attempt is the time from when a worker could have claimed the job until one did.
+It counts from the enqueue, or from when the job was due if that was later; behind an attempt that
+was retried or given back, from its end or from the end of its backoff; behind a requeue, from
+there. A job that compaction wrote again waits since the moment that its record tells. Of attempts
+that only such a record tells of, the backoff is not known: they count from the end of the attempt
+before, the first from the enqueue. ``run_ns`` is the time from claim to end. Neither contains what
+the device's clock was set by meanwhile, as far as the log says so. Both are at least 0, and null
+where they are not known: while the job runs, and where earlier attempts or their ends were lost or
+left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskq.core.model import State
+from taskq.core.records import CARRYING_KINDS, Cause, Kind
+from taskq.core.transitions import after
+from taskq.log.format.history import ATTEMPTS_KEPT, decode_history
+from taskq.log.state.fold import FINAL_KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+#: Attempts of one job that are kept; of more, the latest: as many as the Python fold keeps.
+ATTEMPTS_SHOWN: Final = 100
+#: ``kind`` of a row that stands for a job which was told as over: no record tells of it again.
+TOLD: Final = "told"
+#: Bits of ``moments``: what does not shift with the clock.
+_DUE_IS_WALL: Final = 1
+_EXPIRES_IS_WALL: Final = 2
+
+
+def told(member: Kind | State | Cause) -> str:
+    """A word of the log as the tables have it."""
+    return member.name.lower()
+
+
+ENQUEUED: Final = told(Kind.ENQUEUED)
+CARRIED: Final = told(Kind.CARRIED)
+_CLAIMED: Final = told(Kind.CLAIMED)
+_REQUEUED: Final = told(Kind.REQUEUED)
+_PURGED: Final = told(Kind.PURGED)
+_RELEASED: Final = told(Kind.RELEASED)
+_SUCCEEDED: Final = told(Kind.SUCCEEDED)
+_LOST: Final = told(Cause.OWNER_LOST)
+_SCHEDULED: Final = told(State.SCHEDULED)
+_READY: Final = told(State.READY)
+_ABSENT: Final = told(State.ABSENT)
+_FINAL: Final = frozenset(told(Kind(kind)) for kind in FINAL_KINDS)
+_ANEW: Final = frozenset({_REQUEUED, _PURGED})
+_BACK: Final = frozenset({told(Kind.RETRIED), _RELEASED})
+#: Behind these nothing concerns the job any more.
+_FOR_GOOD: Final = _FINAL - {told(Kind.DEAD)} | {_PURGED}
+CARRYING: Final = frozenset(told(Kind(kind)) for kind in CARRYING_KINDS)
+#: Kinds of records that do something to a job which an earlier one brought.
+EVENTS: Final = _FINAL | _ANEW | _BACK | {_CLAIMED}
+#: Kinds of records that concern one job.
+CONCERNING: Final = EVENTS | CARRYING | {ENQUEUED}
+#: States that a job stays in.
+OVER: Final = frozenset(
+    told(after(State.RUNNING, Kind(kind))) for kind in FINAL_KINDS if kind != Kind.DEAD
+)
+_STATES: Final = {told(kind): told(after(State.ABSENT, kind)) for kind in Kind}
+_WAITING: Final = {told(kind): told(after(State.ABSENT, kind, waits=True)) for kind in Kind}
+
+
+class Log(NamedTuple):
+    """What is known of a log as a whole, all batches together."""
+
+    #: time of the last record that was read: as of then a job still waits or is ready
+    now_ns: int
+    #: steps of its clock by lsn
+    steps: Sequence[tuple[int, int]]
+    #: the stretches that were read without a gap: (first lsn, last)
+    stretches: Sequence[tuple[int, int]]
+
+    def was_read(self, lsn: int) -> bool:
+        """Whether a job's number lies in what was read: then its ENQUEUED record was seen, too."""
+        return any(first <= lsn <= last for first, last in self.stretches)
+
+    def stepped(self, first: int, last: int | None = None) -> int:
+        """Nanoseconds that the clock was set by between two records; None: since the first."""
+        if not self.steps:
+            return 0
+        return sum(step for lsn, step in self.steps if lsn > first and (last is None or lsn < last))
+
+
+class Event(NamedTuple):
+    """One record of a job; ``row`` is its place in the table."""
+
+    row: int
+    lsn: int
+    kind: str
+    ts_ns: int
+    attempt: int | None
+    owner: Any
+    cause: str | None
+    due_ns: int | None
+    expires_ns: int | None
+    moments: int | None
+    state: str | None
+    enqueued_ns: int | None
+    ended_ns: int | None
+
+    def begins(self) -> bool:
+        """Whether a job's story may begin with it."""
+        return self.kind == ENQUEUED or (self.kind in CARRYING and self.state != _ABSENT)
+
+    def state_behind(self) -> str:
+        """The job's state behind it."""
+        if self.kind == CARRIED:
+            return self.state or _ABSENT
+        waits = self.due_ns is not None and self.due_ns > self.ts_ns
+        return (_WAITING if waits else _STATES)[self.kind]
+
+
+#: Columns of the records that an event has.
+COLUMNS: Final = Event._fields[1:]
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One delivery of a job to a worker; None where a record does not tell."""
+
+    number: int | None
+    owner: Any
+    started_ns: int | None
+    ended_ns: int | None = None
+    outcome: str | None = None
+    reason: str | None = None
+    wait_ns: int | None = None
+    run_ns: int | None = None
+
+    def end(self, event: Event, bodies: Bodies, log: Log, since_lsn: int) -> None:
+        """Note what ended it."""
+        self.ended_ns = event.ts_ns
+        is_lost = event.kind == _RELEASED and event.cause == _LOST
+        self.outcome = "lost" if is_lost else event.kind
+        self.reason = bodies.reason(event)
+        if self.started_ns is not None:
+            gone_ns = event.ts_ns - self.started_ns - log.stepped(since_lsn, event.lsn)
+            self.run_ns = max(0, gone_ns)
+
+
+@dataclass(slots=True)
+class Job:
+    """A job as its records tell it."""
+
+    born: Event
+    state: str
+    attempt: int | None
+    enqueued_ns: int | None
+    due_ns: int | None = None
+    expires_ns: int | None = None
+    settled_ns: int | None = None
+    result: Any = None
+    reason: str | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+
+
+class Bodies:
+    """What records carry, looked up where it is needed: most of it is moved by the column."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._columns = {name: table[name] for name in ("value", "result", "history")}
+        self._is_text = str(table.schema.field("owner").type) == "string"
+
+    def of(self, column: str, row: int) -> Any:
+        """One value."""
+        return self._columns[column][row].as_py()
+
+    def reason(self, event: Event) -> str | None:
+        """What an event says of why, if it says anything."""
+        if event.kind in {_SUCCEEDED, _REQUEUED}:
+            return None
+        return _text(self.of("value", event.row))
+
+    def early(self, born: Event) -> list[Attempt]:
+        """The attempts that a carried record holds; what is cut short is left out."""
+        data = self.of("history", born.row)
+        if not data:
+            return []
+        views = decode_history(data)
+        found: list[Attempt] = []
+        before_ns: int | None = born.enqueued_ns if born.kind != ENQUEUED else born.ts_ns
+        for view in views:
+            ended_ns = view.ended_ns or None
+            is_known = bool(found) or (view.number == 1 and len(views) < ATTEMPTS_KEPT)
+            wait_ns = None
+            if is_known and before_ns is not None:
+                wait_ns = max(view.started_ns, before_ns) - before_ns
+            run_ns = None if ended_ns is None else max(0, ended_ns - view.started_ns)
+            found.append(
+                Attempt(
+                    number=view.number,
+                    owner=self._owner(view.owner),
+                    started_ns=view.started_ns,
+                    ended_ns=ended_ns,
+                    outcome=view.outcome or None,
+                    reason=view.reason or None,
+                    wait_ns=wait_ns,
+                    run_ns=run_ns,
+                )
+            )
+            before_ns = ended_ns
+        return found
+
+    def _owner(self, number: int) -> Any:
+        """As the source gives it."""
+        if self._is_text:
+            return f"{number:016x}"
+        return number - (1 << 64) if number >> 63 else number
+
+
+def _text(value: Any) -> str | None:
+    if not value:
+        return None
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
+def fold(number: int, events: Sequence[Event], bodies: Bodies, log: Log) -> Job | None:
+    """The job that these records tell of, by lsn; None if there is none, or it was told before.
+
+    Args:
+        number: of the job.
+        events: all records that concern it, and rows of kind "told".
+        bodies: what they carry.
+        log: what is known of the log, these records included.
+    """
+    if any(one.kind == TOLD for one in events):
+        return None
+    born = next((one for one in events if one.begins()), None)
+    if born is None or (born.kind != ENQUEUED and log.was_read(number)):
+        return None
+    behind = [one for one in events if one.kind in EVENTS and one.lsn > born.lsn]
+    state = born.state_behind()
+    if state in OVER and born.kind != _REQUEUED:
+        behind = []
+    ends = next((at for at, one in enumerate(behind) if one.kind in _FOR_GOOD), None)
+    if ends is not None:
+        if behind[ends].kind == _PURGED and state not in OVER:
+            return None
+        behind = behind[: ends + 1]
+    return _job(born, behind, bodies, log)
+
+
+def _job(born: Event, acting: Sequence[Event], bodies: Bodies, log: Log) -> Job:
+    """What came of a job that began with one record and was acted upon by others."""
+    is_carried = born.kind == CARRIED
+    job = Job(
+        born=born,
+        state=acting[-1].state_behind() if acting else born.state_behind(),
+        attempt=(born.attempt or 0) if is_carried else 0,
+        enqueued_ns=born.ts_ns if born.kind == ENQUEUED else born.enqueued_ns,
+        settled_ns=born.ended_ns if is_carried else None,
+    )
+    early = bodies.early(born)
+    _tell_reason(job, acting, early, bodies)
+    _tell_moments(job, acting, log)
+    if acting:
+        last = acting[-1]
+        job.attempt = 0 if last.kind in _ANEW else last.attempt
+        if last.kind == _SUCCEEDED:
+            job.result = bodies.of("value", last.row)
+    if early and early[-1].ended_ns is None and acting and acting[0].kind not in {_CLAIMED, *_ANEW}:
+        early[-1].end(acting[0], bodies, log, born.lsn)
+    job.attempts = [*early, *_attempts(job, acting, bodies, log)][-ATTEMPTS_SHOWN:]
+    return job
+
+
+def _tell_reason(
+    job: Job, acting: Sequence[Event], early: Sequence[Attempt], bodies: Bodies
+) -> None:
+    """Why it failed last, unless it succeeded or began anew since; and its result as carried."""
+    born = job.born
+    for one in reversed(acting):
+        if one.kind == _SUCCEEDED or one.kind in _ANEW:
+            return
+        if (reason := bodies.reason(one)) is not None:
+            job.reason = reason
+            return
+    if born.kind == CARRIED:
+        body = bodies.of("result", born.row)
+        if born.state == _SUCCEEDED:
+            job.result = body
+            return
+        job.reason = _text(body)
+        # Attempts that were counted before a requeue are not asked for a reason any more.
+        if job.reason is None and born.attempt:
+            job.reason = next((one.reason for one in reversed(early) if one.reason), None)
+
+
+def _tell_moments(job: Job, acting: Sequence[Event], log: Log) -> None:
+    """When it is due, expires and was settled."""
+    born, last = job.born, acting[-1] if acting else None
+    settling = next(
+        (one for one in reversed(acting) if one.kind in _FINAL or one.kind in _ANEW), None
+    )
+    if settling is not None:
+        job.settled_ns = settling.ts_ns if settling.kind in _FINAL else None
+    if job.state == _SCHEDULED:
+        told_by = last or born
+        due_ns = told_by.due_ns
+        is_wall = last is None and (born.moments or 0) & _DUE_IS_WALL
+        if due_ns is not None and not is_wall:
+            due_ns += log.stepped(told_by.lsn)
+        if due_ns is None or due_ns <= log.now_ns:
+            job.state = _READY
+        else:
+            job.due_ns = due_ns
+    # What told last when it expires: a requeue, or the birth.
+    told_by = next((one for one in reversed(acting) if one.kind == _REQUEUED), born)
+    if told_by.expires_ns is None:
+        return
+    job.expires_ns = told_by.expires_ns
+    if not (told_by.moments or 0) & _EXPIRES_IS_WALL:
+        # A dead letter may be requeued, so that when it expires goes on to matter.
+        over_lsn = None
+        if settling is None:
+            over_lsn = born.lsn if born.state_behind() in OVER else None
+        elif settling.kind in _FINAL and settling.kind in _FOR_GOOD:
+            over_lsn = settling.lsn
+        job.expires_ns += log.stepped(told_by.lsn, over_lsn)
+
+
+def _attempts(job: Job, acting: Sequence[Event], bodies: Bodies, log: Log) -> Iterator[Attempt]:
+    """The attempts that records of their own tell of."""
+    for at, claim in enumerate(acting):
+        if claim.kind != _CLAIMED:
+            continue
+        found = Attempt(claim.attempt, claim.owner, claim.ts_ns)
+        before = acting[at - 1] if at else job.born
+        since_ns = _since(before) if at else _since_birth(job)
+        if since_ns is not None:
+            since_ns += log.stepped(before.lsn, claim.lsn)
+            if not at:
+                since_ns = max(since_ns, _wall_due_ns(job.born))
+            found.wait_ns = max(0, claim.ts_ns - since_ns)
+        if at + 1 < len(acting) and acting[at + 1].kind not in {_CLAIMED, *_ANEW}:
+            found.end(acting[at + 1], bodies, log, claim.lsn)
+        yield found
+
+
+def _since(before: Event) -> int | None:
+    """Since when a job could have been claimed, by the event before, as the clock stood then."""
+    if before.kind in _BACK:
+        return max(before.ts_ns, before.due_ns or before.ts_ns)
+    return before.ts_ns if before.kind == _REQUEUED else None
+
+
+def _wall_due_ns(born: Event) -> int:
+    """The date before which it was not due, 0 for none: that does not shift with the clock."""
+    is_wall = (born.moments or 0) & _DUE_IS_WALL
+    return (born.due_ns or 0) if is_wall and born.state_behind() == _SCHEDULED else 0
+
+
+def _since_birth(job: Job) -> int | None:
+    """Likewise by the record that brought it."""
+    born = job.born
+    is_wall = (born.moments or 0) & _DUE_IS_WALL
+    if born.kind != CARRIED:
+        return born.ts_ns if is_wall or born.due_ns is None else max(born.ts_ns, born.due_ns)
+    if born.state == _SCHEDULED:
+        return born.enqueued_ns if is_wall else born.due_ns
+    if born.state == _READY:
+        return born.enqueued_ns if born.due_ns is None else born.due_ns
+    return None
