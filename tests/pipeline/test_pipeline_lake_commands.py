@@ -131,7 +131,7 @@ def test_status_tells_tables_and_what_is_left(lake: Lake, tmp_path: Path) -> Non
     rows = rows_of(journals)
     position = rows.filter(pa.compute.equal(rows["device"], "edge-1")).to_pylist()[-1]
     open_rows = pa.Table.from_pylist([position | {"kind": "position"}], rows.schema)
-    put(lake, "_open", open_rows, Batch("s", 7))
+    put(lake, "_open", open_rows, Batch("s", 7), "log")
     commit(lake, Batch("s", 7))
     result = call("status", "--lake", str(lake.path), "--journals", str(journals), "--json")
     told = json.loads(result.output)
@@ -240,7 +240,7 @@ def test_a_log_of_which_only_damage_was_read_has_no_position(lake: Lake, tmp_pat
     columns = [*((name, pa.string()) for name in names), ("lsn", LONG), ("ts_ns", LONG)]
     row = dict.fromkeys(names) | {"log_id": str(made.log_id), "kind": "position"}
     unknown = row | {"lsn": None, "ts_ns": None}
-    put(lake, "_open", pa.Table.from_pylist([unknown], pa.schema(columns)))
+    put(lake, "_open", pa.Table.from_pylist([unknown], pa.schema(columns)), part="log")
     (progress,) = log_progress(lake, tmp_path / "journals")
     assert (progress.device, progress.position) == ("edge-1", None)
     assert progress.left_bytes > 0
