@@ -122,6 +122,8 @@ class Op(enum.IntEnum):
     ENROL = 49, Trait.AGENDA
     #: operand Steer -> whether that was new
     STEER = 50, Trait.AGENDA
+    #: operand [Ended, …] -> [whether it waited, …]: jobs that another machine ran
+    SETTLE_FOR = 52, Trait.AGENDA
     #: operand lsn that somebody has seen -> lsn from which on the log goes on, in another epoch and
     #: LSN_SKIP above it
     SKIP = 51, Trait.BEHIND
@@ -382,6 +384,21 @@ class Settlement(NamedTuple):
     delay_ns: int = 0
     cause: Cause = Cause.CALLER
     children: tuple[Item, ...] = ()
+    flags: int = 0
+
+
+class Ended(NamedTuple):
+    """How a job ended on another machine, which ran it from a copy of its record.
+
+    ``kind`` is SUCCEEDED, DEAD or CANCELLED; ``attempt`` is the one that it ended in. The rest is
+    as of ``Settlement``.
+    """
+
+    job: int
+    kind: Kind
+    attempt: int
+    body: bytes | None = None
+    cause: Cause = Cause.CALLER
     flags: int = 0
 
 

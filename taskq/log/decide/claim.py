@@ -67,14 +67,28 @@ class Claims:
         taken = _take(agenda, request)
         if not taken:
             return [], False
-        if not self._introduced:
-            batch.add(codec.encode_owner(self._owner, self._description, batch.lsn))
-            self._introduced = True
+        self._introduce(batch)
         if len(taken) >= RUN_MIN and not (request.lease_ns or request.limits):
             records = self._records(taken)
             if records is not None:
                 return self._claim_run(batch, taken, records)
         return self._claim_each(batch, taken, request)
+
+    def claim_for(self, batch: Batch, job: int, attempt: int, record: bytes) -> Delivery:
+        """Claim a job that waits, whatever its turn, for whoever ran it elsewhere."""
+        agenda = self._context.agenda
+        chunk = agenda.table.find(job)
+        assert chunk is not None
+        lane = agenda.lanes[chunk.lanes[agenda.table.index]]
+        self._introduce(batch)
+        token = batch.add(codec.encode_job(Kind.CLAIMED, 0, attempt, job, self._owner))
+        agenda.apply_claimed(job, token, batch.epoch, self._owner, attempt)
+        return Delivery(self._tag, job, token, batch.epoch, attempt, lane, record)
+
+    def _introduce(self, batch: Batch) -> None:
+        if not self._introduced:
+            batch.add(codec.encode_owner(self._owner, self._description, batch.lsn))
+            self._introduced = True
 
     def _claim_each(
         self, batch: Batch, taken: list[Taken], request: ClaimRequest

@@ -18,7 +18,7 @@ from taskq.log.decide.ends import Ends
 from taskq.log.decide.enqueue import Enqueues, Keys, Uploads
 from taskq.log.decide.listeners import Asks, Deaths
 from taskq.log.decide.queues import Queues, Ticks
-from taskq.log.decide.settle import Settles, Transactions
+from taskq.log.decide.settle import Elsewhere, Settles, Transactions
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import Op
 
@@ -58,6 +58,7 @@ class Operations:
             Op.ADOPT: Uploads(context, enqueues).adopt,
             Op.EXTEND: self.claims.extend,
             Op.SETTLE: self.settles.settle_each,
+            Op.SETTLE_FOR: Elsewhere(context, ends, self.claims, self.settles).settle_for,
             Op.TRANSACT: bundles.transact,
             Op.CANCEL: self.cancels.cancel,
             Op.WITHDRAW: self.cancels.withdraw,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import JobNotFound, PayloadTooLarge, TaskqError, UsageError
-from taskq.core.model import REASON_BYTES_MAX, TRANSACTION_BYTES_MAX, WAITING_STATES
+from taskq.core.errors import JobNotFound, LogDamaged, PayloadTooLarge, TaskqError, UsageError
+from taskq.core.model import REASON_BYTES_MAX, TRANSACTION_BYTES_MAX, WAITING_STATES, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.decide.ends import check_claim
 from taskq.log.decide.sizes import bundle_size
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
     from taskq.log.decide.batch import Batch
     from taskq.log.decide.cancel import Cancels
+    from taskq.log.decide.claim import Claims
     from taskq.log.decide.context import Context
     from taskq.log.decide.ends import Ends
     from taskq.log.decide.enqueue import Enqueues
     from taskq.log.decide.listeners import Deaths
-    from taskq.log.requests import Bundle, Delivery, Duplicate
+    from taskq.log.requests import Bundle, Delivery, Duplicate, Ended
 
 _PLAIN_JOB: Final = codec.JOB.size
 _SUCCEEDED: Final = Kind.SUCCEEDED
@@ -138,6 +139,48 @@ class Settles:
 
 
 _ENDS: Final = frozenset({Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED})
+
+
+class Elsewhere:
+    """Jobs that another machine ran end here, each with a claim of this process in one frame.
+
+    Until then they wait: a claim of weeks would end with its process, and burn attempts.
+    """
+
+    def __init__(self, context: Context, ends: Ends, claims: Claims, settles: Settles) -> None:
+        self._context = context
+        self._ends = ends
+        self._claims = claims
+        self._settles = settles
+
+    def settle_for(self, batch: Batch, items: list[Ended]) -> list[bool]:
+        """End the jobs among them that wait; False for one that does not, or does not read back.
+
+        Raises:
+            UsageError: one of them has not ended, or waits for other jobs.
+        """
+        agenda = self._context.agenda
+        for item in items:
+            if item.kind not in _ENDS or agenda.flows.remaining(item.job) is not None:
+                raise UsageError(f"job {self._context.tag}-{item.job} cannot end elsewhere: {item}")
+        return [self._settle(batch, item) for item in items]
+
+    def _settle(self, batch: Batch, item: Ended) -> bool:
+        agenda = self._context.agenda
+        state = agenda.table.state(item.job)
+        if state not in WAITING_STATES:
+            return False
+        try:
+            record = self._context.recent.record(item.job, agenda.location(item.job))
+        except LogDamaged:
+            return False
+        if state is State.SCHEDULED:
+            attempt = agenda.attempt(item.job)
+            self._ends.back(batch, Kind.RELEASED, Cause.CALLER, item.job, 0, attempt, 0, None)
+        delivery = self._claims.claim_for(batch, item.job, item.attempt, record)
+        ended = Settlement(item.kind, delivery, item.body, cause=item.cause, flags=item.flags)
+        self._settles.settle(batch, ended)
+        return True
 
 
 class Transactions:
