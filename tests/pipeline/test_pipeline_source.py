@@ -321,6 +321,8 @@ def test_a_missing_segment_is_data_loss_unless_that_is_accepted(
     fleet["b"].frames[7].path.unlink()
     with pytest.raises(DataLoss, match=r"device b: at least one segment.*lsn 11.*failOnDataLoss"):
         read_batch(tmp_path)
+    before = lsns(read_batch(tmp_path, failOnDataLoss="hold"), "b")
+    assert before == list(range(1, 11)), "what stands before the gap"
     assert lsns(read_batch(tmp_path, failOnDataLoss="false"), "b") == [
         *range(1, 11),
         *range(21, 31),

@@ -13,7 +13,7 @@ def test_only_the_path_must_be_given() -> None:
     options = read_options({"path": "/logs"})
     assert options.path == "/logs"
     assert options.target_partition_bytes == 32 * 1024 * 1024
-    assert options.fail_on_data_loss
+    assert options.fail_on_data_loss == "true"
     assert options.include_payload
     assert options.include_headers
     assert not options.include_details
@@ -27,7 +27,7 @@ def test_names_of_options_are_read_in_any_case() -> None:
     """Spark hands them over in lower case."""
     options = read_options({"PATH": "x", "maxbytespertrigger": "5", "failOnDataLoss": "FALSE"})
     assert options.max_bytes_per_trigger == 5
-    assert not options.fail_on_data_loss
+    assert options.fail_on_data_loss == "false"
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,10 @@ def test_offsets_are_words_or_json() -> None:
         ("maxBytesPerTrigger", "many", "such as 512m"),
         ("maxFilesPerTrigger", "0", "a number from 1 on"),
         ("maxFilesPerTrigger", "1.5", "a number from 1 on"),
+        ("maxRecordsPerTrigger", "0", "a number from 1 on"),
         ("targetPartitionBytes", "1k", "from 64k to 16g"),
         ("targetPartitionBytes", "99t", "from 64k to 16g"),
-        ("failOnDataLoss", "maybe", "true or false"),
+        ("failOnDataLoss", "maybe", "true, false or hold"),
         ("corruptMode", "ignore", "fail, skip or quarantine"),
         ("includePayload", "1", "true or false"),
         ("includeHeaders", "", "true or false"),

@@ -7,18 +7,17 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxFiles
+from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxFiles, ReadMaxRows
 
 from taskq.core.errors import LogDamaged, UsageError
 from taskq_plugins.spark.source.problems import (
     DataLoss,
     LogVanished,
-    OffsetMismatch,
     OptionError,
     Unreadable,
 )
 from tests.fleet.made_logs import BEGAN_NS, SECOND, SKIP, MadeLog, damage, enqueued
-from tests.pipeline.source_tools import ALL, Stream, lsns
+from tests.pipeline.source_tools import ALL, Row, Stream, lsns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -224,6 +223,56 @@ def test_a_limit_of_files_is_kept_to(tmp_path: Path) -> None:
     assert counts[:5] == [(2, 2)] * 5
 
 
+def test_a_limit_of_records_is_kept_to_where_frames_meet(tmp_path: Path) -> None:
+    """And shared by the logs; a frame that has more is read all the same, alone."""
+    for name in "ab":
+        made = MadeLog(tmp_path / name)
+        for _ in range(6):
+            for _ in range(100):
+                made.enqueue(5)
+            made.rotate() if name == "a" else made.new_epoch()
+    stream = Stream(tmp_path, maxRecordsPerTrigger=2_000)
+    assert stream.reader.getDefaultReadLimit() == ReadMaxRows(2_000)
+    counts, seen = [], []
+    while rows := stream.step():
+        counts.append((len(lsns(rows, "a")), len(lsns(rows, "b"))))
+        seen += lsns(rows, "a")
+    assert counts == [(1_000, 1_000)] * 3
+    assert seen == list(range(1, 3_001))
+    alone = Stream(tmp_path, maxRecordsPerTrigger=3)
+    assert [len(alone.step()) for _ in range(4)] == [5] * 4
+
+
+def test_the_progress_tells_how_far_the_batch_is_behind(tmp_path: Path) -> None:
+    a, b = MadeLog(tmp_path / "a"), MadeLog(tmp_path / "b")
+    for _ in range(4):
+        a.enqueue(3)
+    a.new_epoch()
+    a.enqueue(3)
+    size = b.enqueue(2).end - a.frames[0].offset
+    stream = Stream(tmp_path, maxFilesPerTrigger=1)
+    assert stream.reader.reportLatestOffset() is None
+    total = {"recordsBehind": 0, "bytesBehind": 0}
+    for _ in range(3):
+        rows = stream.step()
+        told = stream.reader.reportLatestOffset()
+        assert told is not None
+        left = {name: told[name] for name in total}
+        assert total["recordsBehind"] in {0, left["recordsBehind"] + len(rows)}
+        total = left
+    assert told == {
+        "source": f"taskq {tmp_path}", "recordsBehind": 0, "bytesBehind": 0, "logs": 2,
+        "logsBehind": 0, "logsHeld": 0,
+        "logsRestored": 0,
+    }  # fmt: skip
+    b.enqueue(2)
+    b.enqueue(2)
+    stream.advance(ReadMaxRows(1))
+    told = stream.reader.reportLatestOffset()
+    assert told is not None
+    assert (told["recordsBehind"], told["bytesBehind"], told["logsBehind"]) == (2, size, 1)
+
+
 def test_the_engine_decides_whether_the_limits_count(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "a")
     for _ in range(10):
@@ -317,58 +366,194 @@ def test_a_segment_that_goes_before_it_was_read_is_data_loss(
     assert lsns(stream.step()) == [14]
 
 
-def test_a_log_that_was_cut_is_a_mismatch_that_names_the_place(tmp_path: Path) -> None:
-    """As after a restore from a backup: the device went on in a new epoch."""
+# -- restored devices -----------------------------------------------------------------------------
+
+
+def branches(rows: list[Row]) -> list[tuple[int, int]]:
+    return [(row["branch"], row["lsn"]) for row in rows]
+
+
+def restored(tmp_path: Path, *, keep: int = 3) -> tuple[MadeLog, Stream]:
+    """A log of four frames that were all read, and of which a backup holds the first ones."""
     made = MadeLog(tmp_path / "edge")
-    for _ in range(3):
+    backup = b""
+    for number in range(4):
+        if number == keep:
+            backup = made.file.read_bytes()
         made.enqueue(1)
-    backup = made.file.read_bytes()
-    made.enqueue(1)
     stream = Stream(tmp_path)
-    assert len(stream.step()) == 4
+    assert branches(stream.step()) == [(0, 1), (0, 2), (0, 3), (0, 4)]
     made.file.write_bytes(backup)
-    made.next_lsn = 4
+    made.next_lsn = keep + 1
+    return made, stream
+
+
+def test_a_restored_log_is_read_on_as_another_branch_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The device went on in a new epoch."""
+    made, stream = restored(tmp_path)
     made.new_epoch()
     made.enqueue(2)
-    with pytest.raises(
-        OffsetMismatch, match=r"device edge: 0*1\.log, offset \d+,.*lsn 5, epoch 11"
-    ):
-        stream.step()
-    again = Stream(tmp_path, failOnDataLoss="false")
-    again.end = stream.start
-    assert lsns(again.step()) == [4 + SKIP, 5 + SKIP]
-    assert not again.step()
+    assert branches(stream.step()) == [(1, 4 + SKIP), (1, 5 + SKIP)]
+    assert "device edge: 00000000000000000001.log, offset" in caplog.text
+    assert "restored from a backup, or cut; it is read on as branch 1" in caplog.text
+    made.enqueue(1)
+    stream.restart()
+    assert branches(stream.step()) == [(1, 6 + SKIP)]
+    assert not stream.step()
 
 
-def test_other_records_in_the_place_of_those_read_are_a_mismatch(tmp_path: Path) -> None:
-    made = MadeLog(tmp_path / "edge")
-    made.enqueue(1)
-    backup = made.file.read_bytes()
-    made.enqueue(1)
-    stream = Stream(tmp_path)
-    assert len(stream.step()) == 2
-    made.file.write_bytes(backup)
-    made.next_lsn, made.epoch = 2, 99
-    made.enqueue(1)
-    made.enqueue(1)
-    with pytest.raises(OffsetMismatch, match="device edge"):
-        stream.step()
-
-
-def test_other_records_of_the_same_numbers_and_size_are_a_mismatch(tmp_path: Path) -> None:
+def test_other_records_of_the_numbers_that_were_read_are_another_branch(tmp_path: Path) -> None:
     """As after a restore while the machine was up: no new epoch tells of it, but the time does."""
+    made, stream = restored(tmp_path, keep=1)
+    for _ in range(5):
+        made.enqueue(1)
+    rows = stream.step()
+    assert branches(rows) == [(1, lsn) for lsn in range(2, 7)]
+    assert branches(stream.rows()) == branches(rows), "a batch that is run again is the same"
+
+
+def test_a_log_of_the_same_size_and_numbers_with_other_records_is_another_branch(
+    tmp_path: Path,
+) -> None:
+    made, stream = restored(tmp_path, keep=1)
+    for _ in range(3):
+        made.enqueue(1)
+    assert branches(stream.step()) == [(1, 2), (1, 3), (1, 4)]
+
+
+def test_a_restored_log_that_has_nothing_new_is_named_and_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, stream = restored(tmp_path, keep=2)
+    assert not stream.step()
+    assert not stream.step()
+    assert caplog.text.count("restored from a backup, or cut; nothing in it is new yet") == 1
+    made.enqueue(1)
+    assert branches(stream.step()) == [(1, 3)]
+
+
+def test_a_log_may_be_restored_again_and_again(tmp_path: Path) -> None:
+    made, stream = restored(tmp_path, keep=1)
+    backup = made.file.read_bytes()
+    for turn in range(1, 4):
+        made.file.write_bytes(backup)
+        made.next_lsn = 2
+        made.enqueue(1)
+        assert branches(stream.step()) == [(turn, 2)]
+
+
+def test_a_restored_log_may_have_fewer_segments_and_go_on_above_what_was_read(
+    tmp_path: Path,
+) -> None:
+    """Its new segment follows upon what the backup held, so nothing is missing before it."""
     made = MadeLog(tmp_path / "edge")
     made.enqueue(1)
-    backup = made.file.read_bytes()
-    made.enqueue(1)
+    made.rotate()
+    made.enqueue(3)
+    made.rotate()
+    made.enqueue(3)
     stream = Stream(tmp_path)
+    assert len(stream.step()) == 7
+    segment(made, 2).unlink()
+    segment(made, 5).unlink()
+    made.next_lsn, made.time_ns = 2, BEGAN_NS + SECOND
+    assert not stream.step()
+    made.new_epoch()
+    made.time_ns += 60 * SECOND
+    made.enqueue(2)
+    assert branches(stream.step()) == [(1, 2 + SKIP), (1, 3 + SKIP)]
+
+
+def test_a_batch_of_a_branch_is_limited_as_any_other(tmp_path: Path) -> None:
+    made, stream = restored(tmp_path, keep=1)
+    for _ in range(4):
+        made.enqueue(1)
+    seen = []
+    for _ in range(4):
+        seen += branches(stream.step(ReadMaxBytes(1)))
+    assert seen == [(1, 2), (1, 3), (1, 4), (1, 5)]
+    assert not stream.step()
+
+
+def test_a_frame_that_was_damaged_after_it_was_read_is_no_other_branch(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "edge")
+    frames = [made.enqueue(1) for _ in range(3)]
+    stream = Stream(tmp_path, corruptMode="skip")
+    assert len(stream.step()) == 3
+    damage(frames[2], at=20)
+    made.enqueue(1)
+    assert branches(stream.step()) == [(0, 4)]
+
+
+# -- one device among many ------------------------------------------------------------------------
+
+
+def test_a_log_that_lost_data_is_held_while_the_others_go_on(tmp_path: Path) -> None:
+    """What stands before the gap is read; the offset says what keeps the rest."""
+    made, _ = begun(tmp_path)
+    other = MadeLog(tmp_path / "other")
+    other.enqueue(1)
+    segment(made, 9).unlink()
+    stream = Stream(tmp_path, failOnDataLoss="hold")
+    rows = stream.step()
+    assert lsns(rows, "edge") == list(range(1, 9))
+    assert lsns(rows, "other") == [1]
+    assert "segment before 00000000000000000013.log is missing" in held(stream)
+    other.enqueue(1)
+    assert lsns(stream.step()) == [2]
+    assert not stream.step()
+    assert "is missing" in held(stream)
+    stream.restart()
+    assert not stream.advance()
+
+
+def test_a_held_log_goes_on_when_what_was_missing_is_there_again(tmp_path: Path) -> None:
+    made, _ = begun(tmp_path)
+    kept = segment(made, 9).read_bytes()
+    segment(made, 9).unlink()
+    stream = Stream(tmp_path, failOnDataLoss="hold")
+    assert lsns(stream.step()) == list(range(1, 9))
+    segment(made, 9).write_bytes(kept)
+    assert lsns(stream.drain()) == list(range(9, 14))
+    assert not held(stream)
+
+
+def test_a_log_that_vanished_is_held_while_the_others_go_on(tmp_path: Path) -> None:
+    gone, stays = MadeLog(tmp_path / "gone"), MadeLog(tmp_path / "stays")
+    gone.enqueue(1)
+    stays.enqueue(1)
+    stream = Stream(tmp_path, failOnDataLoss="hold")
     assert len(stream.step()) == 2
-    made.file.write_bytes(backup)
-    made.next_lsn = 2
-    made.enqueue(1)
-    made.enqueue(1)
-    with pytest.raises(OffsetMismatch, match="device edge"):
-        stream.step()
+    gone.path.rename(tmp_path / ".gone")
+    stays.enqueue(1)
+    assert lsns(stream.step()) == [2]
+    assert "device gone: its log" in held(stream)
+    (tmp_path / ".gone").rename(gone.path)
+    gone.enqueue(1)
+    assert lsns(stream.drain(), "gone") == [2]
+    assert not held(stream)
+
+
+def test_segments_that_went_before_they_were_read_hold_their_log_alone(tmp_path: Path) -> None:
+    made, stream = begun(tmp_path)
+    for lsn in (5, 9):
+        segment(made, lsn).unlink()
+    other = MadeLog(tmp_path / "other")
+    other.enqueue(1)
+    start = stream.end
+    stream = Stream(tmp_path, failOnDataLoss="hold")
+    stream.end = start
+    assert [row["device"] for row in stream.step()] == ["other"]
+    assert "is missing, which held records from lsn 7 on" in held(stream)
+
+
+def held(stream: Stream) -> str:
+    return "; ".join(one["held"] for one in stream.end.values() if "held" in one)
+
+
+# -- other ends -----------------------------------------------------------------------------------
 
 
 def test_frames_that_a_recovery_moved_are_found_again(tmp_path: Path) -> None:
@@ -432,7 +617,7 @@ def test_a_log_whose_segments_are_all_gone_is_data_loss(tmp_path: Path) -> None:
         stream.step()
 
 
-def test_another_segment_of_the_same_name_is_a_mismatch(tmp_path: Path) -> None:
+def test_another_segment_of_the_same_name_is_another_branch(tmp_path: Path) -> None:
     """The stream had come to its start, and read nothing of it yet."""
     made = MadeLog(tmp_path / "edge")
     made.enqueue(1)
@@ -442,8 +627,7 @@ def test_another_segment_of_the_same_name_is_a_mismatch(tmp_path: Path) -> None:
     made.epoch = 99
     made.rotate()
     made.enqueue(1)
-    with pytest.raises(OffsetMismatch, match=r"0*2\.log, offset 64"):
-        stream.step()
+    assert branches(stream.step()) == [(1, 2)]
 
 
 def test_damage_is_read_past_when_asked_and_the_stream_goes_on_behind_it(tmp_path: Path) -> None:

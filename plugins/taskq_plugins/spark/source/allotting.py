@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskq_plugins.fleet.inventory import edges
 from taskq_plugins.fleet.segmentfile import START
+from taskq_plugins.spark.source.standing import at_lsn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 #: No limit.
 UNLIMITED: Final = 2**62
+#: Likewise of records.
+SHARE_RECORDS_MIN: Final = 1_000
 #: What a log gets at least when its turn comes: with thousands of logs an even share would be less
 #: than a frame.
 SHARE_BYTES_MIN: Final = 256 * 1024
@@ -33,12 +37,40 @@ class Limits(NamedTuple):
 
     size_bytes: int = UNLIMITED
     files: int = UNLIMITED
+    records: int = UNLIMITED
 
 
 class _Step(NamedTuple):
     here: Position
     size_bytes: int
     files: int
+    records: int
+
+
+class Left(NamedTuple):
+    """What there is of a log behind a place."""
+
+    size_bytes: int
+    records: int
+
+
+def left(standing: Standing, here: Position) -> Left:
+    """Bytes and records of the log behind ``here``; records as the segments' names tell them."""
+    size = records = 0
+    end = standing.end.mark
+    places = [one for one in standing.places if here.segment <= one.first_lsn <= end.segment]
+    for number, place in enumerate(places):
+        is_here = place.first_lsn == here.segment
+        size += max(standing.size(place) - (here.offset if is_here else START), 0)
+        following = places[number + 1] if number + 1 < len(places) else None
+        if following is None:
+            next_lsn = end.next_lsn if place.first_lsn == end.segment else place.first_lsn
+        elif following.epoch == place.epoch:
+            next_lsn = following.first_lsn
+        else:
+            next_lsn = edges(standing.log, place).next_lsn
+        records += max(next_lsn - max(place.first_lsn, here.lsn if is_here else 0), 0)
+    return Left(size, records)
 
 
 def allot(backlogs: Sequence[Backlog], limits: Limits) -> tuple[list[Position], int]:
@@ -48,7 +80,7 @@ def allot(backlogs: Sequence[Backlog], limits: Limits) -> tuple[list[Position], 
     others. Who begins behind the last one that was served the next time lets none starve.
     """
     here = [one.here for one in backlogs]
-    size_left, files_left = limits
+    size_left, files_left, records_left = limits
     last = -1
     while True:
         waiting = [n for n, one in enumerate(backlogs) if here[n].place < one.target.place]
@@ -56,53 +88,83 @@ def allot(backlogs: Sequence[Backlog], limits: Limits) -> tuple[list[Position], 
             return here, last
         size_share = max(size_left // len(waiting), SHARE_BYTES_MIN)
         files_share = max(files_left // len(waiting), 1)
+        records_share = max(records_left // len(waiting), SHARE_RECORDS_MIN)
         has_moved = False
         for n in waiting:
-            share = Limits(min(size_share, size_left), min(files_share, files_left))
+            share = Limits(
+                min(size_share, size_left),
+                min(files_share, files_left),
+                min(records_share, records_left),
+            )
             # A frame that is larger than the share still goes if the trigger has room for it.
-            frame_max = size_left if last >= 0 else UNLIMITED
-            step = _advance(backlogs[n]._replace(here=here[n]), share, frame_max)
+            room = Limits(size_left, records=records_left) if last >= 0 else Limits()
+            step = _advance(backlogs[n]._replace(here=here[n]), share, room)
             if step.here == here[n]:
                 continue
             here[n], last, has_moved = step.here, n, True
             size_left -= step.size_bytes
             files_left -= step.files
-            if size_left <= 0 or files_left <= 0:
+            records_left -= step.records
+            if min(size_left, files_left, records_left) <= 0:
                 return here, last
         if not has_moved:
             return here, last
 
 
-def _advance(backlog: Backlog, share: Limits, frame_max: int) -> _Step:
-    """As far as a share goes; one frame at least, if it has no more than ``frame_max`` bytes."""
+def _advance(backlog: Backlog, share: Limits, frame_max: Limits) -> _Step:
+    """As far as a share goes; one frame at least, if it is within ``frame_max``."""
     standing, here, target = backlog
-    size = files = 0
-    while here.place < target.place and files < share.files:
+    size = files = records = 0
+    while here.place < target.place and files < share.files and records < share.records:
         place = standing.find(here.segment)
         is_last = here.segment == target.segment
         limit = target.offset if is_last else place.size_bytes if place is not None else 0
         rest = limit - here.offset
         room = share.size_bytes - size
+        if place is not None:
+            room = min(room, _bytes_of(standing, here, share.records - records))
         if place is None or rest <= room:
+            if place is not None and share.records < UNLIMITED:
+                end = target.lsn if is_last else edges(standing.log, place).next_lsn
+                records += max(end - here.lsn, 0)
             here = target if is_last else _next_segment(standing, here, target)
             size += max(rest, 0)
             files += rest > 0
             continue
         cut = _cut(standing, here, place, limit, room)
-        if cut.offset - here.offset <= (room if size else max(room, frame_max)):
+        is_alone = not size and max(cut.lsn - here.lsn, 0) <= frame_max.records
+        if cut.offset - here.offset <= (max(room, frame_max.size_bytes) if is_alone else room):
             size += cut.offset - here.offset
+            records += max(cut.lsn - here.lsn, 0)
             files += 1
             here = cut
         break
-    return _Step(here, size, files)
+    return _Step(_timed(standing, here), size, files, records)
+
+
+def _timed(standing: Standing, here: Position) -> Position:
+    """The start of a segment with the time of the frame before it, to know a restored log by."""
+    place = standing.find(here.segment)
+    if here.offset != START or here.time_ns or place is None:
+        return here
+    with standing.open(place) as file:
+        header = file.header()
+    return here if header is None else here._replace(time_ns=header.created_ns)
+
+
+def _bytes_of(standing: Standing, here: Position, records: int) -> int:
+    """Bytes of the frames behind ``here`` that have no more than so many records."""
+    if records >= UNLIMITED // 2:
+        return UNLIMITED
+    found = at_lsn(standing, here.lsn + records)
+    return max(found.offset - here.offset, 0) if found.segment == here.segment else UNLIMITED
 
 
 def _next_segment(standing: Standing, here: Position, target: Position) -> Position:
     """The start of the segment behind this one."""
     for place in standing.places:
         if here.segment < place.first_lsn <= target.segment:
-            start = standing.start_of(place)
-            return start._replace(from_segment=here.from_segment, from_offset=here.from_offset)
+            return standing.start_of(place).of(here)
     return target
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from taskq_plugins.fleet.problems import FleetError
-from taskq_plugins.spark.source.going_on import Stretch, go_on, stretches
+from taskq_plugins.spark.source.going_on import Stretch, go_on, stretches, whole_until
 from taskq_plugins.spark.source.packing import pack
 from taskq_plugins.spark.source.problems import DataLoss, OptionError, loss_handler
 from taskq_plugins.spark.source.rows import Reading, read_pieces
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from taskq.core.errors import LogError
     from taskq_plugins.spark.decode import Piece
     from taskq_plugins.spark.source.options import ReadOptions
     from taskq_plugins.spark.source.positions import Bound, Position
 
 T = TypeVar("T")
+_log: Final = logging.getLogger("taskq")
 #: How often a plan is begun anew because compaction took a segment meanwhile.
 _TRIES: Final = 5
 
@@ -70,14 +73,28 @@ class BatchReader(DataSourceReader):
         options = self._options
         sight = look(options)
         check_found(options, sight)
-        on_loss = loss_handler(fails=options.fail_on_data_loss)
+        on_loss = loss_handler(options.fail_on_data_loss)
         found: list[Stretch] = []
         for standing in sight.standings:
-            start, end = self._bounds(standing)
-            if start.place < end.place:
-                start = go_on(standing, start, on_loss)
+            try:
+                found += self._of_log(standing, on_loss)
+            except DataLoss as error:
+                if options.fail_on_data_loss != "hold":
+                    raise
+                _log.warning("failOnDataLoss=hold: %s", error)
+                start, end = self._bounds(standing)
+                end = whole_until(standing, start, end)
                 found += stretches(standing, start, end.place, on_loss)
         return found
+
+    def _of_log(self, standing: Standing, on_loss: Callable[[LogError], None]) -> list[Stretch]:
+        start, end = self._bounds(standing)
+        if start.is_at(end):
+            return []
+        start = go_on(standing, start, on_loss)
+        if start.place >= end.place:
+            return []
+        return list(stretches(standing, start, end.place, on_loss))
 
     def _bounds(self, standing: Standing) -> tuple[Position, Position]:
         start, latest = beginning(self._options, standing), standing.latest

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from taskq.log.format.frames import segment_name
 from taskq_plugins.fleet.inventory import Edges, edges, follows
+from taskq_plugins.fleet.marks import End
+from taskq_plugins.fleet.places import Mark
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
-from taskq_plugins.spark.source.problems import DataLoss, OffsetMismatch
-from taskq_plugins.spark.source.standing import at_lsn
+from taskq_plugins.spark.source.problems import DataLoss, loss_handler
+from taskq_plugins.spark.source.standing import at_lsn, at_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,21 +29,26 @@ class Stretch(NamedTuple):
     place: SegmentPlace
     start: int
     end: int
+    branch: int = 0
 
 
 def go_on(standing: Standing, position: Position, on_loss: Callable[[LogError], None]) -> Position:
     """The place to read from, given how far the log was read.
 
     It is another than the position if a recovery or a repair moved frames, if the segment was read
-    to its end and compaction took it, and if ``on_loss`` lets reading go on behind what is lost.
+    to its end and compaction took it, if ``on_loss`` lets reading go on behind what is lost, and
+    if the log was restored from a backup: then it is where its next branch begins, once that has a
+    record.
 
     Raises:
-        DataLoss, OffsetMismatch: by ``on_loss``.
+        DataLoss: by ``on_loss``.
     """
     if not position.segment or not standing.end.mark.segment:
         # An empty log, then or now; one that lost all its segments is seen when it has some again.
         return standing.earliest if not position.segment else position
     place = standing.find(position.segment)
+    if place is None and position.segment in standing.left_out:
+        return position
     if place is not None:
         with standing.open(place) as file:
             if _stands(file, position):
@@ -49,30 +56,54 @@ def go_on(standing: Standing, position: Position, on_loss: Callable[[LogError], 
     moved = _moved(standing, position)
     if moved is not None:
         return moved
-    if place is not None:
-        where = f"{segment_name(position.segment)}, offset {position.offset},"
-        on_loss(OffsetMismatch(position.device, where, position.lsn, position.epoch))
-        return _keep_origin(at_lsn(standing, position.lsn), position)
     following = next((one for one in standing.places if one.first_lsn >= position.lsn), None)
-    if following is None:
-        on_loss(_loss(position, position.segment, "where it is found again"))
-        return position
+    if place is not None or following is None:
+        return next_branch(standing, position)
+    return _from_segment(standing, following, position, on_loss)
+
+
+def _from_segment(
+    standing: Standing,
+    following: SegmentPlace,
+    position: Position,
+    on_loss: Callable[[LogError], None],
+) -> Position:
+    """The start of the segment that comes next, where the one that was read is gone."""
     with standing.open(following) as file:
         header = file.header()
-    if following.first_lsn > position.lsn and not (
-        position.time_ns and header is not None and header.created_ns == position.time_ns
-    ):
-        goes_on = f"at lsn {following.first_lsn}"
-        on_loss(_loss(position, position.segment, goes_on))
-    return _keep_origin(standing.start_of(following), position)
+    before_ns = header.created_ns if header is not None else 0
+    if following.first_lsn > position.lsn and not (position.time_ns == before_ns != 0):
+        # What is missing was written behind what was read; a log that was cut ended before that.
+        if before_ns < position.time_ns:
+            return next_branch(standing, position)
+        on_loss(_loss(position, position.segment, f"at lsn {following.first_lsn}"))
+    return standing.start_of(following).of(position)
+
+
+def next_branch(standing: Standing, position: Position) -> Position:
+    """Where a log goes on otherwise than what was read of it; the position if it does not yet.
+
+    That is its first frame which is later than the last that was read, or of an epoch which is.
+    What a device wrote while its clock was behind may be passed over, unless it was in an epoch of
+    its own; where the clock went back before, some of what was read comes again with the branch.
+    """
+    found = [standing.latest]
+    places = [one for one in standing.places if one.first_lsn <= standing.end.mark.segment]
+    known = [number for number, one in enumerate(places) if one.epoch == position.epoch]
+    if position.time_ns:
+        found.append(at_time(standing, position.time_ns + 1))
+    else:  # behind damage, where no time is known
+        found.append(standing.earliest)
+    later = places[known[-1] + 1 :] if known else []
+    found += [standing.start_of(one) for one in later[:1]]
+    begin = min(found, key=lambda one: one.place)
+    if begin.place == standing.latest.place:
+        return position
+    return begin.begun()._replace(branch=position.branch + 1)
 
 
 def _loss(position: Position, segment: int, goes_on: str) -> DataLoss:
     return DataLoss(position.device, f"segment {segment_name(segment)}", position.lsn, goes_on)
-
-
-def _keep_origin(place: Position, old: Position) -> Position:
-    return place._replace(from_segment=old.from_segment, from_offset=old.from_offset)
 
 
 def _stands(file: SegmentFile, position: Position) -> bool:
@@ -81,11 +112,10 @@ def _stands(file: SegmentFile, position: Position) -> bool:
         return False
     if position.frame:
         header = file.frame_at(position.frame)
-        return (
-            header is not None
-            and _is_last(header, position)
-            and position.frame + header.size == position.offset
-        )
+        if header is None:  # maybe damaged since: then the frame before it ends there
+            before = file.last_before(position.frame)
+            return (before[0] + before[1].size if before is not None else START) == position.frame
+        return _is_last(header, position) and position.frame + header.size == position.offset
     if position.offset <= START:
         start = file.header()
         return start is None or position.epoch in {0, start.epoch}
@@ -144,13 +174,33 @@ def stretches(
         low = max(start.offset if place.first_lsn == start.segment else START, START)
         high = min(end_offset, place.size_bytes) if place.first_lsn == last else place.size_bytes
         if low < high:
-            yield Stretch(standing.log, place, low, high)
+            yield Stretch(standing.log, place, low, high, start.branch)
         before = edges(standing.log, place) if place.first_lsn < last else None
         if place.first_lsn == last and high < end_offset:
             where = f"{segment_name(last)} from offset {high} to {end_offset}"
             on_loss(DataLoss(start.device, where, place.first_lsn, "without it"))
     if standing.find(last) is None and start.segment <= last and (start.segment, last) != (0, 0):
         on_loss(_loss(start._replace(lsn=last), last, "without it"))
+
+
+def whole_until(standing: Standing, start: Position, end: Position) -> Position:
+    """The end, or the last place before it up to which nothing is missing, held there."""
+    reached: Stretch | None = None
+    try:
+        for stretch in stretches(standing, start, end.place, loss_handler("hold")):
+            reached = stretch
+    except DataLoss as error:
+        held = start._replace(held=str(error))
+        if reached is None:
+            return held
+        with standing.open(reached.place) as file:
+            found = file.last_before(reached.end)
+        if found is None:
+            return held._replace(segment=reached.place.first_lsn, offset=reached.end, frame=0)
+        offset, header = found
+        mark = Mark(reached.place.first_lsn, reached.end, header.next_lsn, header.epoch)
+        return held.moved_to(End(mark, offset, header.time_ns))
+    return end
 
 
 def _check_gap(

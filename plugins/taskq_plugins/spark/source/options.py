@@ -36,8 +36,9 @@ _ALLOWED: Final = {
     "startingTimestamp": "milliseconds since 1970, or ISO 8601 with a zone, and no startingOffsets",
     "maxBytesPerTrigger": "a size of at least 1 byte, such as 512m",
     "maxFilesPerTrigger": "a number from 1 on",
+    "maxRecordsPerTrigger": "a number from 1 on",
     "targetPartitionBytes": "a size from 64k to 16g, such as 32m",
-    "failOnDataLoss": "true or false",
+    "failOnDataLoss": "true, false or hold",
     "corruptMode": "fail, skip or quarantine",
     "includePayload": "true or false",
     "includeHeaders": "true or false",
@@ -110,10 +111,13 @@ class ReadOptions(BaseModel):
     starting_timestamp: Annotated[int | None, _reads(_moment), Field(lt=2**63)] = None
     max_bytes_per_trigger: Size | None = None
     max_files_per_trigger: Annotated[int | None, Field(ge=1)] = None
+    max_records_per_trigger: Annotated[int | None, Field(ge=1)] = None
     target_partition_bytes: Annotated[
         Size, Field(ge=PARTITION_BYTES_MIN, le=PARTITION_BYTES_MAX)
     ] = 32 * 2**20
-    fail_on_data_loss: Flag = True
+    fail_on_data_loss: Annotated[str, _reads(str.lower), Field(pattern="^(true|false|hold)$")] = (
+        "true"
+    )
     corrupt_mode: Annotated[str, _reads(str.lower), Field(pattern="^(fail|skip|quarantine)$")] = (
         "fail"
     )

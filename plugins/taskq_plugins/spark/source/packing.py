@@ -58,4 +58,6 @@ def _piece(stretch: Stretch, start: int, end: int) -> Piece:
     log, place = stretch.log, stretch.place
     # From 0 on the header is checked, too.
     begin = 0 if start == START else start
-    return Piece(place.path, log.device, log.log_id, log.tag, place.first_lsn, begin, end)
+    return Piece(
+        place.path, log.device, log.log_id, log.tag, place.first_lsn, begin, end, stretch.branch
+    )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _U64: Final = 2**64
 _LOGS_MAX: Final = 100_000
+_BRANCHES_MAX: Final = 2**31
 
 
 class Position(NamedTuple):
@@ -22,7 +23,8 @@ class Position(NamedTuple):
 
     ``frame`` is where the frame before that stands (0: none, or not known) and ``time_ns`` its
     time, so that who goes on sees whether it is still there. ``from_segment`` and ``from_offset``
-    are where the stream began in this log: a batch in which it first appears is read from there.
+    are where the stream began in this log, or in this branch of it: a batch in which it first
+    appears is read from there. ``held`` says why reading does not go on, "" if it does.
     """
 
     device: str
@@ -34,6 +36,8 @@ class Position(NamedTuple):
     time_ns: int = 0
     from_segment: int = 0
     from_offset: int = 0
+    branch: int = 0
+    held: str = ""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -41,13 +45,24 @@ class Position(NamedTuple):
         return self.segment, self.offset
 
     def origin(self) -> Position:
-        """Where the stream began in the log."""
+        """Where the stream began in the log's branch."""
         begin = Position(self.device, self.from_segment, self.from_offset, self.from_segment, 0)
-        return begin.begun()
+        return begin.begun()._replace(branch=self.branch)
 
     def begun(self) -> Position:
         """The same, as the place where a stream begins."""
         return self._replace(from_segment=self.segment, from_offset=self.offset)
+
+    def of(self, stream: Position) -> Position:
+        """The place as one of a stream that began where the other did, in the same branch."""
+        return self._replace(
+            from_segment=stream.from_segment, from_offset=stream.from_offset, branch=stream.branch
+        )
+
+    def is_at(self, end: Position) -> bool:
+        """Whether all up to ``end`` was read: numbers may be the same where frames are not."""
+        times = (self.time_ns, end.time_ns)
+        return self.place == end.place and (0 in times or times[0] == times[1])
 
     def moved_to(self, end: End) -> Position:
         """The same log's position at another place."""
@@ -121,6 +136,8 @@ def _position(value: dict[str, Any]) -> Position:
         time_ns,
         _number(value, "from_segment", LSN_MAX, 0),
         _number(value, "from_offset", 2**32, 0),
+        _number(value, "branch", _BRANCHES_MAX, 0),
+        str(value.get("held", "")),
     )
 
 
@@ -133,7 +150,15 @@ def _number(value: dict[str, Any], name: str, limit: int, default: int | None = 
 
 def offsets_to_json(offsets: Offsets) -> dict[str, dict[str, int | str]]:
     """What Spark keeps in the checkpoint: by log id, in a fixed order."""
-    return {log_id: offsets[log_id]._asdict() for log_id in sorted(offsets)}
+    plain = Position._field_defaults
+    return {
+        log_id: {
+            name: value
+            for name, value in offsets[log_id]._asdict().items()
+            if name not in plain or value != plain[name]
+        }
+        for log_id in sorted(offsets)
+    }
 
 
 def offsets_from_json(values: dict[str, Any]) -> Offsets:

@@ -7,8 +7,9 @@
     │   └── OptionError       an option that is unknown, or has a wrong value
     └── LogError
         ├── Unreadable        a log or a segment cannot be used as it is: corruptMode
-        ├── DataLoss          what was to be read is not there any more: failOnDataLoss
-        └── OffsetMismatch    the log holds other records where the reader had come to
+        └── DataLoss          what was to be read is not there any more: failOnDataLoss
+
+A log that was restored from a backup is none of these: it is read on as another branch.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError, UsageError
+from taskq.log.format.frames import segment_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from taskq_plugins.spark.source.positions import Position
 
 _log: Final = logging.getLogger("taskq")
 _GO_ON: Final = "with the option failOnDataLoss=false reading goes on"
@@ -81,25 +85,30 @@ class LogVanished(DataLoss):
         self.lsn = 0
 
 
-class OffsetMismatch(LogError):
-    """The log was cut, or restored from a backup: what was read last is not in it.
+class Held(DataLoss):
+    """A log of which nothing can be read before something is gone; with its own words."""
 
-    Attributes:
-        device: whose log it is.
-    """
-
-    def __init__(self, device: str, where: str, lsn: int, epoch: int) -> None:
-        super().__init__(
-            f"device {device}: {where} does not hold the frame behind which reading was to go on "
-            f"(lsn {lsn}, epoch {epoch}): the log was cut or restored from a backup since; "
-            f"{_GO_ON} at the first record from that lsn on"
-        )
-        self.device = device
+    def __init__(self, text: str) -> None:
+        LogError.__init__(self, text)
+        self.device, self.lsn = "", 0
 
 
-def loss_handler(*, fails: bool) -> Callable[[LogError], None]:
-    """What is done about data that is lost: raised, or told to the process's log."""
-    return _raise_loss if fails else _log_loss
+def loss_handler(mode: str) -> Callable[[LogError], None]:
+    """What is done about data that is lost: raised, or with "false" told to the process's log."""
+    return _log_loss if mode == "false" else _raise_loss
+
+
+def tell_restored(was: Position, now: Position | None) -> None:
+    """Name a log that does not hold what was read of it, and where it goes on, if it does."""
+    goes_on = "nothing in it is new yet"
+    if now is not None:
+        place = f"{segment_name(now.segment)}, offset {now.offset}"
+        goes_on = f"it is read on as branch {now.branch}, from {place} on"
+    _log.warning(
+        "device %s: %s, offset %d, does not hold the frame behind which reading was to go on "
+        "(lsn %d, epoch %016x): the log was restored from a backup, or cut; %s",
+        was.device, segment_name(was.segment), was.offset, was.lsn, was.epoch, goes_on,
+    )  # fmt: skip
 
 
 def _raise_loss(error: LogError) -> None:

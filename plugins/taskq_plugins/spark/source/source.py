@@ -76,7 +76,7 @@ class TaskqSource(DataSource):
             Corrupt(options.corrupt_mode),
             options.include_payload,
             options.include_headers,
-            options.fail_on_data_loss,
+            options.fail_on_data_loss != "false",
             options.queues,
         )
         return options, reading

@@ -10,12 +10,13 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxFiles,
+    ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
 
-from taskq_plugins.spark.source.allotting import UNLIMITED, Backlog, Limits, allot
+from taskq_plugins.spark.source.allotting import UNLIMITED, Backlog, Limits, allot, left
 from taskq_plugins.spark.source.batch import Pieces, beginning, bound_of, check_named, patiently
-from taskq_plugins.spark.source.going_on import Stretch, go_on, stretches
+from taskq_plugins.spark.source.going_on import Stretch, go_on, stretches, whole_until
 from taskq_plugins.spark.source.packing import pack
 from taskq_plugins.spark.source.positions import (
     Offsets,
@@ -23,7 +24,14 @@ from taskq_plugins.spark.source.positions import (
     offsets_from_json,
     offsets_to_json,
 )
-from taskq_plugins.spark.source.problems import LogVanished, OptionError, loss_handler
+from taskq_plugins.spark.source.problems import (
+    DataLoss,
+    Held,
+    LogVanished,
+    OptionError,
+    loss_handler,
+    tell_restored,
+)
 from taskq_plugins.spark.source.rows import Reading, read_pieces
 from taskq_plugins.spark.source.standing import Sight, Standing, look
 
@@ -52,13 +60,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise OptionError("endingOffsets", " is for batches: a stream has no end")
         self._options = options
         self._reading = reading
-        self._on_loss = loss_handler(fails=options.fail_on_data_loss)
+        self._on_loss = loss_handler(options.fail_on_data_loss)
         self._targets: Offsets | None = None
         self._sight: Sight | None = None
-        self._latest: Offsets | None = None
+        self._behind: dict[str, Any] | None = None
         #: the log that was served last: the next trigger begins behind it
         self._served = ""
+        #: logs that went, and those that were restored, of which was told
         self._vanished: set[str] = set()
+        self._restored: set[str] = set()
 
     def __reduce__(self) -> tuple[type[StreamReader], tuple[ReadOptions, Reading]]:
         # What the driver knows of the logs is nothing that every task should carry.
@@ -81,11 +91,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets_to_json({one: at for one, at in found.items() if at and at.segment})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
-        """What the options limit; where they limit both, the other is kept to as well."""
+        """What the options limit; where they limit several, the others are kept to as well."""
         if self._options.max_bytes_per_trigger is not None:
             return ReadMaxBytes(self._options.max_bytes_per_trigger)
         if self._options.max_files_per_trigger is not None:
             return ReadMaxFiles(self._options.max_files_per_trigger)
+        if self._options.max_records_per_trigger is not None:
+            return ReadMaxRows(self._options.max_records_per_trigger)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
@@ -99,15 +111,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """How far the next batch goes.
 
         Raises:
-            DataLoss, OffsetMismatch: failOnDataLoss is true, and what was to be read is gone.
+            DataLoss: failOnDataLoss is true, and what was to be read is gone.
             Unreadable: corruptMode is fail, and a log cannot be read.
         """
         offsets = offsets_from_json(start)
         return offsets_to_json(patiently(lambda: self._next(offsets, self._limits(limit))))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's
-        """Where the logs ended when they were last looked at."""
-        return None if self._latest is None else offsets_to_json(self._latest)
+        """What stands in the progress as ``latestOffset``: how much there is behind the batch.
+
+        PySpark asks a source that is written in Python neither for metrics nor for a description
+        (Java's name of an object stands there), so this is where both go.
+        """
+        return self._behind
 
     def _limits(self, limit: ReadLimit) -> Limits:
         if isinstance(limit, ReadAllAvailable):
@@ -118,17 +134,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             size = min(size, limit.max_bytes)
         if isinstance(limit, ReadMaxFiles):
             files = min(files, limit.max_files)
-        return Limits(size, files)
+        records = self._options.max_records_per_trigger or UNLIMITED
+        if isinstance(limit, ReadMaxRows):
+            records = min(records, limit.max_rows)
+        return Limits(size, files, records)
 
     def _next(self, offsets: Offsets, limits: Limits) -> Offsets:
         sight = self._sight = look(self._options)
-        self._latest = {one.log.log_id: one.latest for one in sight.standings}
-        self._look_for_vanished(offsets, sight)
-        backlogs = [
-            backlog
-            for standing in sight.standings
-            if (backlog := self._backlog(standing, offsets.get(standing.log.log_id))) is not None
-        ]
+        held = dict(self._vanished_of(offsets, sight))
+        backlogs: list[Backlog] = []
+        for standing in sight.standings:
+            log_id = standing.log.log_id
+            try:
+                backlog = self._backlog(standing, offsets.get(log_id))
+            except DataLoss as error:
+                if self._options.fail_on_data_loss != "hold":
+                    raise
+                held[log_id] = str(error)
+                continue
+            if backlog is not None:
+                backlogs.append(backlog)
         backlogs.sort(key=lambda one: one.standing.log.log_id)
         turn = [n for n, one in enumerate(backlogs) if one.standing.log.log_id > self._served]
         begin = turn[0] if turn else 0
@@ -136,19 +161,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reached, last = allot(backlogs, limits)
         if last >= 0:
             self._served = backlogs[last].standing.log.log_id
-        ends = dict(offsets)
+        ends = {one: at._replace(held=held.get(one, "")) for one, at in offsets.items()}
         for backlog, here in zip(backlogs, reached, strict=True):
             if here.place != backlog.here.place or backlog.standing.log.log_id in offsets:
                 ends[backlog.standing.log.log_id] = here
+        self._behind = {"source": f"taskq {self._options.path}"} | _behind(sight, ends)
         return ends
 
     def _backlog(self, standing: Standing, position: Position | None) -> Backlog | None:
-        """What there is to read of a log, None if nothing."""
+        """What there is to read of a log, None if nothing.
+
+        Raises:
+            DataLoss: failOnDataLoss is not false, and what was to be read is gone.
+        """
         log_id = standing.log.log_id
         if self._targets is not None and log_id not in self._targets:
             return None
         target = standing.latest if self._targets is None else self._targets[log_id]
-        if position is not None and position.place == target.place:
+        holds = self._options.fail_on_data_loss == "hold"
+        if position is not None and position.is_at(target):
             return None
         if not target.segment:
             if position is not None and not standing.left_out:
@@ -157,21 +188,40 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if position is None:
             position = beginning(self._options, standing, is_new=True)
         here = go_on(standing, position, self._on_loss)
+        self._tell_restored(standing, position, here)
         if not here.segment or here.place >= target.place:
             return None
-        target = target._replace(from_segment=here.from_segment, from_offset=here.from_offset)
+        here, target = here._replace(held=""), target.of(here)
+        if holds:
+            target = whole_until(standing, here, target)
+            if target.place == here.place:
+                raise Held(target.held)
         return Backlog(standing, here, target)
 
-    def _look_for_vanished(self, offsets: Offsets, sight: Sight) -> None:
-        """A log that is gone while its device has another was replaced: the device began anew."""
+    def _tell_restored(self, standing: Standing, was: Position, now: Position) -> None:
+        is_behind = now.place > standing.latest.place
+        if (now.branch != was.branch or is_behind) and standing.log.log_id not in self._restored:
+            self._restored.add(standing.log.log_id)
+            tell_restored(was, None if is_behind else now)
+
+    def _vanished_of(self, offsets: Offsets, sight: Sight) -> Iterator[tuple[str, str]]:
+        """(log, what is to be said) of those that are gone and are not to be passed over.
+
+        A log that is gone while its device has another was replaced: the device began anew.
+        """
         there = {one.log.log_id for one in sight.standings}
         devices = {one.log.device for one in sight.standings}
         chosen = self._options.devices
-        for log_id in offsets.keys() - there - self._vanished:
+        for log_id in offsets.keys() - there:
             device = offsets[log_id].device
             is_chosen = chosen is None or bool({device, log_id} & chosen)
-            if device not in devices and is_chosen and not sight.has_problems:
-                self._on_loss(LogVanished(device, log_id))
+            if device in devices or not is_chosen or sight.has_problems:
+                continue
+            error = LogVanished(device, log_id)
+            if self._options.fail_on_data_loss == "hold":
+                yield log_id, str(error)
+            elif log_id not in self._vanished:
+                self._on_loss(error)
                 self._vanished.add(log_id)
 
     # -- rows -------------------------------------------------------------------------------------
@@ -180,7 +230,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What lies between two offsets: the same bytes whenever it is asked, about 32 MB each.
 
         Raises:
-            DataLoss, OffsetMismatch: failOnDataLoss is true, and it is not there any more.
+            DataLoss: failOnDataLoss is not false, and it is not there any more.
         """
         begins, ends = offsets_from_json(start), offsets_from_json(end)
         found = patiently(lambda: self._between(begins, ends))
@@ -202,6 +252,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._on_loss(LogVanished(end.device, log_id))
                 continue
             start = go_on(standing, starts[log_id], self._on_loss)
+            if start.branch != end.branch:
+                self._on_loss(LogVanished(end.device, log_id))
+                continue
             found += stretches(standing, start, end.place, self._on_loss)
         return found
 
@@ -219,8 +272,27 @@ def _start_of(begin: Position | None, end: Position) -> Position:
     """
     if begin is None:
         return end.origin()
+    if begin.branch != end.branch:
+        return end.origin()
     is_new = begin.place == begin.origin().place
     return end.origin() if is_new and begin.place != end.origin().place else begin
+
+
+def _behind(sight: Sight, ends: Offsets) -> dict[str, Any]:
+    """How much there is to read behind these places, and which logs are not as they were."""
+    behind = [
+        left(one, ends.get(one.log.log_id, one.earliest))
+        for one in sight.standings
+        if one.end.mark.segment
+    ]
+    return {
+        "recordsBehind": sum(one.records for one in behind),
+        "bytesBehind": sum(one.size_bytes for one in behind),
+        "logs": len(sight.standings),
+        "logsBehind": sum(one.size_bytes > 0 for one in behind),
+        "logsHeld": sum(bool(one.held) for one in ends.values()),
+        "logsRestored": sum(one.branch > 0 for one in ends.values()),
+    }
 
 
 def _covers(sight: Sight, ends: Offsets) -> bool:
