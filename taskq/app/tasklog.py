@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from taskq.app.shared import LogHolder
 from taskq.app.transaction import LogTransaction, failed, released
-from taskq.calls.call import Put, PutOptions
+from taskq.calls.call import Put, PutOptions, key_bytes
 from taskq.connection.blocking import blocking, refuse_in_loop, run
 from taskq.connection.connection import Connection, split_job_id
 from taskq.connection.logoptions import LogOptions, log_config
@@ -17,10 +17,11 @@ from taskq.connection.packing import check_bytes, loose_put
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds, seconds
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
 from taskq.core.model import LATE_SECONDS_MAX
-from taskq.core.parsing import checked_queues, whole
+from taskq.core.parsing import check_name, checked_queues, whole
 from taskq.core.records import Kind
 from taskq.core.views import JobView, Serving
 from taskq.log.decide.cancel import is_asked
+from taskq.log.read.selection import key_holder
 from taskq.log.requests import ClaimRequest, Delivery, Settlement
 
 if TYPE_CHECKING:
@@ -274,6 +275,22 @@ class TaskLog(LogHolder):
         return await self._connection.packer.opened_view(view)
 
     get_sync = blocking(get)
+
+    async def find(self, key: str | bytes, queue: str = "default") -> JobView | None:
+        """Find the job that holds a dedup key in a queue; None if the next job may have it.
+
+        Raises:
+            UsageError: that is no key, or no name of a queue.
+            LogDamaged: the job's payload or result does not read back.
+        """
+        wanted = check_name("queue name", queue), key_bytes("find", key)
+        port = await self._connection.port()
+        lsn: int | None = await port.look(
+            lambda one: key_holder(one, *wanted), needs_agenda=False, needs_keys=True
+        )
+        return None if lsn is None else await self.get(f"{self._connection.tag}-{lsn}")
+
+    find_sync = blocking(find)
 
     async def close(self) -> None:
         """Finish what was asked for and close the directory. Legal twice."""

@@ -80,7 +80,7 @@ class Op(enum.IntEnum):
     CANCEL = 4, Trait.AGENDA
     #: operand lsn -> Outcome, once the job is settled
     OUTCOME = 5, Trait(0)
-    #: operand (function(sight), needs the agenda) -> its result
+    #: operand (function(sight), Trait.AGENDA or KEYS or both, as it needs) -> its result
     LOOK = 6, Trait.BEHIND
     #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
     SETTLE_SOON = 7, Trait.AGENDA | Trait.PATIENT

@@ -288,3 +288,30 @@ async def test_an_exclusive_log_shuts_other_openers_out(tmp_path: Path) -> None:
     async with TaskLog.open(tmp_path / "log", exclusive=True):
         with pytest.raises(UsageError, match="with other options"):
             await TaskLog.open(tmp_path / "log")
+
+
+async def test_a_key_tells_the_job_that_holds_it_for_as_long_as_it_does(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        assert await log.find("photo-1") is None
+        job = await log.put(b"one", key="photo-1")
+        other = await log.put(b"two", key="photo-1", queue="mail")
+        found = [await log.find("photo-1"), await log.find(b"photo-1", queue="mail")]
+        assert [one and (one.job_id, one.payload) for one in found] == [
+            (job, b"one"), (other, b"two"),
+        ]  # fmt: skip
+        assert await log.find("photo-2") is None
+        await log.cancel(job)
+        assert await log.find("photo-1") is None
+        with pytest.raises(UsageError, match="find: the key"):
+            await log.find(7)  # type: ignore[arg-type]
+
+
+async def test_a_key_that_another_process_gave_is_found(tmp_path: Path) -> None:
+    """And so is one of a log that was closed and compacted meanwhile."""
+    async with TaskLog.open(tmp_path) as log:
+        job = await log.put(b"one", key="photo-1")
+    async with TaskLog.open(tmp_path) as log:
+        await log.compact(keep=0)
+        view = await log.find("photo-1")
+        assert view is not None
+        assert view.job_id == job

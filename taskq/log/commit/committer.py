@@ -94,6 +94,8 @@ _OUTCOME: Final = int(Op.OUTCOME)
 _FOLLOW: Final = int(Op.FOLLOW)
 _STATS: Final = int(Op.STATS)
 _SKIP: Final = int(Op.SKIP)
+_AGENDA: Final = int(Trait.AGENDA)
+_KEYS: Final = int(Trait.KEYS)
 _NEEDS_AGENDA: Final = ops_that(Trait.AGENDA)
 _AT_ONCE: Final = ops_that(Trait.AT_ONCE)
 _BEHIND: Final = ops_that(Trait.BEHIND)
@@ -233,13 +235,16 @@ class Committer:
             if op == _FOLLOW:
                 self.waiters.growth.add(operand, port, future)
                 return
-            look, needs_agenda = (operand, True) if op == _STATS else operand
-            if self.builds_in_steps and self.facets.lacks(agenda=needs_agenda, keys=False):
+            look, needs = (operand, _AGENDA) if op == _STATS else operand
+            agenda, keys = bool(needs & _AGENDA), bool(needs & _KEYS)
+            if self.builds_in_steps and self.facets.lacks(agenda=agenda, keys=keys):
                 self.undecided.hold([request])
                 return
             self.facets.catch_up()
-            if needs_agenda:
+            if agenda:
                 self.facets.need_agenda()
+            if keys:
+                self.facets.need_dedup()
             sight = self.sight
             value = look(sight, *self._numbers()) if op == _STATS else look(sight)
             self.answers.add_later([(port, future, value)], self.journal.next_lsn)

@@ -11,11 +11,12 @@ from heapq import nlargest
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from taskq.core.errors import JobNotFound, LogDamaged, NotDead, TaskqError
+from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.jobtable import STATE_MASK
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, WAITING_STATES, State
 from taskq.core.values import dataclass
 from taskq.log.format.carried import decode_carried, is_carrying
-from taskq.log.format.options import DUE_OPTIONS, enqueue_extras, timeless
+from taskq.log.format.options import DUE_OPTIONS, enqueue_extras, queue_of, timeless
 from taskq.log.requests import LETTERS_BYTES_MAX, LETTERS_MAX, Letter
 from taskq.log.segments.segments import hop
 from taskq.log.state.story import tell
@@ -318,3 +319,23 @@ def count_running(sight: Sight, queue: str | None, task: str | None) -> int:
     agenda = sight.facets.need_agenda()
     lanes = _lanes(agenda, queue, task)
     return sum(agenda.lanes[number].running for number in lanes)
+
+
+# -- who holds a key -------------------------------------------------------------------------------
+
+
+def key_holder(sight: Sight, queue: bytes, key: bytes) -> int | None:
+    """The job that holds a key in a queue, by its record; None if nobody does.
+
+    One whose record does not read back counts: an enqueue with its key would be refused.
+    """
+    journal = sight.journal
+    dedup = sight.facets.need_dedup()
+    for job, location in dedup.holders(key_hash(queue, key), journal.clock.wall_ns()):
+        try:
+            record = journal.files.record(location, job)
+        except LogDamaged:
+            return job
+        if queue_of(record) == queue and enqueue_extras(record).key == key:
+            return job
+    return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.views import LogStats
 from taskq.log.config import MAILBOX_MAX
-from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Withdrawal
+from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Trait, Withdrawal
 from taskq.log.runs import LINE_WIDTH, answer
 from taskq.log.state.story import tell
 from taskq.log.state.uploads import waiting_uploads
@@ -146,9 +146,16 @@ class _Port:
         """The next ready jobs, in the order in which they would be claimed."""
         return self._send(Op.LOOK, (lambda one: _peek(one, count, queue), True))
 
-    def look(self, look: Callable[[Sight], object], *, needs_agenda: bool = True) -> Any:
-        """What a function of this process's agenda gives: it reads only, without the lock."""
-        return self._send(Op.LOOK, (look, needs_agenda))
+    def look(
+        self,
+        look: Callable[[Sight], object],
+        *,
+        needs_agenda: bool = True,
+        needs_keys: bool = False,
+    ) -> Any:
+        """What a function of this process's folds gives: it reads only, without the lock."""
+        needs = needs_agenda * Trait.AGENDA | needs_keys * Trait.KEYS
+        return self._send(Op.LOOK, (look, needs))
 
     def requeue(self, letters: list[Letter]) -> Any:
         """Make dead letters ready again: for each None, or why it was not done."""
