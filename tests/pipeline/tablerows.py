@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import duckdb
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
+
+from taskq_plugins.spark.decode import DETAILS
+from taskq_plugins.spark.decode.schema import as_bytes
+from taskq_plugins.spark.tables.batches import rows_of
+from taskq_plugins.spark.tables.device_lag import SEGMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 SECOND: Final = 1_000_000_000
 HOUR: Final = 3_600 * SECOND
@@ -65,7 +67,11 @@ def tried(outcome: str, owner: int, reason: str | None = None, **told: Any) -> d
     return plain | {"outcome": outcome, "reason": reason} | told
 
 
-def frame(spark: SparkSession, schema: StructType, rows: Iterable[dict[str, Any]]) -> DataFrame:
-    """A table of these rows; a column that a row does not name is null."""
-    columns = to_arrow_schema(schema, timezone="UTC")
-    return spark.createDataFrame(pa.Table.from_pylist(list(rows), columns), schema)
+def tables(**rows: Iterable[dict[str, Any]]) -> duckdb.DuckDBPyConnection:
+    """DuckDB with tables of these rows; a column that a row does not name is null."""
+    made = rows_of(as_bytes(DETAILS).empty_table(), {})
+    schemas = {"jobs": made.jobs.schema, "attempts": made.attempts.schema, "segments": SEGMENTS}
+    duck = duckdb.connect(":memory:")
+    for name, schema in schemas.items():
+        duck.register(name, pa.Table.from_pylist(list(rows.get(name, ())), schema))
+    return duck

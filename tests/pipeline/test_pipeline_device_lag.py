@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from taskq_plugins.spark.tables.device_lag import device_lag
-from taskq_plugins.spark.tables.schemas import JOBS, SEGMENTS
-from tests.pipeline.tablerows import HOUR, NOON, SECOND, frame, job, tried
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.pipeline.tablerows import HOUR, NOON, SECOND, job, tables, tried
 
 AS_OF = NOON + HOUR
 
@@ -51,17 +47,17 @@ SEGMENT_ROWS = [
 
 
 @pytest.fixture(scope="module")
-def lag(spark: SparkSession) -> dict[str, dict[str, Any]]:
-    jobs, segments = frame(spark, JOBS, JOB_ROWS), frame(spark, SEGMENTS, SEGMENT_ROWS)
-    return {row.log_id: row.asDict() for row in device_lag(jobs, segments, AS_OF).collect()}
+def lag() -> dict[str, dict[str, Any]]:
+    found = device_lag(tables(jobs=JOB_ROWS, segments=SEGMENT_ROWS), AS_OF)
+    return {row["log_id"]: row for row in found.to_pylist()}
 
 
 def test_record_and_arrival_are_measured_to_the_moment_of_looking(
     lag: dict[str, dict[str, Any]],
 ) -> None:
     row = lag["log-d1"]
-    assert row["last_record_at"].isoformat() == "2024-05-01T12:00:00"
-    assert row["last_arrival_at"].isoformat() == "2024-05-01T12:00:05"
+    assert row["last_record_at"].isoformat() == "2024-05-01T12:00:00+00:00"
+    assert row["last_arrival_at"].isoformat() == "2024-05-01T12:00:05+00:00"
     assert row["record_lag_seconds"] == pytest.approx(3_600)
     assert row["arrival_lag_seconds"] == pytest.approx(3_595)
 
@@ -72,7 +68,7 @@ def test_the_backlog_counts_jobs_by_state_and_the_oldest_that_waits(
     row = lag["log-d1"]
     assert [row[n] for n in ("waiting", "scheduled", "running", "dead")] == [2, 1, 1, 1]
     assert row["oldest_waiting_seconds"] == pytest.approx(3_630)
-    assert row["oldest_waiting_at"].isoformat() == "2024-05-01T11:59:30"
+    assert row["oldest_waiting_at"].isoformat() == "2024-05-01T11:59:30+00:00"
     assert lag["log-late"]["waiting"] == 0
     assert lag["log-late"]["oldest_waiting_seconds"] is None
 
@@ -108,6 +104,6 @@ def test_of_a_reinstalled_device_the_log_that_arrived_last_is_current(
 
 
 def test_a_log_without_segments_is_known_by_its_jobs(lag: dict[str, dict[str, Any]]) -> None:
-    assert lag["log-unseen"]["last_record_at"].isoformat() == "2024-05-01T12:00:04"
+    assert lag["log-unseen"]["last_record_at"].isoformat() == "2024-05-01T12:00:04+00:00"
     assert lag["log-unseen"]["arrival_lag_seconds"] is None
     assert lag["log-empty"]["last_record_at"] is None

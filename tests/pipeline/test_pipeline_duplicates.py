@@ -1,18 +1,12 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from taskq_plugins.spark.tables.duplicates import RUNS_MAX, duplicates
-from taskq_plugins.spark.tables.schemas import JOBS
-from tests.pipeline.tablerows import NOON, SECOND, frame, job
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.pipeline.tablerows import NOON, SECOND, job, tables
 
 RAN = {"state": "succeeded", "first_started_ns": NOON + 1_999, "key": b"k"}
 
 
-def test_a_key_that_ran_on_several_devices_is_told_with_its_first_runs(spark: SparkSession) -> None:
+def test_a_key_that_ran_on_several_devices_is_told_with_its_first_runs() -> None:
     rows = [
         job(1, **RAN | {"first_started_ns": NOON + 5 * SECOND}),
         job(2, **RAN | {"state": "dead"}),
@@ -24,17 +18,17 @@ def test_a_key_that_ran_on_several_devices_is_told_with_its_first_runs(spark: Sp
         job(7, **RAN | {"key": None}),
         job(7, device="d2", **RAN | {"key": None}),
     ]
-    (row,) = duplicates(frame(spark, JOBS, rows)).collect()
-    assert (row.queue, row.key, row.tasks) == ("default", b"k", ["app.other", "app.send"])
-    assert (row.devices, row.jobs, row.succeeded) == (2, 3, 2)
-    assert row.first_at.isoformat() == "2024-05-01T12:00:00.000001"
-    assert row.last_at.isoformat() == "2024-05-01T12:00:05"
-    runs = [(run.device, run.job_id, run.started_at.second, run.jobs) for run in row.runs]
+    (row,) = duplicates(tables(jobs=rows)).to_pylist()
+    assert (row["queue"], row["key"], row["tasks"]) == ("default", b"k", ["app.other", "app.send"])
+    assert (row["devices"], row["jobs"], row["succeeded"]) == (2, 3, 2)
+    assert row["first_at"].isoformat() == "2024-05-01T12:00:00.000001+00:00"
+    assert row["last_at"].isoformat() == "2024-05-01T12:00:05+00:00"
+    runs = [(*list(run.values())[:2], run["started_at"].second, run["jobs"]) for run in row["runs"]]
     assert runs == [("d1", "log-d1-2", 0, 2), ("d2", "log-d2-1", 2, 1)]
 
 
-def test_the_list_of_runs_is_bounded(spark: SparkSession) -> None:
+def test_the_list_of_runs_is_bounded() -> None:
     count = RUNS_MAX + 5
     rows = [job(1, device=f"d{n}", **RAN) for n in range(count)]
-    (row,) = duplicates(frame(spark, JOBS, rows)).collect()
-    assert (row.devices, len(row.runs)) == (count, RUNS_MAX)
+    (row,) = duplicates(tables(jobs=rows)).to_pylist()
+    assert (row["devices"], len(row["runs"])) == (count, RUNS_MAX)

@@ -6,13 +6,12 @@ import pytest
 
 from taskq.core.fingerprints import LOST_REASON, NO_REASON, fingerprint
 from taskq_plugins.spark.tables.failures import failures
-from taskq_plugins.spark.tables.schemas import ATTEMPTS, JOBS
-from tests.pipeline.tablerows import NOON, SECOND, attempt, frame, job, tried
+from tests.pipeline.tablerows import NOON, SECOND, attempt, job, tables, tried
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pyspark.sql import DataFrame, SparkSession
+    import pyarrow as pa
 
 Rows = dict[tuple[str | None, str], dict[str, Any]]
 
@@ -47,13 +46,13 @@ ATTEMPT_ROWS = [
 ]
 
 
-def kinds(table: DataFrame) -> Rows:
-    return {(row.task, row.pattern): row.asDict() for row in table.collect()}
+def kinds(table: pa.Table) -> Rows:
+    return {(row["task"], row["pattern"]): row for row in table.to_pylist()}
 
 
 @pytest.fixture(scope="module")
-def found(spark: SparkSession) -> Rows:
-    return kinds(failures(frame(spark, JOBS, JOB_ROWS), frame(spark, ATTEMPTS, ATTEMPT_ROWS)))
+def found() -> Rows:
+    return kinds(failures(tables(jobs=JOB_ROWS, attempts=ATTEMPT_ROWS)))
 
 
 def test_failures_that_differ_in_numbers_only_are_of_one_kind(found: Rows) -> None:
@@ -63,8 +62,8 @@ def test_failures_that_differ_in_numbers_only_are_of_one_kind(found: Rows) -> No
     names = ("failed_attempts", "jobs", "dead_jobs", "devices", "workers")
     assert [row[name] for name in names] == [4, 3, 1, 2, 3]
     assert row["queues"] == ["default", "slow"]
-    assert row["first_seen"].isoformat() == "2024-05-01T12:00:00"
-    assert row["last_seen"].isoformat() == "2024-05-01T12:00:07"
+    assert row["first_seen"].isoformat() == "2024-05-01T12:00:00+00:00"
+    assert row["last_seen"].isoformat() == "2024-05-01T12:00:07+00:00"
     assert not row["poison"]
 
 
@@ -86,23 +85,20 @@ def test_a_dead_job_without_attempts_or_reason_counts_by_itself(found: Rows) -> 
     assert row["fingerprint"] == fingerprint(None, NO_REASON)
 
 
-def poisoned(
-    spark: SparkSession, cases: dict[str, Iterable[dict[str, Any]]]
-) -> dict[str, list[str]]:
+def poisoned(cases: dict[str, Iterable[dict[str, Any]]]) -> dict[str, list[str]]:
     """For each case, told apart by its task, which of its jobs are poison."""
     rows = [
         {"reason": BROKEN} | row | {"state": "dead", "settled_ns": NOON, "task": case}
         for case, jobs in cases.items()
         for row in jobs
     ]
-    table = failures(frame(spark, JOBS, rows), frame(spark, ATTEMPTS, []))
-    rows = [row.asDict() for row in table.collect()]
+    rows = failures(tables(jobs=rows)).to_pylist()
     assert all(row["poison"] is (row["poison_jobs"] > 0) for row in rows)
     assert all(len(row["poison_job_ids"]) == row["poison_jobs"] for row in rows)
     return {row["task"]: row["poison_job_ids"] for row in rows if row["poison"]}
 
 
-def test_poison_is_a_call_that_was_exhausted_in_two_places(spark: SparkSession) -> None:
+def test_poison_is_a_call_that_was_exhausted_in_two_places() -> None:
     died_at_1, died_at_2 = [tried("dead", 1)], [tried("dead", 2)]
     same = {"payload": b'{"x":1}'}
     cases: dict[str, Iterable[dict[str, Any]]] = {
@@ -138,7 +134,7 @@ def test_poison_is_a_call_that_was_exhausted_in_two_places(spark: SparkSession) 
             job(18, attempts=died_at_2, device="d2"),
         ],
     }
-    assert poisoned(spark, cases) == {
+    assert poisoned(cases) == {
         "same payload, two devices": ["log-d1-1", "log-d2-2"],
         "same key, two workers": ["log-d1-3", "log-d1-4"],
         "requeued, died at another": ["log-d1-5"],

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,9 +11,6 @@ from taskq.core.fingerprints import (
     literals,
     pattern_of,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 UUID = "550e8400-e29b-41d4-a716-446655440000"
 #: Reasons, and what is left of them.
@@ -90,24 +85,3 @@ def test_a_fingerprint_is_of_task_and_pattern() -> None:
     """It is stored and compared over years, so it is pinned."""
     assert fingerprint("app.send", "KeyError: <str>") == "b310ff0c758e2c34"
     assert fingerprint(None, "KeyError: <str>") != fingerprint("app.send", "KeyError: <str>")
-
-
-def test_spark_reads_every_reason_as_python_does(spark: SparkSession) -> None:
-    import random  # noqa: PLC0415 - beside pyspark, which takes its time to import
-
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    from taskq_plugins.spark.tables.failures import fingerprint_column, pattern_column  # noqa: PLC0415
-
-    chance = random.Random(11)
-    words = [word for reason in EXAMPLES for word in reason.split(" ")]
-    mixed = [" ".join(chance.choices(words, k=chance.randrange(1, 12))) for _ in range(600)]
-    letters = "aZ9 .:/'\"\\-@0x[]<>,~\n\r{}=é\u017f\u212a\u0085\u2028\u0661\x1b"
-    noise = ["".join(chance.choices(letters, k=chance.randrange(1, 80))) for _ in range(600)]
-    reasons = [*EXAMPLES, *mixed, *noise]
-    table = spark.createDataFrame([(reason,) for reason in reasons], "reason string")
-    table = table.withColumn("pattern", pattern_column("reason"))
-    named = table.select("*", fingerprint_column(F.lit("t"), F.col("pattern")).alias("name"))
-    for row in named.collect():
-        assert row.pattern == pattern_of(row.reason), row.reason
-        assert row.name == fingerprint("t", row.pattern)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from taskq_plugins.spark.tables.rollups import rollup_hour
-from taskq_plugins.spark.tables.schemas import ATTEMPTS, JOBS
-from tests.pipeline.tablerows import HOUR, NOON, NOON_HOUR, SECOND, attempt, frame, job
+from tests.pipeline.tablerows import HOUR, NOON, NOON_HOUR, SECOND, attempt, job, tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    import duckdb
+    import pyarrow as pa
 
 Rows = dict[tuple[Any, ...], dict[str, Any]]
 
@@ -39,27 +39,22 @@ ATTEMPT_ROWS = [
 
 
 def at(hour: int) -> datetime:
-    return datetime.fromtimestamp(hour * 3_600, UTC).replace(tzinfo=None)
+    return datetime.fromtimestamp(hour * 3_600, UTC)
 
 
-def collected(table: DataFrame, *names: str) -> Rows:
-    rows = [row.asDict() for row in table.collect()]
+def collected(table: pa.Table, *names: str) -> Rows:
+    rows = table.to_pylist()
     return {tuple(row[name] for name in names): row for row in rows}
 
 
 @pytest.fixture(scope="module")
-def jobs(spark: SparkSession) -> DataFrame:
-    return frame(spark, JOBS, JOB_ROWS)
+def duck() -> duckdb.DuckDBPyConnection:
+    return tables(jobs=JOB_ROWS, attempts=ATTEMPT_ROWS)
 
 
 @pytest.fixture(scope="module")
-def attempts(spark: SparkSession) -> DataFrame:
-    return frame(spark, ATTEMPTS, ATTEMPT_ROWS)
-
-
-@pytest.fixture(scope="module")
-def by_device(jobs: DataFrame, attempts: DataFrame) -> Rows:
-    return collected(rollup_hour(jobs, attempts), "device", "task", "hour")
+def by_device(duck: duckdb.DuckDBPyConnection) -> Rows:
+    return collected(rollup_hour(duck), "device", "task", "hour")
 
 
 def test_each_thing_counts_in_the_hour_in_which_it_happened(by_device: Rows) -> None:
@@ -101,15 +96,15 @@ def test_negative_and_unknown_spans_are_left_out(by_device: Rows) -> None:
 
 
 def test_some_hours_have_the_rows_that_they_have_in_the_whole_table(
-    jobs: DataFrame, attempts: DataFrame, by_device: Rows
+    duck: duckdb.DuckDBPyConnection, by_device: Rows
 ) -> None:
     hours = [NOON_HOUR - 1, NOON_HOUR + 1]
     wanted = {key: row for key, row in by_device.items() if key[-1] in {at(one) for one in hours}}
-    found = rollup_hour(jobs, attempts, hours)
+    found = rollup_hour(duck, hours)
     assert collected(found, "device", "task", "hour") == wanted
 
 
-def test_percentiles_are_those_of_numpy(spark: SparkSession) -> None:
+def test_percentiles_are_those_of_numpy() -> None:
     """Groups of 1 to 400 values, with ties, and one of spans of years."""
     chance = random.Random(7)
     groups = {
@@ -121,7 +116,7 @@ def test_percentiles_are_those_of_numpy(spark: SparkSession) -> None:
         for task, waits in groups.items()
         for number, wait in enumerate(waits)
     ]
-    table = rollup_hour(frame(spark, JOBS, []), frame(spark, ATTEMPTS, rows))
+    table = rollup_hour(tables(attempts=rows))
     found = collected(table, "task")
     for task, waits in groups.items():
         row = found[task,]

@@ -13,6 +13,7 @@ from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
 from taskq_plugins.spark.lake.progress import log_progress
 from taskq_plugins.spark.run import batch, shares
+from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.tablenames import DERIVED
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import cut, last_lsns, live, rows_of
@@ -20,8 +21,6 @@ from tests.pipeline.rowmaking import cut, last_lsns, live, rows_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(600)
 Row = dict[str, Any]
@@ -56,16 +55,10 @@ def later(rows: pa.Table, hours: int) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index("ts_ns"), "ts_ns", shifted)
 
 
-def refresh(
-    spark: SparkSession, lake: Lake, names: Sequence[str], journals: Path | None = None
-) -> list[str]:
+def refresh(lake: Lake, names: Sequence[str], journals: Path | None = None) -> list[str]:
     """Which of the derived tables were behind."""
-    from taskq_plugins.spark.run.derived import refresh_tables  # noqa: PLC0415 - imports pyspark
-    from taskq_plugins.spark.run.storage import prepare  # noqa: PLC0415
-
-    prepare(spark)
     with lake.writer() as writer:
-        return refresh_tables(spark, writer, names, journals)
+        return refresh_tables(writer, names, journals)
 
 
 def table(lake: Lake, name: str, *keys: str) -> dict[tuple[object, ...], Row]:
@@ -119,21 +112,21 @@ def test_a_batch_in_many_shares_is_one_in_one(
 
 
 def test_rollups_of_touched_days_equal_those_of_everything(
-    spark: SparkSession, logs: Logs, whole: Lake, tmp_path: Path
+    logs: Logs, whole: Lake, tmp_path: Path
 ) -> None:
     lake = Lake.open(tmp_path / "lake", create=True)
     for number, part in enumerate(logs.parts):
         assert fold_rows(lake, part, number)
-        assert refresh(spark, lake, ["rollup_hour"]) == ["rollup_hour"]
+        assert refresh(lake, ["rollup_hour"]) == ["rollup_hour"]
     kept = {file.path for file in lake.data_files("rollup_hour")}
-    assert refresh(spark, whole, ["rollup_hour"]) == ["rollup_hour"]
+    assert refresh(whole, ["rollup_hour"]) == ["rollup_hour"]
     keys = ("device", "queue", "task", "hour")
     by_hour = table(lake, "rollup_hour", *keys)
     assert by_hour == table(whole, "rollup_hour", *keys)
     assert len({row["date"] for row in by_hour.values()}) > 1
     jobs = table(lake, "jobs", "log_id", "job")
     assert sum(row["enqueued"] for row in by_hour.values()) == len(jobs)
-    assert refresh(spark, lake, ["rollup_hour"]) == []
+    assert refresh(lake, ["rollup_hour"]) == []
     assert {file.path for file in lake.data_files("rollup_hour")} == kept
 
 
@@ -236,19 +229,18 @@ async def unused(path: Path, jobs: int) -> None:
             await log.put(b"x")
 
 
-@pytest.mark.slow
 def test_a_batch_without_jobs_and_one_without_attempts_leave_tables_that_read(
-    spark: SparkSession, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     root = tmp_path / "journals"
     lake = Lake.open(tmp_path / "the lake", create=True)
     asyncio.run(unused(root / "edge-1", 0))
     assert fold_rows(lake, rows := rows_of(root), 0)
-    assert refresh(spark, lake, DERIVED, root) == list(DERIVED)
+    assert refresh(lake, DERIVED, root) == list(DERIVED)
     assert [lake.dataset(name).count_rows() for name in ("jobs", "attempts")] == [0, 0]
     asyncio.run(unused(root / "edge-1", 2))
     assert fold_rows(lake, rows_of(root, last_lsns(rows)), 1)
-    assert refresh(spark, lake, ["failures", "duplicates"], root) == ["failures", "duplicates"]
+    assert refresh(lake, ["failures", "duplicates"], root) == ["failures", "duplicates"]
     assert lake.dataset("jobs").to_table(columns=["state"])["state"].to_pylist() == ["ready"] * 2
     assert lake.dataset("attempts").count_rows() == 0
     assert {"number", "outcome"} <= set(lake.schema("attempts").names)

@@ -26,7 +26,12 @@ _BYTES_MIN: Final = 1
 SESSION: Final = {"spark.python.sql.dataFrameDebugging.enabled": "false"}
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 #: Java's second compiler pays in minutes; until then it takes the cores from the work.
-SMALL_SESSION: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+#: Nor does it pay there to compile plans.
+SMALL_SESSION: Final = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 SMALL_BYTES_MAX: Final = 64 * 1024 * 1024
 
 

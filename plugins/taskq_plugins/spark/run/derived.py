@@ -1,4 +1,4 @@
-"""Tables that are computed from jobs and attempts, once at the end of a run.
+"""Tables that are computed from jobs and attempts, once at the end of a run: by DuckDB, no Spark.
 
 Rollups are computed again only for the days that something happened on since they were last
 computed; the files that tell of no such day are not read. The others are small and made of all
@@ -8,26 +8,28 @@ jobs, from the columns that they need.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+import pyarrow as pa
+from pyarrow import dataset
 
 from taskq_plugins.fleet import find_logs, inventory, log_problem
-from taskq_plugins.spark.lake import Change
+from taskq_plugins.spark.lake import OVER, Change
 from taskq_plugins.spark.lake.errors import LakeError
-from taskq_plugins.spark.lake.files import DATE
-from taskq_plugins.spark.run.storage import read_files, tune, write_table
+from taskq_plugins.spark.lake.files import DATE, PART_COLUMN
+from taskq_plugins.spark.run.shares import write_rows
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, stale
-from taskq_plugins.spark.tables.device_lag import device_lag
+from taskq_plugins.spark.tables.device_lag import SEGMENTS, device_lag
 from taskq_plugins.spark.tables.duplicates import duplicates
 from taskq_plugins.spark.tables.failures import failures
 from taskq_plugins.spark.tables.rollups import rollup_hour
-from taskq_plugins.spark.tables.schemas import SEGMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
 
     from taskq_plugins.spark.lake import Lake, LakeWriter
     from taskq_plugins.spark.lake.files import DataFile
@@ -42,47 +44,7 @@ _DAY_NS: Final = 86_400 * 1_000_000_000
 _MOMENTS: Final = {JOBS: ("enqueued_ns", "settled_ns"), ATTEMPTS: ("ended_ns",)}
 
 
-class _Source(NamedTuple):
-    spark: SparkSession
-    lake: Lake
-    journals: Path | None
-
-    def read(self, table: str, want: Callable[[DataFile], bool] = lambda _: True) -> DataFrame:
-        return read_files(self.spark, self.lake, table, want)
-
-
-def _failures(source: _Source) -> DataFrame:
-    return failures(source.read(JOBS), source.read(ATTEMPTS))
-
-
-def _duplicates(source: _Source) -> DataFrame:
-    return duplicates(source.read(JOBS))
-
-
-def _device_lag(source: _Source) -> DataFrame:
-    rows: list[tuple[object, ...]] = []
-    if source.journals is not None:
-        logs = find_logs(source.journals, on_problem=log_problem)
-        for one in inventory(logs, on_problem=log_problem):
-            if one.is_gap_before:
-                rows.append((one.device, one.log_id, one.first_lsn, *[None] * 6, True))
-            last_lsn = one.next_lsn - 1 if one.next_lsn > one.first_lsn else None
-            rows.append(
-                (
-                    one.device, one.log_id, one.first_lsn, one.size_bytes, one.modified_ns,
-                    f"{one.epoch:016x}", last_lsn, one.next_lsn,
-                    one.last_time_ns if last_lsn is not None else None, False,
-                )
-            )  # fmt: skip
-    segments = source.spark.createDataFrame(rows, SEGMENTS)
-    return device_lag(source.read(JOBS), segments, time.time_ns())
-
-
-_OTHERS: Final = {"failures": _failures, "duplicates": _duplicates, "device_lag": _device_lag}
-
-
 def refresh_tables(
-    spark: SparkSession,
     writer: LakeWriter,
     names: Iterable[str],
     journals: Path | None,
@@ -91,7 +53,6 @@ def refresh_tables(
     """Compute those derived tables that are behind, and commit each; returns which.
 
     Args:
-        spark: the session.
         writer: of the lake.
         names: of the tables that are wanted.
         journals: where the logs are; None leaves the segments out of ``device_lag``.
@@ -100,39 +61,79 @@ def refresh_tables(
     Raises:
         LakeError: the lake failed.
     """
-    lake = writer.lake
+    lake, batch = writer.lake, writer.lake.batch()
     behind = stale(lake, names)
-    if not behind:
-        return []
-    tune(spark, sum(file.rows for file in lake.data_files(JOBS)))
-    source = _Source(spark, lake, journals)
-    batch = lake.batch()
     for name in behind:
         on_table(name)
         days = _touched(lake, name) if name == ROLLUP else None
-        frame = _OTHERS[name](source) if name != ROLLUP else _rollup(source, days)
-        staged = write_table(writer, name, frame.coalesce(1))
+        with _opened(writer, days) as duck:
+            rows = _computed(name, duck, days, journals)
+        directory = writer.new_directory(name)
+        parts = pa.array([OVER] * rows.num_rows, pa.string())
+        write_rows(rows.append_column(PART_COLUMN, parts), directory, 0)
+        staged = writer.stage(name, directory)
         gone = (file for file in lake.data_files(name) if days is None or _day(file) in days)
-        change = Change(staged.files, tuple(gone), staged.schema)
+        change = Change(staged.files, tuple(gone), rows.schema)
         writer.commit(name, change, batch, dates=name == ROLLUP)
     return behind
 
 
-def _rollup(source: _Source, days: frozenset[int] | None) -> DataFrame:
-    """The rows of these days, of all if None."""
-    if days is None:
-        frame = rollup_hour(source.read(JOBS), source.read(ATTEMPTS))
-    else:
+@contextmanager
+def _opened(writer: LakeWriter, days: frozenset[int] | None) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Jobs and attempts in DuckDB: the files that tell of these days, all if None."""
+    lake = writer.lake
+    with duckdb.connect(":memory:") as duck:
+        spill = writer.new_directory("spill")
+        duck.execute("SET TimeZone = 'UTC'; SET temp_directory = $spill", {"spill": str(spill)})
+        for table in (JOBS, ATTEMPTS):
+            schema = lake.schema(table)
+            stored = schema.remove(schema.get_field_index(DATE))
+            paths = lake.paths(table, lambda file, table=table: _tells(table, file, days))  # type: ignore[misc]
+            rows = dataset.dataset(paths, schema=stored, format="parquet") if paths else None
+            duck.register(table, stored.empty_table() if rows is None else rows)
+        yield duck
 
-        def tells(table: str) -> Callable[[DataFile], bool]:
-            return lambda file: any(
-                first <= day <= last for first, last in _spans(table, file) for day in days
-            )
 
+def _computed(
+    name: str,
+    duck: duckdb.DuckDBPyConnection,
+    days: frozenset[int] | None,
+    journals: Path | None,
+) -> pa.Table:
+    if name == "failures":
+        return failures(duck)
+    if name == "duplicates":
+        return duplicates(duck)
+    if name == "device_lag":
+        duck.register("segments", pa.Table.from_pylist(_segments(journals), SEGMENTS))
+        return device_lag(duck, time.time_ns())
+    hours = None
+    if days is not None:
         hours = [day * _DAY_HOURS + hour for day in days for hour in range(_DAY_HOURS)]
-        jobs, attempts = (source.read(table, tells(table)) for table in (JOBS, ATTEMPTS))
-        frame = rollup_hour(jobs, attempts, hours)
-    return frame.withColumn(DATE, frame["hour"].cast("date"))
+    rows = rollup_hour(duck, hours)
+    return rows.append_column(DATE, rows["hour"].cast(pa.date32()))
+
+
+def _segments(journals: Path | None) -> list[dict[str, object]]:
+    if journals is None:
+        return []
+    rows: list[dict[str, object]] = []
+    logs = find_logs(journals, on_problem=log_problem)
+    for one in inventory(logs, on_problem=log_problem):
+        row = {"device": one.device, "log_id": one.log_id, "segment": one.first_lsn}
+        if one.is_gap_before:
+            rows.append(row | {"is_missing": True})
+        times = {"modified_ns": one.modified_ns, "last_record_ns": None, "is_missing": False}
+        if one.next_lsn > one.first_lsn:
+            times["last_record_ns"] = one.last_time_ns
+        rows.append(row | times | {"size_bytes": one.size_bytes})
+    return rows
+
+
+def _tells(table: str, file: DataFile, days: frozenset[int] | None) -> bool:
+    return days is None or any(
+        first <= day <= last for first, last in _spans(table, file) for day in days
+    )
 
 
 def _touched(lake: Lake, name: str) -> frozenset[int] | None:

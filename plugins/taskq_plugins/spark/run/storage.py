@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from taskq_plugins.spark.lake.files import DATE, PART_COLUMN
+from taskq_plugins.spark.lake.files import DATE
 from taskq_plugins.spark.lake.store import Lake
+from taskq_plugins.spark.run.tablenames import RECORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from taskq_plugins.spark.lake import LakeWriter
-    from taskq_plugins.spark.lake.files import DataFile, Staged
+    from taskq_plugins.spark.lake.files import Staged
 
 #: Settings that make Spark write what pyarrow reads as it was: times in UTC to the microsecond.
 SETTINGS: Final = {
@@ -32,8 +31,6 @@ SETTINGS: Final = {
     # Rows of a few days need no sorting by day before they are written.
     "spark.sql.maxConcurrentOutputFileWriters": "32",
 }
-#: Fewer rows than these are gone through sooner than a plan is compiled.
-COMPILED_ROWS_MIN: Final = 200_000
 
 
 def prepare(spark: SparkSession) -> None:
@@ -42,53 +39,18 @@ def prepare(spark: SparkSession) -> None:
         spark.conf.set(key, value)
 
 
-def tune(spark: SparkSession, rows: int) -> None:
-    """Have Spark compile its plans to Java where there are rows enough for that to pay.
-
-    Compiling took longer than anything else in a batch of some thousand records, each time.
-    """
-    spark.conf.set("spark.sql.codegen.wholeStage", str(rows >= COMPILED_ROWS_MIN).lower())
-
-
-def write_table(writer: LakeWriter, table: str, frame: DataFrame) -> Staged:
-    """Write a data frame to files of the table that are durable and in no version of it yet.
-
-    Its columns ``part`` and ``date``, where it has them, say where a row belongs.
+def write_records(writer: LakeWriter, frame: DataFrame) -> Staged:
+    """Write records, by day, to files that are durable and in no version of their table yet.
 
     Raises:
         LakeDiskError: the disk failed.
     """
-    directory = writer.new_directory(table)
-    options = frame.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-    places = [name for name in (PART_COLUMN, DATE) if name in frame.columns]
-    options.partitionBy(*places).parquet(str(directory))
-    staged = writer.stage(table, directory)
-    if staged.schema.names:
-        return staged
-    # Of no row Spark writes no file where there are days, and so nothing that tells the columns.
-    columns = frame.drop(*places).schema
-    frame.sparkSession.createDataFrame([], columns).write.mode("append").parquet(str(directory))
-    return writer.stage(table, directory)
-
-
-def read_staged(
-    spark: SparkSession, lake: Lake, table: str, staged: Staged, part: str | None = None
-) -> DataFrame:
-    """What was written, before it is committed; without its days."""
-    chosen = (file for file in staged.files if part in {None, file.part})
-    return _read(spark, [str(lake.path / table / file.path) for file in chosen], staged.schema)
-
-
-def read_files(
-    spark: SparkSession, lake: Lake, table: str, want: Callable[[DataFile], bool] = lambda _: True
-) -> DataFrame:
-    """A table from exactly the files of its version, or some of them; without its days.
-
-    Raises:
-        LakeError: there is no such table.
-        LakeDamaged: a file of it is missing.
-    """
-    return _read(spark, lake.paths(table, want), _stored(lake.schema(table)))
+    directory = writer.new_directory(RECORDS)
+    dated = frame.withColumn(DATE, frame["timestamp"].cast("date"))
+    dated.write.partitionBy(DATE).parquet(str(directory))
+    # Of no row Spark writes no file that tells the columns.
+    schema = to_arrow_schema(frame.schema, timezone="UTC")
+    return writer.stage(RECORDS, directory)._replace(schema=schema)
 
 
 def read_table(
@@ -109,23 +71,10 @@ def read_table(
     opened = lake if isinstance(lake, Lake) else Lake.open(lake)
     if version is not None:
         opened = Lake(opened.path, {name: version})
-    return _read(spark, opened.paths(name), opened.schema(name), base=opened.path / name)
-
-
-def _stored(schema: pa.Schema) -> pa.Schema:
-    """The columns that its files have: the days stand in their directories' names."""
-    index = schema.get_field_index(DATE)
-    return schema if index < 0 else schema.remove(index)
-
-
-def _read(
-    spark: SparkSession, paths: Sequence[str], schema: pa.Schema, base: Path | None = None
-) -> DataFrame:
-    struct = from_arrow_schema(schema)
+    struct = from_arrow_schema(opened.schema(name))
+    paths = opened.paths(name)
     if not paths:
         return spark.createDataFrame([], struct)
     # A lake's directory may be called what Spark would take for a pattern.
-    reader = spark.read.option("__globPaths__", "false").schema(struct)
-    if base is not None:
-        reader = reader.option("basePath", str(base))
-    return reader.parquet(*paths)
+    reader = spark.read.option("__globPaths__", "false").option("basePath", str(opened.path / name))
+    return reader.schema(struct).parquet(*paths)

@@ -11,7 +11,6 @@ from pyspark.errors import PySparkException
 
 from taskq.core.errors import TaskqError
 from taskq_plugins.spark.lake.compacting import compact
-from taskq_plugins.spark.lake.files import DATE
 from taskq_plugins.spark.lake.store import KEEP_HOURS, OPEN_RECORDS
 from taskq_plugins.spark.run.batch import commit_batch, is_committed
 from taskq_plugins.spark.run.checkpoint import batch_of, check
@@ -19,7 +18,7 @@ from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.interrupting import interruptible
 from taskq_plugins.spark.run.reasons import failure
 from taskq_plugins.spark.run.shares import fold_share
-from taskq_plugins.spark.run.storage import prepare, write_table
+from taskq_plugins.spark.run.storage import prepare, write_records
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, DERIVED, JOBS, RECORDS
 
 if TYPE_CHECKING:
@@ -88,7 +87,11 @@ def run(
     sink = _Sink(spark, writer, listener)
     with interruptible(spark.sparkContext.cancelAllJobs) as asked:
         _follow(spark, lake, options, sink, asked)
-        refreshed = [] if asked.is_set() else _refresh(spark, writer, options, listener)
+        refreshed = (
+            []
+            if asked.is_set()
+            else refresh_tables(writer, options.tables, options.journals, listener.on_table)
+        )
     if sink.batches or refreshed:
         tidy(writer)
     seconds = time.monotonic() - started
@@ -105,15 +108,6 @@ def tidy(writer: LakeWriter) -> None:
         writer.vacuum(table, keep_hours=hours)
 
 
-def _refresh(
-    spark: SparkSession, writer: LakeWriter, options: RunOptions, listener: Listener
-) -> list[str]:
-    try:
-        return refresh_tables(spark, writer, options.tables, options.journals, listener.on_table)
-    except PySparkException as error:
-        raise failure(str(error)) from error
-
-
 def fold_batch(
     spark: SparkSession, writer: LakeWriter, rows: DataFrame, batch: Batch
 ) -> Folded | None:
@@ -127,8 +121,7 @@ def fold_batch(
     """
     if is_committed(writer.lake, batch):
         return None
-    dated = rows.withColumn(DATE, rows["timestamp"].cast("date"))
-    records = write_table(writer, RECORDS, dated)
+    records = write_records(writer, rows)
 
     def run_shares(shares: Sequence[Share]) -> None:
         if len(shares) == 1:

@@ -37,97 +37,92 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own pages use
+import pyarrow as pa
 
-from taskq_plugins.spark.tables.moments import SECOND_NS, timestamp
+from taskq_plugins.spark.tables.moments import SECOND_NS, at_moments
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    import duckdb
 
 MISSING_MAX: Final = 20
 #: Differences of clocks that are no news: NTP keeps far closer, devices without it do not.
 AHEAD_SECONDS_MAX: Final = 60
 #: How long a record may take to arrive before it is told.
 ARRIVAL_SECONDS_MAX: Final = 3_600
-_LOG: Final = ("device", "log_id")
-_BACKLOG: Final = {
-    "waiting": "ready",
-    "scheduled": "scheduled",
-    "running": "running",
-    "dead": "dead",
-}
+_TEXT: Final = pa.string()
+_LONG: Final = pa.int64()
+#: One row per segment file of every log on the hub, and one per gap: with ``is_missing`` only
+#: device, log_id and segment (the first lsn that is not there) are known. The lsns and times are of
+#: the whole frames that were read, null where none was.
+SEGMENTS: Final = pa.schema(
+    [
+        ("device", _TEXT),
+        ("log_id", _TEXT),
+        ("segment", _LONG),
+        ("size_bytes", _LONG),
+        ("modified_ns", _LONG),
+        ("last_record_ns", _LONG),
+        ("is_missing", pa.bool_()),
+    ]
+)
+_QUERY: Final = f"""
+    WITH of_segments AS (
+        SELECT device, log_id,
+            max(last_record_ns) AS segment_record_ns,
+            max(modified_ns) FILTER (NOT is_missing) AS last_arrival_ns,
+            max(last_record_ns - modified_ns) FILTER (NOT is_missing) AS skew_ns,
+            count(*) FILTER (NOT is_missing) AS segments,
+            sum(size_bytes) FILTER (NOT is_missing) AS size_bytes,
+            count(*) FILTER (is_missing) AS missing_segments,
+            list_sort(list(segment) FILTER (is_missing))[:{MISSING_MAX}] AS missing_from
+        FROM segments GROUP BY device, log_id
+    ), of_jobs AS (
+        SELECT device, log_id,
+            max(greatest(enqueued_ns, settled_ns, list_max(list_transform(
+                attempts, lambda one: greatest(one.started_ns, one.ended_ns))))) AS job_record_ns,
+            count(*) FILTER (state = 'ready') AS waiting,
+            count(*) FILTER (state = 'scheduled') AS scheduled,
+            count(*) FILTER (state = 'running') AS running,
+            count(*) FILTER (state = 'dead') AS dead,
+            min(enqueued_ns) FILTER (state = 'ready') AS oldest_ns
+        FROM jobs GROUP BY device, log_id
+    ), logs AS (
+        SELECT *, coalesce(segment_record_ns, job_record_ns) AS last_record_ns
+        FROM of_segments FULL JOIN of_jobs USING (device, log_id)
+    )
+    SELECT device, log_id,
+        count(*) OVER (PARTITION BY device) AS logs_of_device,
+        row_number() OVER (PARTITION BY device ORDER BY last_arrival_ns DESC NULLS LAST,
+            last_record_ns DESC NULLS LAST, log_id) = 1 AS is_current,
+        last_record_ns AS last_record_at,
+        last_arrival_ns AS last_arrival_at,
+        ($now - last_record_ns) / {SECOND_NS} AS record_lag_seconds,
+        ($now - last_arrival_ns) / {SECOND_NS} AS arrival_lag_seconds,
+        skew_ns / {SECOND_NS} AS clock_skew_seconds,
+        CASE WHEN skew_ns > {AHEAD_SECONDS_MAX * SECOND_NS} THEN 'ahead'
+             WHEN skew_ns >= {-ARRIVAL_SECONDS_MAX * SECOND_NS} THEN 'ok'
+             WHEN skew_ns IS NOT NULL THEN 'behind or late' END AS clock,
+        coalesce(waiting, 0) AS waiting,
+        coalesce(scheduled, 0) AS scheduled,
+        coalesce(running, 0) AS running,
+        coalesce(dead, 0) AS dead,
+        oldest_ns AS oldest_waiting_at,
+        ($now - oldest_ns) / {SECOND_NS} AS oldest_waiting_seconds,
+        coalesce(segments, 0) AS segments,
+        coalesce(size_bytes, 0)::BIGINT AS size_bytes,
+        coalesce(missing_segments, 0) AS missing_segments,
+        coalesce(missing_from, []) AS missing_from
+    FROM logs
+"""  # noqa: S608 - numbers of our own
 
 
-def device_lag(jobs: DataFrame, segments: DataFrame, as_of_ns: int) -> DataFrame:
+def device_lag(duck: duckdb.DuckDBPyConnection, as_of_ns: int) -> pa.Table:
     """One row per task log of the fleet (columns: see the module's docstring).
 
     Args:
-        jobs: ``schemas.JOBS``.
-        segments: ``schemas.SEGMENTS``: the segment files on the hub, and the gaps between them.
+        duck: with the tables ``jobs`` and ``segments`` (as ``SEGMENTS``: the segment files on the
+            hub, and the gaps between them).
         as_of_ns: the hub's time when it was looked at, in nanoseconds.
     """
-    logs = _segments(segments).join(_jobs(jobs), list(_LOG), "full_outer")
-    record_ns = F.coalesce("segment_record_ns", "job_record_ns")
-    logs = logs.withColumn("last_record_ns", record_ns)
-    device = Window.partitionBy("device")
-    newest = device.orderBy(
-        F.desc_nulls_last("last_arrival_ns"), F.desc_nulls_last("last_record_ns"), "log_id"
-    )
-    return logs.select(
-        *_LOG,
-        F.count("*").over(device).alias("logs_of_device"),
-        (F.row_number().over(newest) == 1).alias("is_current"),
-        timestamp("last_record_ns").alias("last_record_at"),
-        timestamp("last_arrival_ns").alias("last_arrival_at"),
-        _seconds_since("last_record_ns", as_of_ns).alias("record_lag_seconds"),
-        _seconds_since("last_arrival_ns", as_of_ns).alias("arrival_lag_seconds"),
-        (F.col("skew_ns") / SECOND_NS).alias("clock_skew_seconds"),
-        _clock(F.col("skew_ns")).alias("clock"),
-        *(F.coalesce(name, F.lit(0)).cast("long").alias(name) for name in _BACKLOG),
-        timestamp("oldest_ns").alias("oldest_waiting_at"),
-        _seconds_since("oldest_ns", as_of_ns).alias("oldest_waiting_seconds"),
-        *(
-            F.coalesce(name, F.lit(0)).cast("long").alias(name)
-            for name in ("segments", "size_bytes", "missing_segments")
-        ),
-        F.coalesce("missing_from", F.expr("cast(array() as array<bigint>)")).alias("missing_from"),
-    )
-
-
-def _segments(segments: DataFrame) -> DataFrame:
-    here = ~F.coalesce("is_missing", F.lit(False))
-    gaps = F.when(~here, F.col("segment"))
-    return segments.groupBy(*_LOG).agg(
-        F.max("last_record_ns").alias("segment_record_ns"),
-        F.max(F.when(here, F.col("modified_ns"))).alias("last_arrival_ns"),
-        F.max(F.when(here, F.col("last_record_ns") - F.col("modified_ns"))).alias("skew_ns"),
-        F.sum(here.cast("long")).alias("segments"),
-        F.sum(F.when(here, F.col("size_bytes"))).alias("size_bytes"),
-        F.count(gaps).alias("missing_segments"),
-        F.slice(F.sort_array(F.collect_list(gaps)), 1, MISSING_MAX).alias("missing_from"),
-    )
-
-
-def _jobs(jobs: DataFrame) -> DataFrame:
-    ended = F.expr("array_max(transform(attempts, one -> greatest(one.started_ns, one.ended_ns)))")
-    return jobs.groupBy(*_LOG).agg(
-        F.max(F.greatest("enqueued_ns", "settled_ns", ended)).alias("job_record_ns"),
-        *(
-            F.sum((F.col("state") == state).cast("long")).alias(name)
-            for name, state in _BACKLOG.items()
-        ),
-        F.min(F.when(F.col("state") == "ready", F.col("enqueued_ns"))).alias("oldest_ns"),
-    )
-
-
-def _clock(skew_ns: Column) -> Column:
-    return (
-        F.when(skew_ns > AHEAD_SECONDS_MAX * SECOND_NS, "ahead")
-        .when(skew_ns >= -ARRIVAL_SECONDS_MAX * SECOND_NS, "ok")
-        .when(skew_ns.isNotNull(), "behind or late")
-    )
-
-
-def _seconds_since(name: str, as_of_ns: int) -> Column:
-    return (F.lit(as_of_ns) - F.col(name)) / SECOND_NS
+    found = duck.sql(_QUERY, params={"now": as_of_ns}).to_arrow_table()
+    return at_moments(found, ("last_record_at", "last_arrival_at", "oldest_waiting_at"))

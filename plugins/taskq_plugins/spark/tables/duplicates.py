@@ -24,58 +24,50 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own pages use
-
-from taskq_plugins.spark.tables.moments import timestamp
+from taskq_plugins.spark.tables.moments import at_moments
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    import duckdb
+    import pyarrow as pa
 
 TASKS_MAX: Final = 20
 RUNS_MAX: Final = 20
 DEVICES_MIN: Final = 2
-_SHOWN: Final = (
-    f"transform(slice(runs, 1, {RUNS_MAX}), one -> struct(one.device, one.job_id, "
-    f"timestamp_micros(one.first_started_ns div 1000) as started_at, one.jobs))"
-)
+#: By device first, so that no list is longer than there are devices.
+_QUERY: Final = f"""
+    WITH by_device AS (
+        SELECT queue, key, device,
+            list_distinct(list(task)) AS tasks,
+            count(*) AS jobs,
+            count(*) FILTER (state = 'succeeded') AS succeeded,
+            max(first_started_ns) AS last_ns,
+            min({{'ns': first_started_ns, 'job_id': job_id}}) AS first
+        FROM jobs WHERE key IS NOT NULL AND first_started_ns IS NOT NULL
+        GROUP BY queue, key, device
+    ), by_key AS (
+        SELECT queue, key,
+            list_sort(list_distinct(flatten(list(tasks))))[:{TASKS_MAX}] AS tasks,
+            count(*) AS devices,
+            sum(jobs)::BIGINT AS jobs,
+            sum(succeeded)::BIGINT AS succeeded,
+            max(last_ns) AS last_ns,
+            list_sort(list({{'ns': first.ns, 'device': device, 'job_id': first.job_id,
+                             'jobs': jobs}})) AS runs
+        FROM by_device GROUP BY queue, key HAVING count(*) >= {DEVICES_MIN}
+    )
+    SELECT queue, key, tasks, devices, jobs, succeeded,
+        runs[1].ns AS first_at, last_ns AS last_at,
+        list_transform(runs[:{RUNS_MAX}], lambda one: {{
+            'device': one.device, 'job_id': one.job_id,
+            'started_at': make_timestamptz(one.ns // 1000), 'jobs': one.jobs}}) AS runs
+    FROM by_key
+"""  # noqa: S608 - numbers of our own
 
 
-def duplicates(jobs: DataFrame) -> DataFrame:
+def duplicates(duck: duckdb.DuckDBPyConnection) -> pa.Table:
     """One row per key that ran on two devices or more.
 
     Args:
-        jobs: ``schemas.JOBS``.
+        duck: with the table ``jobs``.
     """
-    ran = jobs.where(F.col("key").isNotNull() & F.col("first_started_ns").isNotNull())
-    # By device first, so that no list is longer than there are devices.
-    by_device = ran.groupBy("queue", "key", "device").agg(
-        F.collect_set("task").alias("tasks"),
-        F.count("*").alias("jobs"),
-        F.sum(F.when(F.col("state") == "succeeded", 1).otherwise(0)).alias("succeeded"),
-        F.max("first_started_ns").alias("last_ns"),
-        F.min(F.struct("first_started_ns", "job_id")).alias("first"),
-    )
-    run = F.struct("first.first_started_ns", "device", F.col("first.job_id"), "jobs")
-    by_key = (
-        by_device.groupBy("queue", "key")
-        .agg(
-            F.array_distinct(F.flatten(F.collect_list("tasks"))).alias("tasks"),
-            F.count("*").alias("devices"),
-            F.sum("jobs").alias("jobs"),
-            F.sum("succeeded").alias("succeeded"),
-            F.max("last_ns").alias("last_ns"),
-            F.sort_array(F.collect_list(run)).alias("runs"),
-        )
-        .where(F.col("devices") >= DEVICES_MIN)
-    )
-    return by_key.select(
-        "queue",
-        "key",
-        F.slice(F.sort_array("tasks"), 1, TASKS_MAX).alias("tasks"),
-        "devices",
-        "jobs",
-        "succeeded",
-        timestamp("runs[0].first_started_ns").alias("first_at"),
-        timestamp("last_ns").alias("last_at"),
-        F.expr(_SHOWN).alias("runs"),
-    )
+    return at_moments(duck.sql(_QUERY).to_arrow_table(), ("first_at", "last_at"))

@@ -41,23 +41,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own pages use
+import pyarrow as pa
 
-from taskq.core.fingerprints import (
-    BLANK,
-    CLASS,
-    FINGERPRINT_DIGITS,
-    LOST_REASON,
-    NO_REASON,
-    PATTERN_CHARACTERS_MAX,
-    READ_CHARACTERS_MAX,
-    RULES,
-)
-from taskq_plugins.spark.tables.moments import timestamp
+from taskq.core.fingerprints import LOST_REASON, fingerprint, pattern_of
+from taskq_plugins.spark.tables.moments import at_moments
 from taskq_plugins.spark.tables.rollups import FAILED_OUTCOMES
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    import duckdb
 
 QUEUES_MAX: Final = 20
 POISON_JOBS_MAX: Final = 20
@@ -65,135 +56,104 @@ EXAMPLE_CHARACTERS_MAX: Final = 2_000
 #: Places (worker processes) at which a poisonous call was exhausted, at least.
 POISON_PLACES_MIN: Final = 2
 #: Payloads of calls without arguments: of put(b""), and of the two ways to call.
-_NO_ARGUMENTS: Final = (b"", b"{}", b"[]", b"null")
-_JOB: Final = ("log_id", "job_id")
+_NO_ARGUMENTS: Final = "(''::BLOB, '{}'::BLOB, '[]'::BLOB, 'null'::BLOB)"
+_OUTCOMES: Final = ", ".join(f"'{name}'" for name in FAILED_OUTCOMES)
+_DIED: Final = "len(list_filter(attempts, lambda one: one.outcome = 'dead')) > 0"
+_DIED_LOST: Final = """
+    len(list_filter(attempts,
+        lambda one: one.outcome = 'dead' AND one.reason LIKE 'WorkerLost%')) > 0
+"""
+#: What makes two calls of a task the same: the key within its queue, or the payload.
+_CALLS: Final = f"""
+    list_filter([
+        CASE WHEN key IS NOT NULL THEN 'key ' || hex(key) || ' ' || queue END,
+        CASE WHEN payload NOT IN {_NO_ARGUMENTS} THEN 'payload ' || sha256(payload) END
+    ], lambda one: one IS NOT NULL)
+"""
+_PLACES: Final = f"""
+    CASE WHEN {_DIED} THEN list_transform(
+        list_filter(attempts, lambda one: one.outcome = 'dead'
+                    OR (one.outcome = 'lost' AND {_DIED_LOST})),
+        lambda one: device || ' ' || coalesce(one.owner, ''))
+    ELSE [device] END
+"""
+#: The failed attempts, and the dead jobs, each by its own reason.
+_SEEN: Final = f"""
+    CREATE TEMP TABLE seen AS
+    WITH calls AS (
+        SELECT log_id, job_id, task, places, unnest(calls) AS call FROM (
+            SELECT log_id, job_id, task, {_PLACES} AS places, {_CALLS} AS calls
+            FROM jobs WHERE state = 'dead')
+    ), poison AS (
+        SELECT task, call FROM (SELECT task, call, unnest(places) AS place FROM calls)
+        GROUP BY task, call HAVING count(DISTINCT place) >= {POISON_PLACES_MIN}
+    ), poisoned AS (
+        SELECT DISTINCT log_id, job_id FROM calls JOIN poison
+        ON calls.call = poison.call AND calls.task IS NOT DISTINCT FROM poison.task
+    )
+    SELECT log_id, job_id, device, queue, task, ended_ns AS at_ns, owner, true AS failed,
+        false AS poison, coalesce(nullif(reason, ''),
+            CASE WHEN outcome = 'lost' THEN $lost END) AS reason
+    FROM attempts WHERE outcome IN ({_OUTCOMES})
+    UNION ALL
+    SELECT log_id, job_id, device, queue, task, settled_ns, NULL, false,
+        (log_id, job_id) IN (SELECT (log_id, job_id) FROM poisoned), reason
+    FROM jobs WHERE state = 'dead'
+"""  # noqa: S608 - words and numbers of our own
+_KINDS: Final = f"""
+    SELECT task, pattern,
+        count(*) FILTER (failed) AS failed_attempts,
+        count(DISTINCT (log_id, job_id)) AS jobs,
+        count(*) FILTER (NOT failed) AS dead_jobs,
+        count(DISTINCT device) AS devices,
+        count(DISTINCT (device, owner)) FILTER (owner IS NOT NULL) AS workers,
+        min(at_ns) AS first_seen,
+        max(at_ns) AS last_seen,
+        list_sort(list_distinct(list(queue)))[:{QUEUES_MAX}] AS queues,
+        arg_max(device, place) AS example_device,
+        arg_max(job_id, place) AS example_job_id,
+        arg_max(coalesce(reason, ''), place) AS example_reason,
+        count(*) FILTER (poison) AS poison_jobs,
+        count(*) FILTER (poison) > 0 AS poison,
+        coalesce(list_sort(list(job_id) FILTER (poison))[:{POISON_JOBS_MAX}], []) AS poison_job_ids
+    FROM (
+        SELECT seen.*, patterns.pattern,
+            (coalesce(at_ns, 0), device, job_id, coalesce(seen.reason, '')) AS place
+        FROM seen JOIN patterns ON coalesce(seen.reason, '') = patterns.reason)
+    GROUP BY task, pattern
+"""  # noqa: S608 - likewise
 
 
-def failures(jobs: DataFrame, attempts: DataFrame) -> DataFrame:
+def failures(duck: duckdb.DuckDBPyConnection) -> pa.Table:
     """One row per kind of failure (columns: see the module's docstring).
 
     Args:
-        jobs: ``schemas.JOBS``.
-        attempts: ``schemas.ATTEMPTS``.
+        duck: with the tables ``jobs`` and ``attempts``.
     """
-    dead = _dead(jobs).join(_poison_jobs(jobs), list(_JOB), "left")
-    seen = _failed(attempts).unionByName(dead, allowMissingColumns=True)
-    kinds = seen.withColumn("pattern", pattern_column("reason"))
-    by_kind = kinds.groupBy("task", "pattern").agg(
-        F.sum("failed").alias("failed_attempts"),
-        F.count_distinct(*_JOB).alias("jobs"),
-        F.sum("dead").alias("dead_jobs"),
-        F.count_distinct("device").alias("devices"),
-        F.count_distinct("device", "owner").alias("workers"),
-        F.min("at_ns").alias("first_ns"),
-        F.slice(F.sort_array(F.collect_set("queue")), 1, QUEUES_MAX).alias("queues"),
-        F.max(F.struct("at_ns", "device", "job_id", "reason")).alias("last"),
-        F.coalesce(F.sum("poison"), F.lit(0)).alias("poison_jobs"),
-        F.sort_array(F.collect_set(F.when(F.col("poison") == 1, F.col("job_id")))).alias("ids"),
-    )
-    return by_kind.select(
-        fingerprint_column(F.col("task"), F.col("pattern")).alias("fingerprint"),
-        "task",
-        "pattern",
-        "failed_attempts",
-        "jobs",
-        "dead_jobs",
-        "devices",
-        "workers",
-        timestamp("first_ns").alias("first_seen"),
-        timestamp("last.at_ns").alias("last_seen"),
-        "queues",
-        F.col("last.device").alias("example_device"),
-        F.col("last.job_id").alias("example_job_id"),
-        F.substring("last.reason", 1, EXAMPLE_CHARACTERS_MAX).alias("example_reason"),
-        "poison_jobs",
-        (F.col("poison_jobs") > 0).alias("poison"),
-        F.slice("ids", 1, POISON_JOBS_MAX).alias("poison_job_ids"),
-    )
-
-
-def pattern_column(reason: str) -> Column:
-    """``fingerprints.pattern_of`` of a column; null counts as no reason."""
-    told = F.coalesce(F.col(reason), F.lit(""))
-    line = F.substring_index(F.trim(told, F.lit(BLANK)), "\n", 1)
-    line = F.substring(line, 1, READ_CHARACTERS_MAX)
-    head = F.regexp_extract(line, f"^{CLASS}", 0)
-    rest = line.substr(F.length(head) + 1, F.lit(READ_CHARACTERS_MAX))
-    for rule in RULES:
-        rest = F.regexp_replace(rest, rule.pattern, rule.replacement)
-    text = F.trim(F.substring(F.concat(head, rest), 1, PATTERN_CHARACTERS_MAX))
-    # Not nullif(): it would have the whole chain run twice.
-    return F.regexp_replace(text, "^(?![^\n])", NO_REASON)
-
-
-def fingerprint_column(task: Column, pattern: Column) -> Column:
-    """``fingerprints.fingerprint`` of columns."""
-    text = F.concat(F.coalesce(task, F.lit("")), F.lit("\n"), pattern)
-    return F.substring(F.sha2(text.cast("binary"), 256), 1, FINGERPRINT_DIGITS)
-
-
-def _failed(attempts: DataFrame) -> DataFrame:
-    """The failed attempts."""
-    lost = F.when(F.col("outcome") == "lost", F.lit(LOST_REASON))
-    return attempts.where(F.col("outcome").isin(*FAILED_OUTCOMES)).select(
-        *_JOB,
-        "device",
-        "queue",
-        "task",
-        F.coalesce(F.nullif(F.col("reason"), F.lit("")), lost).alias("reason"),
-        F.col("ended_ns").alias("at_ns"),
-        "owner",
-        F.lit(1).alias("failed"),
-        F.lit(0).alias("dead"),
-    )
-
-
-def _dead(jobs: DataFrame) -> DataFrame:
-    """The dead jobs, each by its own reason."""
-    return jobs.where(F.col("state") == "dead").select(
-        *_JOB,
-        "device",
-        "queue",
-        "task",
-        "reason",
-        F.col("settled_ns").alias("at_ns"),
-        F.lit(0).alias("failed"),
-        F.lit(1).alias("dead"),
-    )
-
-
-def _poison_jobs(jobs: DataFrame) -> DataFrame:
-    """The jobs (log_id, job_id, poison = 1) whose call was exhausted in two places or more."""
-    died = "exists(attempts, one -> one.outcome = 'dead')"
-    lost = "exists(attempts, one -> one.outcome = 'dead' and one.reason like 'WorkerLost%')"
-    places = F.expr(
-        f"transform(filter(attempts, one -> one.outcome = 'dead' or (one.outcome = 'lost' and "
-        f"{lost})), one -> struct(device, one.owner))"
-    )
-    unknown = F.expr("array(struct(device, cast(null as string) as owner))")
-    calls = jobs.where(F.col("state") == "dead").select(
-        *_JOB,
-        "task",
-        F.when(F.expr(died), places).otherwise(unknown).alias("places"),
-        F.explode(_identities()).alias("call"),
-    )
-    poison = (
-        calls.select("task", "call", F.explode("places").alias("place"))
-        .groupBy("task", "call")
-        .agg(F.count_distinct("place").alias("places"))
-        .where(F.col("places") >= POISON_PLACES_MIN)
-    )
-    same = calls["task"].eqNullSafe(poison["task"]) & (calls["call"] == poison["call"])
-    found = calls.join(poison, same, "left_semi")
-    return found.select(*_JOB, F.lit(1).alias("poison")).distinct()
-
-
-def _identities() -> Column:
-    """What makes two calls of a task the same: the key within its queue, or the payload."""
-    by_key = F.when(
-        F.col("key").isNotNull(), F.concat(F.lit("key "), F.hex("key"), F.lit(" "), F.col("queue"))
-    )
-    payload = F.col("payload")
-    is_told = payload.isNotNull() & ~payload.isin(*(F.lit(one) for one in _NO_ARGUMENTS))
-    by_payload = F.when(is_told, F.concat(F.lit("payload "), F.sha2(payload, 256)))
-    return F.array_compact(F.array(by_key, by_payload))
+    duck.execute(_SEEN, {"lost": LOST_REASON})
+    try:
+        told = duck.sql("SELECT DISTINCT coalesce(reason, '') AS reason FROM seen")
+        reasons = told.to_arrow_table()["reason"].to_pylist()
+        patterns = [pattern_of(reason) for reason in reasons]
+        known = {
+            "reason": pa.array(reasons, pa.string()),
+            "pattern": pa.array(patterns, pa.string()),
+        }
+        duck.register("patterns", pa.table(known))
+        found = duck.sql(_KINDS).to_arrow_table()
+    finally:
+        duck.execute("DROP TABLE seen")
+        duck.unregister("patterns")
+    names = [
+        fingerprint(task, pattern)
+        for task, pattern in zip(
+            found["task"].to_pylist(), found["pattern"].to_pylist(), strict=True
+        )
+    ]
+    named = found.add_column(0, "fingerprint", pa.array(names, pa.string()))
+    examples = [
+        reason[:EXAMPLE_CHARACTERS_MAX] or None for reason in found["example_reason"].to_pylist()
+    ]
+    at = named.schema.get_field_index("example_reason")
+    named = named.set_column(at, "example_reason", pa.array(examples, pa.string()))
+    return at_moments(named, ("first_seen", "last_seen"))

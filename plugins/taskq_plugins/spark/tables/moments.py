@@ -1,23 +1,36 @@
-"""Moments in nanoseconds as Spark's timestamps and as hours, in whole numbers throughout."""
+"""Moments in nanoseconds as timestamps and as hours, in whole numbers throughout."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own pages use
+import pyarrow as pa
+import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from collections.abc import Iterable
 
 SECOND_NS: Final = 1_000_000_000
 HOUR_NS: Final = 3_600 * SECOND_NS
+TIME: Final = pa.timestamp("us", tz="UTC")
 
 
-def timestamp(name: str) -> Column:
-    """A column of nanoseconds since 1970 as a timestamp, cut to the microsecond."""
-    return F.expr(f"timestamp_micros({name} div 1000)")
+def whole_hours(name: str) -> str:
+    """Whole hours since 1970 of a column of nanoseconds, in SQL; no time zone has a say in it."""
+    return f"(({name} - (({name} % {HOUR_NS}) + {HOUR_NS}) % {HOUR_NS}) // {HOUR_NS})"
 
 
-def hour_number(name: str) -> Column:
-    """Whole hours since 1970 of a column of nanoseconds; no time zone has a say in it."""
-    return F.expr(f"({name} - pmod({name}, {HOUR_NS})) div {HOUR_NS}")
+def at_moments(table: pa.Table, names: Iterable[str]) -> pa.Table:
+    """With these columns of nanoseconds as timestamps, cut to the microsecond."""
+    for name in names:
+        table = _set(table, name, pc.divide(table[name], 1_000).cast(TIME))
+    return table
+
+
+def at_hours(table: pa.Table, name: str) -> pa.Table:
+    """With this column of whole hours as timestamps."""
+    return _set(table, name, pc.multiply(table[name], HOUR_NS // 1_000).cast(TIME))
+
+
+def _set(table: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
+    return table.set_column(table.schema.get_field_index(name), name, column)
