@@ -100,6 +100,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "worker": ("taskq_workers.command", "Run the jobs of an app: taskq worker module:app"),
     "stats": ("taskq.cli.commands.jobs", "Count the jobs of each queue by state."),
     "workers": ("taskq.cli.commands.jobs", "List the processes that have the task log open."),
+    "metrics": ("taskq_plugins.prometheus.command", "Tell Prometheus of the log."),
     "health": ("taskq.cli.commands.upkeep", "Tell by the exit code whether jobs are worked on."),
     "tail": (
         "taskq.cli.commands.stream",
@@ -135,7 +136,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Run": ("demo", "worker"),
     "Look": (
         *("ls", "show", "why", "timeline", "peek", "stats"),
-        *("workers", "health", "schedules", "tail"),
+        *("workers", "health", "metrics", "schedules", "tail"),
     ),
     "Act": ("put", "cancel", "dead", "pause", "resume", "replay", "reader"),
     "Files": ("export", "verify", "repair", "compact"),

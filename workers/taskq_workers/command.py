@@ -94,6 +94,12 @@ def life_options(command: F) -> F:
             "So many worker processes; one that dies is started again. SIGHUP replaces them.",
         ),
         click.option("--reload", is_flag=True, help="Start again when a .py file changes here."),
+        click.option(
+            "--metrics-port",
+            type=click.IntRange(min=0, max=65_535),
+            metavar="N",
+            help="Answer Prometheus at 127.0.0.1:N; with --processes each at the next port.",
+        ),
         click.option("--place", type=int, default=1, hidden=True),
         click.option("--leash", type=int, hidden=True),
     )
@@ -191,6 +197,9 @@ def worker(
                 drain_seconds=chosen["drain_timeout"],
             )
         )
+
+    if chosen["metrics_port"]:
+        chosen["metrics_port"] += place - 1
 
     def order_for(reporter: Hook) -> Order:
         return Order(

@@ -17,7 +17,7 @@ from taskq.cli.errors import EXIT_FAILED, EXIT_USAGE, Failure, silence
 from taskq.connection import places
 from taskq.core.errors import TaskqError, UsageError
 from taskq_workers.pool import Worker
-from taskq_workers.process.elsewhere import Order, find_executor
+from taskq_workers.process.elsewhere import Order, find_executor, find_plugin
 from taskq_workers.process.leash import Leash, Notifier, worker_command
 from taskq_workers.process.reporting import (
     Facts,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from taskq.app.app import TaskQ
     from taskq.core.views import LogStats
     from taskq.log.store.store import Store
-    from taskq_workers.events import Hook
+    from taskq_workers.events import Hook, JobFinished
 
 
 def run_one(
@@ -108,7 +108,11 @@ def _run(
     began: float,
 ) -> None:
     process = "" if tie is None else f"process {os.getpid()} "
-    with _here(app, order) if executor is None else find_executor(executor)(app, order) as one:
+    with contextlib.ExitStack() as stack:
+        if order.metrics_port is not None:
+            order = stack.enter_context(_measured(app, order, reporter))
+        executed = _here(app, order) if executor is None else find_executor(executor)(app, order)
+        one = stack.enter_context(executed)
 
         def on_ready(store: Store, stats: LogStats) -> None:
             facts = _facts(one, store, stats, time.perf_counter() - began)
@@ -202,6 +206,24 @@ def _supervise(supervisor: Supervisor, reporter: Reporter) -> None:
     supervisor.exit_despite_threads(failure)
     if failure is not None:
         raise failure
+
+
+@contextlib.contextmanager
+def _measured(app: TaskQ, order: Order, reporter: Reporter) -> Iterator[Order]:
+    """The same order, while Prometheus is answered at its port."""
+    from dataclasses import replace  # noqa: PLC0415 - few ask to be measured
+
+    measuring = find_plugin("taskq.plugins", "prometheus", "metrics")
+    with measuring(app, order.metrics_port) as (place, count):
+        reporter.say(f"metrics at {place}")
+        tell = order.on_event
+
+        def both(event: JobFinished) -> None:
+            count(event)
+            if tell is not None:
+                tell(event)
+
+        yield replace(order, on_event=both)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,52 @@
+"""``taskq metrics``: what a log comes to, as Prometheus reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from taskq.cli.errors import Failure, WrongUsage
+from taskq.cli.options import log_argument, open_reader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_PORTS: Final = 1 << 16
+
+
+@click.command()
+@log_argument
+@click.option(
+    "--serve",
+    "address",
+    metavar="[HOST:]PORT",
+    help="Answer scrapes there until stopped; on 127.0.0.1 unless a host is given.",
+)
+def metrics(data_dir: Path | None, address: str | None) -> None:
+    """Tell Prometheus of the log: its jobs by queue and state, its size, its processes.
+
+    The text goes to stdout, as node_exporter reads it from a file. It is read from the directory,
+    beside any number of live processes, and right over all of them. What one worker does is told
+    by taskq worker --metrics-port.
+    """
+    try:
+        from taskq_plugins.prometheus import serving  # noqa: PLC0415 - help needs no package for it
+    except ImportError as error:
+        raise Failure(
+            "taskq metrics needs the package prometheus-client: pip install 'taskq-local[metrics]'"
+        ) from error
+    with open_reader(data_dir) as reader:  # what is wrong is said now, and not to whoever scrapes
+        path = reader.path
+    if address is None:
+        click.echo(serving.text_of(path), nl=False)
+        return
+    host, _, port = address.rpartition(":")
+    if not (port.isascii() and port.isdecimal()) or int(port) >= _PORTS:
+        raise WrongUsage(f"--serve {address!r} is no place to listen: write 9750 or 0.0.0.0:9750")
+    with serving.serve(serving.registry_of(path), host, int(port)) as place:
+        click.echo(f"metrics at {place}")
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()

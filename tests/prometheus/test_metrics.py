@@ -1,0 +1,179 @@
+"""What Prometheus is told: the log's counts whoever ran the jobs, and what one worker did."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+import taskq_plugins.prometheus
+from taskq import TaskQ, retry
+from taskq.cli.main import main
+from taskq.errors import TaskqError
+from taskq_plugins.prometheus.serving import registry_of, serve, text_of, worker_metrics
+from tests.processes.harness import SCRIPTS, Child, eventually
+from tests.processes.test_lost_worker import enqueue, start_worker, view
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from taskq_workers import JobFinished
+
+#: A sample: its name, and its labels in order.
+Key = tuple[str, ...]
+
+
+def samples(text: str) -> Mapping[Key, float]:
+    """The values of a scrape."""
+    return {
+        (one.name, *(one.labels[name] for name in sorted(one.labels))): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+
+
+def scraped(address: str) -> Mapping[Key, float]:
+    with urllib.request.urlopen(address) as answer:  # noqa: S310 - our own, on this machine
+        return samples(answer.read().decode())
+
+
+def test_counts_are_those_of_the_log_over_three_processes_with_one_killed(tmp_path: Path) -> None:
+    job = enqueue(tmp_path, "jobs.long_job")
+    with start_worker(tmp_path) as killed:
+        killed.expect("attempt 1")
+        running = samples(text_of(str(tmp_path)))
+        killed.kill()
+    app = TaskQ(tmp_path, durability="os")
+    app.enqueue_many_sync([app.call_by_name("jobs.quick", 1)] * 40)
+    with start_worker(tmp_path) as one, start_worker(tmp_path) as other:
+        one.expect("  ready")
+        other.expect("  ready")
+        eventually(lambda: app.stats_sync().queues[0].succeeded == 41)
+        both = samples(text_of(str(tmp_path)))
+    app.close_sync()
+    told = view(tmp_path, job)
+    assert [one.outcome for one in told.attempts] == ["lost", "succeeded"]
+    assert running["taskq_jobs", "default", "running"] == 1
+    assert (running["taskq_workers",], both["taskq_workers",]) == (1, 2)
+    assert both["taskq_worker_slots",] == 16
+    assert both["taskq_jobs_ended_total", "succeeded", "default"] == 41
+    assert both["taskq_jobs_of_dead_processes",] == 0
+    for state in ("scheduled", "ready", "running", "dead"):
+        assert both["taskq_jobs", "default", state] == 0
+
+
+async def test_a_worker_tells_each_attempt_its_log_and_its_engine(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", durability="os")
+
+    @app.task(name="work", retry=retry.fixed(2, 0))
+    async def work(number: int) -> None:
+        if number == 3:
+            raise ValueError
+
+    ended: list[JobFinished] = []
+    async with app:
+        with worker_metrics(app, 0) as (address, count):
+
+            def note(event: JobFinished) -> None:
+                ended.append(event)
+                count(event)
+
+            await work.enqueue_many([(number,) for number in range(5)])
+            await app.worker(on_event=note, burst=True).run()
+            told = scraped(address)
+    for outcome in ("succeeded", "retried", "dead"):
+        found = [one.seconds for one in ended if one.outcome == outcome]
+        assert told["taskq_attempt_seconds_count", outcome, "work"] == len(found)
+        assert told["taskq_attempt_seconds_sum", outcome, "work"] == pytest.approx(sum(found))
+    assert told["taskq_jobs_ended_total", "succeeded", "default"] == 4
+    assert told["taskq_jobs", "default", "dead"] == 1
+    assert told["taskq_engine_batches_total",] == told["taskq_engine_batch_records_count",] > 0
+
+
+def test_workers_of_one_guard_answer_at_ports_of_their_own(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    command = [sys.executable, "-m", "taskq", "worker", "jobs:app", "-d", tmp_path]
+    with Child(*command, "--processes", 2, "--metrics-port", port, cwd=SCRIPTS) as guard:
+        places = sorted(guard.expect("metrics at") for _ in range(2))
+        assert places == [f"http://127.0.0.1:{one}/metrics" for one in (port, port + 1)]
+        for place in places:
+            assert scraped(place)["taskq_log_readable",] == 1
+        guard.send(signal.SIGTERM)
+        assert guard.wait() == 0
+
+
+def test_a_log_that_is_gone_is_told_and_the_server_goes_on(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", durability="os")
+    app.open_sync()
+    app.close_sync()
+    with serve(registry_of(str(app.data_dir)), "", 0) as address:
+        assert scraped(address)["taskq_log_readable",] == 1
+        app.data_dir.rename(tmp_path / "elsewhere")
+        assert scraped(address) == {("taskq_log_readable",): 0}
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(TaskqError, match=f"cannot listen at 127.0.0.1:{port}: Address already"),
+            serve(registry_of(str(tmp_path)), "", port),
+        ):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-d", "nowhere"], "is not a task log"),
+        (["--serve", "here"], "--serve 'here' is no place to listen: write 9750"),
+        (["--serve", "127.0.0.1:70000"], "is no place to listen"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_served(
+    tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    app = TaskQ(tmp_path / "data", durability="os")
+    app.open_sync()
+    app.close_sync()
+    given = arguments if "-d" in arguments else ["-d", str(app.data_dir), *arguments]
+    result = CliRunner().invoke(main, ["metrics", *given])
+    assert result.exit_code in {1, 2}
+    assert told in result.stderr
+
+
+def test_without_the_package_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("taskq_plugins.prometheus.s")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(taskq_plugins.prometheus, "serving", raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    result = CliRunner().invoke(main, ["metrics", "-d", str(tmp_path)])
+    needed = "needs the package prometheus-client: pip install 'taskq-local[metrics]'"
+    assert (result.exit_code, result.stderr) == (1, f"taskq: taskq metrics {needed}\n")
+
+
+def test_the_alert_rules_ask_for_what_is_told(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", durability="os")
+    app.call_by_name("anything")
+    app.enqueue_sync(app.call_by_name("anything"))
+    with worker_metrics(app, 0) as (address, _):
+        told = {key[0] for key in scraped(address)}
+    app.close_sync()
+    rules = Path(taskq_plugins.prometheus.__file__).with_name("alerts.yml").read_text("utf-8")
+    asked = set(re.findall(r"\btaskq_\w+", "\n".join(re.findall(r"expr: (.*)", rules))))
+    assert asked
+    assert asked <= told
