@@ -126,7 +126,8 @@ class Retained:
         self._kept = {}
         files = self._journal.files
         following = min(lsn for lsn in files.lsns if lsn > segment)
-        births = _Births(segment, following)
+        # An epoch may begin any number of lsns further on.
+        births = _Births(segment, min(following, files.bound(segment)))
         scanner = files.scanner(segment, files.size(segment), segment, sealed=True)
         for frame in scanner.frames(codec.SEGMENT_HEADER.size):
             if not isinstance(frame, Gap):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from taskq.core.errors import AppendFailed
+from taskq.core.model import Extras
 from taskq.log.config import LSN_SKIP
 from taskq.log.requests import Op
 from taskq.testing.crashable import PowerLost, ProcessKilled
-from tests.log.world import World
+from tests.log.tending import fill_segment, keeping, tend
+from tests.log.world import PATH, World
 
 _SEEN = 5_000_000
 
@@ -86,3 +88,21 @@ def test_a_disk_without_room_for_a_segment_leaves_the_log_as_it_was() -> None:
     world.machine.free = None
     assert process.enqueue() == job + 1
     assert process.journal.epoch == epoch
+
+
+def test_what_stands_before_a_skip_is_compacted_whatever_its_width() -> None:
+    """Upkeep makes room for the records of a segment, not for the lsns up to the next one."""
+    world = World(config=keeping(min_free_bytes=0, reserve_bytes=0, keep_seconds=1.0))
+    process = world.process()
+    job = process.enqueue(b"waits", Extras(due_ns=10**15))
+    fill_segment(process)
+    process.enqueue(b"ends")
+    (delivery,) = process.claim()
+    process.settle(delivery)
+    last = process.journal.segment
+    process.ask(Op.SKIP, 2**48)
+    process.enqueue(b"behind")
+    world.clock.advance(60)
+    tend(process)
+    assert world.segments()[0] > f"{PATH}/log/{last:020d}.log"
+    assert world.view(job) is not None
