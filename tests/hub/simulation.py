@@ -82,6 +82,8 @@ class Simulation:
         #: whether anything happened since the last whole session that may part the logs
         self._may_part = False
         self._checked: dict[str, int] = {}
+        #: segments and end of the device's log as it was read last
+        self._seen: tuple[list[int], Position] | None = None
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -192,6 +194,7 @@ class Simulation:
         self._drop_process()
         self._may_part = True
         in_place = self.random.random() < 0.5
+        self._seen = None
         _set_back(self.world.machine, self._device_backup, in_place=in_place)
         if self.random.random() < 0.5:
             self.world.lose_power()
@@ -364,6 +367,9 @@ class Simulation:
             raise LineDropped
 
     def _remember(self, log: DeviceLog) -> None:
+        if self._seen == (log.segments, log.end):
+            return
+        self._seen = log.segments, log.end
         for segment in log.segments:
             end = log.end_of(segment)
             data = self.world.machine.content(f"{PATH}/log/{segment:020d}.log")
