@@ -1,21 +1,23 @@
 """Records a second through Spark: the source ``taskq`` to noop, beside one plain process of decode.
 
 Run: ``python -m tests.bench.source [--records N] [--rounds N] [--partition-bytes SIZE]``. See
-README.md. Both read the same files in the same run, all columns of SCHEMA, every CRC checked.
+README.md. Both read the same files in the same run, all columns of SCHEMA, every CRC checked; Spark
+reads two columns as well, and its processor time is told apart: Java's, and that of Python beside.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq_plugins import fleet
 from taskq_plugins.spark.decode import SCHEMA, Piece, decode
-from taskq_plugins.spark.session import open_session
+from taskq_plugins.spark.session import jvm_pid, open_session
 from tests.bench.decode import payloads
 from tests.bench.tables import Table, median
 from tests.pipeline.segmentfiles import Segments, finished_jobs
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 TARGET_PER_SECOND: Final = 2_000_000
 TARGET_RATIO: Final = 0.9
+MILLION: Final = 1_000_000
+TWO: Final = "lsn long, kind string"
+TICKS: Final = os.sysconf("SC_CLK_TCK")
 DEVICES: Final = 4
 RECORDS_A_JOB: Final = 3
 RECORDS_A_FRAME: Final = 1_000
@@ -63,18 +68,47 @@ def plain(directory: Path, records: int) -> float:
     return seconds
 
 
-def frame_of(spark: SparkSession, directory: Path, partition_bytes: str) -> DataFrame:
-    """All columns of all records."""
+def frame_of(
+    spark: SparkSession, directory: Path, partition_bytes: str, schema: str | None = None
+) -> DataFrame:
+    """These columns of all records; all if None."""
     reader = spark.read.format("taskq").option("targetPartitionBytes", partition_bytes)
-    return reader.load(str(directory))
+    return (reader if schema is None else reader.schema(schema)).load(str(directory))
 
 
-def through_spark(spark: SparkSession, directory: Path, partition_bytes: str) -> float:
-    """Seconds from the plan to the last row, all columns handed to a sink that drops them."""
-    start = time.perf_counter()
-    frame = frame_of(spark, directory, partition_bytes)
+class Taken(NamedTuple):
+    """What a read took, in seconds: by the clock, and of processors."""
+
+    wall: float
+    java: float
+    python: float
+
+
+def cpu_of(java: int) -> tuple[float, float]:
+    """(seconds that Java took, those of the processes of Python that it began)."""
+    found: dict[int, tuple[int, float, float]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            values = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        own, ended = (sum(map(int, values[at : at + 2])) / TICKS for at in (11, 13))
+        found[int(path.parent.name)] = int(values[1]), own, ended
+    below = {java}
+    while more := {pid for pid, (parent, *_) in found.items() if parent in below} - below:
+        below |= more
+    return found[java][1], sum(sum(found[pid][1:]) for pid in below - {java})
+
+
+def through_spark(
+    spark: SparkSession, directory: Path, partition_bytes: str, schema: str | None = None
+) -> Taken:
+    """From the plan to the last row, handed to a sink that drops them."""
+    before, start = cpu_of(jvm_pid(spark)), time.perf_counter()
+    frame = frame_of(spark, directory, partition_bytes, schema)
     frame.write.format("noop").mode("overwrite").save()
-    return time.perf_counter() - start
+    wall, after = time.perf_counter() - start, cpu_of(jvm_pid(spark))
+    return Taken(wall, after[0] - before[0], after[1] - before[1])
 
 
 def main() -> None:
@@ -94,13 +128,17 @@ def main() -> None:
         # Warms Java and the page cache, and shows that every record comes once.
         assert frame.select("log_id", "epoch", "lsn").distinct().count() == records
         assert frame.count() == records
-        times: tuple[list[float], list[float]] = ([], [])
+        times: list[float] = []
+        taken: dict[str, list[Taken]] = {"all columns": [], TWO: []}
         for _ in range(options.rounds):
-            times[0].append(plain(directory, records))
-            times[1].append(through_spark(spark, directory, options.partition_bytes))
+            times.append(plain(directory, records))
+            for columns, found in taken.items():
+                schema = TWO if columns == TWO else None
+                found.append(through_spark(spark, directory, options.partition_bytes, schema))
         partitions = frame.rdd.getNumPartitions()
         spark.stop()
-    alone, spark_rate = (records / median(taken) for taken in times)
+    alone = records / median(times)
+    spark_rate = records / median([one.wall for one in taken["all columns"]])
     table = Table(
         f"{records:,} records, all columns, CRCs checked", ["reader", "records/s", "seconds"]
     )
@@ -111,6 +149,11 @@ def main() -> None:
         f"{records / spark_rate:.2f}",
     )
     table.print()
+    costs = Table("CPU seconds of Spark for a million records", ["columns", "Java", "Python"])
+    for columns, found in taken.items():
+        parts = (median([one[part] for one in found]) * MILLION / records for part in (1, 2))
+        costs.row(columns, *(f"{part:.2f}" for part in parts))
+    costs.print()
     print(
         f"\nSpark at {spark_rate / alone:.2f} of one process (target {TARGET_RATIO}); "
         f"target {TARGET_PER_SECOND:,} records/s"

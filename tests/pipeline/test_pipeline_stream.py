@@ -397,7 +397,7 @@ def test_a_restored_log_is_read_on_as_another_branch_and_named(
     made.enqueue(2)
     assert branches(stream.step()) == [(1, 4 + SKIP), (1, 5 + SKIP)]
     assert "device edge: 00000000000000000001.log, offset" in caplog.text
-    assert "restored from a backup, or cut; it is read on as branch 1" in caplog.text
+    assert "restored from a backup, or cut; it goes on as branch 1" in caplog.text
     made.enqueue(1)
     stream.restart()
     assert branches(stream.step()) == [(1, 6 + SKIP)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskq.cli.errors import WrongUsage
+from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import json_option
 from taskq.core.errors import UsageError
 from taskq_plugins.spark.lake.command import lake_option
@@ -85,7 +85,7 @@ class Size(click.ParamType[int]):
 @click.option(
     "--ignore-data-loss",
     is_flag=True,
-    help="Go on where segments are gone that were not read yet.",
+    help="Go on where segments are gone that were not read yet, which else hold back their log.",
 )
 @click.option(
     "--restore-checkpoint",
@@ -125,9 +125,10 @@ def run(
             checkpoint.restore(lake)
         checkpoint.check(lake)
         names = tables or DERIVED
-        left_bytes = _left(lake, journals, names)
+        left_bytes = _left(lake, journals, names, corrupt)
         if not left_bytes:
             report.nothing_new(lake)
+            _tell_held(lake)
             return
         from taskq_plugins.spark.run.stream import RunOptions  # noqa: PLC0415 - needs pyspark
 
@@ -139,6 +140,22 @@ def run(
             fail_on_data_loss=not ignore_data_loss,
         )
         _run(writer, options, report, master, left_bytes)
+        _tell_held(lake)
+
+
+def _tell_held(lake: Lake) -> None:
+    """Say which logs stay where they are, though all others went on.
+
+    Raises:
+        Failure: there are such.
+    """
+    from taskq_plugins.spark.run.held import held  # noqa: PLC0415
+    from taskq_plugins.spark.run.reasons import spelled  # noqa: PLC0415
+
+    lines = [spelled(one) for one in held(lake.checkpoint)]
+    if lines:
+        count = f"{len(lines)} log{'' if len(lines) == 1 else 's'}"
+        raise Failure("\n".join([f"{count} held back, all others were read:", *lines]))
 
 
 def _run(
@@ -158,16 +175,16 @@ def _run(
     report.done(summary._replace(seconds=time.monotonic() - started), writer.lake)
 
 
-def _left(lake: Lake, journals: Path, names: tuple[str, ...]) -> int:
+def _left(lake: Lake, journals: Path, names: tuple[str, ...], corrupt: str) -> int:
     """About how many bytes of log are to be read; 0: there is nothing to do, so no Java is needed.
 
     1 stands for work that is left although all was read.
     """
-    from taskq_plugins.spark.lake.progress import log_progress  # noqa: PLC0415
     from taskq_plugins.spark.run.checkpoint import read_checkpoint  # noqa: PLC0415
+    from taskq_plugins.spark.run.held import unread_bytes  # noqa: PLC0415
     from taskq_plugins.spark.run.tablenames import stale  # noqa: PLC0415
 
-    left = sum(log.left_bytes for log in log_progress(lake, journals))
+    left = unread_bytes(lake.checkpoint, journals, corrupt)
     found = read_checkpoint(lake.checkpoint)
     if found is None or found.planned != found.ran or stale(lake, names):
         return max(left, 1)

@@ -176,7 +176,9 @@ def _follow(
         .option("binary", "true")
         .option("maxBytesPerTrigger", str(options.max_bytes))
         .option("corruptMode", options.corrupt)
-        .option("failOnDataLoss", str(options.fail_on_data_loss).lower())
+        .option("failOnDataLoss", "hold" if options.fail_on_data_loss else "false")
+        # The tables know a job by its log and number, and two branches may have given one twice.
+        .option("restoredLogs", "hold")
         .load()
         .writeStream.foreachBatch(sink)
         .option("checkpointLocation", str(lake.checkpoint))

@@ -98,21 +98,26 @@ def loss_handler(mode: str) -> Callable[[LogError], None]:
     return _log_loss if mode == "false" else _raise_loss
 
 
-def tell_restored(was: Position, now: Position | None) -> None:
-    """Name a log that does not hold what was read of it, and where it goes on, if it does."""
+def restored(was: Position, now: Position | None) -> str:
+    """What is said of a log that does not hold what was read of it; ``now``: where it goes on."""
     goes_on = "nothing in it is new yet"
     if now is not None:
         place = f"{segment_name(now.segment)}, offset {now.offset}"
-        goes_on = f"it is read on as branch {now.branch}, from {place} on"
-    _log.warning(
-        "device %s: %s, offset %d, does not hold the frame behind which reading was to go on "
-        "(lsn %d, epoch %016x): the log was restored from a backup, or cut; %s",
-        was.device, segment_name(was.segment), was.offset, was.lsn, was.epoch, goes_on,
-    )  # fmt: skip
+        goes_on = f"it goes on as branch {now.branch}, from {place} on"
+    return (
+        f"device {was.device}: {segment_name(was.segment)}, offset {was.offset}, does not hold the "
+        f"frame behind which reading was to go on (lsn {was.lsn}, epoch {was.epoch:016x}): the log "
+        f"was restored from a backup, or cut; {goes_on}"
+    )
 
 
 def _raise_loss(error: LogError) -> None:
     raise error
+
+
+def tell(text: str) -> None:
+    """Say it in the process's log."""
+    _log.warning("%s", text)
 
 
 def _log_loss(error: LogError) -> None:

@@ -30,7 +30,8 @@ from taskq_plugins.spark.source.problems import (
     LogVanished,
     OptionError,
     loss_handler,
-    tell_restored,
+    restored,
+    tell,
 )
 from taskq_plugins.spark.source.rows import Reading, read_pieces
 from taskq_plugins.spark.source.standing import Sight, Standing, look
@@ -148,7 +149,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 backlog = self._backlog(standing, offsets.get(log_id))
             except DataLoss as error:
-                if self._options.fail_on_data_loss != "hold":
+                if not isinstance(error, Held) and self._options.fail_on_data_loss != "hold":
                     raise
                 held[log_id] = str(error)
                 continue
@@ -200,9 +201,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _tell_restored(self, standing: Standing, was: Position, now: Position) -> None:
         is_behind = now.place > standing.latest.place
-        if (now.branch != was.branch or is_behind) and standing.log.log_id not in self._restored:
+        if now.branch == was.branch and not is_behind:
+            return
+        text = restored(was, None if is_behind else now)
+        if now.branch != was.branch and self._options.restored_logs == "hold":
+            raise Held(text)
+        if standing.log.log_id not in self._restored:
             self._restored.add(standing.log.log_id)
-            tell_restored(was, None if is_behind else now)
+            tell(text)
 
     def _vanished_of(self, offsets: Offsets, sight: Sight) -> Iterator[tuple[str, str]]:
         """(log, what is to be said) of those that are gone and are not to be passed over.
