@@ -1,4 +1,4 @@
-"""Traces of jobs, by OpenTelemetry's conventions for messaging.
+"""Traces and metrics of jobs, by OpenTelemetry's conventions for messaging.
 
 An enqueue is a span ``send QUEUE`` of the kind PRODUCER, whose context travels in the job's headers
 (``traceparent``). Each attempt is a span ``process QUEUE`` of the kind CONSUMER: a child of that
@@ -6,14 +6,18 @@ span, so that one trace tells the whole story, and linked to it, as the conventi
 is found where a backend cuts traces short. Jobs that are to be enqueued together with something
 else, children of a task for instance, are ``create QUEUE``.
 
-Nothing is traced, and opentelemetry not even imported, unless the program has a tracer provider:
-that is looked at when a log is opened and when a worker starts. A program that sets its provider
-later, or has several, calls ``use``.
+Measured are ``messaging.client.sent.messages`` and ``messaging.client.operation.duration`` here;
+what a worker measures is in ``taskq_workers``.
+
+Nothing is traced or measured, and opentelemetry not even imported, unless the program has a tracer
+or a meter provider: these are looked at when a log is opened and when a worker starts. A program
+that sets one later, or has several, calls ``use`` and ``measure``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from taskq.connection import tracing
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
+    from opentelemetry.metrics import Counter as MeterCounter
+    from opentelemetry.metrics import Histogram as MeterHistogram
+    from opentelemetry.metrics import Meter, MeterProvider
     from opentelemetry.trace import Span, TracerProvider
 
     from taskq.calls.call import Call
@@ -45,20 +52,32 @@ def use(provider: TracerProvider | None) -> None:
     tracing.choose(provider)
 
 
+def measure(provider: MeterProvider | None) -> None:
+    """Measure with this provider from now on, likewise; None: not at all.
+
+    Raises:
+        UsageError: it is no provider.
+    """
+    tracing.choose_meter(provider)
+
+
 def sending(connection: Connection, calls: list[Call[R]]) -> Sending[R]:
     """The span of an enqueue of these calls, if that is traced; to be entered."""
     return Sending(calls, is_traced=connection.is_traced() and bool(calls))
 
 
 class Sending(Generic[R]):
-    """An enqueue and its span, one for all calls of a transaction.
+    """An enqueue, its span and what is measured of it: one for all calls of a transaction.
 
     Attributes:
         calls: the calls, with the span's context in their headers.
     """
 
     def __init__(self, calls: list[Call[R]], *, is_traced: bool) -> None:
-        self._span = _producer("send", calls) if is_traced else None
+        is_spanned = is_traced and tracing.tracer is not None
+        self._span = _producer("send", calls) if is_spanned else None
+        self._measured = tracing.meter if is_traced else None
+        self._began = perf_counter() if is_traced else 0.0
         self.calls = calls
         if self._span is not None:
             headers = _carrier_of(self._span)
@@ -84,6 +103,8 @@ class Sending(Generic[R]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._measured is not None:
+            _measure_sent(self._measured, self.calls, perf_counter() - self._began, error)
         if self._span is None:
             return
         if error is not None:
@@ -104,9 +125,12 @@ def created(call: Call[R]) -> Call[R]:
 def note_error(span: Span, error: BaseException) -> None:
     """Record an exception in a span."""
     span.record_exception(error)
-    kind = type(error)
+    span.set_attribute("error.type", _full_name(type(error)))
+
+
+def _full_name(kind: type) -> str:
     home = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    span.set_attribute("error.type", f"{home}{kind.__qualname__}")
+    return f"{home}{kind.__qualname__}"
 
 
 def fail(span: Span, description: str) -> None:
@@ -140,21 +164,49 @@ def _producer(operation: str, calls: Sequence[Call[Any]]) -> Span:
 
     if tracing.tracer is None:
         raise RuntimeError("a span is made although nothing is traced")
-    queues = {call.chosen.queue for call in calls}
-    tasks = {call.name for call in calls}
+    attributes = _attributes(operation, calls)
+    if len(calls) > 1:
+        attributes["messaging.batch.message_count"] = len(calls)
+    queue = attributes.get("messaging.destination.name")
+    name = operation if queue is None else f"{operation} {queue}"
+    return tracing.tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
+
+
+def _attributes(operation: str, calls: Sequence[Call[Any]]) -> dict[str, str | int]:
+    """What is said of an enqueue; its queue and its task only if all calls have the same."""
     attributes: dict[str, str | int] = {
         "messaging.system": tracing.SYSTEM,
         "messaging.operation.name": operation,
         "messaging.operation.type": operation,
     }
-    if len(queues) == 1:
-        attributes["messaging.destination.name"] = next(iter(queues))
-    if len(tasks) == 1:
-        attributes["taskq.task"] = next(iter(tasks))
-    if len(calls) > 1:
-        attributes["messaging.batch.message_count"] = len(calls)
-    name = f"{operation} {next(iter(queues))}" if len(queues) == 1 else operation
-    return tracing.tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
+    for name, found in (
+        ("messaging.destination.name", {call.chosen.queue for call in calls}),
+        ("taskq.task", {call.name for call in calls}),
+    ):
+        if len(found) == 1:
+            attributes[name] = next(iter(found))
+    return attributes
+
+
+#: The instruments of a meter, made when it is first used.
+_instruments: dict[Meter, tuple[MeterCounter, MeterHistogram]] = {}
+
+
+def _measure_sent(
+    meter: Meter, calls: Sequence[Call[Any]], seconds: float, error: BaseException | None
+) -> None:
+    if meter not in _instruments:
+        _instruments[meter] = (
+            meter.create_counter("messaging.client.sent.messages", "{message}", "Jobs enqueued."),
+            meter.create_histogram("messaging.client.operation.duration", "s", "Of an enqueue."),
+        )
+    sent, duration = _instruments[meter]
+    attributes = _attributes("send", calls)
+    if error is None:
+        sent.add(len(calls), attributes)
+    else:
+        attributes["error.type"] = _full_name(type(error))
+    duration.record(seconds, attributes)
 
 
 def _carrier_of(span: Span) -> dict[str, str]:

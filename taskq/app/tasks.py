@@ -164,7 +164,7 @@ class Enqueuer(Generic[P, R]):
             LogError: the log could not be opened or written.
         """
         task, app, connection, is_plain, spec, extras = self._hot
-        if tracing.tracer is not None:
+        if tracing.is_on:
             return await app.enqueue(self.call(*args, **kwargs))
         if is_plain:
             body = task.encode(args, kwargs)

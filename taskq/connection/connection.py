@@ -79,10 +79,10 @@ class Connection:
         return self._tag
 
     def is_traced(self) -> bool:
-        """Whether enqueues are traced."""
+        """Whether enqueues are traced or measured."""
         if self.current is None:
             tracing.look()
-        return tracing.tracer is not None
+        return tracing.is_on
 
     def move(self, path: str) -> None:
         """Use another directory.

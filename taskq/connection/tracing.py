@@ -1,38 +1,51 @@
-"""Whether this process traces, looked at where every enqueue passes; see ``taskq.telemetry``."""
+"""Whether this process traces and measures, looked at where every enqueue passes.
+
+See ``taskq.telemetry``.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter, MeterProvider
     from opentelemetry.trace import Tracer, TracerProvider
 
 SYSTEM: Final = "taskq"
 #: Where the environment names a provider, which the API then loads by itself.
-_PROVIDER_VARIABLE: Final = "OTEL_PYTHON_TRACER_PROVIDER"
-_NOTHING: Final = frozenset({"NoOpTracerProvider", "ProxyTracerProvider"})
+_PROVIDER_VARIABLES: Final = ("OTEL_PYTHON_TRACER_PROVIDER", "OTEL_PYTHON_METER_PROVIDER")
+_NOTHING: Final = frozenset(
+    {"NoOpTracerProvider", "ProxyTracerProvider", "NoOpMeterProvider", "_ProxyMeterProvider"}
+)
 
-#: What makes spans; None: nothing is traced, and nobody pays for it. Set by ``look``, ``choose``.
+#: What makes spans; None: nothing is traced.
 tracer: Tracer | None = None
-_is_chosen = False
+#: What makes instruments; None: nothing is measured.
+meter: Meter | None = None
+#: Whether there is either: the hot path looks at this, and at nothing else. All three are set by
+#: ``look``, ``choose`` and ``choose_meter``.
+is_on = False
+_is_chosen = _is_meter_chosen = False
 
 
 def look() -> None:
-    """Trace from now on if the program has a tracer provider; costs nothing if it has none."""
-    if _is_chosen or tracer is not None:
+    """Trace and measure from now on if the program has providers; costs nothing if it has none."""
+    if (_is_chosen or tracer is not None) and (_is_meter_chosen or meter is not None):
         return
-    # Whoever set a provider has imported this.
-    if "opentelemetry.trace" not in sys.modules and _PROVIDER_VARIABLE not in os.environ:
-        return
-    from opentelemetry import trace  # noqa: PLC0415 - most programs never need it
+    # Whoever set a provider has imported one of these.
+    modules, named = sys.modules, any(name in os.environ for name in _PROVIDER_VARIABLES)
+    if not _is_chosen and tracer is None and (named or "opentelemetry.trace" in modules):
+        from opentelemetry import trace  # noqa: PLC0415 - most programs never need it
 
-    provider = trace.get_tracer_provider()
-    if type(provider).__name__ not in _NOTHING:
-        _set(provider)
+        _set(_real(trace.get_tracer_provider()))
+    if not _is_meter_chosen and meter is None and (named or "opentelemetry.metrics" in modules):
+        from opentelemetry import metrics  # noqa: PLC0415 - as above
+
+        _set_meter(_real(metrics.get_meter_provider()))
 
 
 def choose(provider: TracerProvider | None) -> None:
@@ -41,17 +54,48 @@ def choose(provider: TracerProvider | None) -> None:
     Raises:
         UsageError: it is no provider.
     """
-    if provider is not None and not callable(getattr(provider, "get_tracer", None)):
-        raise UsageError(
-            f"use() takes a TracerProvider of OpenTelemetry, or None, not {provider!r:.60}"
-        )
+    _check(provider, "use", "TracerProvider", "get_tracer")
     global _is_chosen  # noqa: PLW0603 - a decision of the process
     _is_chosen = True
     _set(provider)
 
 
+def choose_meter(provider: MeterProvider | None) -> None:
+    """Measure with this provider from now on, likewise.
+
+    Raises:
+        UsageError: it is no provider.
+    """
+    _check(provider, "measure", "MeterProvider", "get_meter")
+    global _is_meter_chosen  # noqa: PLW0603 - as above
+    _is_meter_chosen = True
+    _set_meter(provider)
+
+
+def _check(provider: object, function: str, kind: str, method: str) -> None:
+    if provider is not None and not callable(getattr(provider, method, None)):
+        raise UsageError(
+            f"{function}() takes a {kind} of OpenTelemetry, or None, not {provider!r:.60}"
+        )
+
+
+def _real(provider: Any) -> Any:
+    return None if type(provider).__name__ in _NOTHING else provider
+
+
 def _set(provider: TracerProvider | None) -> None:
-    global tracer  # noqa: PLW0603 - as above: the hot path looks at it, and at nothing else
+    global tracer, is_on  # noqa: PLW0603 - as above
+    tracer = None if provider is None else provider.get_tracer(SYSTEM, _version())
+    is_on = tracer is not None or meter is not None
+
+
+def _set_meter(provider: MeterProvider | None) -> None:
+    global meter, is_on  # noqa: PLW0603 - as above
+    meter = None if provider is None else provider.get_meter(SYSTEM, _version())
+    is_on = tracer is not None or meter is not None
+
+
+def _version() -> str:
     # The package itself is above all rooms, and loaded by now.
     version: str = sys.modules["taskq"].__version__
-    tracer = None if provider is None else provider.get_tracer(SYSTEM, version)
+    return version

@@ -91,8 +91,10 @@ async def test_a_worker_tells_each_attempt_its_log_and_its_engine(tmp_path: Path
             told = scraped(address)
     for outcome in ("succeeded", "retried", "dead"):
         found = [one.seconds for one in ended if one.outcome == outcome]
-        assert told["taskq_attempt_seconds_count", outcome, "work"] == len(found)
-        assert told["taskq_attempt_seconds_sum", outcome, "work"] == pytest.approx(sum(found))
+        assert told["taskq_attempt_seconds_count", outcome, "default", "work"] == len(found)
+        assert told["taskq_attempt_seconds_sum", outcome, "default", "work"] == pytest.approx(
+            sum(found)
+        )
     assert told["taskq_jobs_ended_total", "succeeded", "default"] == 4
     assert told["taskq_jobs", "default", "dead"] == 1
     assert told["taskq_engine_batches_total",] == told["taskq_engine_batch_records_count",] > 0

@@ -37,6 +37,7 @@ class JobFinished:
         attempts_max: how many it may use up; 0 for no limit.
         reason: why it failed: first line ``Type: message``, then the last lines of the traceback.
         delay_seconds: when it is due again, from now; None when it is not.
+        queue: that it was claimed from.
     """
 
     job_id: str
@@ -47,6 +48,7 @@ class JobFinished:
     attempts_max: int
     reason: str = ""
     delay_seconds: float | None = None
+    queue: str = ""
 
 
 Hook: TypeAlias = "Callable[[JobFinished], object]"
@@ -71,6 +73,7 @@ def tell(hook: Hook, settlement: Settlement, seconds: float) -> None:
         seconds,
         delivery.attempt,
         delivery.attempts_max,
+        queue=delivery.queue,
     )
     if kind is not Kind.SUCCEEDED:
         event.reason = (settlement.body or b"").decode("utf-8", "replace")

@@ -24,7 +24,7 @@ from taskq_workers.runs.joblogs import note_jobs
 from taskq_workers.runs.lifespans import LifespanHolder
 from taskq_workers.runs.limits import checked_limits, drain_seconds
 from taskq_workers.runs.loader import import_included
-from taskq_workers.runs.tracing import traced_runs
+from taskq_workers.runs.tracing import measured, traced_runs
 from taskq_workers.services.cancels import CancelListener
 from taskq_workers.services.deaths import DeathHooks
 from taskq_workers.services.loopwatch import LoopWatch
@@ -414,7 +414,8 @@ class Worker:
         keeper = self._keeper
         assert keeper is not None
         self._places = Executors(self._room, self._lifespans.resources, self._children)
-        traced = traced_runs(self._hook)
+        hook = measured(store, self._hook)
+        traced = traced_runs(hook)
         wraps = [] if traced is None else [traced.wrap]
         if self.app._middleware:
             # Imported when an app has some: few have.
@@ -432,7 +433,7 @@ class Worker:
             concurrency=self.concurrency,
             queues=self.queues,
             tasks=self._task_names,
-            hook=traced or self._hook,
+            hook=traced or hook,
             stop=self._on_end,
             is_cancelled=lambda: keeper.cancelling() > 0,
             burst_clock=store.steady_ns if self._burst else None,

@@ -78,14 +78,14 @@ class AttemptMetrics:
         self._seconds = Histogram(
             "taskq_attempt_seconds",
             "Attempts that ended in this worker, and how long they ran.",
-            ("task", "outcome"),
+            ("queue", "task", "outcome"),
             registry=registry,
             buckets=_SECONDS,
         )
 
     def __call__(self, event: JobFinished) -> None:
         """Take up one attempt."""
-        self._seconds.labels(event.task, event.outcome).observe(event.seconds)
+        self._seconds.labels(event.queue, event.task, event.outcome).observe(event.seconds)
 
 
 def _of_queues(stats: LogStats) -> Iterator[Metric]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
     from taskq.app.context import JobContext
+    from taskq.log.store.store import Store
     from taskq_workers.events import Hook, JobFinished
 
 _FAILURES: Final = frozenset({"retried", "dead"})
@@ -119,6 +120,16 @@ class TracedRuns:
             before.span.end()  # it was given back and claimed again, while its function goes on
         attempt = self._open[job.id, job.attempt] = _Attempt(span)
         return attempt, around
+
+
+def measured(store: Store, hook: Hook | None) -> Hook | None:
+    """The user's hook, with what measures each attempt before it if anything is measured."""
+    tracing.look()
+    if tracing.meter is None:
+        return hook
+    from taskq_workers.runs.measures import counted  # noqa: PLC0415 - only who measures needs it
+
+    return counted(tracing.meter, store, hook)
 
 
 def traced_runs(hook: Hook | None) -> TracedRuns | None:

@@ -1,0 +1,131 @@
+"""What OpenTelemetry is told of a worker: its attempts, its log's queues, and its engine.
+
+Attempts go by the conventions for messaging: ``messaging.client.consumed.messages`` and
+``messaging.process.duration``. A worker measures if a meter provider was there when it started;
+else none of this is imported, and no event is made of a job.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary, WeakSet
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from taskq.connection import tracing
+from taskq.core.model import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from taskq.core.views import EngineStats, LogStats
+    from taskq.log.store.store import Store
+    from taskq_workers.events import Hook, JobFinished
+
+_STANDING: Final = (State.SCHEDULED, State.READY, State.RUNNING, State.DEAD)
+_FAILED: Final = frozenset({"retried", "dead"})
+
+
+class Measures:
+    """The instruments of one meter.
+
+    Attributes:
+        stores: the logs whose queues and engine are observed, while they are open.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self.stores: WeakSet[Store] = WeakSet()
+        self._consumed = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Attempts that ended here."
+        )
+        self._duration = meter.create_histogram(
+            "messaging.process.duration", "s", "How long an attempt ran."
+        )
+        for name, unit, told, observe in (
+            ("taskq.queue.jobs", "{job}", "Jobs in this state now.", _standing),
+            ("taskq.queue.oldest_ready", "s", "Age of the oldest ready job.", _oldest),
+            ("taskq.engine.sync.p99", "s", "Of fsyncs since the start.", _of("sync_seconds.p99")),
+            ("taskq.engine.batch.mean", "{record}", "A frame's.", _of("batch_records.mean")),
+        ):
+            meter.create_observable_gauge(name, [self._observer(observe)], unit, told)
+        for name, unit, told, observe in (
+            ("taskq.engine.syncs", "{fsync}", "Fsyncs of segments.", _of("sync_seconds.count")),
+            ("taskq.engine.batches", "{frame}", "Frames appended.", _of("batches")),
+            ("taskq.engine.records", "{record}", "Records in them.", _of("records")),
+            ("taskq.engine.appended", "By", "Bytes of them.", _of("appended_bytes")),
+        ):
+            meter.create_observable_counter(name, [self._observer(observe)], unit, told)
+
+    def count(self, event: JobFinished) -> None:
+        """Take up one attempt."""
+        attributes = {
+            "messaging.system": tracing.SYSTEM,
+            "messaging.operation.name": "process",
+            "messaging.destination.name": event.queue,
+            "taskq.task": event.task,
+        }
+        self._consumed.add(1, attributes)
+        attributes["taskq.outcome"] = event.outcome
+        if event.outcome in _FAILED:
+            attributes["error.type"] = event.reason.partition("\n")[0].partition(":")[0]
+        self._duration.record(event.seconds, attributes)
+
+    def _observer(
+        self, observe: Callable[[LogStats], Iterator[Observation]]
+    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observed(_: CallbackOptions) -> Iterator[Observation]:
+            for store in tuple(self.stores):
+                if store.usable:
+                    yield from observe(store.thread_port.stats().result())
+
+        return observed
+
+
+_by_meter: WeakKeyDictionary[Meter, Measures] = WeakKeyDictionary()
+
+
+def counted(meter: Meter, store: Store, hook: Hook | None) -> Hook:
+    """The hook of a worker whose attempts are measured; the user's is called after that.
+
+    The instruments of a meter are made once, whatever the number of workers.
+    """
+    measures = _by_meter.get(meter)
+    if measures is None:
+        measures = _by_meter[meter] = Measures(meter)
+    measures.stores.add(store)
+    if hook is None:
+        return measures.count
+    count = measures.count
+
+    def both(event: JobFinished) -> None:
+        count(event)
+        hook(event)
+
+    return both
+
+
+def _standing(stats: LogStats) -> Iterator[Observation]:
+    for queue in stats.queues:
+        for state in _STANDING:
+            name = state.name.lower()
+            labels = {"messaging.destination.name": queue.queue, "taskq.state": name}
+            yield Observation(getattr(queue, name), labels)
+
+
+def _oldest(stats: LogStats) -> Iterator[Observation]:
+    for queue in stats.queues:
+        labels = {"messaging.destination.name": queue.queue}
+        yield Observation(queue.oldest_ready_seconds or 0.0, labels)
+
+
+def _of(path: str) -> Callable[[LogStats], Iterator[Observation]]:
+    """What observes one number of the engine, named by the attributes that lead to it."""
+    first, _, second = path.partition(".")
+
+    def observe(stats: LogStats) -> Iterator[Observation]:
+        engine: EngineStats | None = stats.engine
+        if engine is not None:
+            found: Any = getattr(engine, first)
+            yield Observation(getattr(found, second) if second else found)
+
+    return observe
