@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncio import CancelledError
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Never, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Never, Protocol, TypeAlias, TypeVar, overload
 
 from taskq import telemetry
 from taskq.app.tasks import no_call
@@ -92,6 +92,14 @@ R = TypeVar("R")
 _current: Final[ContextVar[JobContext]] = ContextVar("taskq_current_job")
 
 
+class Lines(Protocol):
+    """Takes the lines that a job logs."""
+
+    def add(self, line: str) -> None:
+        """Keep one; from any thread."""
+        ...
+
+
 class JobContext:
     """The job that this code runs for. Made by workers, once for each attempt.
 
@@ -101,11 +109,14 @@ class JobContext:
     """
 
     __slots__ = (
-        "__weakref__", "_cancel_asked", "_children", "_children_size", "app", "delivery", "packs",
-        "until_seconds",
+        "__weakref__", "_cancel_asked", "_children", "_children_size", "_lines", "_printed", "app",
+        "delivery", "packs", "until_seconds",
     )  # fmt: skip
     until_seconds: float
     _cancel_asked: bool
+    #: what it logs, if its task keeps that; and what it printed of a line, if that is logged
+    _lines: Lines
+    _printed: str
 
     def __init__(self, delivery: Delivery, app: TaskQ) -> None:
         self.delivery = delivery

@@ -20,7 +20,8 @@ from taskq.calls.call import OptionChanges, Options
 from taskq.calls.naming import check_function, check_importable, name_of
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
-from taskq.core.parsing import rather, whole
+from taskq.core.model import LINES_BYTES_MAX
+from taskq.core.parsing import rather, size_bytes, whole
 from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from taskq.app.app import TaskQ
     from taskq.calls.call import OnConflict, Until
     from taskq.conditions.base import Check, Condition
+    from taskq.core.parsing import Size
     from taskq.core.rates import Limit
     from taskq.log.decide.listeners import DeadLetter
     from taskq.log.format.bodies import Compression
@@ -122,6 +124,8 @@ class TaskChoices(TypedDict, total=False):
     rate: str | None
     #: "thread" or "process"; None: sync functions in a thread, async ones in the event loop
     runs_in: RunsIn | None
+    #: keep so much of what an attempt logs with its outcome, the latest of it: "64KB" at most
+    keep_log: Size | None
     #: run only once the claim is on disk, so that a power loss cannot make it run twice
     durable_claim: bool
     #: what must hold before a job of it runs, see ``taskq.conditions``; until then it waits
@@ -174,6 +178,7 @@ def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[
         on_dead=choices.get("on_dead"),
     )
     task.limit = limit_of(task.name, choices)
+    task.keep_log = _keep_log(task.name, choices)
     task.requires = _requires(task.name, choices)
     task.while_running = choices.get("while_running", False)
     if task.while_running:
@@ -187,6 +192,14 @@ def _requires(name: str, choices: TaskChoices) -> tuple[Condition, ...]:
     from taskq.conditions.base import checked_conditions  # noqa: PLC0415 - few tasks wait for any
 
     return checked_conditions(name, choices["requires"])
+
+
+def _keep_log(name: str, choices: TaskChoices) -> int:
+    given = choices.get("keep_log")
+    size = 0 if given is None else size_bytes(given, f"{name}: keep_log")
+    if size > LINES_BYTES_MAX:
+        raise UsageError(f'{name}: keep_log is {given!r}, it must be at most "64KiB"')
+    return size
 
 
 def _check_while_running(task: Task[..., Any]) -> None:

@@ -351,6 +351,8 @@ class Task(Enqueuer[P, R]):
         self.requires: tuple[Condition, ...] = ()
         self.while_running = False
         self.limit: Limit | None = None
+        #: bytes of what an attempt logs that are kept with its outcome
+        self.keep_log = 0
         self.on_dead = on_dead
         # Built at the first call: annotations may name what the module defines further down.
         self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes] = self._first_encode

@@ -20,6 +20,7 @@ PREFIX: Final = "TASKQ_"
 DATA_DIR_DEFAULT: Final = "taskq-data"
 #: From which level on ``taskq worker`` writes to stderr, likewise.
 LOG_LEVEL_DEFAULT: Final = "warning"
+LOG_FORMAT_DEFAULT: Final = "text"
 
 
 def of_program(name: str) -> Path:

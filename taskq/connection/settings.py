@@ -33,6 +33,7 @@ from pydantic_settings import (
 from taskq.connection.places import (
     DATA_DIR_DEFAULT,
     DOTENV,
+    LOG_FORMAT_DEFAULT,
     LOG_LEVEL_DEFAULT,
     PREFIX,
     PYPROJECT,
@@ -190,6 +191,8 @@ class Settings(BaseSettings):
     name: str = ""
     #: from which level on ``taskq worker`` writes to stderr
     log_level: Literal["debug", "info", "warning", "error"] = LOG_LEVEL_DEFAULT
+    #: how: lines for people, or a JSON document each
+    log_format: Literal["text", "json"] = LOG_FORMAT_DEFAULT
     #: how payloads and results are compressed, where nothing else is said
     compress: Compression = "none"
     #: whether those over 1 MiB may go to files beside the log, where nothing else is said

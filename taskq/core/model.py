@@ -26,6 +26,8 @@ PAYLOAD_BYTES_MAX: Final = 1024 * 1024
 TRANSACTION_BYTES_MAX: Final = 8 * 1024 * 1024
 #: Longest reason kept with a retry or a dead letter; longer ones lose their middle.
 REASON_BYTES_MAX: Final = 8 * 1024
+#: What is kept of the lines that an attempt logged.
+LINES_BYTES_MAX: Final = 64 * 1024
 PRIORITY_MAX: Final = 9
 PRIORITY_DEFAULT: Final = 5
 #: Attempts are counted in 16 bits; 0 as a maximum means no limit.

@@ -130,6 +130,8 @@ class Option(enum.IntEnum):
     RULE = 27
     #: JSON: what people want to see of a schedule
     DETAILS = 28
+    #: zlib of UTF-8, on records that end an attempt: the latest of the lines that it logged
+    LINES = 29
 
 
 class Cause(enum.IntEnum):

@@ -7,7 +7,7 @@ from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
+from taskq.core.model import LINES_BYTES_MAX, SECOND_NS, TIME_NS_MAX, State
 from taskq.core.parsing import parse_json
 from taskq.core.values import dataclass
 
@@ -87,6 +87,7 @@ def attempt_document(attempt: AttemptView) -> dict[str, Any]:
         "error": attempt.error or None,
         "message": attempt.message or None,
         "fingerprint": attempt.fingerprint or None,
+        "lines": attempt.lines or None,
     }
 
 
@@ -122,6 +123,8 @@ class AttemptView:
     #: "succeeded", "retried", "dead", "released", "lost", … or "" while it runs
     outcome: str = ""
     reason: str = ""
+    #: what it logged, as the log holds it; see ``lines``
+    stored_lines: bytes = field(default=b"", repr=False)
     #: of the job
     task: str = field(default="", compare=False)
     #: the owner's process, where somebody asked who that was; else 0 and ""
@@ -148,6 +151,19 @@ class AttemptView:
     def message(self) -> str:
         """What the error said, on one line."""
         return self._failure[1]
+
+    @property
+    def lines(self) -> str:
+        """What it logged, the latest of it; "" unless its task has ``keep_log``."""
+        if not self.stored_lines:
+            return ""
+        import zlib  # noqa: PLC0415 - few tasks keep any
+
+        unpacker = zlib.decompressobj()
+        try:
+            return unpacker.decompress(self.stored_lines, LINES_BYTES_MAX).decode(errors="replace")
+        except zlib.error:
+            return ""
 
     def as_dict(self) -> dict[str, Any]:
         """The same as a document of JSON."""

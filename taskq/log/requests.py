@@ -376,6 +376,7 @@ class Settlement(NamedTuple):
     ``kind`` is SUCCEEDED, RETRIED, DEAD, RELEASED or CANCELLED. ``body`` is the result or reason.
     ``delay_ns`` is counted from the settling frame. ``children`` are enqueued in the same frame, or
     not at all. ``flags`` are those of a result that is not stored as it was given (``bodies``).
+    ``lines`` is the option of what the attempt logged.
     """
 
     kind: Kind
@@ -385,6 +386,7 @@ class Settlement(NamedTuple):
     cause: Cause = Cause.CALLER
     children: tuple[Item, ...] = ()
     flags: int = 0
+    lines: bytes = b""
 
 
 class Ended(NamedTuple):
@@ -568,6 +570,8 @@ class Rewrite(NamedTuple):
     history: bytes = b""
     body: bytes | None = None
     flags: int = 0
+    #: of one that ended: what its last attempt logged, packed
+    lines: bytes = b""
 
 
 class Floor(NamedTuple):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
 from taskq import State, TaskQ
+from taskq.log.read.reader import LogReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -327,8 +330,10 @@ def test_each_line_that_a_job_logs_has_its_id_wherever_it_runs(
     assert worker.end() == 0
     assert sorted(worker.errors.splitlines()) == sorted(
         [
-            *(f"taskq: INFO: job {one}: here" for one in ids),
-            f"taskq: INFO: job {ids[0]}: in a thread of its own",
+            f"taskq: INFO: job {ids[0]} (logs.loop, attempt 1): here",
+            f"taskq: INFO: job {ids[1]} (logs.thread, attempt 1): here",
+            f"taskq: INFO: job {ids[2]} (logs.process, attempt 1): here",
+            f"taskq: INFO: job {ids[0]} (logs.loop, attempt 1): in a thread of its own",
             f"taskq: INFO: {ids[2]} names itself",
         ]
     )
@@ -341,11 +346,76 @@ def test_the_level_may_be_a_setting_and_is_a_warning_without_one(
     job = queue.enqueue_by_name_sync("logs.thread").id
     worker = start("logs", "--burst", env=os.environ | {"TASKQ_LOG_LEVEL": "info"})
     assert worker.end() == 0
-    assert worker.errors == f"taskq: INFO: job {job}: here\n"
+    assert worker.errors == f"taskq: INFO: job {job} (logs.thread, attempt 1): here\n"
     queue.enqueue_by_name_sync("logs.thread")
     worker = start("logs", "--burst")
     assert worker.end() == 0
     assert worker.errors == ""
+
+
+PRINTS = """
+import logging
+from taskq import TaskQ
+app = TaskQ("data")
+
+@app.task
+async def loop() -> None:
+    print("a line", "and a half", end="")
+    logging.getLogger("shop").warning("between", extra={"order": 7})
+
+@app.task(runs_in="process", keep_log="1KB", retry=1)
+def process() -> None:
+    print("one\\ntwo")
+    raise ValueError("no")
+"""
+
+
+def test_lines_are_documents_and_prints_are_among_them_if_asked(
+    start: Any, queue: TaskQ, tmp_path: Path
+) -> None:
+    (tmp_path / "prints.py").write_text(PRINTS)
+    options = ("--burst", "-c", "1", "--log-format", "json", "--log-prints")
+    ids = [queue.enqueue_by_name_sync(f"prints.{n}").id for n in ("loop", "process")]
+    worker = start("prints", *options, "--max-jobs", "2")
+    assert worker.end() == 0
+    told = [json.loads(line) for line in worker.errors.splitlines()]
+    assert all(datetime.fromisoformat(one.pop("time")).tzinfo for one in told)
+    first = {"job": ids[0], "task": "prints.loop", "attempt": 1}
+    other = {"job": ids[1], "task": "prints.process", "attempt": 1}
+    printed = {"level": "info", "logger": "taskq.print"}
+    between = {"level": "warning", "logger": "shop", "message": "between", "order": 7}
+    assert [one for one in told if one["logger"] != "taskq.worker"] == [
+        first | between,
+        first | printed | {"message": "a line and a half"},
+        other | printed | {"message": "one"},
+        other | printed | {"message": "two"},
+    ]
+    kept = [line.split(" ", 2)[2] for line in _lines(queue, ids[1]).splitlines()]
+    assert kept == [
+        "INFO taskq.print: one",
+        "INFO taskq.print: two",
+    ]
+
+
+def test_what_is_kept_does_not_wait_for_a_level(start: Any, queue: TaskQ, tmp_path: Path) -> None:
+    """Nor does stderr get more for it."""
+    (tmp_path / "kept.py").write_text(
+        LOGS.replace("@app.task\ndef thread", '@app.task(keep_log="1KB")\ndef thread')
+    )
+    job = queue.enqueue_by_name_sync("kept.thread").id
+    worker = start("kept", "--burst")
+    assert worker.end() == 0
+    assert worker.errors == ""
+    assert _lines(queue, job).endswith(" INFO shop: here")
+
+
+def _lines(queue: TaskQ, job_id: str) -> str:
+    """What the job's only attempt logged, as far as it was kept."""
+    with LogReader.open(str(queue.data_dir)) as reader:
+        view = reader.job(reader.parse_id(job_id))
+    assert view is not None
+    (attempt,) = view.attempts
+    return attempt.lines
 
 
 @pytest.mark.parametrize(

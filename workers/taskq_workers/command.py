@@ -10,7 +10,7 @@ from taskq.cli.options import data_dir_option
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT
 from taskq_workers.process.elsewhere import Order
 from taskq_workers.process.running import run_guarded, run_one
-from taskq_workers.runs.joblogs import LEVELS
+from taskq_workers.runs.joblogs import FORMATS, LEVELS, Logging
 from taskq_workers.runs.limits import rss_bytes
 
 if TYPE_CHECKING:
@@ -151,7 +151,17 @@ def _with(command: F, *options: Callable[[F], F]) -> F:
 @click.option(
     "--log-level",
     type=click.Choice(LEVELS),
-    help="What goes to stderr, each line with its job's id.  [default: the setting, warning]",
+    help="What goes to stderr, each line with its job.  [default: the setting, warning]",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    help="How: lines for people, or a JSON document each.  [default: the setting, text]",
+)
+@click.option(
+    "--log-prints",
+    is_flag=True,
+    help="Log what tasks print, as info; without --log-level that is the level.",
 )
 @elsewhere_options
 @click.pass_context
@@ -168,6 +178,8 @@ def worker(
     place: int,
     quiet: bool,
     log_level: str | None,
+    log_format: str | None,
+    log_prints: bool,
     executor: str | None,
     **chosen: Any,
 ) -> None:
@@ -210,7 +222,14 @@ def worker(
             **chosen,
         )
 
-    run_one(order_for, data_dir, executor, -1 if leash is None else leash, log_level)
+    log = _logging(log_level, log_format, prints=log_prints)
+    run_one(order_for, data_dir, executor, -1 if leash is None else leash, log)
+
+
+def _logging(level: str | None, form: str | None, *, prints: bool) -> Callable[[str, str], Logging]:
+    """What is logged, given the level and the form of the settings, which give way."""
+    chosen = level or ("info" if prints else None)
+    return lambda other, form_else: Logging(chosen or other, form or form_else, prints)
 
 
 def _check(executor: str | None, chosen: Mapping[str, Any]) -> None:

@@ -209,6 +209,9 @@ def _print_job(job: JobView, now_ns: int, told: Told | None, ties: Takes | None)
                 for attempt in job.attempts
             ],
         )
+    for attempt in job.attempts:
+        if attempt.lines:
+            click.echo(f"\nlogged by attempt {attempt.number}\n{render.printable(attempt.lines)}")
     for name, body in (("reason", job.reason.encode()), ("payload", job.payload)):
         if body:
             click.echo(f"\n{name}\n{render.body_text(body)}")

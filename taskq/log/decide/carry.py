@@ -130,7 +130,8 @@ class Rewrites:
         return Carried(
             job=item.job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
             attempt=item.attempt, ended_ns=item.ended_ns, history=item.history, body=item.body,
-            flags=item.flags, key_until_ns=_key_until(dedup, item), expires_ns=expires_ns,
+            lines=item.lines, flags=item.flags,
+            key_until_ns=_key_until(dedup, item), expires_ns=expires_ns,
         )  # fmt: skip
 
     def _carried_live(self, agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:

@@ -64,13 +64,15 @@ class Ends:
         attempt: int,
         delay_ns: int,
         body: bytes | None,
+        options: bytes = b"",
     ) -> None:
         """Give a job back: it is ready again, or due after ``delay_ns``."""
         agenda = self._facets.agenda
         assert agenda is not None
         due = batch.time_ns + delay_ns if delay_ns > 0 else 0
         reason = (body or b"")[:REASON_BYTES_MAX]
-        batch.add(codec.encode_back(kind, cause, attempt, job, token, due, reason, batch.lsn))
+        lsn = batch.lsn
+        batch.add(codec.encode_back(kind, cause, attempt, job, token, due, reason, lsn, options))
         agenda.apply_back(kind, job, attempt, due, batch.time_ns)
         batch.interest |= INTEREST_READY
 

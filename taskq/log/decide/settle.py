@@ -13,6 +13,7 @@ from taskq.log.decide.sizes import bundle_size
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT
 from taskq.log.format.columns import plain_records
+from taskq.log.format.history import OPTIONS_BYTES_MAX
 from taskq.log.machine.ports import INTEREST_OUTCOME
 from taskq.log.requests import Done, Op, Settlement
 
@@ -100,7 +101,7 @@ class Settles:
         Raises:
             StaleDelivery: its claim is over.
         """
-        kind, delivery, body, delay_ns, cause, children, flags = item
+        kind, delivery, body, delay_ns, cause, children, flags, options = item
         agenda = self._facets.agenda
         assert agenda is not None
         check_claim(agenda, delivery)
@@ -114,9 +115,8 @@ class Settles:
         is_end = kind is _SUCCEEDED or kind is Kind.DEAD or kind is Kind.CANCELLED
         prepared = self._enqueues.prepared(batch, children, frozenset((job,) if is_end else ()))
         if is_end:
-            options = b""
             if tied:
-                options = self._untie(batch, kind, delivery.record, job)
+                options = joined(self._untie(batch, kind, delivery.record, job), options)
             location = batch.where + batch.size
             if kind is Kind.DEAD:
                 body, flags = (body or b"")[:REASON_BYTES_MAX], 0
@@ -134,8 +134,14 @@ class Settles:
         else:
             keeps = cause in _KEEPS_ATTEMPT or (kind is Kind.RELEASED and cause is Cause.CALLER)
             counted = max(attempt - 1, 0) if keeps else attempt
-            self._back(batch, kind, cause, job, delivery.token, counted, delay_ns, body)
+            token = delivery.token
+            self._back(batch, kind, cause, job, token, counted, delay_ns, body, options)
         return self._enqueues.add(batch, children, prepared)
+
+
+def joined(options: bytes, lines: bytes) -> bytes:
+    """The options of an end, and what the attempt logged, if there is room for that too."""
+    return options + lines if len(options) + len(lines) <= OPTIONS_BYTES_MAX else options
 
 
 _ENDS: Final = frozenset({Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED})

@@ -48,7 +48,8 @@ def extras_size(extras: Extras) -> int:
 
 
 def _settlement_size(item: Settlement) -> int:
-    return len(item.body or b"") + codec.BACK.size + sum(map(_enqueue_size, item.children))
+    own = len(item.body or b"") + len(item.lines) + codec.BACK.size
+    return own + sum(map(_enqueue_size, item.children))
 
 
 #: Of operations that are no single small record; ``BatchNeeds`` counts single enqueues itself.
@@ -69,6 +70,7 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.PURGE: lambda jobs: codec.BACK.size * len(jobs),
     Op.WITHDRAW: lambda withdrawal: codec.BACK.size * len(withdrawal.jobs),
     Op.CARRY: lambda items: sum(
-        len(item.born) + len(item.body or b"") + codec.CARRIED.size for item in items
+        len(item.born) + len(item.body or b"") + len(item.lines) + codec.CARRIED.size
+        for item in items
     ),
 }

@@ -16,6 +16,7 @@ from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, option
 from taskq.log.format.flows import decode_needs, decode_unlocks, encode_needs, encode_unlocks
+from taskq.log.format.history import OPTIONS_BYTES_MAX
 from taskq.log.format.options import each_option
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class Carried(NamedTuple):
     needs: int | None = None
     #: of REQUEUED: held jobs for which it had counted as done
     waited: tuple[int, ...] = ()
+    #: of one that ended: what its last attempt logged, packed
+    lines: bytes = b""
 
     @property
     def ready_ns(self) -> int:
@@ -99,11 +102,14 @@ def decode_carried(record: bytes) -> Carried:
     claim, history, cancel_wanted = (0, 0), b"", False
     needs: int | None = None
     waited: tuple[int, ...] = ()
+    lines = b""
     for tag, value in each_option(record, codec.CARRIED.size, options_size):
         if tag == Option.CLAIM:
             claim = _CLAIM.unpack(value)
         elif tag == Option.HISTORY:
             history = value
+        elif tag == Option.LINES:
+            lines = value
         elif tag == Option.CANCEL_WANTED:
             cancel_wanted = True
         elif tag == Option.NEEDS:
@@ -118,7 +124,7 @@ def decode_carried(record: bytes) -> Carried:
         token=token, due_ns=values.pop("due_wall_ns", due_ns), due_is_wall=is_wall, claim=claim,
         history=history, body=None if flags & Flag.DROP_RESULT else record[rest:end],
         flags=flags & ~_OWN_FLAGS, cancel_wanted=cancel_wanted, needs=needs,
-        waited=waited, **values,
+        waited=waited, lines=lines, **values,
     )  # fmt: skip
 
 
@@ -213,4 +219,6 @@ def _encode_options(carried: Carried) -> bytes:
         parts.append(encode_needs(carried.needs))
     if carried.waited:
         parts.append(encode_unlocks(list(carried.waited)))
+    if carried.lines and sum(map(len, parts)) + len(carried.lines) + 3 <= OPTIONS_BYTES_MAX:
+        parts.append(option(Option.LINES, carried.lines))
     return b"".join(parts)

@@ -414,11 +414,19 @@ def encode_job(
 
 
 def encode_back(
-    kind: Kind, cause: int, attempt: int, job: int, token: int, due_ns: int, body: bytes, lsn: int
+    kind: Kind,
+    cause: int,
+    attempt: int,
+    job: int,
+    token: int,
+    due_ns: int,
+    body: bytes,
+    lsn: int,
+    options: bytes = b"",
 ) -> bytes:
     """A RETRIED or RELEASED record."""
-    fixed = BACK.pack(0, kind, cause, 0, Flag.CHECKED, attempt, job, token, due_ns)
-    return encode_checked(fixed[4:], body, lsn)
+    fixed = BACK.pack(0, kind, cause, len(options), Flag.CHECKED, attempt, job, token, due_ns)
+    return encode_checked(fixed[4:] + options, body, lsn)
 
 
 def encode_clock(step_ns: int, lsn: int) -> bytes:

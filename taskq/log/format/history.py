@@ -2,14 +2,20 @@
 
 Each is ``number u32, owner u64, started i64, ended i64, outcome u8, size of the reason u16`` and
 the reason in UTF-8. Of many the latest are kept.
+
+And what an attempt logged, if its task keeps that: an option of the record that ends it.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.model import LINES_BYTES_MAX
+from taskq.core.records import Option
 from taskq.core.views import AttemptView
+from taskq.log.format.codec import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +25,9 @@ ATTEMPTS_KEPT: Final = 20
 HISTORY_BYTES_MAX: Final = 32 * 1024
 REASON_KEPT_BYTES: Final = 1_024
 _ATTEMPT: Final = struct.Struct("<IQqqBH")
+#: All options of a record have 65 535 bytes, and those of a flow or a key come first.
+OPTIONS_BYTES_MAX: Final = 2**16 - 1
+_LINES_STORED_MAX: Final = 60_000
 #: Outcomes by their number, which never changes.
 OUTCOMES: Final = ("", "succeeded", "retried", "dead", "released", "lost", "cancelled", "expired")
 
@@ -65,3 +74,11 @@ def _encode(attempt: AttemptView) -> bytes:
         attempt.number, attempt.owner, attempt.started_ns, attempt.ended_ns, outcome, len(reason)
     )
     return fixed + reason
+
+
+def encode_lines(text: str) -> bytes:
+    """The option LINES: as much of what an attempt logged as is kept, the latest of it."""
+    data = text.encode("utf-8", "replace")[-LINES_BYTES_MAX:]
+    while len(stored := zlib.compress(data, 1)) > _LINES_STORED_MAX:
+        data = data[len(data) // 8 :]
+    return option(Option.LINES, stored)

@@ -201,6 +201,11 @@ def decode_key_hash(data: Buffer, at: int, size: int) -> int:
     return 0
 
 
+def find_option(data: Buffer, at: int, size: int, wanted: int) -> bytes:
+    """The value of one option of a record; empty if it has none."""
+    return next((value for tag, value in each_option(data, at, size) if tag == wanted), b"")
+
+
 def enqueue_extras(record: bytes) -> Extras:
     """Key, headers and moments of an ENQUEUED record."""
     _, _, _, size, flags, _, queue_size, task_size = codec.ENQUEUED.unpack_from(record)

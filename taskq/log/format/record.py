@@ -14,7 +14,7 @@ from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, find_moment
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, STATE_AT
 from taskq.log.format.notes import UploadProgress, decode_adopted, decode_rated, decode_ticked
-from taskq.log.format.options import decode_key_hash, enqueue_extras
+from taskq.log.format.options import decode_key_hash, enqueue_extras, find_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,6 +67,8 @@ class LogRecord(NamedTuple):
     rated: tuple[tuple[int, int], ...] = ()
     #: of TICKED: all of it
     ticked: Ticked | None = None
+    #: of a record that ends an attempt: what that logged, packed
+    lines: bytes = b""
 
     @property
     def body_flags(self) -> int:
@@ -131,7 +133,7 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
         born = decode_record(carried.born, carried.job, epoch, carried.enqueued_ns)
         return born._replace(
             kind=kind, lsn=lsn, epoch=epoch, time_ns=time_ns, flags=flags, carried=carried,
-            attempt=carried.attempt, token=carried.token,
+            attempt=carried.attempt, token=carried.token, lines=carried.lines,
         )  # fmt: skip
     if kind not in JOB_KINDS:
         return _decode_other(data, LogRecord(kind, lsn, epoch, time_ns, flags), end)
@@ -143,6 +145,7 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
         cause=Cause(byte) if byte in Cause._value2member_map_ else Cause.CALLER, due_ns=due,
         key_hash=decode_key_hash(data, fixed, options_size), body=body,
         lease_ns=find_moment(data, fixed, options_size, Option.LEASE),
+        lines=find_option(data, fixed, options_size, Option.LINES) if options_size else b"",
     )  # fmt: skip
 
 

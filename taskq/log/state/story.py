@@ -157,6 +157,8 @@ class Story:
         """What came before is gone: the record says what became of it."""
         self._enqueued_ns = carried.enqueued_ns
         self._attempts = decode_history(carried.history)
+        if carried.lines and self._attempts:
+            self._attempts[-1] = replace(self._attempts[-1], stored_lines=carried.lines)
         self.attempt = carried.attempt
         self._expires_ns = carried.expires_ns or self._expires_ns
         if kind == _REQUEUED:
@@ -218,6 +220,7 @@ class Story:
                 reason=body.decode("utf-8", "replace")
                 if body and kind is not Kind.SUCCEEDED
                 else "",
+                stored_lines=record.lines,
             )
 
     def _is_dead_no_more(self, kind: Kind) -> None:

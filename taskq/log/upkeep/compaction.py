@@ -261,7 +261,8 @@ class Compaction:
                 item = self._item(frame, needed, job, offset, is_alive=is_alive)
                 if item is not None:
                     items.append(item)
-                    size += len(item.born) + len(item.body or b"") + len(item.history)
+                    kept = len(item.history) + len(item.lines)
+                    size += len(item.born) + len(item.body or b"") + kept
                 if len(items) >= _ITEMS_MAX or size >= _ITEMS_BYTES_MAX:
                     missed += yield from self._send(items)
                     items, size = [], 0

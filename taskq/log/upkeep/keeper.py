@@ -271,6 +271,7 @@ class Retained:
             job, location, state, born, enqueued_ns, end.attempt,
             expires_ns=expires_ns, ended_ns=ended_ns,
             history=self.history(job, end.attempt), body=body, flags=flags & _BODY_FLAGS,
+            lines=end.lines,
         )  # fmt: skip
 
     def _expiry(self, job: int, born: bytes) -> int:

@@ -16,7 +16,7 @@ from multiprocessing.spawn import get_executable
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.app.context import ChildDied
-from taskq_workers.children.wire import Done, Inlet, LostChild, Problem, Ready, Told, packed
+from taskq_workers.children.wire import Done, Inlet, Logged, LostChild, Problem, Ready, Told, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,8 +86,8 @@ class Child:
         self._inlet = Inlet()
         self._outgoing = bytearray()
         self._job: asyncio.Future[Done] | None = None
-        #: told how far the job is that runs there
-        self.on_told: Callable[[Told], None] | None = None
+        #: told what the job that runs there tells and logs
+        self.on_told: Callable[[Told | Logged], None] | None = None
         self._reason: BaseException | None = None
         self._killer: asyncio.TimerHandle | None = None
         self._channel, theirs = socket.socketpair()
@@ -172,7 +172,7 @@ class Child:
             if job is not None and not job.done():
                 job.set_result(message)
             self._become_idle(Phase.BUSY)
-        elif isinstance(message, Told):
+        elif isinstance(message, Told | Logged):
             if self.on_told is not None:
                 self.on_told(message)
         elif isinstance(message, Ready):

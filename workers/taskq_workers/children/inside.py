@@ -33,7 +33,7 @@ from taskq.log.machine.forks import fill_standard
 from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.children.wire import Done, Outlet, Problem, Ready, packed, receive
 from taskq_workers.runs.guards import importing, keep_from_children
-from taskq_workers.runs.joblogs import configure_logging, note_jobs
+from taskq_workers.runs.joblogs import configure_logging, heard, note_jobs, send_lines_to
 from taskq_workers.runs.lifespans import bound, bound_names, resources_in_thread
 from taskq_workers.runs.loader import import_included, load_app
 from taskq_workers.runs.timeouts import Limits, limited, tell_deadline, too_long_softly
@@ -71,8 +71,8 @@ def main(work: int, life: int, parent: int) -> None:
         return
     sys.argv = list(outfit.argv)
     note_jobs()
-    if outfit.log_level:
-        configure_logging(outfit.log_level)
+    if outfit.logging.level:
+        configure_logging(outfit.logging)
     bench = _Bench(outfit)
     try:
         bench.find_target()
@@ -89,6 +89,7 @@ def _serve(channel: socket.socket, bench: _Bench, *, tells_memory: bool) -> None
     work: Work | None
     outlet = Outlet(channel)
     relay_to(outlet.tell)
+    send_lines_to(outlet.log)
     while (work := receive(channel)) is not None:
         # A context of its own for each job: what it sets there ends with it.
         ended = copy_context().run(bench.run, work)
@@ -183,7 +184,8 @@ class _Bench:
         try:
             args, kwargs = task.decode(delivery.payload)
             called = True
-            value = self._call(task, args, kwargs)
+            with heard(job, task.keep_log):
+                value = self._call(task, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - no job may stop its process
             return failed(0, task, delivery, error, monotonic() - since, called=called)
         try:

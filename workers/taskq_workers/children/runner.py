@@ -20,8 +20,8 @@ from taskq.calls.naming import main_module_name
 from taskq.core.records import Kind
 from taskq_workers.children.afar import given_back
 from taskq_workers.children.child import Child, Phase
-from taskq_workers.children.wire import Outfit, Work
-from taskq_workers.runs.joblogs import configured_level
+from taskq_workers.children.wire import Logged, Outfit, Work
+from taskq_workers.runs.joblogs import chosen_logging, keep_line
 from taskq_workers.runs.lifespans import CANCEL_SECONDS, EXIT_SECONDS
 from taskq_workers.runs.timeouts import too_long
 from taskq_workers.slots.pace import Pause
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from taskq.app.app import TaskQ
     from taskq.app.context import JobContext
     from taskq.app.tasks import Task
-    from taskq_workers.children.wire import Done
+    from taskq_workers.children.wire import Done, Told
     from taskq_workers.runs.limits import Limits
     from taskq_workers.slots.shipping import Ended
 
@@ -65,7 +65,7 @@ class ProcessRunner:
             str(app.data_dir),
             tuple(sys.argv),
             limits.rss_bytes is not None,
-            configured_level(),
+            chosen_logging(),
         )
         # In a child they have as long to close as in a worker.
         self._close_seconds = EXIT_SECONDS + CANCEL_SECONDS if app._lifespans else 0.0
@@ -111,7 +111,7 @@ class ProcessRunner:
             return given_back(0, delivery, str(error))
         # It is another where it was packed, or completed by what ran before.
         given = None if payload == delivery.stored_payload else payload
-        child.on_told = lambda told: tell(job, told.fraction, told.message)
+        child.on_told = lambda told: _hear(job, told)
         done = child.run(Work(ship(delivery, given), module, telemetry.leave()))
         limit = None
         if task.timeout is not None:
@@ -262,6 +262,13 @@ class ProcessRunner:
             await child.gone.wait()
         if not child.gone.is_set():
             _log.warning("child process %d was killed, but is still there", child.pid)
+
+
+def _hear(job: JobContext, told: Told | Logged) -> None:
+    if isinstance(told, Logged):
+        keep_line(job, told.line)
+    else:
+        tell(job, told.fraction, told.message)
 
 
 def _expire(child: Child, done: asyncio.Future[Done], reason: BaseException) -> None:

@@ -11,6 +11,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from taskq.core.values import NamedTuple
+from taskq_workers.runs.joblogs import Logging
 
 if TYPE_CHECKING:
     import socket
@@ -34,8 +35,8 @@ class Outfit(NamedTuple):
     argv: tuple[str, ...]
     #: whether it tells how much memory it takes
     tells_memory: bool
-    #: from which on it logs to stderr; "" if that is its program's business
-    log_level: str = ""
+    #: how it logs
+    logging: Logging = Logging()
 
 
 class Work(NamedTuple):
@@ -75,7 +76,13 @@ class Told(NamedTuple):
     message: str
 
 
-Message: TypeAlias = Ready | Problem | Done | Told
+class Logged(NamedTuple):
+    """A line of a running job that is kept with its outcome."""
+
+    line: str
+
+
+Message: TypeAlias = Ready | Problem | Done | Told | Logged
 
 
 class LostChild(Exception):
@@ -180,6 +187,11 @@ class Outlet:
                 self._latest = told
             else:
                 self._send(told)
+
+    def log(self, line: str) -> None:
+        """Send a line at once: it is wanted most of a job that does not end by itself."""
+        with self._guard:
+            self._channel.sendall(packed(Logged(line)))
 
     def _send(self, told: Told) -> None:
         self._timer = threading.Timer(PAUSE_SECONDS, self._on_time)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from taskq.core.views import LogStats
     from taskq.log.store.store import Store
     from taskq_workers.events import Hook, JobFinished
+    from taskq_workers.runs.joblogs import Logging
 
 
 def run_one(
@@ -46,7 +47,7 @@ def run_one(
     data_dir: Path | None,
     executor: str | None,
     leash: int,
-    log_level: str | None,
+    log: Callable[[str, str], Logging],
 ) -> None:
     """Run one worker in this process until it stops.
 
@@ -55,23 +56,25 @@ def run_one(
         data_dir: the log's directory; None for the app's own.
         executor: where the jobs run; None for here.
         leash: descriptor of the socket to the guard that started this process; -1 without one.
-        log_level: from which on is logged; None for what the app's settings say.
+        log: how to log, given the level and the format of the app's settings.
 
     Raises:
         TaskqError: the app cannot be loaded, or the log cannot be used.
     """
-    configure_logging(log_level or places.LOG_LEVEL_DEFAULT)
     began = time.perf_counter()
     keep_heap_small()
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     style = style_for(sys.stdout.encoding, colours=coloured)
     reporter = Reporter(sys.stdout, style)
+    # After it, since what tasks print may be logged, and what it tells of their jobs is not theirs.
+    configure_logging(log(places.LOG_LEVEL_DEFAULT, places.LOG_FORMAT_DEFAULT))
     order = order_for(reporter)
     tie = None if leash < 0 else Leash(leash, order.drain_timeout)
     with contextlib.nullcontext() if tie is None else _telling(tie):
         app = _app(order, data_dir)
         told = vars(app).get("settings")
-        configure_logging(log_level or (told.log_level if told else places.LOG_LEVEL_DEFAULT))
+        if told:
+            configure_logging(log(told.log_level, told.log_format))
         _run(app, order, executor, reporter, style, tie, began)
 
 

@@ -1,49 +1,97 @@
-"""What a worker process writes to its log: from which level on, and which job each line is of."""
+"""What a worker process logs: from which level on, in which form, and which job each line is of.
+
+A task with ``keep_log`` has the lines of each attempt kept with its outcome. For that its function
+is called within a wrapper; that of any other task is called as if there were no such thing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
-from typing import Any, Final
+import sys
+import threading
+import time
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.app.context import _current
+from taskq.core.values import NamedTuple
+from taskq.log.format.history import encode_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from taskq.app.context import JobContext
+    from taskq.log.requests import Settlement
 
 #: By their names on a command line and in the settings.
 LEVELS: Final = ("debug", "info", "warning", "error")
+FORMATS: Final = ("text", "json")
+#: What a task prints is logged by this name, a line at a time, and of a longer one its pieces.
+_prints: Final = logging.getLogger("taskq.print")
+_LINE_CHARACTERS_MAX: Final = 16 * 1024
+#: Put before the lines that are kept, when there were more.
+LEFT_OUT: Final = "… earlier lines are left out"
 
-_configured = ""
+
+class Logging(NamedTuple):
+    """How a process logs; what is said to a worker holds for its children."""
+
+    #: from which on; "" if logging is the program's own business
+    level: str = ""
+    format: str = "text"
+    #: whether what tasks print is logged
+    prints: bool = False
 
 
-def configured_level() -> str:
-    """The level that this process logs at, "" if its logging is its program's own business."""
-    return _configured
+class _State:
+    """The logging of a process is one thing."""
+
+    chosen = Logging()
+    #: how a process that does not settle its jobs itself hands on what is to be kept of them
+    send: Callable[[str], None] | None = None
+
+
+def chosen_logging() -> Logging:
+    """How this process was told to log."""
+    return _State.chosen
 
 
 def note_jobs() -> None:
-    """Give each record of this process from now on the id of the job that it is of.
+    """Give each record of this process from now on the job that it is of.
 
-    The id is read from the job's context, also in threads and tasks that the job starts with it.
-    Any format may use it: ``%(job_id)s``, "" outside of jobs. Who does not log pays nothing. Legal
-    twice.
+    That is read from the job's context, also in threads and tasks that the job starts with it. Any
+    format may use ``%(taskq_job)s``, ``%(taskq_task)s`` and ``%(taskq_attempt)s``; outside of jobs
+    they are "", "" and 0. Who does not log pays nothing. Legal twice.
     """
     if not isinstance(logging.getLogRecordFactory(), _WithJob):
         logging.setLogRecordFactory(_WithJob(logging.getLogRecordFactory()))
 
 
-def configure_logging(level: str) -> None:
-    """Log to stderr from this level on, with the jobs' ids. Legal twice, with another level."""
-    global _configured  # noqa: PLW0603 - the logging of a process is one thing
-    _configured = level
+def configure_logging(chosen: Logging) -> None:
+    """Log to stderr, with the jobs. Legal twice, with another choice."""
+    _State.chosen = chosen
     note_jobs()
     root = logging.getLogger()
     if not root.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(_Lines())
-        root.addHandler(handler)
-    root.setLevel(level.upper())
+        root.addHandler(_Stderr())
+    for handler in root.handlers:
+        if isinstance(handler, _Stderr):
+            handler.setFormatter(_Lines() if chosen.format == "text" else _Documents())
+            handler.setLevel(chosen.level.upper())
+    root.setLevel(chosen.level.upper())
+    if chosen.prints and not isinstance(sys.stdout, _Prints):
+        sys.stdout = _Prints(sys.stdout)
 
 
 class _WithJob:
-    """Makes records as before, and notes the job."""
+    """Makes records as before, and notes the job.
+
+    By names that nobody else gives: a record refuses what a program's own ``extra`` calls as
+    something that it has already.
+    """
 
     def __init__(self, make: Any) -> None:
         self._make = make
@@ -51,14 +99,211 @@ class _WithJob:
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record: logging.LogRecord = self._make(*args, **kwargs)
         job = _current.get(None)
-        record.job_id = "" if job is None else job.id
+        told = ("", "", 0) if job is None else (job.id, job.task, job.attempt)
+        record.taskq_job, record.taskq_task, record.taskq_attempt = told
         return record
 
 
+class _Stderr(logging.StreamHandler[Any]):
+    """Ours, which a second choice may change."""
+
+
 class _Lines(logging.Formatter):
-    """``taskq: WARNING: job 1a2b3c4d-7: what is said``."""
+    """``taskq: WARNING: job 1a2b3c4d-7 (mail.send, attempt 2): what is said``."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging has it
-        job_id = getattr(record, "job_id", "")
-        job = f"job {job_id}: " if job_id and job_id not in record.message else ""
+        job_id, task, attempt = _job_of(record)
+        job = ""
+        if job_id and job_id not in record.message:
+            job = f"job {job_id} ({task}, attempt {attempt}): "
         return f"taskq: {record.levelname}: {job}{record.message}"
+
+
+class _Documents(logging.Formatter):
+    """One JSON document a line; what a program gives as ``extra`` is in it by its own names."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        job_id, task, attempt = _job_of(record)
+        if job_id:
+            told |= {"job": job_id, "task": task, "attempt": attempt}
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            told["stack"] = record.stack_info
+        extra = {k: v for k, v in vars(record).items() if k not in _OWN and k not in told}
+        return json.dumps(told | extra, default=str, ensure_ascii=False)
+
+
+def _job_of(record: logging.LogRecord) -> tuple[str, str, int]:
+    """(job, task, attempt); a record that was made by another factory, or elsewhere, has none."""
+    made = vars(record)
+    return made.get("taskq_job", ""), made.get("taskq_task", ""), made.get("taskq_attempt", 0)
+
+
+#: What each record has, whoever logs.
+_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    *("message", "asctime", "taskName", "taskq_job", "taskq_task", "taskq_attempt"),
+}  # fmt: skip
+
+
+# What a task prints.
+
+
+class _Prints:
+    """The stdout of a worker: what jobs write is logged line by line, anything else is written."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._within = threading.local()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Log the lines that this completes; returns how much was taken."""
+        job = _current.get(None)
+        # A handler of the program's own may write to stdout what is logged here.
+        if job is None or getattr(self._within, "logs", False):
+            written: int = self._stream.write(text)
+            return written
+        *lines, rest = (getattr(job, "_printed", "") + text).split("\n")
+        while len(rest) > _LINE_CHARACTERS_MAX:
+            lines.append(rest[:_LINE_CHARACTERS_MAX])
+            rest = rest[_LINE_CHARACTERS_MAX:]
+        job._printed = rest
+        self.log(lines)
+        return len(text)
+
+    def writelines(self, texts: Any) -> None:
+        """Write each."""
+        for text in texts:
+            self.write(text)
+
+    def log(self, lines: list[str]) -> None:
+        """Log what was printed."""
+        self._within.logs = True
+        try:
+            for line in lines:
+                _prints.info("%s", line)
+        finally:
+            self._within.logs = False
+
+
+# What is kept of an attempt.
+
+
+class _Kept:
+    """The latest lines of one attempt, from whichever of its threads, in so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._size = 0
+        self._lines: deque[str] = deque()
+        self._is_cut = False
+        self._guard = threading.Lock()
+
+    def add(self, line: str) -> None:
+        """Keep one, and let the oldest go for it; of one that is too long its end is kept."""
+        line = line.encode("utf-8", "replace")[-self._room + 1 :].decode("utf-8", "ignore")
+        with self._guard:
+            self._lines.append(line)
+            self._size += len(line.encode()) + 1
+            while self._size > self._room:
+                self._size -= len(self._lines.popleft().encode()) + 1
+                self._is_cut = True
+
+    def text(self) -> str:
+        """All of them."""
+        with self._guard:
+            lines = list(self._lines)
+        return "\n".join([LEFT_OUT, *lines] if self._is_cut else lines)
+
+
+class _Sent:
+    """Lines of a job whose outcome another process settles."""
+
+    def __init__(self, send: Callable[[str], None]) -> None:
+        self.add = send
+
+
+class _Keeper(logging.Handler):
+    """Hands each record of a job to what keeps its lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it, if its job's task wants that."""
+        lines = getattr(_current.get(None), "_lines", None)
+        if lines is None:
+            return
+        try:
+            lines.add(self.format(record))
+        except Exception:  # noqa: BLE001 - what the arguments of a message raise is no job's end
+            self.handleError(record)
+
+
+class _Plain(logging.Formatter):
+    """``2026-01-31 08:00:00,123 INFO shop: what is said``, in UTC."""
+
+    converter = staticmethod(time.gmtime)
+
+
+def send_lines_to(send: Callable[[str], None]) -> None:
+    """Have what is kept of this process's jobs sent: another one settles them."""
+    _State.send = send
+
+
+@contextlib.contextmanager
+def heard(job: JobContext, room: int) -> Iterator[None]:
+    """Keep what the job logs here in ``room`` bytes, if any; log what it prints to the last."""
+    if room:
+        _listen()
+        job._lines = _Kept(room) if _State.send is None else _Sent(_State.send)
+    try:
+        yield
+    finally:
+        rest, prints = getattr(job, "_printed", ""), sys.stdout
+        if rest and isinstance(prints, _Prints):
+            job._printed = ""
+            prints.log([rest])
+
+
+def hearing(call: Callable[..., Awaitable[Any]], room: int) -> Callable[..., Awaitable[Any]]:
+    """Wrap what runs a task's jobs, so that they are ``heard``."""
+
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        with heard(_current.get(), room):
+            return await call(*args, **kwargs)
+
+    return run
+
+
+def keep_line(job: JobContext, line: str) -> None:
+    """Keep a line that the job logged in another process."""
+    lines = getattr(job, "_lines", None)
+    if lines is not None:
+        lines.add(line)
+
+
+def with_lines(settlement: Settlement, job: JobContext | None) -> Settlement:
+    """The settlement of an attempt, with what is kept of its lines."""
+    lines = getattr(job, "_lines", None)
+    text = lines.text() if isinstance(lines, _Kept) else ""
+    return settlement._replace(lines=encode_lines(text)) if text else settlement
+
+
+def _listen() -> None:
+    """Hear what is logged from INFO on, whatever less is written to stderr."""
+    root = logging.getLogger()
+    if any(isinstance(handler, _Keeper) for handler in root.handlers):
+        return
+    keeper = _Keeper()
+    keeper.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root.addHandler(keeper)
+    # Where logging is the program's own business, its levels are, too.
+    if _State.chosen.level and root.level > logging.INFO:
+        root.setLevel(logging.INFO)

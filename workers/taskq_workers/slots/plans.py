@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from taskq.core.errors import UsageError
 from taskq_workers.runs.executors import Plan, planned
+from taskq_workers.runs.joblogs import chosen_logging, hearing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -56,6 +57,10 @@ class Plans(dict[str, Plan]):
             plan = planned(task, _refusing(error))
         for wrap in self._wraps:
             plan = plan._replace(call=wrap(plan.call))
+        if task.keep_log or chosen_logging().prints:
+            # Even a None is settled with its lines, which only what packs results waits for.
+            heard = hearing(plan.call, task.keep_log)
+            plan = plan._replace(call=heard, none_is_kept=False, packs=True)
         return plan
 
 

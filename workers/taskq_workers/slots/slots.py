@@ -8,7 +8,9 @@ from contextvars import copy_context
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq.app.context import _current
 from taskq_workers.events import Hook, tell
+from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.runs.reasons import describe
 from taskq_workers.slots.feed import Feed
 from taskq_workers.slots.outcomes import reject, release, unless_too_old
@@ -156,7 +158,7 @@ class Slots:
             settlement = await self.gates.judge(task, error, settlement)
         if task.retry.max_age_seconds is not None:
             settlement = await unless_too_old(self.port, task, settlement)
-        return settlement
+        return with_lines(settlement, _current.get(None)) if task.keep_log else settlement
 
     # What the feed calls.
 

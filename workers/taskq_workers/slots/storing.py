@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from taskq.core.errors import AppendFailed
 from taskq.core.records import Kind
 from taskq.log.requests import Settlement
+from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.slots.outcomes import settle_bad_result
 from taskq_workers.slots.pace import Pause
 from taskq_workers.slots.shipping import Ended, settlement_of
@@ -34,6 +35,13 @@ async def settle_success(
     ``value`` is what it returned, or how it ended in a child process. Waits for as long as the disk
     refuses a file; the job's slot is taken until then.
     """
+    settlement = await _settled(packer, task, delivery, job, value)
+    return with_lines(settlement, job) if task.keep_log else settlement
+
+
+async def _settled(
+    packer: Packer, task: Task[..., Any], delivery: Delivery, job: JobContext, value: object
+) -> Settlement:
     if type(value) is Ended:
         if value.kind != Kind.SUCCEEDED:
             return settlement_of(value, delivery)
