@@ -98,6 +98,8 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
         "Tables, replay and bulk enqueue over many logs, on Spark.",
     ),
     "worker": ("taskq_workers.command", "Run the jobs of an app: taskq worker module:app"),
+    "hub": ("taskq_plugins.hub.commands", "Keep the logs of many machines in one place."),
+    "sync": ("taskq_plugins.hub.commands", "Send a hub what it lacks of the log."),
     "stats": ("taskq.cli.commands.jobs", "Count the jobs of each queue by state."),
     "workers": ("taskq.cli.commands.jobs", "List the processes that have the task log open."),
     "metrics": ("taskq_plugins.prometheus.command", "Tell Prometheus of the log."),
@@ -141,6 +143,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Act": ("put", "cancel", "dead", "pause", "resume", "replay", "reader"),
     "Files": ("export", "verify", "repair", "compact"),
     "Pipeline": ("pipeline",),
+    "Hub": ("hub", "sync"),
 }
 
 

@@ -18,6 +18,7 @@ from pydantic import (
     ByteSize,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationError,
     model_validator,
 )
@@ -99,11 +100,12 @@ def _check_environment() -> None:
     Raises:
         UsageError: there is one.
     """
+    known = [*Settings.model_fields, *(f"hub_{name}" for name in HubSettings.model_fields)]
     for given in os.environ:
         name = given.lower().removeprefix(PREFIX.lower())
-        if name == given.lower() or name in Settings.model_fields:
+        if name == given.lower() or name in known:
             continue
-        near = nearest(name, Settings.model_fields)
+        near = nearest(name, known)
         if near:
             raise UsageError(
                 f"the environment holds {given}, which is no setting: "
@@ -155,6 +157,19 @@ class QueueSettings(BaseModel):
         )
 
 
+class HubSettings(BaseModel):
+    """The hub that ``taskq sync`` sends the log to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: where it is, such as https://hub.example
+    url: str = ""
+    #: the file that holds the token of this device
+    token_file: Path | None = None
+    #: the token itself, where the environment is where secrets are kept
+    token: SecretStr | None = None
+
+
 class Settings(BaseSettings):
     """Settings of a TaskQ; the first place that has one wins, in the order of the module's title.
 
@@ -167,6 +182,8 @@ class Settings(BaseSettings):
         toml_file=TOML,
         pyproject_toml_table_header=("tool", "taskq"),
         frozen=True,
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
         # A .env holds other programs' variables too; the files of our own are checked by _checked.
         extra="ignore",
     )
@@ -221,6 +238,8 @@ class Settings(BaseSettings):
     keys_max: int = KEYS_MAX
     #: what is other in some queues, by their names; JSON in the environment
     queues: dict[str, QueueSettings] = Field(default_factory=dict)
+    #: the hub of this machine; TASKQ_HUB_URL, TASKQ_HUB_TOKEN_FILE, TASKQ_HUB_TOKEN
+    hub: HubSettings | None = None
     #: who may use a log that is made here, "private" (its user) or "group"; as its directory says,
     #: unless given
     mode: Mode | None = None

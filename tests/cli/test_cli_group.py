@@ -61,7 +61,7 @@ def test_help_lists_every_command_without_importing_one() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"pipeline"}))
+@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"pipeline", "hub"}))
 def test_each_built_in_command_loads_and_has_help(name: str) -> None:
     result = CliRunner().invoke(main, [name, "--help"])
     assert result.exit_code == 0
@@ -73,7 +73,7 @@ def test_taskq_alone_prints_its_help() -> None:
     result = CliRunner().invoke(main, [])
     assert result.exit_code == 0
     assert [line for line in result.output.splitlines() if line.endswith(":")] == [
-        "Options:", "Run:", "Look:", "Act:", "Files:", "Pipeline:",
+        "Options:", "Run:", "Look:", "Act:", "Files:", "Pipeline:", "Hub:",
     ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import Durability, QueuePolicy, TaskQ
-from taskq.connection.settings import Settings
+from taskq.connection.settings import Settings, load_settings
 from taskq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -208,3 +208,28 @@ def test_the_directory_may_be_set_until_it_is_open(tmp_path: Path) -> None:
     app = TaskQ("one")
     app.data_dir = tmp_path / "two"
     assert app.data_dir == tmp_path / "two"
+
+
+def test_the_hub_has_a_table_of_its_own_and_its_token_is_shown_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taskq.toml").write_text('[hub]\nurl = "https://one"\ntoken_file = "token"\n')
+    monkeypatch.setenv("TASKQ_HUB_URL", "https://two")
+    monkeypatch.setenv("TASKQ_HUB_TOKEN", "tq1.edge-7.secret")
+    hub = load_settings(None).hub
+    assert hub is not None
+    assert (hub.url, hub.token_file) == ("https://two", type(tmp_path)("token"))
+    assert hub.token is not None
+    assert hub.token.get_secret_value() == "tq1.edge-7.secret"
+    assert "secret" not in repr(load_settings(None))
+
+
+@pytest.mark.parametrize("name", ["TASKQ_HUB_TOKENFILE", "TASKQ_HUB_URLS"])
+def test_a_mistyped_variable_of_the_hub_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(name, "x")
+    with pytest.raises(UsageError, match="did you mean TASKQ_HUB_"):
+        load_settings(None)

@@ -69,6 +69,7 @@ class Simulation:
         self.process: Process | None = None
         self.hub_machine = Machine(seed + 1)
         self.hub: Hub | None = None
+        self._hub_disk = CrashableDisk(self.hub_machine)
         self.verdicts: list[Verdict] = []
         self.log_id: UUID | None = None
         #: what each segment of the device ever held, the latest last
@@ -224,12 +225,12 @@ class Simulation:
             disk.make_directory(HUB)
             disk.sync_directory(parent(HUB))
             disk.sync_directory("/")
-            self.hub = Hub(disk, HUB)
+            self.hub, self._hub_disk = Hub(lambda: disk, HUB), disk
         return self.hub
 
     def _stop_hub(self) -> None:
         if self.hub is not None:
-            self.hub._disk.kill()  # type: ignore[attr-defined]
+            self._hub_disk.kill()
             self.hub = None
 
     def _kill_hub(self) -> None:

@@ -23,6 +23,7 @@ from taskq_plugins.hub.messages import (
 from taskq_plugins.hub.positions import NOWHERE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from uuid import UUID
 
     from taskq.log.machine.ports import Disk
@@ -30,15 +31,17 @@ if TYPE_CHECKING:
 
 
 class Hub:
-    """One directory of copies, and the only process that writes to it. For one thread.
+    """One directory of copies, and the only process that writes to it.
+
+    For any thread, but for one at a time of each device.
 
     Args:
-        disk: of this machine.
+        make_disk: makes this machine's disk, for each copy anew.
         path: of the hub's directory.
     """
 
-    def __init__(self, disk: Disk, path: str) -> None:
-        self._disk = disk
+    def __init__(self, make_disk: Callable[[], Disk], path: str) -> None:
+        self._make_disk = make_disk
         self._path = path
         self._copies: dict[tuple[str, UUID], Copy] = {}
         #: the newest session of each device: none of before this process is believed
@@ -62,16 +65,22 @@ class Hub:
         Raises:
             OSError: the disk refused; nothing was answered for.
         """
+        key = device, asked.log_id
         try:
             return self._answered(device, asked, received)
         except Refusal as refusal:
             return refusal.answer
         except OSError:
             # What the files hold now is found out at the next touch.
-            copy = self._copies.pop((device, asked.log_id), None)
+            broken = self._copies.pop(key, None)
+            if broken is not None:
+                broken.close()
+            raise
+        finally:
+            # Thousands of devices are quiet at any time: none of them keeps a file open.
+            copy = self._copies.get(key)
             if copy is not None:
                 copy.close()
-            raise
 
     def _answered(self, device: str, asked: Request, received: int | None) -> Answer:
         if isinstance(asked, Sync):
@@ -108,22 +117,23 @@ class Hub:
         copy = self._copies.get(key)
         if copy is None:
             path = self._path_of(device, log_id)
-            if read_identity(self._disk, path) is None:
+            disk = self._make_disk()
+            if read_identity(disk, path) is None:
                 return None
-            copy = self._copies[key] = Copy(self._disk, path, log_id)
+            copy = self._copies[key] = Copy(disk, path, log_id)
         return copy
 
     def _make(self, device: str, asked: Sync) -> Copy:
-        path = self._path_of(device, asked.log_id)
-        self._disk.make_directory(f"{path}/log")
+        path, disk = self._path_of(device, asked.log_id), self._make_disk()
+        disk.make_directory(f"{path}/log")
         above = path
         while len(above) >= len(self._path):
-            self._disk.sync_directory(above)
+            disk.sync_directory(above)
             above = above.rpartition("/")[0]
         # Where the identity stands the directories are on disk; who opens the copy keeps itself.
         only_read = frozenset({REPLICA})
         identity = Identity(asked.log_id, asked.created_ns, asked.incompat, only_read)
-        write_identity(self._disk, path, identity)
+        write_identity(disk, path, identity)
         copy = self._copy(device, asked.log_id)
         assert copy is not None
         return copy

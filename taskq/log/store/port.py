@@ -157,6 +157,10 @@ class _Port:
         needs = needs_agenda * Trait.AGENDA | needs_keys * Trait.KEYS
         return self._send(Op.LOOK, (look, needs))
 
+    def skip(self, lsn: int) -> Any:
+        """Go on above an lsn that somebody has seen, in another epoch; the first lsn there."""
+        return self._send(Op.SKIP, lsn)
+
     def requeue(self, letters: list[Letter]) -> Any:
         """Make dead letters ready again: for each None, or why it was not done."""
         return self._send(Op.REQUEUE, letters)

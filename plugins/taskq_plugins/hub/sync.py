@@ -1,0 +1,127 @@
+"""A device's session over HTTP: ``taskq sync``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+
+from taskq.connection.connection import Connection
+from taskq.core.errors import UsageError
+from taskq.log.config import LogConfig
+from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq_plugins.hub.device import DeviceLog
+from taskq_plugins.hub.messages import Append, Skip
+from taskq_plugins.hub.push import push
+from taskq_plugins.hub.wire import HubError, carried, understood
+
+if TYPE_CHECKING:
+    from taskq_plugins.hub.compare import Verdict
+    from taskq_plugins.hub.messages import Answer, Request
+    from taskq_plugins.hub.positions import Position
+
+_PART_BYTES: Final = 1024 * 1024
+_TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Synced(NamedTuple):
+    """What a session came to.
+
+    Attributes:
+        verdicts: how the log stood to the hub's copy, in the order in which it was found.
+        sent_bytes: of the log.
+        end: where log and copy end now.
+    """
+
+    verdicts: list[Verdict]
+    sent_bytes: int
+    end: Position
+
+
+def check_url(url: str) -> str:
+    """The address of a hub, without a slash at its end.
+
+    Raises:
+        UsageError: it is none, or a token would go over the line for all to read.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{url!r:.100} is no address of a hub, such as https://hub.example")
+    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        raise UsageError(f"{url!r:.100}: a token goes over https, or to this machine itself")
+    return url.rstrip("/")
+
+
+async def sync(
+    path: str, url: str, token: str, transport: httpx.AsyncBaseTransport | None = None
+) -> Synced:
+    """Bring the hub's copy of a log to where the log ends now; ``transport`` as httpx has it.
+
+    Raises:
+        HubError: the hub cannot be reached, or refuses; nothing is lost, the next try goes on.
+        LogError: the log cannot be read.
+    """
+    log = DeviceLog(LocalDisk(), SystemClock(), path)
+    line = _Line(check_url(url), token, transport)
+    try:
+        steps, answer = push(log, _PART_BYTES), None
+        while True:
+            try:
+                asked = steps.send(answer)
+            except StopIteration as end:
+                return Synced(end.value, line.sent_bytes, log.end)
+            if isinstance(asked, Skip):
+                await _skip(path, asked.lsn)
+                answer = None
+            else:
+                answer = await line.ask(asked)
+    finally:
+        await line.close()
+        log.close()
+
+
+class _Line:
+    def __init__(self, url: str, token: str, transport: httpx.AsyncBaseTransport | None) -> None:
+        self._url = url
+        self._client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=_TIMEOUT,
+            trust_env=False,
+            transport=transport,
+        )
+        self.sent_bytes = 0
+
+    async def ask(self, asked: Request) -> Answer:
+        method, path, headers, body = carried(asked)
+        try:
+            told = await self._client.request(
+                method, self._url + path, headers=headers, content=body
+            )
+        except httpx.HTTPError as error:
+            raise HubError(
+                f"{self._url} cannot be reached ({type(error).__name__}: {error}): the log is "
+                f"whole, and goes on from where it came to at the next try"
+            ) from error
+        if isinstance(asked, Append):
+            self.sent_bytes += len(body)
+        return understood(asked, told.status_code, told.content)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+async def _skip(path: str, lsn: int) -> None:
+    connection = Connection(path, LogConfig())
+    try:
+        port = await connection.port()
+        await port.skip(lsn)
+    finally:
+        await connection.aclose()
+
+
+def run_sync(path: str, url: str, token: str) -> Synced:
+    """Do as ``sync``, from a command."""
+    return asyncio.run(sync(path, url, token))

@@ -1,0 +1,243 @@
+"""Protocol 1: requests and answers as HTTP carries them. No line here, so both ends use the same.
+
+================================================ ================================================
+request                                          answers
+================================================ ================================================
+``POST /v1/sync``                                200, ``Synced``
+``POST /v1/logs/{log id}/ask``                   200, ``Known``
+``PATCH /v1/logs/{log id}/segments/{lsn}``       200, ``Stored``; with ``Upload-Complete: ?1`` and
+                                                 ``Repr-Digest``, without a body: ``Seal``
+``POST /v1/logs/{log id}/breaks``                200, ``Stored``
+================================================ ================================================
+
+What does not fit where the copy ends is 409, a frame that is not as it was written 422, both as
+``application/problem+json`` with ``at``, the place to go on from. The names of headers are those of
+resumable uploads (draft-ietf-httpbis-resumable-upload); nothing else of that is promised. What
+anybody asks for without a token is 401, and all else that is not there is one 404.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+
+from taskq.core.errors import LogError
+from taskq.log.format.frames import segment_lsn
+from taskq_plugins.hub.messages import (
+    ASKED_MAX,
+    Append,
+    Ask,
+    Declare,
+    Kind,
+    Known,
+    Refused,
+    Seal,
+    Stored,
+    Sync,
+    Synced,
+    Trouble,
+)
+from taskq_plugins.hub.positions import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from taskq_plugins.hub.messages import Answer, Request
+
+PROTOCOL: Final = 1
+FRAMES: Final = "application/vnd.taskq.frames"
+JSON: Final = "application/json"
+PROBLEM: Final = "application/problem+json"
+#: Of a body that is no frames.
+JSON_BYTES_MAX: Final = 256 * 1024
+_DIGEST: Final = re.compile(r"sha-256=:([A-Za-z0-9+/=]{44}):\Z")
+_LOG: Final = re.compile(r"/v1/logs/([0-9a-f-]{36})/(ask|breaks|segments/([0-9]{20}))\Z")
+_STATUS: Final = {
+    Trouble.MISMATCH: 409,
+    Trouble.GAP: 409,
+    Trouble.SUPERSEDED: 409,
+    Trouble.DAMAGED: 422,
+}
+_WELL: Final = 200
+_CAUSE_MAX: Final = 200
+#: A device goes on above it; beyond, lsns would come to an end.
+_LSN_MAX: Final = 2**62
+
+
+class HubError(LogError):
+    """A hub answered what the device cannot go on from; the message says what to do."""
+
+
+class Carried(NamedTuple):
+    """A request on its way, but for the token."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+def carried(asked: Request) -> Carried:
+    """Make a request fit for the line."""
+    if isinstance(asked, Sync):
+        values = {
+            "protocol": PROTOCOL,
+            "log_id": str(asked.log_id),
+            "created_ns": asked.created_ns,
+            "incompat": sorted(asked.incompat),
+            "end": asked.end.as_list(),
+        }
+        return _post("/v1/sync", values)
+    log = f"/v1/logs/{asked.log_id}"
+    if isinstance(asked, Ask):
+        places = [one.as_list() for one in asked.places]
+        return _post(f"{log}/ask", {"session": asked.session, "places": places})
+    if isinstance(asked, Declare):
+        values = {
+            "session": asked.session,
+            "kind": asked.kind.value,
+            "left": asked.left.as_list(),
+            "at": asked.at.as_list(),
+            "end_lsn": asked.end_lsn,
+            "cause": asked.cause,
+        }
+        return _post(f"{log}/breaks", values)
+    behind = asked.behind if isinstance(asked, Append) else asked.end
+    headers = {
+        "Taskq-Session": str(asked.session),
+        "Upload-Offset": str(behind.offset),
+        "Taskq-Stem": behind.stem.hex() or "none",
+        "Content-Type": FRAMES,
+    }
+    if isinstance(asked, Seal):
+        digest = base64.b64encode(asked.digest).decode()
+        headers |= {"Upload-Complete": "?1", "Repr-Digest": f"sha-256=:{digest}:"}
+    body = asked.data if isinstance(asked, Append) else b""
+    return Carried("PATCH", f"{log}/segments/{behind.segment:020d}", headers, body)
+
+
+def _post(path: str, values: dict[str, Any]) -> Carried:
+    return Carried("POST", path, {"Content-Type": JSON}, json.dumps(values).encode())
+
+
+def delivered(method: str, path: str, headers: Mapping[str, str], body: bytes) -> Request | None:
+    """Read a request that came; None if nothing is there.
+
+    Raises:
+        ValueError: it is not as the protocol has it.
+    """
+    if (method, path) == ("POST", "/v1/sync"):
+        values = _object(body)
+        if values["protocol"] != PROTOCOL:
+            raise ValueError("another protocol")
+        incompat = frozenset(map(str, values["incompat"]))
+        end = Position.from_list(values["end"])
+        return Sync(UUID(values["log_id"]), int(values["created_ns"]), incompat, end)
+    found = _LOG.match(path)
+    if found is None or method != ("PATCH" if found[3] else "POST"):
+        return None
+    log_id = UUID(found[1])
+    if found[3]:
+        return _frames(log_id, f"{found[3]}.log", headers, body)
+    values = _object(body)
+    session = int(values["session"])
+    if found[2] == "ask":
+        places = tuple(map(Position.from_list, values["places"][:ASKED_MAX]))
+        return Ask(session, log_id, places)
+    positions = Position.from_list(values["left"]), Position.from_list(values["at"])
+    cause = str(values["cause"])[:_CAUSE_MAX]
+    end_lsn = int(values["end_lsn"])
+    return Declare(session, log_id, Kind(values["kind"]), *positions, end_lsn, cause)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+    if not isinstance(values, dict):
+        raise TypeError("no object")
+    return values
+
+
+def _frames(log_id: UUID, name: str, headers: Mapping[str, str], body: bytes) -> Request | None:
+    segment = segment_lsn(name)
+    if segment is None:
+        return None
+    session, offset = int(headers["taskq-session"]), int(headers["upload-offset"])
+    text = headers["taskq-stem"]
+    stem = b"" if text == "none" else bytes.fromhex(text)
+    header = Position(segment, offset, 0, stem).header
+    frame = 0 if header is None else offset - header.size
+    behind = Position.from_list([segment, offset, frame, stem.hex()])
+    if headers.get("upload-complete") != "?1":
+        return Append(session, log_id, behind, body)
+    digest = _DIGEST.match(headers["repr-digest"])
+    if digest is None or body:
+        raise ValueError("a seal has a digest, and no body")
+    return Seal(session, log_id, behind, base64.b64decode(digest[1], validate=True))
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def answered(answer: Answer) -> tuple[int, str, bytes]:
+    """(status, content type, body) of an answer."""
+    if isinstance(answer, Refused):
+        trouble = answer.trouble
+        values: dict[str, Any] = {"type": trouble.value, "at": answer.at.as_list()}
+        return _STATUS[trouble], PROBLEM, json.dumps(values).encode()
+    if isinstance(answer, Synced):
+        values = answer._asdict() | {"at": answer.at.as_list()}
+    elif isinstance(answer, Known):
+        values = {"has": answer.has}
+    else:
+        values = {"at": answer.at.as_list()}
+    return _WELL, JSON, json.dumps(values).encode()
+
+
+def understood(asked: Request, status: int, body: bytes) -> Answer:
+    """Read what a request was answered.
+
+    Raises:
+        HubError: it is none that one can go on from.
+    """
+    title = ""
+    try:
+        values = _object(body)
+        if status in _STATUS.values():
+            return Refused(Trouble(values["type"]), Position.from_list(values["at"]))
+        if status == _WELL:
+            return _answer(asked, values)
+        title = str(values.get("title", ""))[:_CAUSE_MAX]
+    except (ValueError, KeyError, TypeError):
+        """It is no answer of a hub: its status has to do."""
+    raise HubError(f"the hub answers {status}: {_ADVICE.get(status) or title or _SEE_HUB}")
+
+
+def _answer(asked: Request, values: dict[str, Any]) -> Answer:
+    if isinstance(asked, Ask):
+        return Known(tuple(one is True for one in values["has"]))
+    at = Position.from_list(values["at"])
+    if not isinstance(asked, Sync):
+        return Stored(at)
+    numbers = {name: int(values[name]) for name in ("session", "high_lsn", "begins")}
+    if not 0 <= numbers["high_lsn"] < _LSN_MAX:
+        raise ValueError("no lsn")
+    is_sealed, has_end = values["is_sealed"] is True, values["has_end"] is True
+    return Synced(at=at, is_sealed=is_sealed, has_end=has_end, **numbers)
+
+
+_SEE_HUB: Final = "see the hub's own log, and try again later"
+_ADVICE: Final = {
+    401: "it does not know the token: ask for another with 'taskq hub enrol' there",
+    404: "there is no hub at this address, or one of another version",
+    413: "the request is too large for it, or for a proxy before it",
+    503: "it could not write just now: try again later",
+    507: "its disk is full: free some space there, then try again",
+}
+#: (status, content type, body) of what is not there, whatever was asked for.
+NOT_THERE: Final = (404, PROBLEM, b'{"type": "about:blank", "title": "not found"}')

@@ -1,0 +1,268 @@
+"""The hub's HTTP, and the session of a device over it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+import httpx
+import pytest
+
+from taskq import TaskLog
+from taskq.core.errors import UsageError
+from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.hub.devices import device_of, enrol
+from taskq_plugins.hub.server import PART_BYTES_MAX, Server
+from taskq_plugins.hub.sync import check_url, sync
+from taskq_plugins.hub.wire import FRAMES, NOT_THERE, HubError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_URL: Final = "http://localhost"
+_LOG_ID: Final = "12345678-1234-5678-1234-567812345678"
+
+
+class Place:
+    """A hub and devices of one machine, with no line between."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.hub = path / "hub"
+        self.transport = httpx.ASGITransport(Server(self.hub).app)
+
+    async def write(self, device: str, count: int = 3, size: int = 10) -> None:
+        async with TaskLog.open(self.path / device) as log:
+            for number in range(count):
+                await log.put(b"%d" % number + bytes(size))
+
+    async def sync(self, device: str, token: str) -> list[Verdict]:
+        done = await sync(str(self.path / device), _URL, token, self.transport)
+        return done.verdicts
+
+    def copies(self, device: str) -> dict[str, bytes]:
+        found = (self.hub / "devices" / device).rglob("*.log")
+        return {one.name: one.read_bytes() for one in found}
+
+    def segments(self, device: str) -> dict[str, bytes]:
+        found = (self.path / device / "log").glob("*.log")
+        return {one.name: one.read_bytes() for one in found}
+
+    async def ask(self, method: str, path: str, token: str, **given: object) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token}"} | given.pop("headers", {})  # type: ignore[operator]
+        async with httpx.AsyncClient(transport=self.transport, base_url=_URL) as client:
+            return await client.request(method, path, headers=headers, **given)  # type: ignore[arg-type]
+
+    def tree(self) -> dict[str, str]:
+        return {
+            str(one): hashlib.sha256(one.read_bytes()).hexdigest()
+            for one in self.hub.rglob("*")
+            if one.is_file()
+        }
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def _is_copy(copies: dict[str, bytes], segments: dict[str, bytes]) -> bool:
+    """Whether the copy has all but the sync points that end the log."""
+    return copies.keys() == segments.keys() and all(
+        segments[name].startswith(data) and len(segments[name]) - len(data) <= 2 * 56
+        for name, data in copies.items()
+    )
+
+
+async def test_a_log_goes_to_the_hub_and_grows_there(place: Place) -> None:
+    token = enrol(place.hub, "edge-7")
+    await place.write("edge-7", 300, 5_000)
+    assert await place.sync("edge-7", token) == [Verdict.NEW]
+    assert _is_copy(place.copies("edge-7"), place.segments("edge-7"))
+    await place.write("edge-7")
+    assert await place.sync("edge-7", token) == [Verdict.BEHIND]
+    before = place.tree()
+    assert await place.sync("edge-7", token) == [Verdict.BEHIND]
+    assert place.tree() == before
+    assert _is_copy(place.copies("edge-7"), place.segments("edge-7"))
+
+
+async def test_two_devices_with_the_same_log_touch_their_own_copies_only(place: Place) -> None:
+    first, second = enrol(place.hub, "edge-7"), enrol(place.hub, "edge-8")
+    await place.write("edge-7")
+    await place.sync("edge-7", first)
+    before = place.copies("edge-7")
+    assert await place.sync("edge-7", second) == [Verdict.NEW]
+    assert place.copies("edge-8") == before == place.copies("edge-7")
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["", "x", "tq1.edge-7." + "A" * 43, "tq1.edge-9." + "A" * 43, "tq1...." + "A" * 43, "é" * 20],
+)
+async def test_a_token_that_does_not_hold_is_told_the_same_whatever_it_is(
+    place: Place, token: str
+) -> None:
+    enrol(place.hub, "edge-7")
+    before = place.tree()
+    headers = {"Authorization": f"Bearer {token}".encode()}
+    told = {
+        (await place.ask(method, path, "", headers=headers)).content
+        for method, path in (("POST", "/v1/sync"), ("GET", "/"), ("PATCH", f"/v1/logs/{_LOG_ID}"))
+    }
+    assert told == {b'{"type": "about:blank", "title": "the token is not known here"}'}
+    assert place.tree() == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/v1",
+        f"/v1/logs/{_LOG_ID}",
+        f"/v1/logs/{_LOG_ID}/segments/..",
+        f"/v1/logs/{_LOG_ID}/segments/00000000000000000000",
+        f"/v1/logs/{_LOG_ID}/segments/99999999999999999999",
+        "/v1/logs/../../device.json/ask",
+        "/v1/logs/%2e%2e/%2e%2e/ask",
+        f"/v1/logs/{_LOG_ID}%00/ask",
+        f"/v1/logs/{'é' * 36}/ask",
+        "/v1/logs/" + "a" * 300 + "/ask",
+    ],
+)
+async def test_all_that_is_not_there_is_one_404(place: Place, path: str) -> None:
+    token = enrol(place.hub, "edge-7")
+    before = place.tree()
+    for method in ("POST", "PATCH"):
+        told = await place.ask(method, path, token, content=b"{}", headers={"Content-Type": FRAMES})
+        assert (told.status_code, told.content) == (NOT_THERE[0], NOT_THERE[2])
+    assert place.tree() == before
+
+
+async def test_a_log_that_the_hub_has_not_got_is_none_of_a_sessions(place: Place) -> None:
+    token = enrol(place.hub, "edge-7")
+    values = '{"session": 1, "places": []}'
+    told = await place.ask("POST", f"/v1/logs/{_LOG_ID}/ask", token, content=values)
+    assert (told.status_code, told.json()["type"]) == (409, "superseded")
+
+
+async def test_a_body_is_bounded_before_it_is_read(place: Place) -> None:
+    token = enrol(place.hub, "edge-7")
+    path = f"/v1/logs/{_LOG_ID}/segments/00000000000000000001"
+    frames = {"Content-Type": FRAMES, "Content-Length": str(PART_BYTES_MAX + 1)}
+    assert (await place.ask("PATCH", path, token, headers=frames)).status_code == 413
+    large = b" " * (256 * 1024 + 1)
+    assert (await place.ask("POST", "/v1/sync", token, content=large)).status_code == 413
+    endless = {"Content-Length": "9" * 30}
+    assert (await place.ask("POST", "/v1/sync", token, headers=endless)).status_code == 411
+    assert (await place.ask("POST", "/v1/sync", token, content=b"[]")).status_code == 400
+
+
+async def test_the_two_latest_tokens_of_a_device_hold(place: Place) -> None:
+    tokens = [enrol(place.hub, "edge-7") for _ in range(3)]
+    assert [device_of(place.hub, one) for one in tokens] == [None, "edge-7", "edge-7"]
+    await place.write("edge-7")
+    with pytest.raises(HubError, match=r"401.*enrol"):
+        await place.sync("edge-7", tokens[0])
+    kept = "".join(one.read_text() for one in place.hub.rglob("device.json"))
+    assert not any(token.rpartition(".")[2] in kept for token in tokens)
+
+
+@pytest.mark.parametrize("name", ["", "..", "Edge", "a/b", "-a", "a" * 64, "a\n", "ü"])
+def test_a_name_that_could_lead_elsewhere_is_none_of_a_device(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="no name of a device"):
+        enrol(tmp_path, name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", ["", "hub", "ftp://hub", "http://hub.example", "http://10.0.0.1"])
+def test_a_token_goes_over_tls_or_not_at_all(url: str) -> None:
+    with pytest.raises(UsageError):
+        check_url(url)
+    assert check_url("https://hub.example/x/") == "https://hub.example/x"
+
+
+async def test_a_directory_that_was_set_back_goes_on_above_what_the_hub_has_seen(
+    place: Place,
+) -> None:
+    """Both branches are kept, and the next session ends well."""
+    token = enrol(place.hub, "edge-7")
+    await place.write("edge-7")
+    backup = place.segments("edge-7")
+    files = {
+        one: one.read_bytes()
+        for one in (place.path / "edge-7").rglob("*")
+        if one.is_file() and one.parent.name in ("edge-7", "log")
+    }
+    await place.write("edge-7", 5)
+    await place.sync("edge-7", token)
+    for path in place.segments("edge-7"):
+        (place.path / "edge-7" / "log" / path).unlink()
+    for file, data in files.items():
+        file.unlink(missing_ok=True)
+        file.write_bytes(data)
+    await place.write("edge-7", 4, 20)
+    assert await place.sync("edge-7", token) == [Verdict.FORKED, Verdict.BEHIND]
+    current = {name: data for name, data in place.copies("edge-7").items() if name not in backup}
+    assert all(place.segments("edge-7")[name].startswith(data) for name, data in current.items())
+    assert list((place.hub / "devices" / "edge-7").rglob("old/1/taskq.json"))
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def _serve(hub: Path, port: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "taskq", "hub", "serve", str(hub), "--bind"]
+    process = subprocess.Popen([*command, f"127.0.0.1:{port}"], stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False)
+        except httpx.HTTPError:
+            continue
+        return process
+    raise AssertionError("the hub does not answer")
+
+
+def test_a_hub_that_is_killed_goes_on_where_it_was_and_commands_say_so(tmp_path: Path) -> None:
+    log, hub, port = tmp_path / "log", tmp_path / "hub", _free_port()
+    environment = os.environ | {"TASKQ_HUB_URL": f"http://127.0.0.1:{port}"}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "taskq", *words],
+            capture_output=True, check=False, text=True, env=environment, cwd=tmp_path,
+        )  # fmt: skip
+
+    run("put", "one", "-d", str(log))
+    (tmp_path / "token").write_text(run("hub", "enrol", str(hub), "edge-7").stdout)
+    send = ("sync", str(log), "--token-file", "token")
+    done = run(*send)
+    assert (done.returncode, "cannot be reached" in done.stderr) == (1, True)
+    server = _serve(hub, port)
+    try:
+        assert run("hub", "serve", str(hub)).returncode == 1
+        assert "(new; " in run(*send).stdout
+        run("put", "two", "-d", str(log))
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        server = _serve(hub, port)
+        assert "up to lsn 2 (behind; " in run(*send).stdout
+        (copy,) = (hub / "devices" / "edge-7").glob("*-*")
+        assert "no damage" in run("verify", "-d", str(copy)).stdout
+        refused = run("put", "three", "-d", str(copy))
+        assert (refused.returncode, "edge-7" in refused.stderr) == (1, True)
+    finally:
+        server.kill()
+        server.wait()
+    assert run("sync", str(log)).returncode == 2

@@ -1,0 +1,100 @@
+"""Requests and answers come out as they went in; whatever else comes is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskq.log.format import codec
+from taskq_plugins.hub.messages import (
+    Append,
+    Ask,
+    Declare,
+    Kind,
+    Known,
+    Refused,
+    Seal,
+    Stored,
+    Sync,
+    Synced,
+    Trouble,
+)
+from taskq_plugins.hub.positions import NOWHERE, Position
+from taskq_plugins.hub.wire import HubError, answered, carried, delivered, understood
+
+if TYPE_CHECKING:
+    from taskq_plugins.hub.messages import Answer, Request
+
+_LOG: Final = UUID("12345678-1234-5678-1234-567812345678")
+_STEM: Final = codec.encode_frame(b"body", 1, 7, 5, 10**18, 0, 3, 64)[: codec.FRAME_HEADER_SIZE]
+_AT: Final = Position(7, 64 + codec.frame_size(4), 64, _STEM)
+_REQUESTS: Final[list[Request]] = [
+    Sync(_LOG, 5, frozenset({"records-4"}), _AT),
+    Sync(_LOG, 5, frozenset(), NOWHERE),
+    Ask(3, _LOG, (_AT, Position(7))),
+    Append(3, _LOG, Position(7), b"bytes"),
+    Append(3, _LOG, _AT, b""),
+    Seal(3, _LOG, _AT, bytes(range(32))),
+    Declare(3, _LOG, Kind.GAP, _AT, Position(9), 11, "why"),
+]
+_ANSWERS: Final[list[tuple[Request, Answer]]] = [
+    (_REQUESTS[0], Synced(3, _AT, is_sealed=True, has_end=False, high_lsn=9, begins=1)),
+    (_REQUESTS[2], Known((True, False))),
+    (_REQUESTS[3], Stored(_AT)),
+    *((_REQUESTS[3], Refused(trouble, _AT)) for trouble in Trouble),
+]
+
+
+@pytest.mark.parametrize("asked", _REQUESTS, ids=lambda one: type(one).__name__)
+def test_a_request_comes_out_as_it_went_in(asked: Request) -> None:
+    method, path, headers, body = carried(asked)
+    lower = {name.lower(): value for name, value in headers.items()}
+    assert delivered(method, path, lower, body) == asked
+
+
+@pytest.mark.parametrize(("asked", "answer"), _ANSWERS, ids=str)
+def test_an_answer_comes_out_as_it_went_in(asked: Request, answer: Answer) -> None:
+    status, _, body = answered(answer)
+    assert understood(asked, status, body) == answer
+
+
+_ODD: Final = ["0", "-1", "none", "?1", "9" * 30]
+_TEXTS: Final = st.one_of(st.text(max_size=60), st.sampled_from(_ODD))
+_BODIES: Final = [b"[" * 90_000, b"{}", b'{"session": null}']
+
+
+@given(
+    st.sampled_from([(one.method, one.path) for one in map(carried, _REQUESTS)]),
+    st.dictionaries(
+        st.sampled_from(
+            ["taskq-session", "upload-offset", "taskq-stem", "upload-complete", "repr-digest"]
+        ),
+        _TEXTS,
+    ),
+    st.one_of(st.binary(max_size=80), st.sampled_from(_BODIES)),
+)
+def test_what_is_no_request_is_refused_in_one_of_three_ways(
+    where: tuple[str, str], headers: dict[str, str], body: bytes
+) -> None:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        delivered(*where, headers, body)
+
+
+@given(st.sampled_from([one for one, _ in _ANSWERS]), st.integers(100, 599), st.binary(max_size=80))
+def test_what_is_no_answer_is_an_error_that_says_so(
+    asked: Request, status: int, body: bytes
+) -> None:
+    with pytest.raises(HubError, match=f"the hub answers {status}: "):
+        understood(asked, status, body)
+
+
+def test_a_hub_cannot_bring_a_device_to_the_end_of_its_lsns() -> None:
+    answer = Synced(3, _AT, is_sealed=True, has_end=False, high_lsn=2**62, begins=1)
+    _, _, body = answered(answer)
+    with pytest.raises(HubError):
+        understood(_REQUESTS[0], 200, body)
