@@ -250,10 +250,11 @@ class JobContext:
         return pending
 
     def resolve(self, answers: list[int | Duplicate]) -> None:
-        """Give the pending jobs their ids, in the order they were asked for."""
-        if self._children is None:
-            return  # it ran in a child process, where nobody waits for them any more
-        for (pending, *_), answer in zip(self.children, answers, strict=True):
+        """Give the pending jobs their ids, in the order they were asked for.
+
+        Behind them may come jobs that were asked for in a child process: nobody waits for those.
+        """
+        for (pending, *_), answer in zip(self.children, answers, strict=False):
             task = pending.call.task
             pending._handle = make_handle(self.app, task, self.delivery.tag, answer)
 

@@ -12,7 +12,7 @@ import pytest
 import sentry_sdk
 from sentry_sdk.transport import Transport
 
-from taskq import Inject, JobContext, Snooze, State, TaskQ, injected, retry
+from taskq import Inject, JobContext, PendingJob, Snooze, State, TaskQ, injected, retry
 from taskq.errors import JobCancelled, JobFailed, UsageError
 from taskq_workers import Worker
 from taskq_workers.slots.slots import Slots
@@ -200,6 +200,29 @@ async def test_an_error_in_a_child_process_is_raised_in_it_too(tmp_path: Path) -
     finally:
         app._middleware.clear()
     assert [(type(error), str(error)) for error in told] == [(LookupError, "in a process")]
+
+
+async def test_what_it_enqueues_joins_the_success_wherever_the_task_ran(tmp_path: Path) -> None:
+    app = afar_jobs.app
+    app.data_dir = tmp_path / "data"
+    pending: list[PendingJob[str]] = []
+
+    @app.middleware
+    async def follows(job: JobContext) -> AsyncIterator[None]:
+        yield
+        if job.task == afar_jobs.parent.name:
+            pending.append(job.enqueue(afar_jobs.child.call("of the middleware")))
+
+    try:
+        async with app, app.worker():
+            job = await afar_jobs.parent.enqueue(fails=False)
+            told = await job.result(timeout=SECONDS)
+            assert await app.job(pending[0].id).result(timeout=SECONDS) == "of the middleware"
+            stats = await app.stats()
+    finally:
+        app._middleware.clear()
+    assert told
+    assert sum(queue.succeeded for queue in stats.queues) == 3
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "generator", "more"])

@@ -45,7 +45,11 @@ async def _settled(
     if type(value) is Ended:
         if value.kind != Kind.SUCCEEDED:
             return settlement_of(value, delivery)
-        return await stored_success(packer, task, delivery, value.body, list(value.children))
+        # What middleware has enqueued here comes first: it waits for the ids.
+        children = [packer.loose(pending.call) for pending, *_ in job.children]
+        return await stored_success(
+            packer, task, delivery, value.body, [*children, *value.children]
+        )
     packing = task.result_packing(delivery.queue)
     try:
         body = task.encode_result(value, packer.bodies.limit(packing))
