@@ -1,0 +1,222 @@
+"""Tell another service by HTTP of jobs that succeeded or died: signed, and retried as jobs are.
+
+Bodies and headers are those of `Standard Webhooks <https://www.standardwebhooks.com>`_, so that
+receivers have libraries for them: ``webhook-id``, ``webhook-timestamp`` and ``webhook-signature``
+(HMAC-SHA256 of id, time and body). Each message is a job of its own, which is delivered at least
+once, through crashes and an hour without a network, always with the same id. That of a success is
+on disk with the success, or neither is; that of a death is enqueued right after it by the process
+in which the job died, so that a crash in between leaves the dead letter alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import time
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from taskq import Discard, JobContext, Retry, current_job, retry
+from taskq.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+
+    import httpx
+
+    from taskq import DeadLetter, TaskQ
+
+Event = Literal["succeeded", "dead"]
+
+#: Before a digest of the address: messages to one receiver are jobs of one task.
+_TASK_PREFIX: Final = "taskq.webhook."
+QUEUE_DEFAULT: Final = "webhooks"
+#: What a receiver gets to answer.
+TIMEOUT_SECONDS: Final = 15.0
+#: Eleven tries over about a day.
+_POLICY: Final = retry.exponential(attempts=11, base=5, cap=8 * 3600, factor=4, jitter="equal")
+#: A message that is so much older or newer may be a recorded one.
+TOLERANCE_SECONDS: Final = 300
+_DIGITS_MAX: Final = 15
+_MARK: Final = "whsec_"
+_SECRET_BYTES_MIN: Final = 24
+_OK, _GONE, _LATER = range(200, 300), 410, frozenset({429, 503})
+#: A receiver may put off the next try by so long.
+_RETRY_AFTER_MAX: Final = 24 * 3600
+
+
+class Webhooks:
+    """Tells one receiver of an app's jobs. Make it before workers start.
+
+    Args:
+        app: whose jobs.
+        url: where messages are posted to; https, or this machine.
+        secret: ``whsec_`` and at least 24 bytes in base64; what the receiver checks them with.
+        events: which ends are told.
+        tasks: names of the tasks whose jobs are told of; None for all.
+        queue: in which the messages wait.
+        transport: of httpx, for tests.
+
+    Raises:
+        UsageError: an argument is wrong; the message names it and the remedy.
+    """
+
+    def __init__(
+        self,
+        app: TaskQ,
+        url: str,
+        secret: str,
+        *,
+        events: Iterable[Event] = ("succeeded", "dead"),
+        tasks: Collection[str] | None = None,
+        queue: str = QUEUE_DEFAULT,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._app, self._url, self._key = app, _checked_url(url), key_of(secret)
+        self._events = frozenset(events)
+        unknown = self._events - set(get_args(Event))
+        if unknown:
+            raise UsageError(f"webhooks tell of succeeded and dead, not of {min(unknown)!r}")
+        self._tasks = None if tasks is None else frozenset(tasks)
+        self._transport = transport
+        digest = hashlib.sha256(url.encode()).hexdigest()[:8]
+
+        @app.task(name=f"{_TASK_PREFIX}{digest}", queue=queue, retry=_POLICY)
+        async def post(event: str, data: dict[str, Any]) -> None:
+            await self._send(event, data)
+
+        self._post = post
+        if "succeeded" in self._events:
+            app.middleware(self._around)
+        if "dead" in self._events:
+            app.on_dead(self._on_dead)
+
+    async def _send(self, event: str, data: dict[str, Any]) -> None:
+        import httpx  # noqa: PLC0415 - an app that only enqueues need not have it
+
+        job = current_job()
+        body = json.dumps({"type": f"job.{event}", "timestamp": data["ended_at"], "data": data})
+        headers = signed(self._key, job.id, int(time.time()), body.encode())
+        async with httpx.AsyncClient(
+            timeout=TIMEOUT_SECONDS, transport=self._transport, follow_redirects=False
+        ) as client:
+            answer = await client.post(self._url, content=body, headers=headers)
+        if answer.status_code in _OK:
+            return
+        said = f"{self._url} answered {answer.status_code} {answer.reason_phrase}".rstrip()
+        if answer.status_code == _GONE:
+            raise Discard(f"{said}: it wants no more of these")
+        if answer.status_code in _LATER:
+            raise Retry(_delay(answer.headers.get("retry-after")), said)
+        raise RuntimeError(said)
+
+    async def _around(self, job: JobContext) -> AsyncIterator[None]:
+        yield
+        if self._is_told(job.task):
+            data = _data(job.id, job.task, job.queue, job.attempt, datetime.now(UTC))
+            job.enqueue(self._post.call("succeeded", data))
+
+    async def _on_dead(self, letter: DeadLetter) -> None:
+        if not self._is_told(letter.task):
+            return
+        ended_at = datetime.fromtimestamp(letter.settled_ns / 1e9, UTC)
+        data = _data(letter.job_id, letter.task, letter.queue, letter.attempt, ended_at)
+        data["reason"], data["cause"] = letter.reason.partition("\n")[0], letter.cause
+        key = f"{letter.job_id} {letter.settled_ns}"
+        await self._post.options(key=key, window="1d").enqueue("dead", data)
+
+    def _is_told(self, task: str) -> bool:
+        # Messages about messages would never end.
+        is_message = task.startswith(_TASK_PREFIX)
+        return not is_message and (self._tasks is None or task in self._tasks)
+
+
+def key_of(secret: str) -> bytes:
+    """The bytes of a secret.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        key = base64.b64decode(secret.removeprefix(_MARK), validate=True)
+    except (ValueError, binascii.Error):
+        key = b""
+    if not secret.startswith(_MARK) or len(key) < _SECRET_BYTES_MIN:
+        raise UsageError(
+            f"a webhook's secret is {_MARK} and at least {_SECRET_BYTES_MIN} random bytes "
+            f"in base64: python -c 'import base64, os; "
+            f'print("{_MARK}" + base64.b64encode(os.urandom(32)).decode())\''
+        )
+    return key
+
+
+def signed(key: bytes, message_id: str, seconds: int, body: bytes) -> dict[str, str]:
+    """The headers of a message."""
+    return {
+        "content-type": "application/json",
+        "webhook-id": message_id,
+        "webhook-timestamp": str(seconds),
+        "webhook-signature": f"v1,{_signature(key, message_id, str(seconds), body)}",
+    }
+
+
+def is_genuine(key: bytes, headers: Mapping[str, str], body: bytes, now: float) -> bool:
+    """Whether a message was signed with the key within the last minutes; for receivers.
+
+    Args:
+        key: see ``key_of``.
+        headers: with names in lower case.
+        body: as it came.
+        now: seconds since 1970.
+    """
+    seconds = headers.get("webhook-timestamp", "")
+    if not (seconds.isascii() and seconds.isdecimal() and len(seconds) <= _DIGITS_MAX):
+        return False
+    if abs(now - int(seconds)) > TOLERANCE_SECONDS:
+        return False
+    wanted = f"v1,{_signature(key, headers.get('webhook-id', ''), seconds, body)}".encode()
+    given = headers.get("webhook-signature", "").encode(errors="replace")
+    # A sender that changes its secret signs with both.
+    return any(hmac.compare_digest(wanted, one) for one in given.split(b" "))
+
+
+def _signature(key: bytes, message_id: str, seconds: str, body: bytes) -> str:
+    content = f"{message_id}.{seconds}.".encode(errors="replace") + body
+    return base64.b64encode(hmac.digest(key, content, "sha256")).decode()
+
+
+def _data(job_id: str, task: str, queue: str, attempt: int, ended_at: datetime) -> dict[str, Any]:
+    """What is told of a job; its arguments and its result may be nobody's business."""
+    told = {"job_id": job_id, "task": task, "queue": queue, "attempt": attempt}
+    return told | {"ended_at": ended_at.isoformat()}
+
+
+def _delay(text: str | None) -> float | None:
+    """Seconds until the next try, as the receiver asks; None leaves it to the policy."""
+    if text is None:
+        return None
+    try:
+        wait = float(text) if text.isdecimal() else _until(text)
+    except (TypeError, ValueError):
+        return None
+    return min(max(wait, 0.0), _RETRY_AFTER_MAX)
+
+
+def _until(date: str) -> float:
+    return (parsedate_to_datetime(date) - datetime.now(UTC)).total_seconds()
+
+
+def _checked_url(url: str) -> str:
+    from urllib.parse import urlsplit  # noqa: PLC0415 - once, at the start
+
+    parts = urlsplit(url)
+    is_here = parts.hostname in {"localhost", "127.0.0.1", "::1"}
+    if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and is_here)):
+        raise UsageError(
+            f"webhooks are posted to an https:// address (http:// on this machine), not {url!r:.80}"
+        )
+    return url
