@@ -6,18 +6,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import parquet
 
 from taskq_plugins.spark.lake import OVER, Batch, Change, Lake
-from taskq_plugins.spark.run.batch import commit_batch, is_committed
-from taskq_plugins.spark.run.shares import fold_share, write_rows
+from taskq_plugins.spark.run.batch import commit_batch, is_committed, stage_records
+from taskq_plugins.spark.run.shares import fold_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
-
-    from taskq_plugins.spark.run.shares import Share
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _TEXT: Final = pa.list_(pa.string())
@@ -100,16 +97,5 @@ def fold_rows(lake: Lake, records: pa.Table, number: int, offsets: str = "") -> 
     if is_committed(lake, batch):
         return False
     with lake.writer() as writer:
-        directory = writer.new_directory("records")
-        day = pc.cast(records["timestamp"], pa.date32())
-        parted = records.append_column("date", day)
-        parted = parted.append_column("part", pa.array([OVER] * len(records), pa.string()))
-        write_rows(parted, directory, 0)
-        staged = writer.stage("records", directory)._replace(schema=records.schema)
-        commit_batch(writer, staged, batch, _fold_all)
+        commit_batch(writer, stage_records(writer, records), batch, fold_all)
     return True
-
-
-def _fold_all(shares: Sequence[Share]) -> None:
-    for one in shares:
-        fold_share(one)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyarrow import dataset, parquet
 
 from taskq_plugins.spark.lake.errors import CheckpointMismatch, LakeDiskError
-from taskq_plugins.spark.lake.files import OPEN, OVER, PART_COLUMN
+from taskq_plugins.spark.lake.files import DATE, OPEN, OVER, PART_COLUMN
 from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS, Change
 from taskq_plugins.spark.run.shares import KEYS, Share, touched_rows, write_rows
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, RECORDS
@@ -90,6 +90,22 @@ def commit_batch(
         writer.commit(table, change, batch, dates=table != OPEN_RECORDS)
     still_open = (file.rows for file in lake.data_files(JOBS) if file.part == OPEN)
     return Folded(sum(file.rows for file in records.files), over, sum(still_open))
+
+
+def stage_records(writer: LakeWriter, rows: pa.Table) -> Staged:
+    """Write records, by day, to files that are durable and in no version of their table yet.
+
+    Raises:
+        LakeDiskError: the disk failed.
+    """
+    directory = writer.new_directory(RECORDS)
+    placed = rows.append_column(DATE, rows["timestamp"].cast(pa.date32()))
+    parts = pa.array([OVER] * rows.num_rows, pa.string())
+    try:
+        write_rows(placed.append_column(PART_COLUMN, parts), directory, 0)
+    except OSError as error:
+        raise LakeDiskError(directory, error) from error
+    return writer.stage(RECORDS, directory)._replace(schema=rows.schema)
 
 
 def is_committed(lake: Lake, batch: Batch) -> bool:

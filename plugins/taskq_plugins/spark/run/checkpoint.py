@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _NONE: Final = -1
 _TEXT_SIZE_MAX: Final = 256 * 1024 * 1024
 #: What Spark notes of a batch that ran.
-_RAN: Final = b'v1\n{"nextBatchWatermarkMs":0}'
+RAN: Final = b'v1\n{"nextBatchWatermarkMs":0}'
 #: How its notes begin and end: with a version, and with an object.
 _BEGIN: Final = b"v"
 _END: Final = b"}"
@@ -131,7 +131,7 @@ def restore(lake: Lake) -> None:
     for name in ("offsets", "commits", "sources"):
         (path / name).mkdir(parents=True, exist_ok=True)
     publish(path / "offsets" / str(batch.number), batch.offsets.encode())
-    publish(path / "commits" / str(batch.number), _RAN)
+    publish(path / "commits" / str(batch.number), RAN)
     publish(path / "metadata", json.dumps({"id": batch.stream}).encode())
     sync_directory(lake.path)
 

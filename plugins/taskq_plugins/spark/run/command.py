@@ -16,8 +16,8 @@ from taskq_plugins.spark.lake.command import lake_option
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.lake import Lake, LakeWriter
+    from taskq_plugins.spark.run.inprocess import RunOptions, Summary
     from taskq_plugins.spark.run.report import Report
-    from taskq_plugins.spark.run.stream import RunOptions
 
 #: Bytes of log in one micro-batch, unless told otherwise.
 MAX_BYTES_DEFAULT: Final = 64 * 1024 * 1024
@@ -33,6 +33,7 @@ SMALL_SESSION: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 SMALL_BYTES_MAX: Final = 64 * 1024 * 1024
+_EVERY_SECONDS: Final = 5
 
 
 class Size(click.ParamType[int]):
@@ -92,6 +93,9 @@ class Size(click.ParamType[int]):
     is_flag=True,
     help="Make the stream's checkpoint anew from what the tables hold.",
 )
+@click.option(
+    "--keep-open", is_flag=True, help="Go on until Ctrl-C, and look for what is new every 5 s."
+)
 @json_option
 def run(
     tables: tuple[str, ...],
@@ -102,15 +106,19 @@ def run(
     corrupt: str,
     ignore_data_loss: bool,
     restore_checkpoint: bool,
+    keep_open: bool,
     as_json: bool,
 ) -> None:
     """Read what is new in the logs, bring the tables up to date, and exit.
+
+    Less than 16 MiB of log are read without Java, unless a master is named.
 
     The tables records, jobs and attempts are always brought up to date; TABLE limits which of the
     others are (all: rollup_hour failures duplicates device_lag).
     """
     from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - needs pyarrow
     from taskq_plugins.spark.run import checkpoint  # noqa: PLC0415
+    from taskq_plugins.spark.run.inprocess import RunOptions  # noqa: PLC0415
     from taskq_plugins.spark.run.report import open_report  # noqa: PLC0415
     from taskq_plugins.spark.run.tablenames import DERIVED  # noqa: PLC0415
 
@@ -124,23 +132,35 @@ def run(
         if restore_checkpoint:
             checkpoint.restore(lake)
         checkpoint.check(lake)
-        names = tables or DERIVED
-        left_bytes = _left(lake, journals, names, corrupt)
-        if not left_bytes:
-            report.nothing_new(lake)
-            _tell_held(lake)
-            return
-        from taskq_plugins.spark.run.stream import RunOptions  # noqa: PLC0415 - needs pyspark
-
         options = RunOptions(
             journals=journals,
-            tables=names,
             max_bytes=max_bytes,
+            tables=tables or DERIVED,
             corrupt=corrupt,
             fail_on_data_loss=not ignore_data_loss,
         )
-        _run(writer, options, report, master, left_bytes)
+        if not _turn(writer, options, report, master):
+            report.nothing_new(lake)
+        while keep_open:
+            time.sleep(_EVERY_SECONDS)
+            _turn(writer, options, report, master)
         _tell_held(lake)
+
+
+def _turn(writer: LakeWriter, options: RunOptions, report: Report, master: str | None) -> bool:
+    """Read what is new; False if nothing is."""
+    from taskq_plugins.spark.run.inprocess import BYTES_MAX, run_here  # noqa: PLC0415
+
+    left_bytes = _left(writer.lake, options)
+    if not left_bytes:
+        return False
+    started = time.monotonic()
+    if left_bytes <= BYTES_MAX and master is None:
+        summary = run_here(writer, options, report)
+    else:
+        summary = _run(writer, options, report, master, left_bytes)
+    report.done(summary._replace(seconds=time.monotonic() - started), writer.lake)
+    return True
 
 
 def _tell_held(lake: Lake) -> None:
@@ -160,23 +180,21 @@ def _tell_held(lake: Lake) -> None:
 
 def _run(
     writer: LakeWriter, options: RunOptions, report: Report, master: str | None, left_bytes: int
-) -> None:
-    from taskq_plugins.spark.run.stream import run as run_stream  # noqa: PLC0415
+) -> Summary:
+    from taskq_plugins.spark.run.stream import run as run_stream  # noqa: PLC0415 - needs pyspark
     from taskq_plugins.spark.session import spark_session  # noqa: PLC0415
 
-    started = time.monotonic()
     report.starting()
     conf = SESSION if left_bytes > SMALL_BYTES_MAX else SESSION | SMALL_SESSION
     with spark_session("taskq pipeline run", master=master, conf=conf) as session:
         # What fails is told by us, in a line.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         session.sparkContext.setLogLevel("OFF")
-        summary = run_stream(session, writer, options, report)
-    report.done(summary._replace(seconds=time.monotonic() - started), writer.lake)
+        return run_stream(session, writer, options, report)
 
 
-def _left(lake: Lake, journals: Path, names: tuple[str, ...], corrupt: str) -> int:
-    """About how many bytes of log are to be read; 0: there is nothing to do, so no Java is needed.
+def _left(lake: Lake, options: RunOptions) -> int:
+    """About how many bytes of log are to be read; 0: there is nothing to do.
 
     1 stands for work that is left although all was read.
     """
@@ -184,8 +202,8 @@ def _left(lake: Lake, journals: Path, names: tuple[str, ...], corrupt: str) -> i
     from taskq_plugins.spark.run.held import unread_bytes  # noqa: PLC0415
     from taskq_plugins.spark.run.tablenames import stale  # noqa: PLC0415
 
-    left = unread_bytes(lake.checkpoint, journals, corrupt)
+    left = unread_bytes(lake.checkpoint, options.journals, options.corrupt)
     found = read_checkpoint(lake.checkpoint)
-    if found is None or found.planned != found.ran or stale(lake, names):
+    if found is None or found.planned != found.ran or stale(lake, options.tables):
         return max(left, 1)
     return left

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from taskq_plugins.spark.lake.errors import LakeError
+
+if TYPE_CHECKING:
+    from taskq.core.errors import TaskqError
 
 #: The last line of a traceback whose error is one of ours: its class, and what it says.
 _OURS: Final = re.compile(r"^\s*(?:\w+: )*taskq\w*(?:\.\w+)*\.\w+: (?P<text>.+)$", re.MULTILINE)
@@ -40,6 +43,11 @@ def failure(text: str) -> PipelineFailed:
         f"Spark stopped the run ({shown[:_CHARACTERS_MAX]}); what was committed before stands. "
         f"Remove the cause, then run again"
     )
+
+
+def failure_of(error: TaskqError) -> PipelineFailed:
+    """The error to show for what a log's reader tells."""
+    return PipelineFailed(f"{spelled(str(error))[:_CHARACTERS_MAX]}; nothing of it was committed")
 
 
 def spelled(text: str) -> str:

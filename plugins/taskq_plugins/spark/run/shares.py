@@ -19,7 +19,7 @@ from taskq_plugins.spark.tables.batches import logs_of, rows_of
 from taskq_plugins.spark.tables.fold import CONCERNING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from taskq_plugins.spark.lake.files import DataFile
@@ -65,6 +65,12 @@ def fold_share(share: Share) -> None:
     for table, rows in ((JOBS, made.jobs), (ATTEMPTS, made.attempts), (OPEN_RECORDS, made.kept)):
         others = (one.select(rows.column_names).cast(rows.schema) for one in kept[table])
         write_rows(pa.concat_tables([*others, rows]), share.targets[table], share.number)
+
+
+def fold_all(shares: Iterable[Share]) -> None:
+    """Fold them one after the other, here."""
+    for share in shares:
+        fold_share(share)
 
 
 def touched_rows(rows: pa.Table, touched: pa.Table) -> pa.Array:

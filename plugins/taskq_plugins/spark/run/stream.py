@@ -4,70 +4,32 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException
 
 from taskq.core.errors import TaskqError
-from taskq_plugins.spark.lake.compacting import compact
-from taskq_plugins.spark.lake.store import KEEP_HOURS, OPEN_RECORDS
 from taskq_plugins.spark.run.batch import commit_batch, is_committed
 from taskq_plugins.spark.run.checkpoint import batch_of, check
-from taskq_plugins.spark.run.derived import refresh_tables
+from taskq_plugins.spark.run.inprocess import Summary, end_run
 from taskq_plugins.spark.run.interrupting import interruptible
 from taskq_plugins.spark.run.reasons import failure
-from taskq_plugins.spark.run.shares import fold_share
+from taskq_plugins.spark.run.shares import fold_all, fold_share
 from taskq_plugins.spark.run.storage import prepare, write_records
-from taskq_plugins.spark.run.tablenames import ATTEMPTS, DERIVED, JOBS, RECORDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
     from taskq_plugins.spark.run.batch import Folded
+    from taskq_plugins.spark.run.inprocess import Listener, RunOptions
     from taskq_plugins.spark.run.shares import Share
 
 #: How often the main thread looks up from waiting, so that Ctrl-C is answered soon.
 _LOOK_SECONDS: Final = 1
-#: So long can be told what is new of a small table; of the others, how long a reader may take.
-_KEEP_HOURS: Final = {"failures": 7 * 24}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What is read, and how."""
-
-    journals: Path
-    max_bytes: int
-    tables: Sequence[str] = DERIVED
-    corrupt: str = "fail"
-    fail_on_data_loss: bool = True
-
-
-class Summary(NamedTuple):
-    """What a run did."""
-
-    batches: int
-    records: int
-    refreshed: tuple[str, ...]
-    seconds: float
-
-
-class Listener(Protocol):
-    """Who is told how it goes on; from another thread than the run's."""
-
-    def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
-        """A micro-batch was committed."""
-        ...
-
-    def on_table(self, name: str) -> None:
-        """A derived table is about to be computed."""
-        ...
 
 
 def run(
@@ -87,25 +49,8 @@ def run(
     sink = _Sink(spark, writer, listener)
     with interruptible(spark.sparkContext.cancelAllJobs) as asked:
         _follow(spark, lake, options, sink, asked)
-        refreshed = (
-            []
-            if asked.is_set()
-            else refresh_tables(writer, options.tables, options.journals, listener.on_table)
-        )
-    if sink.batches or refreshed:
-        tidy(writer)
-    seconds = time.monotonic() - started
-    return Summary(sink.batches, sink.records, tuple(refreshed), seconds)
-
-
-def tidy(writer: LakeWriter) -> None:
-    """Write small files together, and remove what no reader can want."""
-    for table in (RECORDS, JOBS, ATTEMPTS, OPEN_RECORDS):
-        compact(writer, table)
-    for table in (OPEN_RECORDS, *writer.lake.tables()):
-        hours = _KEEP_HOURS.get(table, KEEP_HOURS)
-        writer.keep_short(table)
-        writer.vacuum(table, keep_hours=hours)
+        refreshed = [] if asked.is_set() else end_run(writer, options, listener)
+    return Summary(sink.batches, sink.records, tuple(refreshed), time.monotonic() - started)
 
 
 def fold_batch(
@@ -125,7 +70,7 @@ def fold_batch(
 
     def run_shares(shares: Sequence[Share]) -> None:
         if len(shares) == 1:
-            fold_share(shares[0])
+            fold_all(shares)
         else:
             spark.sparkContext.parallelize(shares, len(shares)).foreach(fold_share)
 
@@ -171,14 +116,7 @@ def _follow(
     """Run the stream until it has come to what was the end when it started."""
     query = (
         spark.readStream.format("taskq")
-        .option("path", str(options.journals))
-        .option("includeDetails", "true")
-        .option("binary", "true")
-        .option("maxBytesPerTrigger", str(options.max_bytes))
-        .option("corruptMode", options.corrupt)
-        .option("failOnDataLoss", "hold" if options.fail_on_data_loss else "false")
-        # The tables know a job by its log and number, and two branches may have given one twice.
-        .option("restoredLogs", "hold")
+        .options(**options.of_source())
         .load()
         .writeStream.foreachBatch(sink)
         .option("checkpointLocation", str(lake.checkpoint))

@@ -1,0 +1,116 @@
+"""``taskq pipeline run`` of little: without Java, by the same checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from taskq_plugins.spark import session
+from taskq_plugins.spark.lake import Lake, LakeWriter
+from taskq_plugins.spark.run.checkpoint import check, read_checkpoint
+from tests.cli.helpers import taskq, taskq_json
+from tests.pipeline.lakes import fold_rows
+from tests.pipeline.rowmaking import live, rows_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        pytest.fail("it starts Java")
+
+    monkeypatch.setattr(session, "open_session", refuse)
+
+
+def run(tmp_path: Path, *words: object) -> Any:
+    where = ("--journals", tmp_path / "hub", "--lake", tmp_path / "lake")
+    return taskq("pipeline", "run", *where, *words)
+
+
+def tables(lake: Lake) -> list[list[Row]]:
+    found = []
+    for name in ("records", "jobs", "attempts"):
+        rows = lake.dataset(name).to_table()
+        keys = [key for key in ("log_id", "lsn", "job", "number") if key in rows.column_names]
+        plain = rows.sort_by([(key, "ascending") for key in keys]).to_pylist()
+        found.append(plain)
+    return found
+
+
+def whole(tmp_path: Path) -> list[list[Row]]:
+    """The tables of all that there is, folded at once."""
+    lake = Lake.open(tmp_path / "whole", create=True)
+    fold_rows(lake, pa.concat_tables([rows_of(tmp_path / "hub")]), 0)
+    return tables(lake)
+
+
+def test_what_is_new_is_read_and_where_nothing_is_that_is_said(tmp_path: Path) -> None:
+    for turn, seed in enumerate((1, 2, 3)):
+        asyncio.run(live(tmp_path / "hub" / f"edge-{seed % 2}", seed, 8))
+        told = run(tmp_path)
+        assert told.exit_code == 0, told.output
+        assert f"; batch {turn}\n" in told.stdout
+    assert run(tmp_path).stdout == "nothing new; the tables stand at batch 2\n"
+    lake = Lake.open(tmp_path / "lake")
+    assert tables(lake) == whole(tmp_path)
+    check(lake)
+    rows = {one.table: one.rows for one in lake.holdings()}
+    assert rows["device_lag"] == 2
+    assert rows["rollup_hour"] > 0
+
+
+def test_small_batches_are_read_one_after_the_other(tmp_path: Path) -> None:
+    asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 12))
+    told = run(tmp_path, "--max-bytes", "20k", "--json")
+    assert told.exit_code == 0, told.output
+    lake = Lake.open(tmp_path / "lake")
+    last = lake.batch()
+    assert last is not None
+    assert last.number > 1
+    assert tables(lake) == whole(tmp_path)
+
+
+@pytest.mark.parametrize("table", ["records", "_open", "jobs", None])
+def test_a_run_that_was_killed_is_finished_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str | None
+) -> None:
+    """While a table was committed, or between the last commit and the note of it."""
+    asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 8))
+    assert run(tmp_path).exit_code == 0
+    asyncio.run(live(tmp_path / "hub" / "edge-1", 2, 8))
+    real = LakeWriter.commit
+
+    def killed(self: LakeWriter, name: str, *args: Any, **options: Any) -> bool:
+        if name == table:
+            raise KeyboardInterrupt
+        done = real(self, name, *args, **options)
+        if table is None and name == "jobs":
+            raise KeyboardInterrupt
+        return done
+
+    with monkeypatch.context() as crash:
+        crash.setattr(LakeWriter, "commit", killed)
+        assert run(tmp_path).exit_code != 0
+    lake = Lake.open(tmp_path / "lake")
+    found = read_checkpoint(lake.checkpoint)
+    assert found is not None
+    assert (found.planned, found.ran) == (1, 0)
+    assert run(tmp_path).exit_code == 0
+    assert tables(lake) == whole(tmp_path)
+    assert run(tmp_path).stdout == "nothing new; the tables stand at batch 1\n"
+
+
+def test_what_is_behind_is_computed_without_new_records(tmp_path: Path) -> None:
+    asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 5))
+    assert run(tmp_path, "duplicates").exit_code == 0
+    assert Lake.open(tmp_path / "lake").tables() == ["attempts", "duplicates", "jobs", "records"]
+    assert run(tmp_path).exit_code == 0
+    told = taskq_json("pipeline", "status", "--lake", tmp_path / "lake")
+    assert len(told["tables"]) == 7
