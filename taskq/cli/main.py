@@ -104,6 +104,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "workers": ("taskq.cli.commands.jobs", "List the processes that have the task log open."),
     "metrics": ("taskq_plugins.prometheus.command", "Tell Prometheus of the log."),
     "health": ("taskq.cli.commands.upkeep", "Tell by the exit code whether jobs are worked on."),
+    "check": ("taskq.cli.commands.upkeep", "Tell what is wrong before the start."),
     "tail": (
         "taskq.cli.commands.stream",
         "Show the log's latest records, and those that are written.",
@@ -135,7 +136,7 @@ _LOOKS_ABOVE: Final = "taskq.cli."
 
 #: How help groups them; whatever else is installed comes last.
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "Run": ("demo", "worker"),
+    "Run": ("demo", "check", "worker"),
     "Look": (
         *("ls", "show", "why", "timeline", "peek", "stats"),
         *("workers", "health", "metrics", "schedules", "tail"),

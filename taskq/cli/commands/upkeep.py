@@ -1,8 +1,9 @@
-"""Commands about the log's own state: ``compact``, ``repair`` and ``health``."""
+"""Commands about the log's own state: ``compact``, ``repair``, ``health`` and ``check``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -10,13 +11,17 @@ from taskq.cli import render
 from taskq.cli.commands.jobs import damage_json, print_damage
 from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
 from taskq.cli.many import count_of
-from taskq.cli.options import json_option, log_argument, open_reader, resolve, span
+from taskq.cli.options import data_dir_option, json_option, log_argument, open_reader, resolve, span
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.core.views import CompactReport
+    from taskq.log.upkeep.health import Check
     from taskq.log.upkeep.repair import RepairReport
+
+#: Of the names of checks, at least.
+_NAME_COLUMNS: Final = 8
 
 
 @click.command()
@@ -175,8 +180,7 @@ def _repair_print(report: RepairReport, notes: list[str], path: str, *, as_json:
     is_flag=True,
     help="Only what a restart would mend: a worker that starts or drains is well.",
 )
-@click.pass_context
-def health(context: click.Context, data_dir: Path | None, as_json: bool, live: bool) -> None:
+def health(data_dir: Path | None, as_json: bool, live: bool) -> None:
     """Exit with 0 if jobs are worked on, with 1 if not; nothing is locked or written.
 
     Looks whether the log reads, no failed write is marked, a process has it open and is not
@@ -190,7 +194,11 @@ def health(context: click.Context, data_dir: Path | None, as_json: bool, live: b
     path = resolve(data_dir)
     config = load_settings(None, data_dir=path).log_config()
     checks = check_health(path, config, with_jobs=not live)
-    well = all(check.ok for check in checks if check.vital or not live)
+    _tell(checks, well=all(one.ok for one in checks if one.vital or not live), as_json=as_json)
+
+
+def _tell(checks: list[Check], *, well: bool, as_json: bool) -> None:
+    """Print what was looked at, and exit with 1 unless all is well."""
     if as_json:
         render.print_json(
             {
@@ -201,8 +209,50 @@ def health(context: click.Context, data_dir: Path | None, as_json: bool, live: b
             }
         )
     else:
+        width = max(_NAME_COLUMNS, *(len(check.name) for check in checks))
         for check in checks:
             sign = "ok" if check.ok else "FAILED"
-            click.echo(f"{sign:<7} {check.name:<8} {render.printable(check.detail)}")
+            click.echo(f"{sign:<7} {check.name:<{width}} {render.printable(check.detail)}")
     if not well:
-        context.exit(EXIT_FAILED)
+        click.get_current_context().exit(EXIT_FAILED)
+
+
+# ``taskq check``: what is wrong before the start.
+
+
+@click.command()
+@click.argument("app", metavar="[MODULE:APP]", required=False)
+@data_dir_option
+@click.option("-I", "--include", multiple=True, metavar="MODULE", help="As for a worker.")
+@json_option
+def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_json: bool) -> None:
+    """Tell what is wrong before a start; exits with 0 if nothing is, with 1 else.
+
+    Looks at settings, directory, rights, disk and clock, and with MODULE:APP, which is imported as
+    a worker would, at its tasks and schedules, and for jobs that wait for tasks that nobody has.
+    Nothing is written, no lifespan entered and no job run.
+    """
+    from taskq.connection.settings import load_settings, settings_files  # noqa: PLC0415 - as above
+    from taskq.core.errors import UsageError  # noqa: PLC0415 - as above
+    from taskq.log.upkeep.health import Check, check_start  # noqa: PLC0415 - as above
+
+    if include and app is None:
+        raise WrongUsage("-I is for the tasks of an app: give MODULE:APP, too")
+    # By name, since imports point from there to here.
+    looks = importlib.import_module("taskq_workers.process.checking")
+    checks: list[Check] = [looks.check_versions()]
+    found = None
+    if app is not None:
+        found, of_app = looks.check_app(app, include, data_dir)
+        checks += of_app
+    try:
+        files = ", ".join(map(str, settings_files())) or "nothing is set in files"
+        settings = vars(found).get("settings") if found is not None else None
+        settings = settings or load_settings(None, data_dir=data_dir)
+        config = settings.log_config()
+    except UsageError as error:
+        checks.append(Check(name="settings", ok=False, detail=str(error)))
+    else:
+        path = data_dir or (settings.data_dir if found is None else found.data_dir)
+        checks += [Check(name="settings", ok=True, detail=files), *check_start(path, config)]
+    _tell(checks, well=all(one.ok for one in checks), as_json=as_json)

@@ -56,7 +56,7 @@ def enter(path: str, mode: Mode | None) -> os.stat_result:
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         if not is_new:
-            _refuse_foreign(directory)
+            refuse_foreign(directory)
         if mode is not None and is_shared(status.st_mode) != (mode == "group"):
             if not is_new and (mode == "private" or (directory / "taskq.json").exists()):
                 raise UsageError(_other_mode(path, mode, status))
@@ -90,7 +90,7 @@ def refuse_links(path: str) -> None:
             )
 
 
-def _refuse_foreign(directory: Path) -> None:
+def refuse_foreign(directory: Path) -> None:
     """Write nothing among files that are no log's: somebody named the wrong directory.
 
     Hidden files and what a file system keeps may be in a new log's directory. An empty folder of

@@ -1,21 +1,30 @@
-"""Whether a log is in a state to work with, and whether somebody works: looks at files alone."""
+"""Whether a log is in a state to work with, and whether somebody works: looks at files alone.
+
+Before a start (``taskq check``), and while there should be a worker (``taskq health``).
+"""
 
 from __future__ import annotations
 
+import os
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.durations import spoken
 from taskq.core.errors import WORKER, LogError, command
+from taskq.core.model import SECOND_NS
 from taskq.core.values import dataclass
 from taskq.core.why import strays_of
 from taskq.log.commit.room import files_left
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
 from taskq.log.journal.chain import describe_loss
 from taskq.log.journal.lock import process_state
+from taskq.log.journal.logtime import STEP_NS
 from taskq.log.journal.recovery import is_marked_failed
-from taskq.log.machine.access import exposures, whose
-from taskq.log.machine.disk import LocalDisk
+from taskq.log.machine.access import denied, exposures, refuse_foreign, whose
+from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.owners import owner_views
 from taskq.log.read.reader import LogReader
+from taskq.log.segments.identity import FILE, check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,6 +34,8 @@ if TYPE_CHECKING:
     from taskq.log.machine.ports import Disk
 
 _STOPPED: Final = "stopped"
+#: A clock that is behind this was never set.
+_YEAR_2024_NS: Final = 1_704_067_200 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,3 +166,68 @@ def _room(disk: Disk, path: Path, config: LogConfig) -> Check:
         detail = f"{files or detail}: enqueues are refused, make room"
         return Check(name="disk", ok=False, detail=detail)
     return Check(name="disk", ok=True, detail=detail)
+
+
+# Before the start: ``taskq check``.
+
+
+def check_start(path: Path, config: LogConfig) -> list[Check]:
+    """Look whether a process could begin to work with the log in a directory, or make one there.
+
+    Args:
+        path: the directory, which need not be there.
+        config: what is set for the log.
+    """
+    disk = LocalDisk()
+    if not (path / FILE).is_file():
+        return [_makeable(path), _clock(0)]
+    readable = _readable(path)
+    checks = [_writable(disk, path), readable, _unfailed(disk, path), _room(disk, path, config)]
+    last_ns = 0
+    if readable.vital and readable.ok:
+        with LogReader.open(str(path)) as reader:
+            last_ns = reader.journal.time_ns
+    return [*checks, _clock(last_ns), _access(path)]
+
+
+def _makeable(path: Path) -> Check:
+    """The first process makes the log, where nothing else is."""
+    near = path.absolute()
+    while not near.exists() and near != near.parent:
+        near = near.parent
+    detail = f"{path} is made at the start"
+    if near == path.absolute():
+        try:
+            refuse_foreign(near)
+        except (LogError, OSError) as error:
+            return Check(name="directory", ok=False, detail=str(error))
+        detail = f"{path} holds no log yet: one is made at the start"
+    if not os.access(near, os.R_OK | os.W_OK | os.X_OK):
+        return Check(name="directory", ok=False, detail=denied(str(near)))
+    return Check(name="directory", ok=True, detail=detail)
+
+
+def _writable(disk: Disk, path: Path) -> Check:
+    """This user may write to all that a process writes to, and the log is no hub's copy."""
+    try:
+        check_writable(disk, str(path))
+    except LogError as error:
+        return Check(name="directory", ok=False, detail=str(error))
+    for place in (path, path / "log", *sorted((path / "log").glob("*.log"))[-1:]):
+        if not os.access(place, os.R_OK | os.W_OK):
+            return Check(name="directory", ok=False, detail=denied(str(place)))
+    return Check(name="directory", ok=True, detail=f"{path} can be read and written")
+
+
+def _clock(last_ns: int) -> Check:
+    """Whether the machine knows the time; ``last_ns`` is that of the log's last frame, or 0."""
+    now_ns = SystemClock().wall_ns()
+    told = f"{datetime.fromtimestamp(now_ns / SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
+    if now_ns < last_ns - STEP_NS:
+        behind = spoken(last_ns - now_ns)
+        detail = f"it is {told}, {behind} before the log's last record: set the clock"
+        return Check(name="clock", ok=False, detail=detail)
+    if now_ns < _YEAR_2024_NS:
+        detail = f"it is {told}: set the clock, or what is due at a time comes too late"
+        return Check(name="clock", ok=False, detail=detail)
+    return Check(name="clock", ok=True, detail=f"it is {told}")
