@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TARGET_PER_SECOND: Final = 2_200_000
-_SOME: Final = pa.schema([SCHEMA.field(name) for name in ("lsn", "kind", "job_id", "ts_ns")])
+_SOME: Final = pa.schema([SCHEMA.field(name) for name in ("lsn", "kind", "job_id", "timestamp")])
 _MEGABYTE: Final = 1e6
 
 

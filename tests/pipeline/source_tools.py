@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from pyspark_taskq import DefaultSource
 from taskq_plugins.spark.decode import DETAILS, SCHEMA
 from taskq_plugins.spark.source.stream import StreamReader
+from tests.fleet.made_logs import MadeLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,3 +109,20 @@ def lsns(rows: list[Row], device: str | None = None) -> list[int]:
 
 
 ALL = ReadAllAvailable()
+
+
+def begun(path: Path, **options: object) -> tuple[MadeLog, Stream]:
+    """A stream that has read a segment and a half of three."""
+    made = MadeLog(path / "edge")
+    for _ in range(3):
+        for _ in range(4):
+            made.enqueue(1, size=1000)
+        made.rotate()
+    made.enqueue(1)
+    stream = Stream(path, **options)
+    assert lsns(stream.step(ReadMaxBytes(6 * 1130))) == [1, 2, 3, 4, 5, 6]
+    return made, stream
+
+
+def segment(made: MadeLog, lsn: int) -> Path:
+    return next(one.path for one in made.frames if one.first_lsn == lsn)

@@ -17,7 +17,7 @@ from taskq_plugins.spark.source.problems import (
     Unreadable,
 )
 from tests.fleet.made_logs import BEGAN_NS, SECOND, SKIP, MadeLog, damage, enqueued
-from tests.pipeline.source_tools import ALL, Row, Stream, lsns
+from tests.pipeline.source_tools import ALL, Stream, begun, lsns, segment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -307,23 +307,6 @@ def test_available_now_ends_where_the_logs_ended_when_it_began(tmp_path: Path) -
 # -- what goes wrong ------------------------------------------------------------------------------
 
 
-def begun(path: Path, **options: object) -> tuple[MadeLog, Stream]:
-    """A stream that has read a segment and a half of three."""
-    made = MadeLog(path / "edge")
-    for _ in range(3):
-        for _ in range(4):
-            made.enqueue(1, size=1000)
-        made.rotate()
-    made.enqueue(1)
-    stream = Stream(path, **options)
-    assert lsns(stream.step(ReadMaxBytes(6 * 1130))) == [1, 2, 3, 4, 5, 6]
-    return made, stream
-
-
-def segment(made: MadeLog, lsn: int) -> Path:
-    return next(one.path for one in made.frames if one.first_lsn == lsn)
-
-
 def test_compaction_takes_what_was_read_and_nothing_is_lost(tmp_path: Path) -> None:
     made, stream = begun(tmp_path)
     segment(made, 1).unlink()
@@ -364,193 +347,6 @@ def test_a_segment_that_goes_before_it_was_read_is_data_loss(
     assert "device edge" in caplog.text
     made.enqueue(1)
     assert lsns(stream.step()) == [14]
-
-
-# -- restored devices -----------------------------------------------------------------------------
-
-
-def branches(rows: list[Row]) -> list[tuple[int, int]]:
-    return [(row["branch"], row["lsn"]) for row in rows]
-
-
-def restored(tmp_path: Path, *, keep: int = 3) -> tuple[MadeLog, Stream]:
-    """A log of four frames that were all read, and of which a backup holds the first ones."""
-    made = MadeLog(tmp_path / "edge")
-    backup = b""
-    for number in range(4):
-        if number == keep:
-            backup = made.file.read_bytes()
-        made.enqueue(1)
-    stream = Stream(tmp_path)
-    assert branches(stream.step()) == [(0, 1), (0, 2), (0, 3), (0, 4)]
-    made.file.write_bytes(backup)
-    made.next_lsn = keep + 1
-    return made, stream
-
-
-def test_a_restored_log_is_read_on_as_another_branch_and_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The device went on in a new epoch."""
-    made, stream = restored(tmp_path)
-    made.new_epoch()
-    made.enqueue(2)
-    assert branches(stream.step()) == [(1, 4 + SKIP), (1, 5 + SKIP)]
-    assert "device edge: 00000000000000000001.log, offset" in caplog.text
-    assert "restored from a backup, or cut; it goes on as branch 1" in caplog.text
-    made.enqueue(1)
-    stream.restart()
-    assert branches(stream.step()) == [(1, 6 + SKIP)]
-    assert not stream.step()
-
-
-def test_other_records_of_the_numbers_that_were_read_are_another_branch(tmp_path: Path) -> None:
-    """As after a restore while the machine was up: no new epoch tells of it, but the time does."""
-    made, stream = restored(tmp_path, keep=1)
-    for _ in range(5):
-        made.enqueue(1)
-    rows = stream.step()
-    assert branches(rows) == [(1, lsn) for lsn in range(2, 7)]
-    assert branches(stream.rows()) == branches(rows), "a batch that is run again is the same"
-
-
-def test_a_log_of_the_same_size_and_numbers_with_other_records_is_another_branch(
-    tmp_path: Path,
-) -> None:
-    made, stream = restored(tmp_path, keep=1)
-    for _ in range(3):
-        made.enqueue(1)
-    assert branches(stream.step()) == [(1, 2), (1, 3), (1, 4)]
-
-
-def test_a_restored_log_that_has_nothing_new_is_named_and_waited_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    made, stream = restored(tmp_path, keep=2)
-    assert not stream.step()
-    assert not stream.step()
-    assert caplog.text.count("restored from a backup, or cut; nothing in it is new yet") == 1
-    made.enqueue(1)
-    assert branches(stream.step()) == [(1, 3)]
-
-
-def test_a_log_may_be_restored_again_and_again(tmp_path: Path) -> None:
-    made, stream = restored(tmp_path, keep=1)
-    backup = made.file.read_bytes()
-    for turn in range(1, 4):
-        made.file.write_bytes(backup)
-        made.next_lsn = 2
-        made.enqueue(1)
-        assert branches(stream.step()) == [(turn, 2)]
-
-
-def test_a_restored_log_may_have_fewer_segments_and_go_on_above_what_was_read(
-    tmp_path: Path,
-) -> None:
-    """Its new segment follows upon what the backup held, so nothing is missing before it."""
-    made = MadeLog(tmp_path / "edge")
-    made.enqueue(1)
-    made.rotate()
-    made.enqueue(3)
-    made.rotate()
-    made.enqueue(3)
-    stream = Stream(tmp_path)
-    assert len(stream.step()) == 7
-    segment(made, 2).unlink()
-    segment(made, 5).unlink()
-    made.next_lsn, made.time_ns = 2, BEGAN_NS + SECOND
-    assert not stream.step()
-    made.new_epoch()
-    made.time_ns += 60 * SECOND
-    made.enqueue(2)
-    assert branches(stream.step()) == [(1, 2 + SKIP), (1, 3 + SKIP)]
-
-
-def test_a_batch_of_a_branch_is_limited_as_any_other(tmp_path: Path) -> None:
-    made, stream = restored(tmp_path, keep=1)
-    for _ in range(4):
-        made.enqueue(1)
-    seen = []
-    for _ in range(4):
-        seen += branches(stream.step(ReadMaxBytes(1)))
-    assert seen == [(1, 2), (1, 3), (1, 4), (1, 5)]
-    assert not stream.step()
-
-
-def test_a_frame_that_was_damaged_after_it_was_read_is_no_other_branch(tmp_path: Path) -> None:
-    made = MadeLog(tmp_path / "edge")
-    frames = [made.enqueue(1) for _ in range(3)]
-    stream = Stream(tmp_path, corruptMode="skip")
-    assert len(stream.step()) == 3
-    damage(frames[2], at=20)
-    made.enqueue(1)
-    assert branches(stream.step()) == [(0, 4)]
-
-
-# -- one device among many ------------------------------------------------------------------------
-
-
-def test_a_log_that_lost_data_is_held_while_the_others_go_on(tmp_path: Path) -> None:
-    """What stands before the gap is read; the offset says what keeps the rest."""
-    made, _ = begun(tmp_path)
-    other = MadeLog(tmp_path / "other")
-    other.enqueue(1)
-    segment(made, 9).unlink()
-    stream = Stream(tmp_path, failOnDataLoss="hold")
-    rows = stream.step()
-    assert lsns(rows, "edge") == list(range(1, 9))
-    assert lsns(rows, "other") == [1]
-    assert "segment before 00000000000000000013.log is missing" in held(stream)
-    other.enqueue(1)
-    assert lsns(stream.step()) == [2]
-    assert not stream.step()
-    assert "is missing" in held(stream)
-    stream.restart()
-    assert not stream.advance()
-
-
-def test_a_held_log_goes_on_when_what_was_missing_is_there_again(tmp_path: Path) -> None:
-    made, _ = begun(tmp_path)
-    kept = segment(made, 9).read_bytes()
-    segment(made, 9).unlink()
-    stream = Stream(tmp_path, failOnDataLoss="hold")
-    assert lsns(stream.step()) == list(range(1, 9))
-    segment(made, 9).write_bytes(kept)
-    assert lsns(stream.drain()) == list(range(9, 14))
-    assert not held(stream)
-
-
-def test_a_log_that_vanished_is_held_while_the_others_go_on(tmp_path: Path) -> None:
-    gone, stays = MadeLog(tmp_path / "gone"), MadeLog(tmp_path / "stays")
-    gone.enqueue(1)
-    stays.enqueue(1)
-    stream = Stream(tmp_path, failOnDataLoss="hold")
-    assert len(stream.step()) == 2
-    gone.path.rename(tmp_path / ".gone")
-    stays.enqueue(1)
-    assert lsns(stream.step()) == [2]
-    assert "device gone: its log" in held(stream)
-    (tmp_path / ".gone").rename(gone.path)
-    gone.enqueue(1)
-    assert lsns(stream.drain(), "gone") == [2]
-    assert not held(stream)
-
-
-def test_segments_that_went_before_they_were_read_hold_their_log_alone(tmp_path: Path) -> None:
-    made, stream = begun(tmp_path)
-    for lsn in (5, 9):
-        segment(made, lsn).unlink()
-    other = MadeLog(tmp_path / "other")
-    other.enqueue(1)
-    start = stream.end
-    stream = Stream(tmp_path, failOnDataLoss="hold")
-    stream.end = start
-    assert [row["device"] for row in stream.step()] == ["other"]
-    assert "is missing, which held records from lsn 7 on" in held(stream)
-
-
-def held(stream: Stream) -> str:
-    return "; ".join(one["held"] for one in stream.end.values() if "held" in one)
 
 
 # -- other ends -----------------------------------------------------------------------------------
@@ -615,19 +411,6 @@ def test_a_log_whose_segments_are_all_gone_is_data_loss(tmp_path: Path) -> None:
     made.file.unlink()
     with pytest.raises(LogVanished, match="device edge"):
         stream.step()
-
-
-def test_another_segment_of_the_same_name_is_another_branch(tmp_path: Path) -> None:
-    """The stream had come to its start, and read nothing of it yet."""
-    made = MadeLog(tmp_path / "edge")
-    made.enqueue(1)
-    made.rotate()
-    stream = Stream(tmp_path)
-    assert len(stream.step()) == 1
-    made.epoch = 99
-    made.rotate()
-    made.enqueue(1)
-    assert branches(stream.step()) == [(1, 2)]
 
 
 def test_damage_is_read_past_when_asked_and_the_stream_goes_on_behind_it(tmp_path: Path) -> None:

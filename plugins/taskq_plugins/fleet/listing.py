@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 #: Segments that one log may have: 128 TiB of the usual size.
 SEGMENTS_MAX: Final = 2_000_000
-#: Epochs of segments, by path and inode: a header is written once.
-_epochs: Final[Memory[tuple[str, int], int]] = Memory()
+#: Epochs of segments, by path, inode and time: a header is written once, but a file that is brought
+#: back from a backup may get the number of the one before it.
+_epochs: Final[Memory[tuple[str, int, int], int]] = Memory()
 
 
 def segments(
@@ -74,7 +75,7 @@ def segment_lsns(log: LogPlace) -> list[int]:
 
 def _look(log: LogPlace, lsn: int, path: str) -> SegmentPlace | None:
     facts = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
-    key = (path, facts.st_ino)
+    key = (path, facts.st_ino, facts.st_mtime_ns)
     epoch = _epochs.get(key)
     if epoch is None:
         with SegmentFile(path, log.log_id, lsn) as file:

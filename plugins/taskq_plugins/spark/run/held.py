@@ -48,6 +48,8 @@ def _unread(standing: Standing, position: Position | None) -> int:
         here = go_on(standing, position, loss_handler("hold"))
     except (DataLoss, FileNotFoundError):
         return 0 if position.held else 1
+    if here is None:
+        return 0
     if here.branch != position.branch:
         return 0 if position.held else 1
     if position.held and whole_until(standing, here, standing.latest).place == here.place:

@@ -117,28 +117,36 @@ def _advance(backlog: Backlog, share: Limits, frame_max: Limits) -> _Step:
     size = files = records = 0
     while here.place < target.place and files < share.files and records < share.records:
         place = standing.find(here.segment)
-        is_last = here.segment == target.segment
-        limit = target.offset if is_last else place.size_bytes if place is not None else 0
+        limit = (
+            target.offset
+            if here.segment == target.segment
+            else place.size_bytes
+            if place is not None
+            else 0
+        )
         rest = limit - here.offset
         room = share.size_bytes - size
         if place is not None:
             room = min(room, _bytes_of(standing, here, share.records - records))
-        if place is None or rest <= room:
-            if place is not None and share.records < UNLIMITED:
-                end = target.lsn if is_last else edges(standing.log, place).next_lsn
-                records += max(end - here.lsn, 0)
-            here = target if is_last else _next_segment(standing, here, target)
-            size += max(rest, 0)
-            files += rest > 0
-            continue
-        cut = _cut(standing, here, place, limit, room)
-        is_alone = not size and max(cut.lsn - here.lsn, 0) <= frame_max.records
-        if cut.offset - here.offset <= (max(room, frame_max.size_bytes) if is_alone else room):
-            size += cut.offset - here.offset
-            records += max(cut.lsn - here.lsn, 0)
-            files += 1
-            here = cut
-        break
+        cut = None if place is None or rest <= room else _cut(standing, here, place, limit, room)
+        whole = cut is None or cut.offset >= limit
+        moved = cut if cut is not None and not whole else _behind(standing, here, target)
+        count = 0
+        if place is not None and share.records < UNLIMITED:
+            last = (
+                moved.lsn if moved.segment == here.segment else edges(standing.log, place).next_lsn
+            )
+            count = max(last - here.lsn, 0)
+        if cut is not None:
+            taken = min(cut.offset, limit) - here.offset
+            is_alone = not size and count <= frame_max.records
+            if taken > (max(room, frame_max.size_bytes) if is_alone else room):
+                break
+            rest = taken
+        size, files, records = size + max(rest, 0), files + (rest > 0), records + count
+        here = moved
+        if cut is not None:
+            break
     return _Step(_timed(standing, here), size, files, records)
 
 
@@ -160,8 +168,10 @@ def _bytes_of(standing: Standing, here: Position, records: int) -> int:
     return max(found.offset - here.offset, 0) if found.segment == here.segment else UNLIMITED
 
 
-def _next_segment(standing: Standing, here: Position, target: Position) -> Position:
-    """The start of the segment behind this one."""
+def _behind(standing: Standing, here: Position, target: Position) -> Position:
+    """The target, or the start of the next segment if it is not in this one."""
+    if here.segment == target.segment:
+        return target
     for place in standing.places:
         if here.segment < place.first_lsn <= target.segment:
             return standing.start_of(place).of(here)

@@ -91,10 +91,10 @@ class BatchReader(DataSourceReader):
         start, end = self._bounds(standing)
         if start.is_at(end):
             return []
-        start = go_on(standing, start, on_loss)
-        if start.place >= end.place:
+        here = go_on(standing, start, on_loss)
+        if here is None or here.place >= end.place:
             return []
-        return list(stretches(standing, start, end.place, on_loss))
+        return list(stretches(standing, here, end.place, on_loss))
 
     def _bounds(self, standing: Standing) -> tuple[Position, Position]:
         start, latest = beginning(self._options, standing), standing.latest

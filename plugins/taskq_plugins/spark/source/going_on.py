@@ -32,13 +32,15 @@ class Stretch(NamedTuple):
     branch: int = 0
 
 
-def go_on(standing: Standing, position: Position, on_loss: Callable[[LogError], None]) -> Position:
+def go_on(
+    standing: Standing, position: Position, on_loss: Callable[[LogError], None]
+) -> Position | None:
     """The place to read from, given how far the log was read.
 
     It is another than the position if a recovery or a repair moved frames, if the segment was read
     to its end and compaction took it, if ``on_loss`` lets reading go on behind what is lost, and
-    if the log was restored from a backup: then it is where its next branch begins, once that has a
-    record.
+    if the log was restored from a backup: then it is where its next branch begins, and None while
+    that has no record.
 
     Raises:
         DataLoss: by ``on_loss``.
@@ -67,21 +69,23 @@ def _from_segment(
     following: SegmentPlace,
     position: Position,
     on_loss: Callable[[LogError], None],
-) -> Position:
+) -> Position | None:
     """The start of the segment that comes next, where the one that was read is gone."""
     with standing.open(following) as file:
         header = file.header()
     before_ns = header.created_ns if header is not None else 0
     if following.first_lsn > position.lsn and not (position.time_ns == before_ns != 0):
         # What is missing was written behind what was read; a log that was cut ended before that.
-        if before_ns < position.time_ns:
-            return next_branch(standing, position)
+        branch = next_branch(standing, position)
+        is_before = branch is not None and branch.segment < following.first_lsn
+        if before_ns < position.time_ns or is_before:
+            return branch
         on_loss(_loss(position, position.segment, f"at lsn {following.first_lsn}"))
     return standing.start_of(following).of(position)
 
 
-def next_branch(standing: Standing, position: Position) -> Position:
-    """Where a log goes on otherwise than what was read of it; the position if it does not yet.
+def next_branch(standing: Standing, position: Position) -> Position | None:
+    """Where a log goes on otherwise than what was read of it; None if it does not yet.
 
     That is its first frame which is later than the last that was read, or of an epoch which is.
     What a device wrote while its clock was behind may be passed over, unless it was in an epoch of
@@ -98,7 +102,7 @@ def next_branch(standing: Standing, position: Position) -> Position:
     found += [standing.start_of(one) for one in later[:1]]
     begin = min(found, key=lambda one: one.place)
     if begin.place == standing.latest.place:
-        return position
+        return None
     return begin.begun()._replace(branch=position.branch + 1)
 
 
@@ -118,7 +122,9 @@ def _stands(file: SegmentFile, position: Position) -> bool:
         return _is_last(header, position) and position.frame + header.size == position.offset
     if position.offset <= START:
         start = file.header()
-        return start is None or position.epoch in {0, start.epoch}
+        return start is None or (
+            position.epoch in {0, start.epoch} and position.time_ns in {0, start.created_ns}
+        )
     if position.offset == file.size_bytes:
         return True
     header = file.frame_at(position.offset)

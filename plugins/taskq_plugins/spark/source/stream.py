@@ -190,7 +190,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             position = beginning(self._options, standing, is_new=True)
         here = go_on(standing, position, self._on_loss)
         self._tell_restored(standing, position, here)
-        if not here.segment or here.place >= target.place:
+        if here is None or not here.segment or here.place >= target.place:
             return None
         here, target = here._replace(held=""), target.of(here)
         if holds:
@@ -199,12 +199,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise Held(target.held)
         return Backlog(standing, here, target)
 
-    def _tell_restored(self, standing: Standing, was: Position, now: Position) -> None:
-        is_behind = now.place > standing.latest.place
-        if now.branch == was.branch and not is_behind:
+    def _tell_restored(self, standing: Standing, was: Position, now: Position | None) -> None:
+        if now is not None and now.branch == was.branch:
             return
-        text = restored(was, None if is_behind else now)
-        if now.branch != was.branch and self._options.restored_logs == "hold":
+        text = restored(was, now)
+        if now is not None and self._options.restored_logs == "hold":
             raise Held(text)
         if standing.log.log_id not in self._restored:
             self._restored.add(standing.log.log_id)
@@ -258,7 +257,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._on_loss(LogVanished(end.device, log_id))
                 continue
             start = go_on(standing, starts[log_id], self._on_loss)
-            if start.branch != end.branch:
+            if start is None or start.branch != end.branch:
                 self._on_loss(LogVanished(end.device, log_id))
                 continue
             found += stretches(standing, start, end.place, self._on_loss)
