@@ -83,6 +83,8 @@ class Simulation:
         #: whether anything happened since the last whole session that may part the logs
         self._may_part = False
         self._checked: dict[str, int] = {}
+        #: what the hub had seen when a session had come to its end, and what the log held then
+        self._contact: tuple[int, Records] = 0, set()
         #: segments and end of the device's log as it was read last
         self._seen: tuple[list[int], Position] | None = None
 
@@ -192,6 +194,8 @@ class Simulation:
         """A copy of yesterday comes back: with other inodes, in place, or over a reboot."""
         if self._device_backup is None:
             return
+        self._check_contact()
+        self._contact = 0, set()
         self._drop_process()
         self._may_part = True
         in_place = self.random.random() < 0.5
@@ -225,7 +229,7 @@ class Simulation:
             disk.make_directory(HUB)
             disk.sync_directory(parent(HUB))
             disk.sync_directory("/")
-            self.hub, self._hub_disk = Hub(lambda: disk, HUB), disk
+            self.hub, self._hub_disk = Hub(lambda: disk, HUB, 6_000), disk
         return self.hub
 
     def _stop_hub(self) -> None:
@@ -357,6 +361,13 @@ class Simulation:
         # H3: nothing was sent that the device could still lose.
         assert self._may_part or not {Verdict.FORKED, Verdict.AHEAD} & {*verdicts}, verdicts
         self._may_part = self._may_part and Verdict.AHEAD in verdicts
+        copy = self._hub()._copy(DEVICE, log.identity.log_id)
+        self._contact = copy.high_lsn if copy is not None else 0, self._device_records()
+
+    def _check_contact(self) -> None:
+        """H12: what was written since a whole session has no number that the hub had seen."""
+        high_lsn, known = self._contact
+        assert all(lsn >= high_lsn for _, lsn in self._device_records() - known), high_lsn
 
     def _skip(self, lsn: int) -> None:
         def act(process: Process) -> None:
@@ -409,12 +420,14 @@ class Simulation:
             log = self._read_device()
             assert log is not None
             end = log.end
+            self._check_contact()
             self._drive(log, 20_000, self._ask_hub)
             log.close()
         copy = self._copy_path()
         hub_end = self._hub()._copies[(DEVICE, self.log_id)].at  # type: ignore[index]
         assert hub_end == end, (hub_end, end)
         self.check_bytes()
+        self._check_contact()
         self._check_records(copy)
         self._check_fold(copy)
 

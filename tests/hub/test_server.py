@@ -16,6 +16,7 @@ import pytest
 
 from taskq import TaskLog
 from taskq.core.errors import UsageError
+from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.hub.compare import Verdict
 from taskq_plugins.hub.devices import device_of, enrol
 from taskq_plugins.hub.server import PART_BYTES_MAX, Server
@@ -162,6 +163,30 @@ async def test_a_body_is_bounded_before_it_is_read(place: Place) -> None:
     endless = {"Content-Length": "9" * 30}
     assert (await place.ask("POST", "/v1/sync", token, headers=endless)).status_code == 411
     assert (await place.ask("POST", "/v1/sync", token, content=b"[]")).status_code == 400
+
+
+async def test_a_device_has_so_many_logs_and_no_more(place: Place) -> None:
+    token = enrol(place.hub, "edge-7")
+    for number in range(32):
+        (place.hub / "devices" / "edge-7" / f"log-{number}").mkdir()
+    await place.write("edge-7")
+    before = place.tree()
+    with pytest.raises(HubError, match=r"507.*free some space"):
+        await place.sync("edge-7", token)
+    assert place.tree() == before
+
+
+async def test_a_full_disk_is_told_before_anything_is_written(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = enrol(place.hub, "edge-7")
+    await place.write("edge-7")
+    with monkeypatch.context() as patch:
+        patch.setattr(PatientDisk, "free_bytes", lambda _disk, _path: 1_000)
+        with pytest.raises(HubError, match=r"507.*free some space"):
+            await place.sync("edge-7", token)
+    assert not place.copies("edge-7")
+    assert await place.sync("edge-7", token) == [Verdict.NEW]
 
 
 async def test_the_two_latest_tokens_of_a_device_hold(place: Place) -> None:

@@ -46,7 +46,7 @@ _ANSWERS: Final[list[tuple[Request, Answer]]] = [
     (_REQUESTS[0], Synced(3, _AT, is_sealed=True, has_end=False, high_lsn=9, begins=1)),
     (_REQUESTS[2], Known((True, False))),
     (_REQUESTS[3], Stored(_AT)),
-    *((_REQUESTS[3], Refused(trouble, _AT)) for trouble in Trouble),
+    *((_REQUESTS[3], Refused(trouble, _AT)) for trouble in Trouble if trouble is not Trouble.FULL),
 ]
 
 

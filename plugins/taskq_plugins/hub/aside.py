@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _COPY_BYTES: Final = 1024 * 1024
 _BREAKS: Final = "breaks.jsonl"
 _SEALS: Final = "seals.jsonl"
+#: A hint, as ``Copy`` writes it.
+MARK: Final = "replica.json"
 
 
 class Break(NamedTuple):
@@ -89,6 +91,8 @@ class Breaks:
     def _cut(self, keep: Position) -> None:
         """Remove all behind that place from the current directory."""
         disk, log = self._disk, f"{self._path}/log"
+        disk.remove(f"{self._path}/{MARK}")
+        disk.sync_directory(self._path)
         seals = Notes(disk, f"{self._path}/{_SEALS}")
         seals.keep([line for line in seals.lines if line["segment"] < keep.segment])
         # The latest goes first: at no time does anything stand behind a gap.

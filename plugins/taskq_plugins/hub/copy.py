@@ -8,6 +8,7 @@ only with its first whole frame, and only where the end before it is the one tha
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
@@ -16,9 +17,9 @@ from taskq.log.format.frames import Gap, segment_name
 from taskq.log.journal.recovery import write_once_more
 from taskq.log.machine.ports import write_all, write_file
 from taskq.log.segments.segments import SegmentFiles
-from taskq_plugins.hub.aside import Breaks
+from taskq_plugins.hub.aside import MARK, Breaks
 from taskq_plugins.hub.messages import Declare, Kind, Refusal, Stored, Trouble
-from taskq_plugins.hub.notes import Notes
+from taskq_plugins.hub.notes import Notes, content
 from taskq_plugins.hub.positions import HEAD, NOWHERE, START, Position, stands
 
 if TYPE_CHECKING:
@@ -28,10 +29,17 @@ if TYPE_CHECKING:
     from taskq_plugins.hub.messages import Append, Seal
 
 _PIECE_BYTES: Final = 1024 * 1024
+#: How far a copy grows before it notes what of it is durable: no more is looked at, and written
+#: once more, when it is opened after a crash.
+MARK_BYTES: Final = 4 * 1024 * 1024
+#: Below, nothing is taken any more: what is there must still be read, sealed and set aside.
+_FREE_BYTES_MIN: Final = 64 * 1024 * 1024
 
 
 class Copy:
     """One copy, as its only writer has it. After an ``OSError`` it is to be opened anew.
+
+    ``mark_bytes`` as MARK_BYTES.
 
     Attributes:
         at: behind its last durable frame. NOWHERE: nothing came yet; with offset 0: a break waits
@@ -44,9 +52,11 @@ class Copy:
         OSError: the disk refused.
     """
 
-    def __init__(self, disk: Disk, path: str, log_id: UUID) -> None:
+    def __init__(self, disk: Disk, path: str, log_id: UUID, mark_bytes: int = MARK_BYTES) -> None:
         self._disk = disk
         self._path = path
+        self._mark_bytes = mark_bytes
+        self._marked = NOWHERE
         self.breaks = Breaks(disk, path)
         self._seals = Notes(disk, f"{path}/seals.jsonl")
         self._files = SegmentFiles(disk, path, writable=True)
@@ -82,10 +92,13 @@ class Copy:
 
     def _secured(self, segment: int) -> Position:
         """The end of a segment that is not sealed, once all that does not read back is cut off."""
-        files, disk, end = self._files, self._disk, NOWHERE
-        size = files.size(segment)
-        scanner = files.scanner(segment, size, segment, sealed=False)
-        for item in scanner.frames(START):
+        files, disk = self._files, self._disk
+        size, mark = files.size(segment), self._read_mark()
+        if mark.segment != segment or not self.has(mark):
+            mark = NOWHERE
+        end = self._marked = mark
+        scanner = files.scanner(segment, size, max(mark.next_lsn, segment), sealed=False)
+        for item in scanner.frames(max(mark.offset, START)):
             if isinstance(item, Gap):
                 break
             stem = item.data[item.at - HEAD : item.at]
@@ -96,7 +109,7 @@ class Copy:
         elif size < end.offset:
             write_all(disk, descriptor, bytes(end.offset - size), size)
         # A failed fsync leaves pages that read back and are written by nobody.
-        write_once_more(disk, descriptor, 0, end.offset)
+        write_once_more(disk, descriptor, mark.offset, end.offset)
         disk.sync(descriptor)
         return end
 
@@ -125,6 +138,8 @@ class Copy:
             fits = is_awaited or (at.offset > 0 and behind.segment > at.segment)
         if not fits:
             raise Refusal(Trouble.MISMATCH, at)
+        if self._disk.free_bytes(self._path) < _FREE_BYTES_MIN:
+            raise Refusal(Trouble.FULL, at)
         return Part(self, self._disk, self._files, behind)
 
     def check_follows(self, header: codec.SegmentHeader) -> None:
@@ -151,7 +166,31 @@ class Copy:
         if at != self.at:
             self.at, self.is_sealed = at, False
             self.high_lsn = max(self.high_lsn, at.next_lsn)
+            marked = self._marked
+            grown = at.offset - (marked.offset if marked.segment == at.segment else 0)
+            if grown >= self._mark_bytes:
+                self._mark(at)
         return Stored(at)
+
+    def _mark(self, at: Position) -> None:
+        """Note what is durable; without a sync, since what a crash makes of it is found out."""
+        data, path = json.dumps({"durable": at.as_list()}).encode(), f"{self._path}/{MARK}"
+        descriptor = self._disk.open(f"{path}.tmp", create=True)
+        try:
+            self._disk.truncate(descriptor, 0)
+            write_all(self._disk, descriptor, data, 0)
+        finally:
+            self._disk.close(descriptor)
+        self._disk.rename(f"{path}.tmp", path)
+        self._marked = at
+
+    def _read_mark(self) -> Position:
+        try:
+            return Position.from_list(
+                json.loads(content(self._disk, f"{self._path}/{MARK}"))["durable"]
+            )
+        except (ValueError, KeyError, TypeError):
+            return NOWHERE
 
     def seal(self, asked: Seal) -> Stored:
         """Let the segment end there: what is before is what the device has.
@@ -207,6 +246,8 @@ class Copy:
         torn = f"{self._path}/torn"
         self._disk.make_directory(torn)
         self._files.forget()
+        self._disk.remove(f"{self._path}/{MARK}")  # the file of that name is another from now on
+        self._disk.sync_directory(self._path)
         name = segment_name(segment)
         number = len(self._disk.names(torn))
         self._disk.rename(f"{self._path}/log/{name}", f"{torn}/{name}.{number}")

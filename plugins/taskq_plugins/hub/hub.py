@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from taskq.log.segments.identity import REPLICA, Identity, read_identity, write_identity
-from taskq_plugins.hub.copy import Copy
+from taskq_plugins.hub.copy import MARK_BYTES, Copy
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
     Append,
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from taskq.log.machine.ports import Disk
     from taskq_plugins.hub.messages import Answer, Request
 
+#: Logs of one device: each reinstallation is one.
+_LOGS_MAX: Final = 32
+
 
 class Hub:
     """One directory of copies, and the only process that writes to it.
@@ -38,10 +41,14 @@ class Hub:
     Args:
         make_disk: makes this machine's disk, for each copy anew.
         path: of the hub's directory.
+        mark_bytes: as of ``Copy``.
     """
 
-    def __init__(self, make_disk: Callable[[], Disk], path: str) -> None:
+    def __init__(
+        self, make_disk: Callable[[], Disk], path: str, mark_bytes: int = MARK_BYTES
+    ) -> None:
         self._make_disk = make_disk
+        self._mark_bytes = mark_bytes
         self._path = path
         self._copies: dict[tuple[str, UUID], Copy] = {}
         #: the newest session of each device: none of before this process is believed
@@ -120,11 +127,13 @@ class Hub:
             disk = self._make_disk()
             if read_identity(disk, path) is None:
                 return None
-            copy = self._copies[key] = Copy(disk, path, log_id)
+            copy = self._copies[key] = Copy(disk, path, log_id, self._mark_bytes)
         return copy
 
     def _make(self, device: str, asked: Sync) -> Copy:
         path, disk = self._path_of(device, asked.log_id), self._make_disk()
+        if len(disk.names(path.rpartition("/")[0])) > _LOGS_MAX:
+            raise Refusal(Trouble.FULL, NOWHERE)
         disk.make_directory(f"{path}/log")
         above = path
         while len(above) >= len(self._path):

@@ -127,6 +127,8 @@ class Trouble(enum.Enum):
     GAP = "gap"
     #: a frame is not as it was written
     DAMAGED = "damaged-frame"
+    #: the hub has no room for it
+    FULL = "full"
     #: a newer session of the device has begun, or the hub began anew
     SUPERSEDED = "superseded"
 

@@ -24,7 +24,7 @@ class Notes:
         self._disk = disk
         self._path = path
         self.lines: list[dict[str, Any]] = []
-        data = _content(disk, path)
+        data = content(disk, path)
         size = 0
         for line in data.splitlines(keepends=True):
             try:
@@ -73,7 +73,8 @@ class Notes:
             self._disk.close(descriptor)
 
 
-def _content(disk: Disk, path: str) -> bytes:
+def content(disk: Disk, path: str) -> bytes:
+    """What is in a file; nothing if it is not there."""
     try:
         descriptor = disk.open(path, write=False)
     except FileNotFoundError:

@@ -60,6 +60,7 @@ _STATUS: Final = {
     Trouble.GAP: 409,
     Trouble.SUPERSEDED: 409,
     Trouble.DAMAGED: 422,
+    Trouble.FULL: 507,
 }
 _WELL: Final = 200
 _CAUSE_MAX: Final = 200
@@ -209,7 +210,9 @@ def understood(asked: Request, status: int, body: bytes) -> Answer:
     try:
         values = _object(body)
         if status in _STATUS.values():
-            return Refused(Trouble(values["type"]), Position.from_list(values["at"]))
+            trouble = Trouble(values["type"])
+            if trouble is not Trouble.FULL:
+                return Refused(trouble, Position.from_list(values["at"]))
         if status == _WELL:
             return _answer(asked, values)
         title = str(values.get("title", ""))[:_CAUSE_MAX]
