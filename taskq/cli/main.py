@@ -121,6 +121,8 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     ),
     "export": ("taskq.cli.commands.export", "Write jobs or records as JSON lines or Parquet."),
     "verify": ("taskq.cli.commands.jobs", "Read the whole log and report damage."),
+    "backup": ("taskq.cli.commands.copies", "Copy a log as it stands, beside live workers."),
+    "restore": ("taskq.cli.commands.copies", "Make a log of a backup."),
     "compact": (
         "taskq.cli.commands.upkeep",
         "Remove what need not be kept from the log's oldest end.",
@@ -142,7 +144,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         *("workers", "health", "metrics", "schedules", "tail"),
     ),
     "Act": ("put", "cancel", "dead", "pause", "resume", "replay", "reader"),
-    "Files": ("export", "verify", "repair", "compact"),
+    "Files": ("export", "verify", "repair", "compact", "backup", "restore"),
     "Pipeline": ("pipeline",),
     "Hub": ("hub", "sync"),
 }

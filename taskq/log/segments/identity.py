@@ -25,6 +25,8 @@ _SIZE_MAX: Final = 64 * 1024
 _KNOWN: Final = frozenset({"records-2", "records-3", "records-4"})
 #: What makes a log one that nobody may write to but the hub that copies it, byte for byte.
 REPLICA: Final = "replica-1"
+#: Likewise of a backup, which only the next backup writes to.
+BACKUP: Final = "backup-1"
 
 
 class Identity(NamedTuple):
@@ -83,7 +85,7 @@ def check_writable(disk: Disk, path: str) -> None:
     """Refuse to write to a log that may only be read; asked before anything else is touched.
 
     Raises:
-        LogError: it is a hub's copy.
+        LogError: it is a hub's copy, or a backup.
         FormatError: as ``read_identity``, or a feature allows this taskq no more than to read.
     """
     identity = read_identity(disk, path)
@@ -93,6 +95,11 @@ def check_writable(disk: Disk, path: str) -> None:
         raise LogError(
             f"{path} is the copy that a hub keeps of a device's log, and nobody else writes to it: "
             f"read commands work here; enqueue, cancel, compact and run workers on the device"
+        )
+    if BACKUP in identity.read_only:
+        raise LogError(
+            f"{path} is a backup, and nobody writes to it: read commands work here; the command "
+            f"restore makes a log of it, in another directory"
         )
     raise FormatError(
         f"{path}/{FILE}: with features {sorted(identity.read_only)} this taskq may only read the "

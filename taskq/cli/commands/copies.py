@@ -1,0 +1,91 @@
+"""Commands that take a log elsewhere: ``backup`` and ``restore``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from taskq.cli import render
+from taskq.cli.errors import WrongUsage
+from taskq.cli.many import count_of
+from taskq.cli.options import data_dir_option, json_option, open_reader
+from taskq.core.errors import WORKER, command
+
+if TYPE_CHECKING:
+    from taskq.log.upkeep.backup import BackupReport
+
+
+@click.command()
+@click.argument("places", metavar="[DIR] DEST", nargs=-1, type=click.Path(path_type=Path))
+@data_dir_option
+@json_option
+def backup(places: tuple[Path, ...], data_dir: Path | None, as_json: bool) -> None:
+    """Copy a log to DEST as it stands, beside live workers.
+
+    All that was acknowledged before is in it. Into a backup of the same log only what is new is
+    copied. Read commands open it (-d DEST), and taskq restore makes a log of it.
+    """
+    from taskq.log.upkeep.backup import back_up  # noqa: PLC0415 - help must not import the log
+
+    if len(places) not in {1, 2}:
+        raise WrongUsage("give the log's directory, then the backup's")
+    *given, target = places
+    source = given[0] if given else data_dir
+    with open_reader(source) as reader:
+        path = reader.journal.path
+    _tell(back_up(path, str(target)), target, as_json=as_json)
+
+
+@click.command()
+@click.argument("source", metavar="BACKUP", type=click.Path(path_type=Path))
+@click.argument("places", metavar="[DIR]", nargs=-1, type=click.Path(path_type=Path))
+@data_dir_option
+@click.option(
+    "--above",
+    metavar="ID",
+    help="The last job that the lost log is known to have had: new ids are above it.",
+)
+@json_option
+def restore(
+    source: Path,
+    places: tuple[Path, ...],
+    data_dir: Path | None,
+    above: str | None,
+    as_json: bool,
+) -> None:
+    """Make a log of BACKUP in DIR, which is empty or not there.
+
+    It goes on in an epoch of its own: whoever followed the log that was lost sees that this is
+    another branch. Jobs that ran when the backup was made run again.
+    """
+    from taskq.log.upkeep.backup import restore as restored  # noqa: PLC0415 - likewise
+
+    if len(places) > 1 or (not places and data_dir is None):
+        raise WrongUsage("give the backup, then the new directory")
+    target = places[0] if places else data_dir
+    assert target is not None
+    with open_reader(source) as reader:
+        path, lsn = reader.journal.path, 0 if above is None else reader.parse_id(above)
+    _tell(restored(path, str(target), lsn), target, as_json=as_json)
+    if not as_json:
+        click.echo(f"Work goes on with: {command(str(target.absolute()), *WORKER)}")
+
+
+def _tell(report: BackupReport, target: Path, *, as_json: bool) -> None:
+    if as_json:
+        render.print_json(
+            {
+                "directory": str(target.absolute()),
+                "log_id": report.log_id,
+                "next_lsn": report.next_lsn,
+                "segments": report.segments,
+                "segments_copied": report.copied,
+                "copied_bytes": report.copied_bytes,
+            }
+        )
+        return
+    segments = count_of(report.segments, "segment")
+    size = render.size(report.copied_bytes)
+    click.echo(f"{target} holds {segments} up to lsn {report.next_lsn - 1}; {size} were copied")
