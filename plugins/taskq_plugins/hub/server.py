@@ -117,16 +117,19 @@ class Server:
 
 async def _read(request: Request, limit: int) -> tuple[bytes, bool]:
     """(the body as far as it came, whether that is all of it)."""
-    body = bytearray()
+    pieces: list[bytes] = []
+    size, is_whole = 0, True
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             async for piece in request.stream():
-                body += piece
-                if len(body) > limit:
-                    return bytes(body[:limit]), False
+                size += len(piece)
+                if size > limit:  # it said that it was shorter
+                    is_whole = False
+                    break
+                pieces.append(piece)
     except (ClientDisconnect, TimeoutError):
-        return bytes(body), False
-    return bytes(body), True
+        is_whole = False
+    return b"".join(pieces), is_whole
 
 
 def _problem(status: int, title: str) -> Response:
