@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from taskq_plugins.fleet.breaks import Break, breaks
 from taskq_plugins.fleet.inventory import SegmentRow, inventory
 from taskq_plugins.fleet.listing import segments
 from taskq_plugins.fleet.marks import durable_mark
@@ -9,6 +10,7 @@ from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace, find_logs
 from taskq_plugins.fleet.problems import FleetError, LogTwice, SegmentUnreadable, log_problem
 
 __all__ = [
+    "Break",
     "FleetError",
     "LogPlace",
     "LogTwice",
@@ -16,6 +18,7 @@ __all__ = [
     "SegmentPlace",
     "SegmentRow",
     "SegmentUnreadable",
+    "breaks",
     "durable_mark",
     "find_logs",
     "inventory",

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from taskq.core.errors import LogError
 from taskq.log.format.frames import segment_name
+from taskq_plugins.fleet.breaks import breaks
 from taskq_plugins.fleet.inventory import Edges, edges, follows
 from taskq_plugins.fleet.marks import End
 from taskq_plugins.fleet.places import Mark
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
+from taskq_plugins.spark.source.positions import Position
 from taskq_plugins.spark.source.problems import DataLoss, loss_handler
 from taskq_plugins.spark.source.standing import at_lsn, at_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from taskq.core.errors import LogError
     from taskq.log.format.codec import FrameHeader
     from taskq_plugins.fleet.places import LogPlace, SegmentPlace
-    from taskq_plugins.spark.source.positions import Position
     from taskq_plugins.spark.source.standing import Standing
 
 
@@ -56,12 +57,47 @@ def go_on(
             if _stands(file, position):
                 return position
     moved = _moved(standing, position)
-    if moved is not None:
-        return moved
+    return moved if moved is not None else _behind_break(standing, position, on_loss)
+
+
+def _behind_break(
+    standing: Standing, position: Position, on_loss: Callable[[LogError], None]
+) -> Position | None:
+    """The place to read from, where the log does not hold what was read last."""
+    declared = _declared(standing, position)
+    if declared is not None:
+        return declared if declared.place < standing.latest.place else None
     following = next((one for one in standing.places if one.first_lsn >= position.lsn), None)
-    if place is not None or following is None:
+    if following is None or standing.find(position.segment) is not None:
         return next_branch(standing, position)
     return _from_segment(standing, following, position, on_loss)
+
+
+def _declared(standing: Standing, position: Position) -> Position | None:
+    """Where a hub says that the log goes on behind what was read of it; None: it says nothing.
+
+    It keeps what a device left, so it is certain which breaks came since: those from the one on
+    that left the frame which was read last. What is left behind a gap was not all read, unless it
+    ends there: then the gap is none that was declared.
+    """
+    begin: Position | None = None
+    for one in reversed(breaks(standing.log)):
+        start = Position(position.device, one.segment, max(one.offset, START), one.segment, 0)
+        begin = start if begin is None or start.place < begin.place else begin
+        try:
+            with SegmentFile(
+                one.left_segment(position.segment), standing.log.log_id, position.segment
+            ) as file:
+                if position.frame and _stands(file, position):
+                    is_all = position.offset == file.size_bytes
+                    break
+        except (FileNotFoundError, LogError):
+            continue
+    else:
+        return None
+    if one.is_fork:
+        return begin.begun()._replace(branch=position.branch + 1)
+    return begin.of(position)._replace(lsn=begin.segment) if is_all else None
 
 
 def _from_segment(

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from taskq_plugins.fleet.breaks import breaks
 from taskq_plugins.spark.source.allotting import UNLIMITED, Backlog, Limits, allot, left
 from taskq_plugins.spark.source.batch import Pieces, beginning, bound_of, check_named, patiently
 from taskq_plugins.spark.source.going_on import Stretch, go_on, stretches, whole_until
@@ -183,7 +184,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if position is not None and position.is_at(target):
             return None
         if not target.segment:
-            if position is not None and not standing.left_out:
+            # A hub set aside all that it had, and the device has yet to send what comes next.
+            is_awaited = any(not one.is_fork for one in breaks(standing.log)[-1:])
+            if position is not None and not standing.left_out and not is_awaited:
                 self._on_loss(LogVanished(standing.log.device, log_id))
             return None
         if position is None:

@@ -1,0 +1,111 @@
+"""What a stream makes of the breaks that a hub's copy of a log has declared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.log.machine.disk import LocalDisk
+from taskq_plugins import fleet
+from taskq_plugins.hub.aside import Breaks
+from taskq_plugins.hub.messages import Declare, Kind
+from taskq_plugins.hub.positions import Position
+from taskq_plugins.spark.source.problems import DataLoss
+from tests.fleet.made_logs import SECOND, MadeLog, Place
+from tests.pipeline.source_tools import Row, Stream, lsns
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def declare(made: MadeLog, kind: Kind, left: Place, at: Place | None, segment: int) -> None:
+    """Have the hub's own code set aside what the device left; the copy's writer goes on there."""
+    place = _position(at) if at is not None else Position(segment)
+    told = Declare(1, made.log_id, kind, _position(left), place, left.next_lsn, "told")
+    Breaks(LocalDisk(), str(made.path)).declare(told, left.next_lsn)
+    if at is not None:
+        made.segment, made.file, made.next_lsn = at.segment, at.path, at.next_lsn
+    else:
+        made.next_lsn = segment
+
+
+def _position(place: Place) -> Position:
+    stem = place.path.read_bytes()[place.offset :][:56]
+    return Position(place.segment, place.end, place.offset, stem)
+
+
+def branches(rows: list[Row]) -> list[tuple[int, int]]:
+    return [(row["branch"], row["lsn"]) for row in rows]
+
+
+def test_a_declared_fork_is_read_from_its_place_whatever_the_clock_says(tmp_path: Path) -> None:
+    """The new branch is dated before what was read: numbers and times would pass it over."""
+    made = MadeLog(tmp_path / "edge")
+    frames = [made.enqueue(1) for _ in range(4)]
+    stream = Stream(tmp_path)
+    assert branches(stream.step()) == [(0, 1), (0, 2), (0, 3), (0, 4)]
+    declare(made, Kind.FORK, frames[3], frames[1], 1)
+    assert not stream.step(), "the device has sent nothing of it yet"
+    made.time_ns -= 100 * SECOND
+    made.enqueue(1)
+    made.enqueue(1)
+    rows = stream.step()
+    assert branches(rows) == [(1, 3), (1, 4)]
+    assert branches(stream.rows()) == branches(rows), "a batch that is run again is the same"
+    made.enqueue(1)
+    stream.restart()
+    assert branches(stream.step()) == [(1, 5)]
+
+
+def test_of_several_forks_the_earliest_since_counts(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "edge")
+    frames = [made.enqueue(1) for _ in range(4)]
+    stream = Stream(tmp_path)
+    assert len(stream.step()) == 4
+    declare(made, Kind.FORK, frames[3], frames[1], 1)
+    other = [made.enqueue(1) for _ in range(3)]
+    declare(made, Kind.FORK, other[2], other[0], 1)
+    made.enqueue(1)
+    assert branches(stream.step()) == [(1, 3), (1, 4)]
+    assert [one.is_fork for one in fleet.breaks(fleet.find_logs(tmp_path)[0])] == [True, True]
+
+
+def test_a_declared_gap_behind_what_was_read_is_no_loss(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "edge")
+    frames = [made.enqueue(1) for _ in range(2)]
+    stream = Stream(tmp_path)
+    assert len(stream.step()) == 2
+    declare(made, Kind.GAP, frames[1], None, 50)
+    assert not stream.step()
+    made.time_ns += 60 * SECOND
+    made.rotate()
+    made.enqueue(2)
+    assert branches(stream.step()) == [(0, 50), (0, 51)]
+
+
+def test_what_was_not_read_before_a_declared_gap_is_a_loss_all_the_same(tmp_path: Path) -> None:
+    """It stands in the copy's old directory, which a stream does not look into."""
+    made = MadeLog(tmp_path / "edge")
+    made.enqueue(1)
+    stream = Stream(tmp_path)
+    assert len(stream.step()) == 1
+    unread = made.enqueue(1)
+    declare(made, Kind.GAP, unread, None, 50)
+    made.time_ns += 60 * SECOND
+    made.rotate()
+    made.enqueue(1)
+    with pytest.raises(DataLoss, match="device edge"):
+        stream.step()
+    again = Stream(tmp_path, failOnDataLoss="false")
+    again.end = stream.start
+    assert lsns(again.step()) == [50]
+
+
+def test_breaks_that_do_not_read_are_none(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "edge")
+    (log,) = fleet.find_logs(tmp_path)
+    assert fleet.breaks(log) == []
+    for text in ("{", '{"step": "done", "n": 1}\n', '{"step": "begun", "n": 1, "at": 3}\n', "[]"):
+        (made.path / "breaks.jsonl").write_text(text)
+        assert fleet.breaks(log) == []
