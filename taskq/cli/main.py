@@ -103,6 +103,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "stats": ("taskq.cli.commands.jobs", "Count the jobs of each queue by state."),
     "workers": ("taskq.cli.commands.jobs", "List the processes that have the task log open."),
     "metrics": ("taskq_plugins.prometheus.command", "Tell Prometheus of the log."),
+    "web": ("taskq_plugins.web.command", "Show the log in a browser, and to programs as JSON."),
     "health": ("taskq.cli.commands.upkeep", "Tell by the exit code whether jobs are worked on."),
     "check": ("taskq.cli.commands.upkeep", "Tell what is wrong before the start."),
     "tail": (
@@ -141,7 +142,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Run": ("demo", "check", "worker"),
     "Look": (
         *("ls", "show", "why", "timeline", "peek", "stats"),
-        *("workers", "health", "metrics", "schedules", "tail"),
+        *("workers", "health", "metrics", "web", "schedules", "tail"),
     ),
     "Act": ("put", "cancel", "dead", "pause", "resume", "replay", "reader"),
     "Files": ("export", "verify", "repair", "compact", "backup", "restore"),

@@ -318,14 +318,14 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
                 "alive" if owner.alive else "gone",
                 render.when(owner.started_ns, now_ns),
                 str(owner.running),
-                _served(owner) or "-",
+                served(owner) or "-",
             )
             for owner in owners
         ],
     )
 
 
-def _served(owner: OwnerView) -> str:
+def served(owner: OwnerView) -> str:
     """The queues that a process claims from, in words."""
     if any(serving.queues is None for serving in owner.serves):
         return "all queues"

@@ -1,0 +1,156 @@
+"""``taskq web``: a page and a JSON API of one log."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from taskq.cli.errors import Failure, WrongUsage
+from taskq.cli.options import log_argument, open_reader
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv6Address
+
+    from taskq_plugins.web.door import Place
+
+_SECRET_CHARACTERS_MIN: Final = 32
+_SECRET_BYTES: Final = 32
+_FILE: Final = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@log_argument
+@click.option("--bind", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=0, help="0 for a free one.  [default: 0]"
+)
+@click.option(
+    "--name", "names", multiple=True, help="Another name or address that leads there. Repeatable."
+)
+@click.option("--tls-cert", type=_FILE, help="Certificate, as PEM.")
+@click.option("--tls-key", type=_FILE, help="Its key, as PEM.")
+@click.option("--allow-actions", is_flag=True, help="Let it change the log, too.")
+@click.option(
+    "--token-file",
+    type=_FILE,
+    help="Holds the secret of programs; made when it is missing.",
+)
+def web(
+    data_dir: Path | None,
+    bind: str,
+    port: int,
+    names: tuple[str, ...],
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    allow_actions: bool,
+    token_file: Path | None,
+) -> None:
+    """Show the log in a browser, and to programs as JSON at /api/, until stopped.
+
+    The printed address is good for one browser, once. Programs send the secret of --token-file as
+    Authorization: Bearer. Everything is read from the directory, beside any number of live
+    processes; nothing can be changed without --allow-actions.
+    """
+    try:
+        from taskq_plugins.web import door, serving, site  # noqa: PLC0415 - help needs no package
+    except ImportError as error:
+        raise Failure(
+            "taskq web needs the packages starlette, uvicorn and jinja2: "
+            "pip install 'taskq-local[web]'"
+        ) from error
+    with open_reader(data_dir) as reader:  # what is wrong is said now, and not in a browser
+        path = reader.journal.path
+    address = _address(bind)
+    if (tls_cert is None) != (tls_key is None):
+        raise WrongUsage("give --tls-cert and --tls-key together")
+    tls = None if tls_cert is None or tls_key is None else (str(tls_cert), str(tls_key))
+    if not address.is_loopback and tls is None:
+        raise WrongUsage(
+            f"--bind {bind} is reached from other machines, where anybody on the way could read "
+            f"the token: give --tls-cert and --tls-key, or stay at 127.0.0.1 and use a tunnel"
+        )
+    keys = door.Keys(_secret(token_file))
+    with serving.listen(str(address), port) as listener:
+        place = _place(address, listener.getsockname()[1], names, tls is not None, allow_actions)
+
+        def ready() -> None:
+            click.echo(f"{place.address}{door.ENTRY}?token={keys.entry}")
+
+        serving.serve(site.make_site(path, place, keys), listener, tls, ready)
+
+
+def _address(bind: str) -> IPv4Address | IPv6Address:
+    try:
+        return ipaddress.ip_address(bind)
+    except ValueError:
+        raise WrongUsage(
+            f"--bind {bind!r:.80} is no address: write 127.0.0.1, ::1 or one of this machine's"
+        ) from None
+
+
+def _place(
+    address: IPv4Address | IPv6Address,
+    port: int,
+    names: tuple[str, ...],
+    is_tls: bool,
+    allow_actions: bool,
+) -> Place:
+    """By which names it is found: those given, the address, and localhost if it is that.
+
+    Raises:
+        WrongUsage: it listens everywhere, which is no address to open.
+    """
+    from taskq_plugins.web.door import Place  # noqa: PLC0415 - as above
+
+    if address.is_unspecified and not names:
+        raise WrongUsage(
+            f"--bind {address} has no name of its own: give the one that browsers use with --name"
+        )
+    own = (
+        [] if address.is_unspecified else [f"[{address}]" if ":" in str(address) else str(address)]
+    )
+    local = ["localhost"] if address.is_loopback else []
+    usual = 443 if is_tls else 80
+    hosts = [f"{name.lower()}:{port}" for name in (*names, *own, *local)]
+    if port == usual:  # browsers leave it out
+        hosts += [host.rpartition(":")[0] for host in hosts]
+    return Place(
+        scheme="https" if is_tls else "http", hosts=tuple(hosts), allow_actions=allow_actions
+    )
+
+
+def _secret(file: Path | None) -> str:
+    """What programs send; "" without a file.
+
+    Raises:
+        Failure: it cannot be read or made.
+        WrongUsage: it is short, or others may read it.
+    """
+    if file is None:
+        return ""
+    try:
+        try:
+            made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
+        except FileExistsError:
+            pass
+        else:
+            with open(made, "w", encoding="ascii") as new:  # noqa: PTH123 - by its descriptor
+                new.write(f"{secrets.token_urlsafe(_SECRET_BYTES)}\n")
+        mode = file.stat().st_mode
+        secret = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"--token-file {file}: {error}") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise WrongUsage(f"--token-file {file} may be read by others: chmod 600 {file}")
+    if len(secret) < _SECRET_CHARACTERS_MIN or not secret.isprintable() or " " in secret:
+        raise WrongUsage(
+            f"--token-file {file} holds no secret of {_SECRET_CHARACTERS_MIN} characters without "
+            f"spaces: remove it, and one is made"
+        )
+    return secret

@@ -1,0 +1,258 @@
+"""Who may ask, by what name, from where, and what a browser may do with the answer.
+
+Whatever listens on 127.0.0.1 is reached by every page that the same browser shows, and by every
+user of the machine. So nothing is answered without a key; a page of another origin is refused, and
+so is another name for this machine, by which such a page would be of our origin (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, Literal
+
+from starlette.datastructures import Headers, MutableHeaders
+
+from taskq.core.values import dataclass
+from taskq_plugins.web.problems import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    #: Makes a response of a problem with a request.
+    Refuse = Callable[[Scope, Problem], ASGIApp]
+
+PATH_BYTES_MAX: Final = 2_048
+QUERY_BYTES_MAX: Final = 8_192
+#: A payload of 1 MiB as base64, and what stands around it.
+BODY_BYTES_MAX: Final = 2 * 1024 * 1024
+#: Where the printed address leads; the only path that asks for no cookie.
+ENTRY: Final = "/enter"
+API: Final = "/api/"
+_SAFE: Final = frozenset({"GET", "HEAD"})
+_KEY_BYTES: Final = 32
+#: Nothing but files of our own: no script or style within a page, and no form that leads elsewhere.
+_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        *(f"{kind}-src 'self'" for kind in ("script", "style", "img", "connect")),
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+#: With "no-referrer" a browser would send our own forms as of the origin "null".
+_HEADERS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def same(given: str, key: str) -> bool:
+    """Whether it is that key, told in a time that says nothing of it; an empty key fits nothing."""
+    fits = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
+    return fits and bool(key)
+
+
+class Keys:
+    """What shows who asks: made anew at each start, but for the secret of programs.
+
+    Args:
+        secret: what programs send as ``Authorization: Bearer``; "" if none may.
+    """
+
+    def __init__(self, secret: str = "") -> None:
+        self._secret = secret
+        #: of the printed address, good for one time; "" once it was used
+        self.entry = secrets.token_urlsafe(_KEY_BYTES)
+        #: of the cookie
+        self.session = secrets.token_urlsafe(_KEY_BYTES)
+        #: in every form: without it a request that the browser was tricked into changes nothing
+        self.form = secrets.token_urlsafe(_KEY_BYTES)
+
+    def enter(self, given: str) -> bool:
+        """Whether that is the token of the printed address; it will not be again."""
+        if not same(given, self.entry):
+            return False
+        self.entry = ""
+        return True
+
+    def is_secret(self, authorization: str) -> bool:
+        """Whether a program shows the secret."""
+        scheme, _, given = authorization.partition(" ")
+        return scheme.lower() == "bearer" and same(given.strip(), self._secret)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the page is found.
+
+    Attributes:
+        scheme: "https" with TLS.
+        hosts: what ``Host`` may say, the printed one first.
+        allow_actions: whether anything may be changed.
+    """
+
+    scheme: Literal["http", "https"]
+    hosts: tuple[str, ...]
+    allow_actions: bool
+
+    @property
+    def address(self) -> str:
+        """Of its first page, without the slash."""
+        return f"{self.scheme}://{self.hosts[0]}"
+
+    @property
+    def cookie(self) -> str:
+        """Name of the cookie. A browser does not tell ports apart: two pages must not share one."""
+        return f"taskq_{self.hosts[0].rpartition(':')[2]}"
+
+    def cookie_header(self, value: str) -> str:
+        """What sets it, until the browser ends."""
+        secure = "; Secure" if self.scheme == "https" else ""
+        return f"{self.cookie}={value}; Path=/; HttpOnly; SameSite=Strict{secure}"
+
+
+class Door:
+    """Lets a request through, or answers it with what is wrong with it.
+
+    Args:
+        inner: the app behind it, whose ``state`` gets "program" or "person".
+        place: where it is found.
+        keys: what shows who asks.
+        refuse: makes a response of a problem.
+    """
+
+    def __init__(self, inner: ASGIApp, place: Place, keys: Keys, refuse: Refuse) -> None:
+        self._inner = inner
+        self._place = place
+        self._keys = keys
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await self._inner(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # a server that speaks websockets refuses what is not accepted
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        try:
+            by = self._check(scope)
+        except Problem as problem:
+            await self._refuse(scope, problem)(scope, receive, send_guarded)
+            return
+        scope.setdefault("state", {})["by"] = by
+        await self._inner(scope, _bounded(receive), send_guarded)
+
+    def _check(self, scope: Scope) -> str:
+        """Who asks: "program", "person", or "" for who is about to enter.
+
+        Raises:
+            Problem: nobody who may, or not like this.
+        """
+        headers = Headers(scope=scope)
+        _check_sizes(scope, headers)
+        host = ",".join(headers.getlist("host")).lower()
+        if host not in self._place.hosts:
+            raise Problem(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"nothing is served by the name {host!r:.80}: open {self._place.address}, or give "
+                f"the name with --name at the start",
+            )
+        origin = headers.get("origin")
+        if origin is not None and origin != f"{self._place.scheme}://{host}":
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                f"a page of {origin!r:.80} may not ask here: open {self._place.address} itself",
+            )
+        is_act = scope["method"] not in _SAFE
+        by = self._who(scope, headers)
+        if is_act:
+            self._check_act(scope, by, origin)
+        return by
+
+    def _who(self, scope: Scope, headers: Headers) -> str:
+        if self._keys.is_secret(headers.get("authorization", "")):
+            return "program"
+        cookies = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
+        name = self._place.cookie
+        if any(key == name and same(value, self._keys.session) for key, _, value in cookies):
+            return "person"
+        if scope["path"] == ENTRY:
+            return ""
+        raise Problem(
+            HTTPStatus.UNAUTHORIZED,
+            "nobody is known by this request: open the address that taskq web printed (it is good "
+            "for one browser; start it again for another). Programs send Authorization: Bearer "
+            "and what stands in the --token-file",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+    def _check_act(self, scope: Scope, by: str, origin: str | None) -> None:
+        if not self._place.allow_actions:
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                "nothing may be changed here: start taskq web with --allow-actions",
+            )
+        if by == "program":
+            return
+        if scope["path"].startswith(API):
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                "a cookie changes nothing through the API: send Authorization: Bearer and what "
+                "stands in the --token-file",
+            )
+        if origin is None:
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                f"a form of no known origin changes nothing: open {self._place.address}",
+            )
+
+
+def _check_sizes(scope: Scope, headers: Headers) -> None:
+    if len(scope["path"]) > PATH_BYTES_MAX or len(scope["query_string"]) > QUERY_BYTES_MAX:
+        raise Problem(
+            HTTPStatus.REQUEST_URI_TOO_LONG,
+            f"a path may have {PATH_BYTES_MAX} bytes and a query {QUERY_BYTES_MAX}: ask for less",
+        )
+    length = headers.get("content-length", "0")
+    if not (length.isascii() and length.isdecimal()) or int(length[:20]) > BODY_BYTES_MAX:
+        raise _too_large()
+
+
+def _bounded(receive: Receive) -> Receive:
+    """The same, but that a body ends at its limit, whatever its head said."""
+    size = 0
+
+    async def receive_bounded() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > BODY_BYTES_MAX:
+            raise _too_large()
+        return message
+
+    return receive_bounded
+
+
+def _too_large() -> Problem:
+    return Problem(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"a body may have {BODY_BYTES_MAX} bytes: store the data in a file and pass its path",
+    )

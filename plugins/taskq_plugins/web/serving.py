@@ -1,0 +1,79 @@
+"""Listens, and answers with a site until it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from taskq.core.errors import TaskqError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from starlette.types import ASGIApp
+
+#: Connections at a time; more are answered with 503 until one ends.
+_CONNECTIONS_MAX: Final = 256
+#: Request line and headers together.
+_HEAD_BYTES_MAX: Final = 32 * 1024
+#: For answers that are under way when it is stopped.
+_DRAIN_SECONDS: Final = 3
+
+
+@contextlib.contextmanager
+def listen(address: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens there, at a free port for 0.
+
+    Raises:
+        TaskqError: nobody may listen there, or somebody does.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        listener = socket.create_server((address, port), family=family)
+    except OSError as error:
+        raise TaskqError(f"cannot listen at {address}:{port}: {error.strerror or error}") from error
+    with listener:
+        yield listener
+
+
+def serve(
+    site: ASGIApp, listener: socket.socket, tls: tuple[str, str] | None, ready: Callable[[], None]
+) -> None:
+    """Answer until Ctrl-C or SIGTERM.
+
+    Args:
+        site: what answers.
+        listener: a socket that listens.
+        tls: files of certificate and key.
+        ready: called before the first answer.
+    """
+    cert, key = tls or (None, None)
+    config = uvicorn.Config(
+        site,
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        log_level="warning",
+        access_log=False,
+        # Nobody stands between: what a request says of others is not believed.
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=_CONNECTIONS_MAX,
+        h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+        ssl_certfile=cert,
+        ssl_keyfile=key,
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise TaskqError(
+            f"certificate {cert} and key {key} are of no use: {error.strerror or error}. Give both "
+            f"as PEM files"
+        ) from error
+    ready()
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])

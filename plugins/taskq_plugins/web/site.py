@@ -1,0 +1,64 @@
+"""Puts the pages, the API and the door together."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from taskq.core.errors import TaskqError
+from taskq_plugins.web.door import API, Door
+from taskq_plugins.web.looks import Looks
+from taskq_plugins.web.pages import Pages
+from taskq_plugins.web.problems import Problem, problem_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import Scope
+
+    from taskq_plugins.web.door import Keys, Place
+
+
+def make_site(path: str, place: Place, keys: Keys) -> Door:
+    """The page of the log in a directory, as an ASGI app.
+
+    Args:
+        path: the directory.
+        place: where the page is found.
+        keys: what shows who asks.
+    """
+    pages = Pages(Looks(path), place, keys)
+
+    def refuse(scope: Scope, problem: Problem) -> Response:
+        if not scope["path"].startswith(API):
+            return pages.refusal(problem)
+        return JSONResponse(
+            problem.as_dict(), problem.status, problem.headers, "application/problem+json"
+        )
+
+    async def refuse_error(request: Request, error: Exception) -> Response:
+        return refuse(request.scope, _problem(error))
+
+    inner = Starlette(
+        routes=pages.routes(),
+        exception_handlers=dict.fromkeys((Problem, TaskqError, HTTPException), refuse_error),
+    )
+    return Door(inner, place, keys, refuse)
+
+
+def _problem(error: Exception) -> Problem:
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, TaskqError):
+        return problem_of(error)
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    told = {
+        HTTPStatus.NOT_FOUND: "there is nothing at this address: begin at /, or /api/openapi.json",
+        HTTPStatus.METHOD_NOT_ALLOWED: "this address takes another method: see /api/openapi.json",
+    }
+    return Problem(status, told.get(status, error.detail), headers=dict(error.headers or {}))

@@ -1,0 +1,51 @@
+"""Asks a site without a socket, as a browser or a program would."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+import httpx
+
+from taskq_plugins.web.door import ENTRY, Keys, Place
+from taskq_plugins.web.site import make_site
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+HOST: Final = "127.0.0.1:8321"
+ORIGIN: Final = f"http://{HOST}"
+SECRET: Final = "s" * 43
+
+
+@contextlib.asynccontextmanager
+async def stranger(
+    path: Path, *, allow_actions: bool = False
+) -> AsyncIterator[tuple[httpx.AsyncClient, Keys]]:
+    """Somebody who has shown nothing yet, and what there is to show."""
+    place = Place(scheme="http", hosts=(HOST, "localhost:8321"), allow_actions=allow_actions)
+    keys = Keys(SECRET)
+    site = make_site(str(path), place, keys)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=site), base_url=ORIGIN
+    ) as client:
+        yield client, keys
+
+
+@contextlib.asynccontextmanager
+async def browser(path: Path, *, allow_actions: bool = False) -> AsyncIterator[httpx.AsyncClient]:
+    """Somebody who opened the printed address."""
+    async with stranger(path, allow_actions=allow_actions) as (client, keys):
+        entered = await client.get(ENTRY, params={"token": keys.entry})
+        assert entered.status_code == 200
+        client.headers["Origin"] = ORIGIN
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def program(path: Path, *, allow_actions: bool = False) -> AsyncIterator[httpx.AsyncClient]:
+    """A program that knows the secret."""
+    async with stranger(path, allow_actions=allow_actions) as (client, _):
+        client.headers["Authorization"] = f"Bearer {SECRET}"
+        yield client

@@ -1,0 +1,302 @@
+"""Attacks on the page: each is refused or inert, and a refusal says what to do."""
+
+from __future__ import annotations
+
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import urllib.request
+from http.cookies import SimpleCookie
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+import taskq_plugins.web
+from taskq import TaskQ
+from taskq.cli.main import main
+from taskq_plugins.web.command import _secret
+from taskq_plugins.web.door import ENTRY, Place
+from tests.processes.harness import Child
+from tests.web.browser import HOST, ORIGIN, SECRET, browser, program, stranger
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ANYWHERE = str(IPv4Address(0))
+EVIL = "<script>alert(1)</script>\"'&--><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    app = TaskQ(tmp_path_factory.mktemp("web") / "data", durability="os")
+    app.enqueue_sync(app.call_by_name(EVIL, EVIL).options(queue=EVIL, headers={EVIL: EVIL}))
+    app.close_sync()
+    return app.data_dir
+
+
+# -- the token and the cookie ----------------------------------------------------------------------
+
+
+async def test_the_printed_address_lets_one_browser_in_once(data: Path) -> None:
+    async with stranger(data) as (client, keys):
+        entered = await client.get(ENTRY, params={"token": keys.entry or "?"})
+        (cookie,) = SimpleCookie(entered.headers["set-cookie"]).values()
+        shown = await client.get("/")
+        client.cookies.clear()
+        for token in (entered.url.params["token"], ""):
+            assert (await client.get(ENTRY, params={"token": token})).status_code == 401
+        assert (await client.get("/")).status_code == 401
+    assert (entered.status_code, shown.status_code) == (200, 200)
+    assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", "/")
+    assert cookie.key == "taskq_8321"
+    assert cookie.value not in entered.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Cookie": "taskq_8321="},
+        {"Cookie": "taskq_8321=wrong; taskq_8321=\xe9".encode("latin-1").decode("latin-1")},
+        {"Cookie": "=" * 500},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": SECRET},
+        {"Authorization": f"Basic {SECRET}"},
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/static/page.css", "/api/stats", "/nothing", "//enter"])
+async def test_nobody_is_answered_without_a_key(
+    data: Path, path: str, headers: dict[str, str]
+) -> None:
+    async with stranger(data) as (client, keys):
+        raw = {name: value.encode("latin-1") for name, value in headers.items()}
+        refused = await client.get(path, headers=raw)  # type: ignore[arg-type]
+    assert refused.status_code == 401
+    assert "open the address that taskq web printed" in refused.text
+    assert not {keys.entry, keys.session, keys.form} & set(re.findall(r"[\w-]+", refused.text))
+
+
+async def test_a_page_without_secret_knows_no_program(data: Path) -> None:
+    async with stranger(data) as (client, keys):
+        keys._secret = ""
+        for given in ("Bearer ", "Bearer", "bearer  "):
+            refused = await client.get("/", headers={"Authorization": given})
+            assert refused.status_code == 401
+
+
+async def test_with_tls_the_cookie_is_for_tls_alone() -> None:
+    place = Place(scheme="https", hosts=("a.example:9",), allow_actions=False)
+    assert place.cookie_header("x").endswith("; HttpOnly; SameSite=Strict; Secure")
+
+
+# -- other names and other pages -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "127.0.0.1", "127.0.0.1:80", f"{HOST}.evil.example", f"evil@{HOST}", ""],
+)
+async def test_another_name_for_this_machine_is_refused(data: Path, host: str) -> None:
+    """By such a name a foreign page would be of our origin: DNS rebinding."""
+    async with browser(data) as client:
+        refused = await client.get("/", headers={"Host": host})
+    assert refused.status_code == 421
+    assert f"open {ORIGIN}" in refused.text
+
+
+async def test_localhost_is_a_name_of_its_own(data: Path) -> None:
+    async with program(data) as client:
+        given = {"Host": "LOCALHOST:8321", "Origin": "http://localhost:8321"}
+        assert (await client.get("/", headers=given)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.example", "null", f"https://{HOST}", "http://127.0.0.1:8322", f"{ORIGIN}."],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_another_origin_is_refused(data: Path, method: str, origin: str) -> None:
+    async with browser(data, allow_actions=True) as client:
+        refused = await client.request(method, "/", headers={"Origin": origin})
+    assert refused.status_code == 403
+    assert "may not ask here" in refused.text
+
+
+async def test_every_answer_forbids_scripts_frames_and_guesses(data: Path) -> None:
+    async with browser(data) as client:
+        answers = [
+            await client.get(path) for path in ("/", "/static/page.js", "/no", ENTRY, "/api/no")
+        ]
+        answers.append(await client.get("/", headers={"Host": "evil.example"}))
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["referrer-policy"] == "same-origin"
+
+
+# -- what is said in names and payloads ------------------------------------------------------------
+
+
+async def test_names_in_the_log_are_text_and_nothing_else(data: Path) -> None:
+    async with browser(data) as client:
+        page = (await client.get("/")).text
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    assert re.findall(r"<script[^>]*>", page) == ['<script src="/static/page.js" defer>']
+    assert set(re.findall(r"<\w+[^>]*\s(?:on\w+|style)=", page)) == set()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../command.py",
+        "/static/..%2fcommand.py",
+        "/static/%2e%2e/door.py",
+        "/static//etc/passwd",
+        "/static/page.css%00",
+        "/static/",
+        "/../../etc/passwd",
+        "/%",
+        "/%00",
+    ],
+)
+async def test_a_path_leads_to_no_file_but_two(data: Path, path: str) -> None:
+    async with browser(data) as client:
+        scope = client.build_request("GET", "/")
+        scope.url = httpx.URL(ORIGIN).copy_with(raw_path=path.encode())
+        assert (await client.send(scope)).status_code == 404
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+async def test_what_is_huge_is_refused(data: Path) -> None:
+    async with program(data, allow_actions=True) as client:
+        assert (await client.get("/", params={"q": "x" * 9_000})).status_code == 414
+        assert (await client.get("/" + "x" * 3_000)).status_code == 414
+        long = {"Content-Length": "9" * 4_000}
+        assert (await client.post("/", headers=long)).status_code == 413
+        assert (await client.post("/", headers={"Content-Length": "-1"})).status_code == 413
+        assert (await client.get("/static/" + "y" * 1_000)).status_code == 404
+
+
+async def test_without_leave_nothing_is_changed(data: Path) -> None:
+    for who in (browser, program):
+        async with who(data) as client:
+            for method in ("POST", "PUT", "DELETE", "PATCH"):
+                refused = await client.request(method, "/api/jobs")
+                assert refused.status_code == 403
+                assert "--allow-actions" in refused.text
+
+
+async def test_a_cookie_alone_changes_nothing(data: Path) -> None:
+    async with browser(data, allow_actions=True) as client:
+        assert (await client.post("/api/jobs", json={})).status_code == 403
+        del client.headers["Origin"]
+        assert (await client.post("/queues")).status_code == 403
+
+
+async def test_a_refusal_of_the_api_is_a_problem_document(data: Path) -> None:
+    async with stranger(data) as (client, _):
+        refused = await client.get("/api/stats")
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.headers["www-authenticate"] == "Bearer"
+    told = refused.json()
+    assert (told["status"], told["title"], told["type"]) == (401, "Unauthorized", "about:blank")
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def get(address: str, cookie: str = "", context: ssl.SSLContext | None = None) -> tuple[str, str]:
+    asked = urllib.request.Request(address, headers={"Cookie": cookie})  # noqa: S310 - our own
+    with urllib.request.urlopen(asked, context=context) as answer:  # noqa: S310 - likewise
+        return answer.read().decode(), answer.headers.get("Set-Cookie", "").partition(";")[0]
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_the_command_prints_an_address_that_works_until_it_is_stopped(
+    data: Path, tmp_path: Path, is_tls: bool
+) -> None:
+    words: list[object] = [sys.executable, "-m", "taskq", "web", data]
+    context = None
+    if is_tls:
+        cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+             "-nodes", "-keyout", key, "-out", cert, "-subj", "/CN=localhost",
+             "-addext", "subjectAltName=DNS:localhost"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        words += ["--bind", ANYWHERE, "--name", "localhost", "--tls-cert", cert, "--tls-key", key]
+        context = ssl.create_default_context(cafile=cert)
+    with Child(*words) as child:
+        address = child.line()
+        assert address.startswith("https://localhost:" if is_tls else "http://127.0.0.1:")
+        page, cookie = get(address, context=context)
+        assert "This browser is known now" in page
+        page, _ = get(address.partition(ENTRY)[0], cookie, context)
+        assert "<h1>Now</h1>" in page
+        child.send(signal.SIGINT)
+        assert child.process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--bind", ANYWHERE], "give --tls-cert and --tls-key"),
+        (["--bind", "::"], "give --tls-cert and --tls-key"),
+        (["--bind", "here"], "--bind 'here' is no address"),
+        (["--tls-cert", "x"], "give --tls-cert and --tls-key together"),
+        (["--bind", ANYWHERE, "--tls-cert", "x", "--tls-key", "y"], "with --name"),
+        (["--tls-cert", "x", "--tls-key", "y"], "are of no use: No such file"),
+        (["--token-file", "short"], "holds no secret of 32 characters"),
+        (["--token-file", "open"], "may be read by others: chmod 600"),
+        (["--token-file", "no/where"], "No such file"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_page_is_served(
+    data: Path, given: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(data.parent)
+    (data.parent / "short").write_text("short")
+    (data.parent / "short").chmod(0o600)
+    (data.parent / "open").write_text(SECRET)
+    (data.parent / "open").chmod(0o644)
+    result = CliRunner().invoke(main, ["web", str(data), *given])
+    assert result.exit_code in {1, 2}
+    assert told in result.stderr
+
+
+def test_a_secret_is_made_for_its_owner_alone_and_kept(tmp_path: Path) -> None:
+    made = _secret(tmp_path / "token")
+    assert len(made) >= 43
+    assert _secret(tmp_path / "token") == made
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_without_its_packages_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, data: Path
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("taskq_plugins.web.s")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("serving", "site"):
+        monkeypatch.delattr(taskq_plugins.web, name, raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = CliRunner().invoke(main, ["web", str(data)])
+    told = "taskq web needs the packages starlette, uvicorn and jinja2"
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"taskq: {told}: pip install 'taskq-local[web]'\n",
+    )
