@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -114,3 +118,33 @@ def test_what_is_behind_is_computed_without_new_records(tmp_path: Path) -> None:
     assert run(tmp_path).exit_code == 0
     told = taskq_json("pipeline", "status", "--lake", tmp_path / "lake")
     assert len(told["tables"]) == 7
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+def test_a_run_that_is_killed_twenty_times_makes_the_tables_of_one_that_is_not(
+    tmp_path: Path,
+) -> None:
+    """With SIGKILL, at random moments: whatever was being written, committed or noted."""
+    draw = random.Random(5)
+    for seed in (1, 2):
+        asyncio.run(live(tmp_path / "hub" / f"edge-{seed}", seed, 300))
+    where = ["--journals", str(tmp_path / "hub"), "--lake", str(tmp_path / "lake")]
+    words = [sys.executable, "-m", "taskq", "pipeline", "run", *where, "--max-bytes", "40k"]
+    kills = 0
+    seconds = 2.0
+    while kills < 20:
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                assert one.wait(seconds + draw.random()) == 0
+                break
+            one.kill()
+            kills += 1
+        # Once it commits a batch now and then, it is killed sooner or later by turns.
+        seconds = draw.uniform(0.5, 4.0)
+    assert kills > 5, "it was over too soon"
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    lake = Lake.open(tmp_path / "lake")
+    assert tables(lake) == whole(tmp_path)
+    with lake.writer():
+        assert not (lake.path / "_staging").exists()

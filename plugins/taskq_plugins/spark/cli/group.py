@@ -15,6 +15,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("taskq_plugins.spark.run.command", "Bring a lake's tables up to date, then exit."),
     "status": ("taskq_plugins.spark.lake.command", "Tell what a lake holds, and of which logs."),
     "show": ("taskq_plugins.spark.lake.command", "Print rows of a table, without Java."),
+    "erase": ("taskq_plugins.spark.lake.erase", "Erase what jobs brought along, for good."),
     "triage": ("taskq_plugins.spark.triage", "Rank what fails, and what to do about it."),
     "replay": ("taskq_plugins.spark.bulk.replay", "Enqueue past jobs again, chosen by SQL."),
     "enqueue": ("taskq_plugins.spark.bulk.enqueue", "Enqueue one job for each row of a file."),

@@ -201,6 +201,36 @@ def _listed(action: Mapping[str, object]) -> DataFile:
     )
 
 
+def write_rows(rows: pa.Table, target: Path, number: int) -> None:
+    """Write rows to files as Spark would name them, by part and day."""
+    places = [name for name in (PART_COLUMN, DATE) if name in rows.column_names]
+    for place in rows.select(places).group_by(places).aggregate([]).to_pylist():
+        is_here = pc.equal(rows[PART_COLUMN], place[PART_COLUMN])
+        below = target / f"{PART_COLUMN}={place[PART_COLUMN]}"
+        if DATE in place:
+            day = place[DATE]
+            is_here = pc.and_(
+                is_here, pc.is_null(rows[DATE]) if day is None else pc.equal(rows[DATE], day)
+            )
+            below /= f"{DATE}={day or _NULL}"
+        chosen = rows.filter(is_here).drop_columns(places)
+        below.mkdir(parents=True, exist_ok=True)
+        step = chosen.num_rows if place[PART_COLUMN] == OVER else ROWS_MAX
+        for turn, at in enumerate(range(0, chosen.num_rows, step)):
+            path = below / f"{number:06d}-{turn:06d}.parquet"
+            parquet.write_table(chosen.slice(at, step), path, compression="zstd")
+
+
+def placed(rows: pa.Table, file: DataFile) -> pa.Table:
+    """With the part and the day of the file that they are from."""
+    count = rows.num_rows
+    rows = rows.append_column(PART_COLUMN, pa.array([file.part] * count, pa.string()))
+    if "/" not in file.path:
+        return rows
+    day = pa.array([file.date] * count, pa.string()).cast(pa.date32())
+    return rows.append_column(DATE, day)
+
+
 def checked(table: Path, file: DataFile) -> Path:
     """Where a file of the table is; whoever brings a lake along names no others.
 

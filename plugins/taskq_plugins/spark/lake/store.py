@@ -354,6 +354,22 @@ class LakeWriter:
         self._durably(where, write)
         return True
 
+    def drop_days(self, table: str, before: str) -> int:
+        """Let days of a table go, but for rows that may still change; returns how many files did.
+
+        Args:
+            table: its name.
+            before: the first day that stays, as ISO 8601 has it.
+        """
+        gone = tuple(
+            file
+            for file in self.lake.data_files(table)
+            if file.part == files.OVER and file.date is not None and file.date < before
+        )
+        if gone:
+            self.commit(table, Change(removed=gone))
+        return len(gone)
+
     def keep_short(self, table: str) -> None:
         """Write a checkpoint of a table's log where it has grown, and remove what is not needed."""
         delta = self.lake.delta(table)

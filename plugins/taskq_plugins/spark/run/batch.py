@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from pyarrow import dataset, parquet
 
 from taskq_plugins.spark.lake.errors import CheckpointMismatch, LakeDiskError
-from taskq_plugins.spark.lake.files import DATE, OPEN, OVER, PART_COLUMN
+from taskq_plugins.spark.lake.files import DATE, OPEN, OVER, PART_COLUMN, write_rows
 from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS, Change
-from taskq_plugins.spark.run.shares import KEYS, Share, touched_rows, write_rows
+from taskq_plugins.spark.run.shares import KEYS, Share, touched_rows
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, RECORDS
 from taskq_plugins.spark.tables.batches import CLOCK, log_rows, logs_of, rows_of, touched_by
 from taskq_plugins.spark.tables.fold import ENQUEUED

@@ -11,8 +11,10 @@ import click
 
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import json_option
+from taskq.core.durations import nanoseconds
 from taskq.core.errors import UsageError
 from taskq_plugins.spark.lake.command import lake_option
+from taskq_plugins.spark.run.tablenames import DATED
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.lake import Lake, LakeWriter
@@ -34,6 +36,7 @@ SMALL_SESSION: Final = {
 }
 SMALL_BYTES_MAX: Final = 64 * 1024 * 1024
 _EVERY_SECONDS: Final = 5
+_DAY_NS: Final = 86_400 * 1_000_000_000
 
 
 class Size(click.ParamType[int]):
@@ -57,6 +60,33 @@ class Size(click.ParamType[int]):
         if not digits.isdecimal() or unit not in _UNITS or int(digits) < _BYTES_MIN:
             self.fail(f"{value!r:.40} is no size: give one such as 64m or 1g", param, ctx)
         return int(digits) * _UNITS[unit]
+
+
+class Keep(click.ParamType[dict[str, int]]):
+    """How many days are kept, by table: ``90d``, or ``records=30d``."""
+
+    name = "span"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, int]:
+        """Read it.
+
+        Raises:
+            BadParameter: it is none.
+        """
+        if isinstance(value, dict):
+            return value
+        table, _, span = str(value).rpartition("=")
+        if table and table not in DATED:
+            self.fail(f"{table!r:.40} has no days: those of {', '.join(DATED)} can go", param, ctx)
+        try:
+            days = nanoseconds(span) // _DAY_NS
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+        if days < 1:
+            self.fail(f"{span!r:.40} is less than a day", param, ctx)
+        return dict.fromkeys([table] if table else DATED, days)
 
 
 @click.command()
@@ -94,6 +124,13 @@ class Size(click.ParamType[int]):
     help="Make the stream's checkpoint anew from what the tables hold.",
 )
 @click.option(
+    "--keep",
+    "keep_days",
+    type=Keep(),
+    multiple=True,
+    help="Let days go that are older: 90d of all tables with days, or records=30d.",
+)
+@click.option(
     "--keep-open", is_flag=True, help="Go on until Ctrl-C, and look for what is new every 5 s."
 )
 @json_option
@@ -106,6 +143,7 @@ def run(
     corrupt: str,
     ignore_data_loss: bool,
     restore_checkpoint: bool,
+    keep_days: tuple[dict[str, int], ...],
     keep_open: bool,
     as_json: bool,
 ) -> None:
@@ -138,6 +176,7 @@ def run(
             tables=tables or DERIVED,
             corrupt=corrupt,
             fail_on_data_loss=not ignore_data_loss,
+            keep_days={table: days for one in keep_days for table, days in one.items()},
         )
         if not _turn(writer, options, report, master):
             report.nothing_new(lake)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import dataset
 
 from taskq_plugins.fleet import find_logs, inventory, log_problem
 from taskq_plugins.spark.lake import OVER, Change
 from taskq_plugins.spark.lake.errors import LakeError
-from taskq_plugins.spark.lake.files import DATE, PART_COLUMN
-from taskq_plugins.spark.run.shares import write_rows
+from taskq_plugins.spark.lake.files import DATE, PART_COLUMN, write_rows
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, stale
 from taskq_plugins.spark.tables.device_lag import SEGMENTS, device_lag
 from taskq_plugins.spark.tables.duplicates import duplicates
@@ -49,6 +49,7 @@ def refresh_tables(
     names: Iterable[str],
     journals: Path | None,
     on_table: Callable[[str], None] = lambda _: None,
+    since: str = "",
 ) -> list[str]:
     """Compute those derived tables that are behind, and commit each; returns which.
 
@@ -57,6 +58,8 @@ def refresh_tables(
         names: of the tables that are wanted.
         journals: where the logs are; None leaves the segments out of ``device_lag``.
         on_table: told of each before it is computed.
+        since: the first day of which all jobs and attempts are there; rollups of days before it
+            stay as they are.
 
     Raises:
         LakeError: the lake failed.
@@ -69,10 +72,14 @@ def refresh_tables(
         with _opened(writer, days) as duck:
             rows = _computed(name, duck, days, journals)
         directory = writer.new_directory(name)
+        if name == ROLLUP and since:
+            rows = rows.filter(pc.greater_equal(rows[DATE].cast(pa.string()), since))
         parts = pa.array([OVER] * rows.num_rows, pa.string())
         write_rows(rows.append_column(PART_COLUMN, parts), directory, 0)
         staged = writer.stage(name, directory)
         gone = (file for file in lake.data_files(name) if days is None or _day(file) in days)
+        if name == ROLLUP:
+            gone = (file for file in gone if (file.date or since) >= since)
         change = Change(staged.files, tuple(gone), rows.schema)
         writer.commit(name, change, batch, dates=name == ROLLUP)
     return behind

@@ -10,6 +10,8 @@ import json
 import time
 import uuid
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -28,7 +30,7 @@ from taskq_plugins.spark.run.shares import fold_all
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, DERIVED, JOBS, RECORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from taskq_plugins.spark.lake import LakeWriter
@@ -54,6 +56,14 @@ class RunOptions:
     tables: Sequence[str] = DERIVED
     corrupt: str = "fail"
     fail_on_data_loss: bool = True
+    #: how many days of a table are kept; of one that is not named, all
+    keep_days: Mapping[str, int] = MappingProxyType({})
+
+    def kept_from(self, table: str) -> str:
+        """The first day of a table that is kept, "" for all."""
+        if table not in self.keep_days:
+            return ""
+        return str(datetime.now(UTC).date() - timedelta(days=self.keep_days[table]))
 
     def of_source(self) -> dict[str, str]:
         """The source's options."""
@@ -119,7 +129,12 @@ def run_here(writer: LakeWriter, options: RunOptions, listener: Listener) -> Sum
 
 def end_run(writer: LakeWriter, options: RunOptions, listener: Listener) -> list[str]:
     """Refresh the derived tables, and keep the lake in order; returns which were refreshed."""
-    refreshed = refresh_tables(writer, options.tables, options.journals, listener.on_table)
+    # What the rollups were made of may be gone: they stay as they are.
+    since = max(options.kept_from(JOBS), options.kept_from(ATTEMPTS))
+    refreshed = refresh_tables(writer, options.tables, options.journals, listener.on_table, since)
+    for table in options.keep_days:
+        if writer.lake.has(table):
+            writer.drop_days(table, options.kept_from(table))
     for table in (RECORDS, JOBS, ATTEMPTS, OPEN_RECORDS):
         compact(writer, table)
     for table in (OPEN_RECORDS, *writer.lake.tables()):

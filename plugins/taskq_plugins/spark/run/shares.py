@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset, parquet
 
-from taskq_plugins.spark.lake.files import DATE, OVER, PART_COLUMN, ROWS_MAX
+from taskq_plugins.spark.lake.files import placed, write_rows
 from taskq_plugins.spark.lake.store import OPEN_RECORDS
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS
 from taskq_plugins.spark.tables.batches import logs_of, rows_of
@@ -60,7 +60,7 @@ def fold_share(share: Share) -> None:
             is_touched = touched_rows(rows, touched)
             if table == OPEN_RECORDS:
                 records.append(rows.filter(is_touched).cast(share.columns))
-            kept[table].append(_placed(rows.filter(pc.invert(is_touched)), file, table))
+            kept[table].append(placed(rows.filter(pc.invert(is_touched)), file))
     made = rows_of(pa.concat_tables(records), logs)
     for table, rows in ((JOBS, made.jobs), (ATTEMPTS, made.attempts), (OPEN_RECORDS, made.kept)):
         others = (one.select(rows.column_names).cast(rows.schema) for one in kept[table])
@@ -82,26 +82,6 @@ def touched_rows(rows: pa.Table, touched: pa.Table) -> pa.Array:
     return pa.array(mask)
 
 
-def write_rows(rows: pa.Table, target: Path, number: int) -> None:
-    """Write rows to files as Spark would name them, by part and day."""
-    places = [name for name in (PART_COLUMN, DATE) if name in rows.column_names]
-    for place in rows.select(places).group_by(places).aggregate([]).to_pylist():
-        is_here = pc.equal(rows[PART_COLUMN], place[PART_COLUMN])
-        below = target / f"{PART_COLUMN}={place[PART_COLUMN]}"
-        if DATE in place:
-            day = place[DATE]
-            is_here = pc.and_(
-                is_here, pc.is_null(rows[DATE]) if day is None else pc.equal(rows[DATE], day)
-            )
-            below /= f"{DATE}={day or '__HIVE_DEFAULT_PARTITION__'}"
-        chosen = rows.filter(is_here).drop_columns(places)
-        below.mkdir(parents=True, exist_ok=True)
-        step = chosen.num_rows if place[PART_COLUMN] == OVER else ROWS_MAX
-        for turn, at in enumerate(range(0, chosen.num_rows, step)):
-            path = below / f"{number:06d}-{turn:06d}.parquet"
-            parquet.write_table(chosen.slice(at, step), path, compression="zstd")
-
-
 def _records(share: Share) -> pa.Table:
     if not share.records:
         return share.columns.empty_table()
@@ -116,13 +96,3 @@ def _range(share: Share) -> pc.Expression | None:
     if share.first is None:
         return None if share.last is None else job < share.last
     return job >= share.first if share.last is None else (job >= share.first) & (job < share.last)
-
-
-def _placed(rows: pa.Table, file: DataFile, table: str) -> pa.Table:
-    """With the part and the day of the file that they are from."""
-    count = rows.num_rows
-    rows = rows.append_column(PART_COLUMN, pa.array([file.part] * count, pa.string()))
-    if table == OPEN_RECORDS:
-        return rows
-    day = pa.array([file.date] * count, pa.string()).cast(pa.date32())
-    return rows.append_column(DATE, day)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 RECORDS: Final = "records"
 JOBS: Final = "jobs"
 ATTEMPTS: Final = "attempts"
+#: Tables that have days.
+DATED: Final = (RECORDS, JOBS, ATTEMPTS, "rollup_hour")
 #: The derived tables, in the order in which they are computed.
 DERIVED: Final = ("rollup_hour", "failures", "duplicates", "device_lag")
 

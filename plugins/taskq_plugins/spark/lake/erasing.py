@@ -1,0 +1,152 @@
+"""Erasing what jobs brought along: from every table, and from the files of older versions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
+
+from taskq.core.errors import UsageError
+from taskq_plugins.spark.lake.errors import LakeError
+from taskq_plugins.spark.lake.files import placed, write_rows
+from taskq_plugins.spark.lake.query import check_condition
+from taskq_plugins.spark.lake.store import OPEN_RECORDS, Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from taskq_plugins.spark.lake.files import DataFile
+    from taskq_plugins.spark.lake.store import Lake, LakeWriter
+
+#: The columns, as far as a table has them, that hold what a job brought along or left.
+ERASED: Final = (
+    "payload", "value", "value_bytes", "result", "result_bytes", "key", "key_hash", "headers",
+    "concurrency_key",
+)  # fmt: skip
+_TABLES: Final = ("records", OPEN_RECORDS, "attempts", "jobs")
+_DUPLICATES: Final = "duplicates"
+_JOB_ID: Final = "job_id"
+
+
+class Erased(NamedTuple):
+    """What was erased of one table."""
+
+    table: str
+    rows: int
+    files: int
+
+
+def chosen_jobs(lake: Lake, job_ids: Iterable[str], where: str | None) -> list[str]:
+    """The ids that are named, and those of the jobs that a condition chooses; in order.
+
+    Raises:
+        UsageError: the condition does not read.
+    """
+    found = set(job_ids)
+    if where is not None:
+        with duckdb.connect(":memory:") as duck:
+            duck.register("jobs", lake.dataset("jobs"))
+            duck.execute("SET TimeZone = 'UTC'; SET enable_external_access = false")
+            try:
+                # The condition is SQL that the caller gives on purpose.
+                check_condition(duck, "jobs", where)
+                rows = duck.execute(f"SELECT job_id FROM jobs WHERE ({where}\n)").fetchall()  # noqa: S608
+            except duckdb.Error as error:
+                reason = str(error).partition("\n")[0]
+                raise UsageError(f"--where {where!r:.200}: {reason}") from error
+        found.update(row[0] for row in rows)
+    return sorted(found)
+
+
+def count_rows(lake: Lake, job_ids: Sequence[str]) -> list[Erased]:
+    """How much there is of these jobs, by table."""
+    told = []
+    for table in _there(lake):
+        hits = [(file, int(pc.sum(mask).as_py())) for file, mask in _holding(lake, table, job_ids)]
+        told.append(Erased(table, sum(rows for _, rows in hits), len(hits)))
+    return told
+
+
+def erase(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
+    """Set the columns of these jobs to null, and remove the files that had them.
+
+    Killed in between it is to be run again: what is done stays done.
+
+    Raises:
+        LakeError: the lake failed.
+    """
+    lake = writer.lake
+    if len({batch and batch.number for batch in map(lake.batch, _there(lake))}) > 1:
+        raise LakeError(f"{lake.path}: a batch is half committed: run taskq pipeline run first")
+    told: list[Erased] = []
+    keys: list[pa.Array] = []
+    for table in _there(lake):
+        directory = writer.new_directory(table)
+        gone: list[DataFile] = []
+        rows = 0
+        for number, (file, mask) in enumerate(list(_holding(lake, table, job_ids))):
+            old = parquet.read_table(lake.path / table / file.path, partitioning=None)
+            if table == "jobs":
+                keys.append(pc.drop_null(old["key"].filter(mask)).combine_chunks())
+            write_rows(placed(_without(old, mask), file), directory, number)
+            gone.append(file)
+            rows += int(pc.sum(mask).as_py())
+        _replace(writer, table, directory, gone)
+        told.append(Erased(table, rows, len(gone)))
+    if lake.has(_DUPLICATES) and keys:
+        _erase_keys(writer, pa.concat_arrays(keys))
+    for table in (*_there(lake), _DUPLICATES):
+        if lake.has(table):
+            writer.vacuum(table, keep_hours=0)
+    return told
+
+
+def _there(lake: Lake) -> list[str]:
+    return [table for table in _TABLES if lake.has(table)]
+
+
+def _holding(
+    lake: Lake, table: str, job_ids: Sequence[str]
+) -> Iterable[tuple[DataFile, pa.ChunkedArray]]:
+    """The files with rows of these jobs, and which rows those are."""
+    ids = pa.array(job_ids, pa.string())
+    # An id ends with the job's number.
+    numbers = [int(number) for one in job_ids if (number := one.rpartition("-")[2]).isdecimal()]
+    for file in lake.data_files(table):
+        low, high = file.ranges.get("job", (1, 0))
+        if not any(low <= number <= high for number in numbers):
+            continue
+        path = lake.path / table / file.path
+        names = parquet.read_table(path, columns=[_JOB_ID], partitioning=None)[_JOB_ID]
+        mask = pc.is_in(names, ids)
+        if pc.any(mask).as_py():
+            yield file, mask
+
+
+def _without(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
+    for index, field in enumerate(rows.schema):
+        if field.name in ERASED:
+            nothing = pa.nulls(rows.num_rows, field.type)
+            rows = rows.set_column(index, field, pc.if_else(mask, nothing, rows[field.name]))
+    return rows
+
+
+def _erase_keys(writer: LakeWriter, keys: pa.Array) -> None:
+    """Rows of duplicates are of a key, which is what there is to be erased."""
+    lake = writer.lake
+    directory = writer.new_directory(_DUPLICATES)
+    gone = lake.data_files(_DUPLICATES)
+    for number, file in enumerate(gone):
+        rows = parquet.read_table(lake.path / _DUPLICATES / file.path, partitioning=None)
+        kept = rows.filter(pc.invert(pc.is_in(rows["key"], keys.cast(rows["key"].type))))
+        write_rows(placed(kept, file), directory, number)
+    _replace(writer, _DUPLICATES, directory, gone)
+
+
+def _replace(writer: LakeWriter, table: str, directory: Path, gone: Sequence[DataFile]) -> None:
+    staged = writer.stage(table, directory)
+    writer.commit(table, Change(staged.files, tuple(gone)))

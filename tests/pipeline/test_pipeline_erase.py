@@ -1,0 +1,167 @@
+"""``taskq pipeline erase`` and ``run --keep``: what goes from a lake, and what stays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyarrow.parquet import ParquetFile
+
+from taskq import Put, TaskLog
+from taskq_plugins.spark.lake import Lake, LakeWriter
+from tests.cli.helpers import taskq, taskq_json
+from tests.pipeline.lakes import fold_rows
+from tests.pipeline.rowmaking import last_lsns, rows_of
+from tests.pipeline.tablerows import HOUR
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CARD = "card-4929-1111-2222"
+DAY = 24 * HOUR
+
+
+async def worked(path: Path) -> list[str]:
+    """Jobs with a secret in payload, key, header and result: over, dead, purged and waiting."""
+    async with TaskLog.open(path, durability="os", upkeep=False) as log:
+        ids = await log.put_many(
+            [
+                Put(
+                    payload=f"{CARD} {number}".encode(),
+                    key=f"{CARD}-{number}".encode(),
+                    headers={"who": CARD},
+                    attempts=1,
+                    priority=9 - number,
+                )
+                for number in range(4)
+            ]
+        )
+        ids += await log.put_many([Put(payload=b"plain", key=b"plain")])
+        for number, delivery in enumerate(await log.claim(3)):
+            if number:
+                await log.nack(delivery, "ValueError: declined")
+            else:
+                await log.ack(delivery, CARD.encode())
+        await log.dead.purge(ids[2])
+        return ids
+
+
+def files_with(lake: Lake, text: str) -> list[str]:
+    """A search through every byte of the lake, and through every value: pages are compressed."""
+    found = [path for path in lake.path.rglob("*") if path.is_file()]
+    tables = [path for path in found if path.suffix == ".parquet"]
+    plain = [str(path) for path in found if text.encode() in path.read_bytes()]
+    return plain + [str(one) for one in tables if text in str(ParquetFile(one).read().to_pylist())]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    made = Lake.open(tmp_path / "lake", create=True)
+    ids = asyncio.run(worked(tmp_path / "hub" / "edge-1"))
+    rows = rows_of(tmp_path / "hub")
+    half = len(rows) // 2
+    fold_rows(made, rows.slice(0, half), 0)
+    fold_rows(made, rows.slice(half), 1)
+    (tmp_path / "ids.json").write_text(json.dumps(ids))
+    return made
+
+
+def erase(lake: Lake, *words: object) -> Any:
+    return taskq("pipeline", "erase", "--lake", lake.path, *words)
+
+
+def test_nothing_of_an_erased_job_is_left_in_any_file(lake: Lake, tmp_path: Path) -> None:
+    ids = json.loads((tmp_path / "ids.json").read_text())
+    assert files_with(lake, CARD)
+    told = erase(lake, *(word for one in ids[:4] for word in ("--job", one)), "--yes")
+    assert told.exit_code == 0, told.output
+    assert "erased payloads, results, keys and headers of 4 jobs, older versions included" in (
+        told.stdout
+    )
+    assert "what remains:" in told.stdout
+    assert files_with(lake, CARD) == []
+    assert files_with(lake, "plain")
+    rows = {row["job_id"]: row for row in lake.dataset("jobs").to_table().to_pylist()}
+    assert {row["state"] for row in rows.values()} == {"succeeded", "dead", "ready"}
+    assert rows[ids[1]]["reason"] == "ValueError: declined"
+    assert rows[ids[4]]["payload"] == b"plain"
+
+
+def test_a_job_that_was_erased_while_it_waited_goes_on_without_its_payload(
+    lake: Lake, tmp_path: Path
+) -> None:
+    ids = json.loads((tmp_path / "ids.json").read_text())
+    before = last_lsns(rows_of(tmp_path / "hub"))
+    assert erase(lake, "--where", "state = 'ready' AND key IS NOT NULL", "--yes").exit_code == 0
+
+    async def end() -> None:
+        async with TaskLog.open(tmp_path / "hub" / "edge-1", durability="os") as log:
+            for delivery in await log.claim(5):
+                await log.ack(delivery)
+
+    asyncio.run(end())
+    assert fold_rows(lake, rows_of(tmp_path / "hub", before), 2)
+    rows = {row["job_id"]: row for row in lake.dataset("jobs").to_table().to_pylist()}
+    assert (rows[ids[3]]["state"], rows[ids[3]]["payload"]) == ("succeeded", None)
+
+
+def test_it_says_what_it_would_do_and_does_nothing_unasked(lake: Lake) -> None:
+    before = lake.holdings()
+    told = taskq_json("pipeline", "erase", "--lake", lake.path, "--where", "state = 'dead'")
+    assert (told["dry_run"], told["jobs"]) == (True, 1)
+    assert told["tables"]["jobs"] == {"rows": 1, "files": 1}
+    assert lake.holdings() == before
+    assert erase(lake).exit_code == 2
+    assert erase(lake, "--where", "stat = 1").exit_code == 2
+
+
+def test_it_waits_until_a_batch_that_was_cut_short_is_whole(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run goes on from the version before, whose files would be gone."""
+    real = LakeWriter.commit
+
+    def killed(self: LakeWriter, table: str, *args: Any, **options: Any) -> bool:
+        if table == "jobs":
+            raise KeyboardInterrupt
+        return real(self, table, *args, **options)
+
+    with monkeypatch.context() as crash:
+        crash.setattr(LakeWriter, "commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fold_rows(lake, rows_of(tmp_path / "hub").slice(0, 0), 2)
+    told = erase(lake, "--where", "true", "--yes")
+    assert (told.exit_code, "half committed" in told.stderr) == (1, True)
+
+
+def test_old_days_go_and_their_rollups_stay(tmp_path: Path) -> None:
+    """But not what may still change, nor a day that is not over so long."""
+    asyncio.run(worked(tmp_path / "hub" / "edge-1"))
+    lake = Lake.open(tmp_path / "lake", create=True)
+    rows = rows_of(tmp_path / "hub")
+    old = rows
+    for name, back in (("ts_ns", 10 * DAY), ("timestamp", timedelta(days=10))):
+        shifted = pc.subtract(
+            old[name], pa.scalar(back, None if name == "ts_ns" else pa.duration("us"))
+        )
+        old = old.set_column(old.schema.get_field_index(name), name, shifted)
+    assert fold_rows(lake, old, 0)
+    words = ("--journals", tmp_path / "hub", "--lake", tmp_path / "lake")
+    with lake.writer() as writer:
+        from taskq_plugins.spark.run.derived import refresh_tables  # noqa: PLC0415
+
+        refresh_tables(writer, ["rollup_hour"], None)
+        for table in ("records", "jobs", "attempts"):
+            assert writer.drop_days(table, str(datetime.now(UTC).date() - timedelta(days=7))) == 1
+        assert writer.drop_days("jobs", "2100-01-01") == 0
+    states = lake.dataset("jobs").to_table(columns=["state"])["state"].to_pylist()
+    assert sorted(states) == ["dead", "ready", "ready"]
+    assert lake.dataset("records").count_rows() == 0
+    assert lake.dataset("rollup_hour").count_rows() == 1
+    for wrong in ("1h", "yore", "failures=90d"):
+        assert taskq("pipeline", "run", *words, "--keep", wrong).exit_code == 2
