@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -57,7 +56,7 @@ class RunOptions:
     corrupt: str = "fail"
     fail_on_data_loss: bool = True
     #: how many days of a table are kept; of one that is not named, all
-    keep_days: Mapping[str, int] = MappingProxyType({})
+    keep_days: Mapping[str, int] = field(default_factory=dict)
 
     def kept_from(self, table: str) -> str:
         """The first day of a table that is kept, "" for all."""
