@@ -69,7 +69,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
 def test_jobs_and_attempts_are_those_of_a_fold_in_sql(made: tuple[Path, pd.DataFrame]) -> None:
     lake, records = made
     assert len(records)
-    wanted = sorted(duckdb.sql(_FOLD).fetchall())
+    duck = duckdb.connect()
+    duck.register("records", records)
+    wanted = sorted(duck.execute(_FOLD).fetchall())
     jobs = pl.read_delta(str(lake / "jobs")).to_dicts()
     attempts = DeltaTable(str(lake / "attempts")).to_pyarrow_table(columns=["job_id"])
     counts = attempts["job_id"].value_counts().to_pylist()
