@@ -111,6 +111,21 @@ def test_a_run_that_was_killed_is_finished_by_the_next(
     assert run(tmp_path).stdout == "nothing new; the tables stand at batch 1\n"
 
 
+def test_records_may_lack_payloads_and_jobs_have_them_all_the_same(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        asyncio.run(live(tmp_path / "hub" / "edge-1", seed, 8))
+        assert run(tmp_path, "--payloads", "drop").exit_code == 0
+    lake = Lake.open(tmp_path / "lake")
+    _, jobs, attempts = whole(tmp_path)
+    assert tables(lake)[1:] == [jobs, attempts]
+    records = lake.dataset("records").to_table()
+    assert len(records)
+    assert records["value"].null_count == records["result"].null_count == len(records)
+    files = {file.path for file in lake.data_files("records")}
+    there = (lake.path / "records").rglob("*.parquet")
+    assert {path.relative_to(lake.path / "records").as_posix() for path in there} == files
+
+
 def test_what_is_behind_is_computed_without_new_records(tmp_path: Path) -> None:
     asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 5))
     assert run(tmp_path, "duplicates").exit_code == 0

@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 import pytest
 
 from taskq import Put, TaskLog
-from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
+from taskq_plugins.spark.lake import Batch, Lake, LakeWriter, files
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
 from taskq_plugins.spark.lake.progress import log_progress
-from taskq_plugins.spark.run import batch, shares
+from taskq_plugins.spark.run import batch
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.tablenames import DERIVED
 from tests.pipeline.lakes import fold_rows
@@ -188,7 +188,7 @@ def test_a_batch_writes_only_the_files_again_that_hold_jobs_which_it_touches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits costs nothing: neither jobs that nobody claims nor dead letters."""
-    monkeypatch.setattr(shares, "ROWS_MAX", 50)
+    monkeypatch.setattr(files, "ROWS_MAX", 50)
     root = tmp_path / "journals"
     lake = Lake.open(tmp_path / "lake", create=True)
     asyncio.run(filled(root / "edge-1", 500))

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyarrow import dataset, parquet
 
 from taskq_plugins.spark.lake.errors import CheckpointMismatch, LakeDiskError
-from taskq_plugins.spark.lake.files import DATE, OPEN, OVER, PART_COLUMN, write_rows
+from taskq_plugins.spark.lake.files import DATE, OPEN, OVER, PART_COLUMN, placed, write_rows
 from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS, Change
 from taskq_plugins.spark.run.shares import KEYS, Share, touched_rows
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, RECORDS
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 #: Records of one share, about: what fits into memory as Python's objects.
 SHARE_ROWS: Final = 100_000
+_BODIES: Final = frozenset({"value", "value_bytes", "result", "result_bytes"})
 _FOLDED: Final = (JOBS, ATTEMPTS, OPEN_RECORDS)
 _NAMES: Final = [
     "device", "log_id", "epoch", "segment", "lsn", "timestamp", "ts_ns", "kind", "job", "step_ns"
@@ -54,6 +55,8 @@ def commit_batch(
     records: Staged,
     batch: Batch,
     run: Callable[[Sequence[Share]], object],
+    *,
+    drops: bool = False,
 ) -> Folded:
     """Fold the staged records of a batch, and commit it.
 
@@ -65,6 +68,7 @@ def commit_batch(
         records: of the batch.
         batch: its name.
         run: folds the shares, wherever.
+        drops: whether ``records`` is to lack payloads and results.
 
     Raises:
         LakeError: the lake failed.
@@ -79,6 +83,8 @@ def commit_batch(
         raise LakeDiskError(lake.path, error) from error
     write_rows(plan.log_rows, targets[OPEN_RECORDS], 0)
     schemas = _schemas(records.schema)
+    if drops:
+        records = _without_bodies(writer, records)
     changes = {RECORDS: Change(records.files, (), records.schema)}
     over = 0
     # What jobs has, all have: it is last.
@@ -106,6 +112,20 @@ def stage_records(writer: LakeWriter, rows: pa.Table) -> Staged:
     except OSError as error:
         raise LakeDiskError(directory, error) from error
     return writer.stage(RECORDS, directory)._replace(schema=rows.schema)
+
+
+def _without_bodies(writer: LakeWriter, records: Staged) -> Staged:
+    """The same records without what jobs brought along; the files that had it are gone."""
+    directory = writer.new_directory(RECORDS)
+    for number, file in enumerate(records.files):
+        path = writer.lake.path / RECORDS / file.path
+        rows = parquet.read_table(path, partitioning=None)
+        for index, field in enumerate(rows.schema):
+            if field.name in _BODIES:
+                rows = rows.set_column(index, field, pa.nulls(rows.num_rows, field.type))
+        write_rows(placed(rows, file), directory, number)
+        path.unlink()
+    return writer.stage(RECORDS, directory)._replace(schema=records.schema)
 
 
 def is_committed(lake: Lake, batch: Batch) -> bool:

@@ -124,6 +124,13 @@ class Keep(click.ParamType[dict[str, int]]):
     help="Make the stream's checkpoint anew from what the tables hold.",
 )
 @click.option(
+    "--payloads",
+    type=click.Choice(["keep", "drop"]),
+    default="keep",
+    show_default=True,
+    help="Whether the table records has payloads and results; jobs has them.",
+)
+@click.option(
     "--keep",
     "keep_days",
     type=Keep(),
@@ -143,6 +150,7 @@ def run(
     corrupt: str,
     ignore_data_loss: bool,
     restore_checkpoint: bool,
+    payloads: str,
     keep_days: tuple[dict[str, int], ...],
     keep_open: bool,
     as_json: bool,
@@ -176,6 +184,7 @@ def run(
             tables=tables or DERIVED,
             corrupt=corrupt,
             fail_on_data_loss=not ignore_data_loss,
+            drops_payloads=payloads == "drop",
             keep_days={table: days for one in keep_days for table, days in one.items()},
         )
         if not _turn(writer, options, report, master):

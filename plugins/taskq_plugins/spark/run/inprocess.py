@@ -55,6 +55,8 @@ class RunOptions:
     tables: Sequence[str] = DERIVED
     corrupt: str = "fail"
     fail_on_data_loss: bool = True
+    #: whether ``records`` lacks payloads and results
+    drops_payloads: bool = False
     #: how many days of a table are kept; of one that is not named, all
     keep_days: Mapping[str, int] = field(default_factory=dict)
 
@@ -117,7 +119,7 @@ def run_here(writer: LakeWriter, options: RunOptions, listener: Listener) -> Sum
             batch = batch_of(lake, planned.number)
             if not is_committed(lake, batch):
                 staged = stage_records(writer, stream.read(planned))
-                folded = commit_batch(writer, staged, batch, fold_all)
+                folded = commit_batch(writer, staged, batch, fold_all, drops=options.drops_payloads)
                 batches += 1
                 records += folded.records
                 listener.on_batch(planned.number, folded, time.monotonic() - began)

@@ -46,7 +46,7 @@ def run(
     lake = writer.lake
     check(lake)
     prepare(spark)
-    sink = _Sink(spark, writer, listener)
+    sink = _Sink(spark, writer, listener, drops=options.drops_payloads)
     with interruptible(spark.sparkContext.cancelAllJobs) as asked:
         _follow(spark, lake, options, sink, asked)
         refreshed = [] if asked.is_set() else end_run(writer, options, listener)
@@ -54,7 +54,12 @@ def run(
 
 
 def fold_batch(
-    spark: SparkSession, writer: LakeWriter, rows: DataFrame, batch: Batch
+    spark: SparkSession,
+    writer: LakeWriter,
+    rows: DataFrame,
+    batch: Batch,
+    *,
+    drops: bool,
 ) -> Folded | None:
     """Commit one micro-batch; None if the lake has it already.
 
@@ -74,7 +79,7 @@ def fold_batch(
         else:
             spark.sparkContext.parallelize(shares, len(shares)).foreach(fold_share)
 
-    return commit_batch(writer, records, batch, run_shares)
+    return commit_batch(writer, records, batch, run_shares, drops=drops)
 
 
 class _Stopped(Exception):
@@ -84,10 +89,13 @@ class _Stopped(Exception):
 class _Sink:
     """What each micro-batch is given to; it lives in the thread that Spark calls back."""
 
-    def __init__(self, spark: SparkSession, writer: LakeWriter, listener: Listener) -> None:
+    def __init__(
+        self, spark: SparkSession, writer: LakeWriter, listener: Listener, *, drops: bool = False
+    ) -> None:
         self._spark = spark
         self._writer = writer
         self._listener = listener
+        self._drops = drops
         self.batches = self.records = 0
         self.error: BaseException | None = None
         self.stopped = threading.Event()
@@ -99,7 +107,7 @@ class _Sink:
         began = time.monotonic()
         try:
             batch = batch_of(self._writer.lake, number)
-            folded = fold_batch(self._spark, self._writer, rows, batch)
+            folded = fold_batch(self._spark, self._writer, rows, batch, drops=self._drops)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the run tells it
             self.error = error
             # Spark looks through the text by a regular expression that a long one is too much for.
