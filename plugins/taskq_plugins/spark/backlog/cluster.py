@@ -105,4 +105,4 @@ def _meaning(error: Exception) -> SparkError:
         if sign in said:
             return ExecutorLost(f"the executor that ran it died ({sign})")
     first = said.partition("\n")[0]
-    return SparkError(f"Spark failed: {first:.300}. See taskq pipeline doctor --start")
+    return SparkError(f"Spark failed: {first:.300}. See taskq pipeline doctor")
