@@ -124,6 +124,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "verify": ("taskq.cli.commands.jobs", "Read the whole log and report damage."),
     "backup": ("taskq.cli.commands.copies", "Copy a log as it stands, beside live workers."),
     "restore": ("taskq.cli.commands.copies", "Make a log of a backup."),
+    "report": ("taskq.cli.commands.copies", "Write a case file, for others to look into."),
     "compact": (
         "taskq.cli.commands.upkeep",
         "Remove what need not be kept from the log's oldest end.",
@@ -145,7 +146,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         *("workers", "health", "metrics", "web", "schedules", "tail"),
     ),
     "Act": ("put", "cancel", "dead", "pause", "resume", "replay", "reader"),
-    "Files": ("export", "verify", "repair", "compact", "backup", "restore"),
+    "Files": ("export", "verify", "repair", "compact", "backup", "restore", "report"),
     "Pipeline": ("pipeline",),
     "Hub": ("hub", "sync"),
 }

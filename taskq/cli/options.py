@@ -145,7 +145,7 @@ def resolve(data_dir: Path | None) -> Path:
 
 
 def open_reader(data_dir: Path | None) -> LogReader:
-    """A reader of the directory: it takes no lock and writes nothing.
+    """A reader of the directory, or of a case file: it takes no lock and writes nothing.
 
     Raises:
         Failure: it is no task log; names those that lie nearby.
@@ -153,6 +153,10 @@ def open_reader(data_dir: Path | None) -> LogReader:
     from taskq.log.read.reader import LogReader  # noqa: PLC0415 - help must not import the log
 
     path = resolve(data_dir)
+    if path.is_file():
+        from taskq.cli.casefile import unpacked  # noqa: PLC0415 - few look at one
+
+        path = unpacked(path) or path
     if not _is_log(path):
         raise Failure(f"{path.absolute()} is not a task log{_offer(path)}")
     return LogReader.open(str(path))

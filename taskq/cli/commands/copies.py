@@ -1,16 +1,17 @@
-"""Commands that take a log elsewhere: ``backup`` and ``restore``."""
+"""Commands that take a log elsewhere: ``backup``, ``restore`` and ``report``."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from taskq.cli import render
-from taskq.cli.errors import WrongUsage
+from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.many import count_of
-from taskq.cli.options import data_dir_option, json_option, open_reader
+from taskq.cli.options import data_dir_option, json_option, log_argument, open_reader
 from taskq.core.errors import WORKER, command
 
 if TYPE_CHECKING:
@@ -71,6 +72,44 @@ def restore(
     _tell(restored(path, str(target), lsn), target, as_json=as_json)
     if not as_json:
         click.echo(f"Work goes on with: {command(str(target.absolute()), *WORKER)}")
+
+
+@click.command()
+@log_argument
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    default=Path("case.zip"),
+    show_default=True,
+    help="The file, which must not be there.",
+)
+@click.option(
+    "--since", default="1h", show_default=True, metavar="MOMENT", help="Records from then on."
+)
+@click.option("--with-payloads", is_flag=True, help="With payloads and results, too.")
+def report(data_dir: Path | None, output: Path, since: str, with_payloads: bool) -> None:
+    """Write a case file: a zip of what somebody else needs to look into the log.
+
+    In it are versions, settings without secrets, what health, verify, stats, workers, schedules,
+    ls and dead tell, timelines of dead and running jobs, and the records since a moment as a log
+    that read commands open: taskq ls -d case.zip. Keys, headers, reasons of failures and kept log
+    lines are in it; payloads and results only with --with-payloads.
+    """
+    from taskq.cli.casefile import write_case  # noqa: PLC0415 - help must not import it
+    from taskq.log.read.timetravel import Moment  # noqa: PLC0415 - likewise
+
+    since_ns = Moment.parse(since, time.time_ns(), "--since").time_ns
+    if since_ns is None:
+        raise WrongUsage('--since takes a span back from now ("2h") or a time, and no lsn')
+    with open_reader(data_dir) as reader:
+        try:
+            size = write_case(reader, output, since_ns, bodies=with_payloads)
+        except FileExistsError:
+            raise Failure(f"{output} is there already: name another file with -o") from None
+    left_out = "" if with_payloads else ", without payloads and results"
+    click.echo(f"{output}: {render.size(size)}{left_out}")
 
 
 def _tell(report: BackupReport, target: Path, *, as_json: bool) -> None:

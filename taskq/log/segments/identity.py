@@ -144,6 +144,13 @@ def add_feature(disk: Disk, path: str, identity: Identity, feature: str) -> Iden
 
 def write_identity(disk: Disk, path: str, identity: Identity) -> None:
     """Write the file anew, in one step; whoever calls keeps the directory."""
+    temporary = f"{path}/{FILE}.tmp"
+    write_file(disk, temporary, encode_identity(identity))
+    disk.rename(temporary, f"{path}/{FILE}")
+
+
+def encode_identity(identity: Identity) -> bytes:
+    """What the file holds."""
     features: dict[str, list[str]] = {
         "compat": [],
         "read_only_compat": sorted(identity.read_only),
@@ -155,9 +162,7 @@ def write_identity(disk: Disk, path: str, identity: Identity) -> None:
         "created_ns": identity.created_ns,
         "features": features,
     }
-    temporary = f"{path}/{FILE}.tmp"
-    write_file(disk, temporary, json.dumps(values, indent=2).encode() + b"\n")
-    disk.rename(temporary, f"{path}/{FILE}")
+    return json.dumps(values, indent=2).encode() + b"\n"
 
 
 def keep_directory(disk: Disk, path: str) -> None:

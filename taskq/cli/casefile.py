@@ -1,0 +1,170 @@
+"""A case file: what somebody else needs to look into a log, in one zip that read commands open."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import json
+import platform
+import re
+import shutil
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskq.cli.errors import Failure
+from taskq.core.model import State
+
+if TYPE_CHECKING:
+    from taskq.log.read.reader import LogReader
+
+#: What each command tells as JSON, by the file that holds it.
+_TOLD: Final = {
+    "health.json": ("health",),
+    "verify.json": ("verify",),
+    "stats.json": ("stats",),
+    "workers.json": ("workers",),
+    "schedules.json": ("schedules", "ls"),
+    "dead.json": ("dead", "ls", "-n", "200"),
+    "jobs.json": ("ls", "-n", "200"),
+}
+#: Jobs whose timelines are told, of those that are dead, and of those that run.
+_TIMELINES_MAX: Final = 50
+#: Settings whose names hold one of these are told as set, and no more.
+_SECRET: Final = re.compile(r"secret|token|password|credential|key$", re.IGNORECASE)
+#: A user and a password in an address.
+_IN_URL: Final = re.compile(r"//[^/@\s]*@")
+#: What is unpacked to be read, and of what size at most; a segment is under 2 GiB.
+_OF_LOG: Final = re.compile(r"taskq\.json|log/\d{20}\.log")
+_UNPACKED_BYTES_MAX: Final = 16 << 30
+_PIECE_BYTES: Final = 1 << 20
+
+
+def write_case(reader: LogReader, file: Path, since_ns: int, *, bodies: bool) -> int:
+    """Write the case file of a log; returns its bytes.
+
+    Args:
+        reader: of the log.
+        file: which is made; it must not be there.
+        since_ns: records from then on are in it.
+        bodies: payloads and results, too.
+
+    Raises:
+        FileExistsError: there is such a file.
+    """
+    from taskq.log.upkeep.excerpt import excerpt  # noqa: PLC0415 - help must not import the log
+
+    path = reader.journal.path
+    with file.open("xb") as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as case:
+        case.writestr("case.json", _text(_about(reader, since_ns, bodies=bodies)))
+        case.writestr("settings.json", _text(_settings(Path(path))))
+        for name, words in _TOLD.items():
+            case.writestr(name, _told(*words, "--json", "-d", path))
+        dead = reader.jobs({State.DEAD}, None, None, _TIMELINES_MAX)
+        running = reader.jobs({State.RUNNING}, None, None, _TIMELINES_MAX)
+        for view in [*dead, *running]:
+            events = [event.as_dict() for event in reader.timeline(view.lsn)]
+            case.writestr(f"timelines/{view.job_id}.json", _text(events))
+        for segment in excerpt(reader.journal, since_ns, bodies=bodies):
+            case.writestr(f"log/{segment.name}", segment.data)
+        case.writestr("taskq.json", _identity(reader))
+    return file.stat().st_size
+
+
+def unpacked(file: Path) -> Path | None:
+    """The directory of the log in a case file, until this process ends; None if it is no zip.
+
+    Raises:
+        Failure: it is no case file, or too large.
+    """
+    if not file.is_file() or not zipfile.is_zipfile(file):
+        return None
+    folder = Path(tempfile.mkdtemp(prefix="taskq-case-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    left = _UNPACKED_BYTES_MAX
+    with zipfile.ZipFile(file) as case:
+        members = [one for one in case.infolist() if _OF_LOG.fullmatch(one.filename)]
+        if "taskq.json" not in {one.filename for one in members}:
+            raise Failure(f"{file} is a zip and no case file of a log")
+        (folder / "log").mkdir()
+        for member in members:
+            with case.open(member) as packed, (folder / member.filename).open("xb") as out:
+                while piece := packed.read(_PIECE_BYTES):
+                    left -= len(piece)
+                    if left < 0:
+                        raise Failure(f"{file} holds more than {_UNPACKED_BYTES_MAX >> 30} GiB")
+                    out.write(piece)
+    return folder
+
+
+def _about(reader: LogReader, since_ns: int, *, bodies: bool) -> dict[str, Any]:
+    from importlib.metadata import distributions, version  # noqa: PLC0415 - takes 20 ms
+
+    from taskq.cli.main import DISTRIBUTION  # noqa: PLC0415 - it imports the commands, and so this
+    from taskq.core.views import moment  # noqa: PLC0415 - as above
+
+    return {
+        "log_id": str(reader.log_id),
+        "directory": reader.journal.path,
+        "made_at": moment(time.time_ns()),
+        "records_since": moment(since_ns),
+        "with_payloads": bodies,
+        "taskq": version(DISTRIBUTION),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {one.name: one.version for one in distributions()},
+    }
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    from taskq.connection.settings import load_settings, settings_files  # noqa: PLC0415 - as above
+    from taskq.core.errors import UsageError  # noqa: PLC0415 - as above
+
+    try:
+        files = [str(one) for one in settings_files()]
+        values = load_settings(None, data_dir=path).model_dump(mode="json")
+    except UsageError:
+        # What is wrong with one may hold it.
+        return {"problem": "they are refused: the command check tells why"}
+    told = {name: _unless_secret(name, value) for name, value in values.items()}
+    return {"files": files, "settings": told}
+
+
+def _unless_secret(name: str, value: Any) -> Any:
+    if value and _SECRET.search(name):
+        return "(set)"
+    if isinstance(value, dict):
+        return {key: _unless_secret(str(key), one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_unless_secret(name, one) for one in value]
+    return _IN_URL.sub("//…@", value) if isinstance(value, str) else value
+
+
+def _told(*words: str) -> str:
+    """What a command prints; where it fails, why."""
+    from taskq.cli.main import main  # noqa: PLC0415 - it imports the commands, and so this
+
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            main.main([*words], standalone_mode=False)
+        except (click.ClickException, click.exceptions.Exit, SystemExit) as error:
+            errors.write(str(error))
+    return out.getvalue() or _text({"problem": errors.getvalue()})
+
+
+def _identity(reader: LogReader) -> bytes:
+    """What makes the excerpt a log that nobody writes to."""
+    from taskq.log.segments.identity import BACKUP, encode_identity  # noqa: PLC0415 - as above
+
+    identity = reader.journal.identity
+    return encode_identity(identity._replace(read_only=identity.read_only | {BACKUP}))
+
+
+def _text(document: Any) -> str:
+    return json.dumps(document, indent=2, default=str) + "\n"
